@@ -260,6 +260,7 @@ fn written(to: &Path, dtype: CkptDtype, shard_bytes_max: u64, last: f32) -> Resu
     let tensor = |name: &str, shape: &[usize]| FolderTensor {
         name: name.to_string(),
         shape: shape.to_vec(),
+        keeps_f32: false,
     };
     let tensors = [tensor("b", &[2, 2]), tensor("a", &[2]), tensor("c", &[3, 2])];
     let fill = |tensor: &FolderTensor, values: &mut [f32]| {

@@ -1,6 +1,9 @@
 //! An engine's state into a checkpoint and back.
 
+mod of_stages;
+
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::path::Path;
 use std::thread::JoinHandle;
 
@@ -9,8 +12,8 @@ use deepwell_ckpt::{
     Checkpoint, CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
 use deepwell_ir::{
-    ByteRange, DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorPrecision,
-    Value as IrValue, ValueId,
+    ByteRange, DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorId,
+    TensorPrecision, Value as IrValue, ValueId,
 };
 use deepwell_kernels::HostBuffer;
 use deepwell_precision::{Format, Guards, scale_tiles};
@@ -19,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::audit::AuditReport;
-use crate::engine::{Moment, WholeMoment};
+use crate::engine::{Moment, Whole};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 
@@ -60,49 +63,64 @@ struct Kept {
     name: String,
     id: ValueId,
     section: Section,
+    /// Shape of the tensor, where this rank has a slice of it: rank 0 collects those.
+    whole: Option<Vec<usize>>,
 }
 
 /// Values that a checkpoint holds: master weights, moments, and the compute copies with their
-/// scales. Moments that ranks have slices of are not among them.
-fn sections(engine: &Engine) -> Vec<Kept> {
-    let program = engine.program();
+/// scales. Moments that data-parallel ranks have slices of are not among them, nor copies of
+/// weights that tensor-parallel ranks have slices of: they follow from the masters.
+fn sections(program: &Program) -> Vec<Kept> {
     let mut sections = Vec::new();
     for state in &program.parameters {
         let moments = [
             (Moment::First, state.first_moment, Section::MomentFirst),
             (Moment::Second, state.second_moment, Section::MomentSecond),
         ];
+        let whole = state.split.map(|_| program.whole_shape(state));
         sections.push(Kept {
             name: state.name.clone(),
             id: state.master,
             section: Section::Master,
+            whole: whole.clone(),
         });
         sections.extend(moments.into_iter().filter_map(|(moment, id, section)| {
-            Some(Kept { name: moment.name_of(&state.name), id: id?, section })
+            let whole = whole.clone();
+            Some(Kept { name: moment.name_of(&state.name), id: id?, section, whole })
         }));
     }
     let is_master = |id| program.parameters.iter().any(|state| state.master == id);
+    let tensor_of = |id: ValueId| program.value(id).tensor;
+    let split = program.parameters.iter().filter(|state| state.split.is_some());
+    let split: HashSet<TensorId> = split.filter_map(|state| tensor_of(state.master)).collect();
+    let is_of_split = |link: Option<Link>| link.is_some_and(|link| split.contains(&link.of));
     for (index, value) in program.values.iter().enumerate() {
         let id = ValueId(index as u32);
         // Masters that are gathered among the copies are there already; what fills slices up is no
         // tensor.
-        if value.memory == MemoryKind::Weights && value.tensor.is_some() && !is_master(id) {
+        let is_copy = value.memory == MemoryKind::Weights && value.tensor.is_some();
+        if is_copy && !is_master(id) && !is_of_split(value.link) {
             let section = match value.link.and_then(|link| link.plane()) {
                 Some(Plane::Data) => Section::Quantized,
                 Some(_) => Section::Scales,
                 None => Section::Weights,
             };
-            sections.push(Kept { name: value.name.clone(), id, section });
+            sections.push(Kept { name: value.name.clone(), id, section, whole: None });
         }
     }
     sections
+}
+
+/// Those that rank 0 has whole.
+fn own_sections(engine: &Engine) -> impl Iterator<Item = Kept> + use<> {
+    sections(engine.program()).into_iter().filter(|kept| kept.whole.is_none())
 }
 
 /// Pinned or plain host bytes that the first save takes where the host does not see the device's
 /// memory: master weights, moments and copies once more.
 pub fn host_bytes(engine: &Engine) -> usize {
     let program = engine.program();
-    sections(engine).iter().map(|kept| program.value(kept.id).range.bytes).sum()
+    own_sections(engine).map(|kept| program.value(kept.id).range.bytes).sum()
 }
 
 /// Writes checkpoints: at once from memory that the host sees; else a copy is taken and written
@@ -123,7 +141,7 @@ impl Writer {
     /// Not enough memory.
     pub fn reserve(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         let program = engine.program();
-        let mut ranges = sections(engine).into_iter().map(|kept| program.value(kept.id).range);
+        let mut ranges = own_sections(engine).map(|kept| program.value(kept.id).range);
         if ranges.all(|range| engine.executor.backend().host_view(range).is_some()) {
             return Ok(());
         }
@@ -140,8 +158,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the state after `position.step`, or begins to. Where ranks have
-    /// slices of the moments, all of them come here, and rank 0 writes.
+    /// Writes a checkpoint of the state after `position.step`, or begins to. All ranks come here:
+    /// rank 0 writes, and those that have what it does not have send that to it.
     ///
     /// # Errors
     /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread
@@ -154,11 +172,12 @@ impl Writer {
         settings: &Settings,
         identity: &RunIdentity,
     ) -> Result<(), TrainError> {
-        let moments = engine.collect_moments()?;
+        let parts = engine.collect_parts()?;
+        let others = of_stages::collect(engine, &parts)?;
         if !engine.peers.is_first() {
             return Ok(());
         }
-        let state = State::of(engine, position, settings, identity, moments)?;
+        let state = State::of(engine, position, settings, identity, parts, others)?;
         let ranges: Vec<ByteRange> = state.tensors.iter().map(|tensor| tensor.range).collect();
         let backend = engine.executor.backend();
         let views: Option<Vec<&[u8]>> =
@@ -223,6 +242,23 @@ struct Described {
 }
 
 impl Described {
+    fn of(program: &Program, Kept { name, id, section, .. }: Kept) -> Described {
+        let value = program.value(id);
+        let plain = match section {
+            Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
+            _ => None,
+        };
+        let (dtype, shape) = stored(value);
+        Described {
+            name,
+            dtype,
+            in_tiles: plain.is_some(),
+            shape: plain.unwrap_or(shape),
+            section,
+            range: value.range,
+        }
+    }
+
     /// The tensor's bytes as files have them: scales plain, row-major.
     fn to_file<'a>(&self, data: &'a [u8]) -> Result<Cow<'a, [u8]>, TrainError> {
         let (true, &[rows, blocks]) = (self.in_tiles, &self.shape[..]) else {
@@ -251,8 +287,10 @@ fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
 struct State {
     step: u64,
     tensors: Vec<Described>,
-    /// Names and shapes of the moments that were collected, with their bytes.
-    moments: Vec<(String, Vec<usize>, WholeMoment)>,
+    /// Names and shapes of what was collected of all ranks, with its bytes.
+    parts: Vec<(String, Vec<usize>, Whole)>,
+    /// What other stages of a pipeline have.
+    others: Vec<(Described, Vec<u8>)>,
     plan: Value,
     policy: Value,
     guards: Value,
@@ -266,36 +304,24 @@ impl State {
         position: &Position,
         settings: &Settings,
         identity: &RunIdentity,
-        moments: Vec<WholeMoment>,
+        parts: Vec<Whole>,
+        others: Vec<(Described, Vec<u8>)>,
     ) -> Result<State, TrainError> {
         let (applied, skipped) = engine.applied_steps()?;
         let program = engine.program();
-        let moments = moments.into_iter().map(|whole| {
+        let parts = parts.into_iter().map(|whole| {
             let state = &program.parameters[whole.parameter];
-            let shape = program.value(state.master).shape.clone();
-            (whole.moment.name_of(&state.name), shape, whole)
+            let of_moment = |moment: Moment| moment.name_of(&state.name);
+            let name = whole.moment.map_or_else(|| state.name.clone(), of_moment);
+            (name, program.whole_shape(state), whole)
         });
-        let moments = moments.collect();
-        let described = |Kept { name, id, section }: Kept| {
-            let value = program.value(id);
-            let plain = match section {
-                Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
-                _ => None,
-            };
-            let (dtype, shape) = stored(value);
-            Described {
-                name,
-                dtype,
-                in_tiles: plain.is_some(),
-                shape: plain.unwrap_or(shape),
-                section,
-                range: value.range,
-            }
-        };
+        let parts = parts.collect();
+        let described = |kept| Described::of(program, kept);
         Ok(State {
             step: position.step,
-            tensors: sections(engine).into_iter().map(described).collect(),
-            moments,
+            tensors: own_sections(engine).map(described).collect(),
+            parts,
+            others,
             plan: to_json(engine.plan()),
             policy: to_json(&engine.plan().policy),
             guards: to_json(&position.guards),
@@ -321,6 +347,8 @@ impl State {
     ) -> Result<(), TrainError> {
         let data = self.tensors.iter().zip(data).map(|(tensor, data)| tensor.to_file(data));
         let data: Vec<Cow<'_, [u8]>> = data.collect::<Result<_, _>>()?;
+        let others = self.others.iter().map(|(tensor, data)| tensor.to_file(data));
+        let others: Vec<Cow<'_, [u8]>> = others.collect::<Result<_, _>>()?;
         let mut contents = CheckpointContents::new(self.step);
         contents.tensors = self
             .tensors
@@ -334,16 +362,25 @@ impl State {
                 section: tensor.section,
             })
             .collect();
-        contents.tensors.extend(self.moments.iter().map(|(name, shape, whole)| TensorView {
+        contents.tensors.extend(self.parts.iter().map(|(name, shape, whole)| TensorView {
             name,
             dtype: CkptDtype::F32,
             shape: shape.clone(),
             data: cast_slice(&whole.values),
             section: match whole.moment {
-                Moment::First => Section::MomentFirst,
-                Moment::Second => Section::MomentSecond,
+                None => Section::Master,
+                Some(Moment::First) => Section::MomentFirst,
+                Some(Moment::Second) => Section::MomentSecond,
             },
         }));
+        let of_stages = self.others.iter().zip(&others).map(|((tensor, _), data)| TensorView {
+            name: &tensor.name,
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            data,
+            section: tensor.section,
+        });
+        contents.tensors.extend(of_stages);
         contents.plan = self.plan.clone();
         contents.policy = self.policy.clone();
         contents.guards = self.guards.clone();
@@ -384,17 +421,18 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
         return Err(parts.refuse(what));
     }
     let mut buffer: Vec<u8> = Vec::new();
-    for Kept { name, id, section } in sections(engine) {
+    for Kept { name, id, section, whole } in sections(engine.program()) {
         if !matches!(section, Section::Master | Section::MomentFirst | Section::MomentSecond) {
             continue;
         }
         let value = engine.program().value(id).clone();
-        let (dtype, shape) = stored(&value);
+        let (dtype, own) = stored(&value);
+        let shape = whole.unwrap_or(own);
         checkpoint.expect(section, &name, dtype, &shape)?;
         buffer.clear();
-        buffer.resize(value.range.bytes, 0);
+        buffer.resize(shape.iter().product::<usize>() * size_of::<f32>(), 0);
         checkpoint.read_into(section, &name, &mut buffer)?;
-        engine.write_value(id, &buffer)?;
+        engine.write_part(id, &buffer)?;
     }
     load_slices(&checkpoint, engine)?;
     let counters = [&run["applied_steps"], &run["skipped_steps"]];
@@ -416,7 +454,7 @@ fn load_slices(checkpoint: &Checkpoint, engine: &mut Engine) -> Result<(), Train
         .flat_map(|shard| &shard.parameters)
         .map(|&(index, _)| {
             let state = &program.parameters[index];
-            (index, state.name.clone(), program.value(state.master).shape.clone())
+            (index, state.name.clone(), program.whole_shape(state))
         })
         .collect();
     let mut whole: Vec<f32> = Vec::new();

@@ -11,9 +11,10 @@ use deepwell_plan::Parallel;
 use crate::console::{Console, print_json};
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
-use crate::run::{RunOptions, run, stop_with_parent};
+use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
-use crate::{Device, Devices, Settings, Start, TrainError};
+use crate::world::{Launched, Member, supervise};
+use crate::{Device, Devices, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
 const SEEDS: u64 = 3;
@@ -29,6 +30,8 @@ pub enum ExitStatus {
     Open,
     /// It was asked to stop, and left a checkpoint.
     Interrupted,
+    /// It failed, and another process has said why; with its exit code.
+    Said(u8),
 }
 
 /// Arguments of `deepwell train`. What is given here takes the place of what the run file says.
@@ -100,9 +103,14 @@ pub struct TrainArgs {
     /// emulator, for small models
     #[arg(long)]
     pub device: Option<Device>,
-    /// Where the ranks of one run are: `cpu:N` for N ranks on this processor, `emulated:ARCH:N`
+    /// Where the ranks of one run are: `cpu:N` for N ranks on this processor, `emulated:ARCH:N`,
+    /// or GPUs in a row, `cuda:0,cuda:1`, with a process for each
     #[arg(long, conflicts_with = "device")]
     pub devices: Option<Devices>,
+    /// This process is one rank of those that torchrun, mpirun or srun has started, on a GPU of
+    /// its own: `--device cuda`
+    #[arg(long)]
+    pub launched: bool,
     /// How those ranks share the model
     #[command(flatten)]
     pub degrees: Degrees,
@@ -139,7 +147,7 @@ pub struct TrainArgs {
 }
 
 /// How the ranks of `--devices` share a model.
-#[derive(Args, Clone, Copy, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Degrees {
     /// Ranks that split the batch and sum up their gradients [default: all]
     #[arg(long, value_name = "RANKS")]
@@ -153,44 +161,43 @@ pub struct Degrees {
     /// Ranks that have some of the layers each
     #[arg(long, value_name = "RANKS")]
     pub pp: Option<usize>,
+    /// Layers of each, as in 3,5 [default: balanced by FLOPs]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    pub pp_layers: Option<Vec<usize>>,
+    /// Data-parallel ranks that have some of the experts each
+    #[arg(long, value_name = "RANKS")]
+    pub ep: Option<usize>,
 }
 
 impl Degrees {
     /// How `ranks` ranks share a model, with the degrees that were asked for.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] for a degree that is not there yet, or does not fit the ranks.
+    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and what
+    /// [`Parallel::check`] refuses.
     pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
-        let refuse = |setting, expected: &str, got: String, hint: &str| {
-            let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
-            Err(TrainError::Setting { setting, expected, got, hint })
-        };
-        let later = "it is not there yet; ranks are data parallel: `--devices cpu:4 --dp 4`";
-        for (setting, degree) in [("tp", self.tp), ("pp", self.pp)] {
-            if let Some(degree) = degree.filter(|&degree| degree != 1) {
-                return refuse(setting, "1", degree.to_string(), later);
-            }
-        }
+        let pp = self.pp.or(self.pp_layers.as_ref().map(Vec::len));
+        let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
-        if zero > 1 {
-            let hint = "stages 2 and 3 are not there yet: 1 gives each rank a part of the \
-                        optimizer state";
-            return refuse("zero", "0 or 1", zero.to_string(), hint);
+        let others = tensor.max(1) * pipeline.max(1);
+        let data = self.dp.unwrap_or(ranks / others);
+        let parallel = Parallel { zero, tensor, pipeline, expert, ..Parallel::data(data) };
+        parallel.check()?;
+        if parallel.world_size() != ranks {
+            return Err(TrainError::Setting {
+                setting: "degrees",
+                expected: format!("--tp x --pp x --dp to be the {ranks} ranks of `--devices`"),
+                got: format!("{tensor} x {pipeline} x {data}"),
+                hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
+            });
         }
-        match self.dp.filter(|&dp| dp != ranks) {
-            Some(dp) => refuse(
-                "dp",
-                &format!("{ranks}, the ranks of `--devices`"),
-                dp.to_string(),
-                "`--devices cpu:4` has four",
-            ),
-            None => Ok(Parallel { zero, ..Parallel::data(ranks) }),
-        }
+        Ok(parallel)
     }
 }
 
 impl TrainArgs {
-    fn settings(&self) -> Result<Settings, TrainError> {
+    /// The settings, of a rank that was launched with as many ranks as there are.
+    fn settings(&self, launched: Option<&Launched>) -> Result<Settings, TrainError> {
         let mut settings = match &self.run_file {
             Some(path) => Settings::from_file(path)?,
             None => Settings::default(),
@@ -219,7 +226,32 @@ impl TrainArgs {
         if let Some(Devices { device, ranks }) = args.devices {
             (settings.device, settings.ranks) = (device, ranks);
         }
-        settings.zero = args.degrees.of_ranks(settings.ranks)?.zero.max(settings.zero);
+        if let Some(launched) = launched {
+            let world_size = launched.world_size as usize;
+            if settings.ranks > 1 && settings.ranks != world_size {
+                return Err(TrainError::Setting {
+                    setting: "devices",
+                    expected: format!("the {world_size} ranks that {} started", launched.launcher),
+                    got: settings.ranks.to_string(),
+                    hint: Some("`--device cuda` takes as many as there are".to_string()),
+                });
+            }
+            settings.ranks = world_size;
+        }
+        settings.pp_layers = args.degrees.pp_layers.or(settings.pp_layers);
+        let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, Vec::len);
+        let degrees = Degrees {
+            dp: args.degrees.dp,
+            zero: args.degrees.zero.or(Some(settings.zero)),
+            tp: args.degrees.tp.or(Some(settings.tensor)),
+            pp: args.degrees.pp.or(Some(stages)),
+            pp_layers: None,
+            ep: args.degrees.ep.or(Some(settings.expert)),
+        };
+        let parallel = degrees.of_ranks(settings.ranks)?;
+        settings.zero = parallel.zero;
+        (settings.tensor, settings.pipeline) = (parallel.tensor, parallel.pipeline);
+        settings.expert = parallel.expert;
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         if !args.data.is_empty() {
@@ -235,11 +267,15 @@ impl TrainArgs {
 /// # Errors
 /// Whatever stops the run.
 pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
-    let settings = args.settings()?;
+    let launched = args.launched.then(Launched::from_environment).transpose()?;
+    let settings = args.settings(launched.as_ref())?;
     if args.stop_with_parent {
         stop_with_parent(Arc::clone(&stop));
     }
-    let mut console = Console::new(&args.label, settings.steps);
+    if launched.is_none() && settings.ranks > 1 && matches!(settings.device, Device::Cuda(_)) {
+        let more = ["--launched", "--stop-with-parent"];
+        return supervise(&settings, &more[..if args.stop_with_parent { 1 } else { 2 }], &stop);
+    }
     let start = match (args.resume, args.accept_changes, args.overwrite) {
         (true, false, _) => Start::Resume,
         (true, true, _) => Start::ResumeChanged,
@@ -247,8 +283,25 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         (false, _, false) => Start::New,
     };
     let options = RunOptions { start, profile: args.profile };
-    let summary = run(&settings, options, stop, &mut console)?;
-    if args.json {
+    let member = launched.map(Member::find).transpose()?.map(Arc::new);
+    let mut console = Console::new(&args.label, settings.steps);
+    let is_first = member.as_ref().is_none_or(|member| member.is_first());
+    let progress: &mut dyn Progress = if is_first { &mut console } else { &mut () };
+    let summary = match &member {
+        None => run(&settings, options, stop, progress)?,
+        Some(member) => {
+            let done = run_as(Some(member), &settings, options, stop, progress);
+            match member.told(done) {
+                Ok(summary) => summary,
+                Err(_) if member.is_said_by_first() => return Ok(ExitStatus::Said(1)),
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    if let Some(member) = &member {
+        member.finish();
+    }
+    if args.json && is_first {
         print_json(&summary)?;
     }
     Ok(if summary.fit.interrupted { ExitStatus::Interrupted } else { ExitStatus::Success })
@@ -408,4 +461,32 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         print_json(&report)?;
     }
     Ok(report.exit_status())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn degrees_make_up_the_ranks() {
+        let check = |ranks, [dp, tp, pp, ep]: [Option<usize>; 4], expected: Result<&str, &str>| {
+            let degrees = Degrees { dp, zero: Some(1), tp, pp, pp_layers: None, ep };
+            let got = degrees.of_ranks(ranks).map(|it| it.to_string());
+            let got = got.map_err(|error| error.to_string());
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
+                _ => panic!("expected {expected:?}, got {got:?}"),
+            }
+        };
+        check(4, [None; 4], Ok("data 4, ZeRO 1"));
+        check(4, [Some(4), None, None, None], Ok("data 4, ZeRO 1"));
+        check(4, [None, Some(2), None, None], Ok("data 2, tensor 2, ZeRO 1"));
+        check(4, [Some(1), Some(4), Some(1), Some(1)], Ok("data 1, tensor 4, ZeRO 1"));
+        let expected = "--tp x --pp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1";
+        check(4, [None, Some(3), None, None], Err(expected));
+        check(4, [Some(2), None, None, None], Err("got 1 x 1 x 2"));
+        check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
+        check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
+    }
 }

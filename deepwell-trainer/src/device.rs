@@ -158,7 +158,7 @@ impl Device {
         let target = self.target(hardware)?;
         let backend: Box<dyn Backend> = match self {
             Device::Cpu => Box::new(CpuBackend::new()),
-            Device::Cuda(index) => open_cuda(index)?,
+            Device::Cuda(_) => return open_cuda(self, hardware),
             Device::Emulated(architecture) => open_emulated(architecture, None)?,
         };
         Ok(OpenDevice { backend, catalog: self.catalog(), target })
@@ -182,18 +182,18 @@ impl Device {
         target
     }
 
-    /// Checks that ranks on such devices can exchange data.
+    /// Checks that ranks on such devices can be threads of one process.
     ///
     /// # Errors
     /// [`TrainError::Setting`] for GPUs.
     pub(crate) fn check_ranks(self) -> Result<(), TrainError> {
         match self {
             Device::Cpu | Device::Emulated(_) => Ok(()),
-            Device::Cuda(_) => Err(no_nccl(self.to_string())),
+            Device::Cuda(_) => Err(needs_processes(self)),
         }
     }
 
-    /// Opens the device for one rank among several.
+    /// Opens the device for one rank among several of this process.
     ///
     /// # Errors
     /// As [`Device::open`] and [`Device::check_ranks`].
@@ -207,22 +207,66 @@ impl Device {
         let backend: Box<dyn Backend> = match self {
             Device::Cpu => Box::new(CpuBackend::new().with_comm(comm)),
             Device::Emulated(architecture) => open_emulated(architecture, Some(comm))?,
-            Device::Cuda(_) => return Err(no_nccl(self.to_string())),
+            Device::Cuda(_) => return Err(needs_processes(self)),
         };
         Ok(OpenDevice { backend, catalog: self.catalog(), target })
     }
 }
 
-fn no_nccl(got: String) -> TrainError {
+fn needs_processes(got: Device) -> TrainError {
     TrainError::Setting {
         setting: "devices",
-        expected: "`cpu:N`, or `emulated:ARCH:N`".to_string(),
+        expected: "`cpu:N` or `emulated:ARCH:N`, whose ranks are threads of one process"
+            .to_string(),
         got: format!("`{got}`"),
         hint: Some(
-            "several GPUs exchange data by NCCL, which is not there yet: they can be planned for; \
-             one trains by `--device`"
+            "a GPU is a process's own: `deepwell train --devices cuda:0,cuda:1` starts one for \
+             each, `--launched` is one that torchrun, mpirun or srun has started"
                 .to_string(),
         ),
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Device {
+    /// The driver of a GPU.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; a device that is no GPU.
+    pub(crate) fn open_driver(self) -> Result<deepwell_kernels::cuda::CudarcDriver, TrainError> {
+        match self {
+            Device::Cuda(index) => Ok(deepwell_kernels::cuda::CudarcDriver::open(index)
+                .map_err(deepwell_kernels::KernelError::from)?),
+            _ => Err(TrainError::Setting {
+                setting: "device",
+                expected: "a GPU".to_string(),
+                got: format!("`{self}`"),
+                hint: None,
+            }),
+        }
+    }
+
+    /// A GPU whose driver is open, as one rank of several where `comm` is given.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub(crate) fn with_driver(
+        self,
+        hardware: &Hardware,
+        driver: deepwell_kernels::cuda::CudarcDriver,
+        comm: Option<Box<dyn deepwell_kernels::cuda::DeviceComm>>,
+    ) -> Result<OpenDevice, TrainError> {
+        use deepwell_kernels::KernelError;
+        use deepwell_kernels::cuda::{CublasLt, CudaBackend, KernelImages};
+
+        let blas = CublasLt::open(&driver).map_err(KernelError::from)?;
+        let images = KernelImages::discover();
+        let backend = CudaBackend::new(Box::new(driver), Some(Box::new(blas)), images)?;
+        let (backend, target) = match comm {
+            None => (backend, self.target(hardware)?),
+            Some(comm) => (backend.with_comm(comm), self.target_of_rank(hardware)?),
+        };
+        Ok(OpenDevice { backend: Box::new(backend), catalog: self.catalog(), target })
     }
 }
 
@@ -282,22 +326,16 @@ fn architecture_of(gpu: &Gpu) -> Option<Architecture> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(index: usize) -> Result<Box<dyn Backend>, TrainError> {
-    use deepwell_kernels::KernelError;
-    use deepwell_kernels::cuda::{CublasLt, CudaBackend, CudarcDriver, KernelImages};
-
-    let driver = CudarcDriver::open(index).map_err(KernelError::from)?;
-    let blas = CublasLt::open(&driver).map_err(KernelError::from)?;
-    let images = KernelImages::discover();
-    Ok(Box::new(CudaBackend::new(Box::new(driver), Some(Box::new(blas)), images)?))
+fn open_cuda(device: Device, hardware: &Hardware) -> Result<OpenDevice, TrainError> {
+    device.with_driver(hardware, device.open_driver()?, None)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(index: usize) -> Result<Box<dyn Backend>, TrainError> {
+fn open_cuda(device: Device, _hardware: &Hardware) -> Result<OpenDevice, TrainError> {
     Err(TrainError::Setting {
         setting: "device",
         expected: "`cpu`: this build has no CUDA".to_string(),
-        got: format!("`cuda:{index}`"),
+        got: format!("`{device}`"),
         hint: Some("build with the feature `cuda`, which is on by default".to_string()),
     })
 }

@@ -55,6 +55,9 @@ pub enum TrainError {
         #[source]
         source: Box<TrainError>,
     },
+    /// What a rank of another process has said.
+    #[error("{0}")]
+    Elsewhere(String),
     /// A setting that cannot be.
     #[error("{setting}: expected {expected}, got {got}{}", hint_line(.hint))]
     Setting {
@@ -146,6 +149,15 @@ fn hint_line(hint: &Option<String>) -> String {
 }
 
 impl TrainError {
+    /// The failure of a rank in another process.
+    pub(crate) fn of_rank(rank: u32, world_size: u32, reason: String) -> TrainError {
+        TrainError::Rank {
+            rank: rank as usize,
+            world_size: world_size as usize,
+            source: Box::new(TrainError::Elsewhere(reason)),
+        }
+    }
+
     /// An input or output error at `path`.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> TrainError {
         let path = path.into();

@@ -4,7 +4,7 @@
 //! of the settings at hand. What changes no number is not in it: where files lie, how often
 //! checkpoints are written and how many stay, the index of a GPU, the rule of recomputation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use deepwell_ckpt::json_differences;
@@ -56,6 +56,9 @@ pub struct Fingerprint {
     /// Ranks that split the sequences of a step: the order of sums follows from it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub data_ranks: usize,
+    /// Ranks that split each layer: sums over its columns are sums of theirs.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tensor_ranks: usize,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Steps until it is reached.
@@ -115,6 +118,7 @@ impl Fingerprint {
             batch_size: settings.batch_size,
             micro_batch: plan.micro_batch,
             data_ranks: plan.parallel.data,
+            tensor_ranks: plan.parallel.tensor,
             learning_rate: schedule.peak,
             warmup_steps: schedule.warmup_steps,
             final_learning_rate_ratio: schedule.final_ratio,
@@ -178,17 +182,42 @@ pub(crate) fn short(value: Option<&Value>) -> String {
     }
 }
 
+/// The hash of weights, those of several ranks together: what two of them have counts once.
+#[derive(Debug, Default)]
+pub struct WeightsHash {
+    hasher: blake3::Hasher,
+    names: HashSet<String>,
+}
+
+impl WeightsHash {
+    /// The hash of what was written so far.
+    pub fn hash(&self) -> String {
+        self.hasher.finalize().to_hex().to_string()
+    }
+}
+
 /// Hashes weights while they are loaded, so that nothing is read twice.
 pub struct HashedWeights<'a> {
     target: &'a mut dyn MasterWeights,
-    hasher: blake3::Hasher,
+    hash: WeightsHash,
     makes_copies: bool,
 }
 
 impl<'a> HashedWeights<'a> {
     /// Weights on their way to `target`.
     pub fn new(target: &'a mut dyn MasterWeights) -> HashedWeights<'a> {
-        HashedWeights { target, hasher: blake3::Hasher::new(), makes_copies: true }
+        HashedWeights { target, hash: WeightsHash::default(), makes_copies: true }
+    }
+
+    /// Goes on from the weights of other ranks.
+    #[must_use]
+    pub fn behind(self, hash: WeightsHash) -> HashedWeights<'a> {
+        HashedWeights { hash, ..self }
+    }
+
+    /// What was hashed, for the next rank.
+    pub fn into_hash(self) -> WeightsHash {
+        self.hash
     }
 
     /// Leaves the compute copies to whoever makes them on all ranks.
@@ -199,7 +228,7 @@ impl<'a> HashedWeights<'a> {
 
     /// The hash of what was written.
     pub fn hash(&self) -> String {
-        self.hasher.finalize().to_hex().to_string()
+        self.hash.hash()
     }
 }
 
@@ -210,10 +239,13 @@ impl MasterWeights for HashedWeights<'_> {
 
     fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
         let name = &self.target.program().value(id).name;
-        self.hasher.update(&(name.len() as u64).to_le_bytes());
-        self.hasher.update(name.as_bytes());
-        self.hasher.update(&(bytes.len() as u64).to_le_bytes());
-        self.hasher.update(bytes);
+        let WeightsHash { hasher, names } = &mut self.hash;
+        if names.insert(name.clone()) {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        }
         self.target.write_master(id, bytes)
     }
 

@@ -241,9 +241,9 @@ impl<'r> Fit<'r> {
             tokens_per_s,
             speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
         };
-        let loads = self.engine.expert_loads();
+        let loads = self.engine.expert_loads_of_stages()?;
         if let Some(log) = &mut self.log {
-            log.step(&line, flight.learning_rate, outcome.skipped, loads)?;
+            log.step(&line, flight.learning_rate, outcome.skipped, &loads)?;
         }
         self.progress.step(&line);
         self.guard(&outcome)
@@ -333,22 +333,40 @@ impl<'r> Fit<'r> {
     }
 }
 
-/// Losses on held-out windows, batch by batch: the ranks take turns, and all of them get all.
+/// Windows that a rank evaluates before all tell each other their losses: no stage of a pipeline is
+/// further ahead of those behind it.
+const TURNS_AHEAD: usize = 16;
+
+/// Losses on held-out windows, batch by batch: those that split a batch in training take turns, and
+/// all ranks get all. The stages of a pipeline evaluate a window together, and the last one knows
+/// its loss.
 fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
-    let (rank, ranks) = (engine.peers.rank() as u64, engine.peers.world_size() as u64);
+    let parallel = engine.plan().parallel;
+    let (place, places) = (parallel.data_place(engine.rank()) as u64, parallel.data as u64);
+    let knows = |rank: &usize| {
+        parallel.pipeline_place(*rank) + 1 == parallel.pipeline && parallel.tensor_place(*rank) == 0
+    };
     let mut batch = windows.buffer();
-    let turns = windows.len().div_ceil(ranks);
-    let mut own = Vec::with_capacity(turns as usize);
-    for index in (0..turns).map(|turn| turn * ranks + rank) {
-        let loss = if index < windows.len() {
-            windows.fill(index, &mut batch);
-            f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)
-        } else {
-            f64::NAN
-        };
-        own.push(loss.to_bits());
+    let turns = windows.len().div_ceil(places);
+    let mut losses = Vec::with_capacity(windows.len() as usize);
+    for first in (0..turns).step_by(TURNS_AHEAD) {
+        let mut own = Vec::with_capacity(TURNS_AHEAD);
+        for turn in first..turns.min(first + TURNS_AHEAD as u64) {
+            let index = turn * places + place;
+            let loss = if index < windows.len() {
+                windows.fill(index, &mut batch);
+                f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)
+            } else {
+                f64::NAN
+            };
+            own.push(loss.to_bits());
+        }
+        let all = engine.peers.gather(&own)?;
+        for turn in 0..own.len() {
+            let known = (0..all.len()).filter(knows);
+            losses.extend(known.map(|rank| f64::from_bits(all[rank][turn])));
+        }
     }
-    let all = engine.peers.gather(&own)?;
-    let of_turn = |turn: usize| all.iter().map(move |losses| f64::from_bits(losses[turn]));
-    Ok((0..turns as usize).flat_map(of_turn).take(windows.len() as usize).collect())
+    losses.truncate(windows.len() as usize);
+    Ok(losses)
 }

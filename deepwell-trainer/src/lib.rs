@@ -85,6 +85,6 @@ pub use formats::quantized_formats;
 pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;
-pub use source::ModelSource;
+pub use source::{ModelSource, StoredParameter};
 pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};
-pub use world::{Peers, World};
+pub use world::{Launched, Peers, World};

@@ -15,13 +15,14 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, TokenCache, Tokenizer};
 use crate::export::{self, ModelFiles, TokensOf};
-use crate::fingerprint::{Fingerprint, HashedWeights, Sources};
+use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
 use crate::fit::Fit;
 use crate::formats::quantized_formats;
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::trainer::{FitReport, Progress};
+use crate::world::Member;
 use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
 
 /// What a run leaves in `summary.json`.
@@ -127,15 +128,35 @@ pub fn run(
     stop: Arc<AtomicBool>,
     progress: &mut dyn Progress,
 ) -> Result<RunSummary, TrainError> {
+    run_as(None, settings, options, stop, progress)
+}
+
+/// [`run`] as one rank of several processes, where there are: rank 0 alone writes, and makes what
+/// the others read then.
+///
+/// # Errors
+/// Whatever stops it, here or on another rank.
+pub(crate) fn run_as(
+    member: Option<&Arc<Member>>,
+    settings: &Settings,
+    options: RunOptions,
+    stop: Arc<AtomicBool>,
+    progress: &mut dyn Progress,
+) -> Result<RunSummary, TrainError> {
     settings.check()?;
+    let is_first = member.is_none_or(|member| member.is_first());
     let started = Instant::now();
     // A folder that is there is taken before anything that takes long; one that is not is made
     // when nothing can be wrong with the settings any more.
     let (out, start) = (settings.out.clone(), options.start);
     let claim = || RunFolder::claim(&out, start);
-    let claimed = if out.exists() { Some(claim()?) } else { None };
+    let claimed = if is_first && out.exists() { Some(claim()?) } else { None };
     let hardware = deepwell_probe::probe();
     let mut settings = settings.clone();
+    if let Some(member) = member {
+        member.take_gpu(&mut settings, &hardware)?;
+        member.wait_for_first()?;
+    }
     settings.resolve_precision(&hardware)?;
     let mut model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
@@ -150,11 +171,12 @@ pub fn run(
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
-    let folder = claimed.map_or_else(claim, Ok)?;
+    let folder = if is_first { Some(claimed.map_or_else(claim, Ok)?) } else { None };
     let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
     let kept = settings.out.join(export::KEPT);
     // A run that goes on has them; before it is known to be this run, nothing is touched.
-    if !(matches!(options.start, Start::Resume | Start::ResumeChanged) && kept.exists()) {
+    let has_them = matches!(options.start, Start::Resume | Start::ResumeChanged) && kept.exists();
+    if is_first && !has_them {
         ModelFiles::of(&model, tokens)?.keep(&kept)?;
     }
     // The pool's threads are there before the baseline is taken.
@@ -162,22 +184,38 @@ pub fn run(
     let sampler = MemorySampler::start(settings.device);
     let compile_options = CompileOptions {
         optimizer: settings.optimizer.clone(),
-        micro_batch: settings.micro_batch.or(folder.micro_batch()),
+        micro_batch: settings.micro_batch.or(folder.as_ref().and_then(RunFolder::micro_batch)),
         recompute: settings.recompute,
         device: settings.device,
         parallel: settings.parallel(),
+        stage_layers: settings.pp_layers.clone(),
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
-    let mut world = World::compile(graph, hardware, &compile_options)?;
+    if member.is_some_and(|member| member.world_size() > 1)
+        && std::env::var_os("NCCL_ALGO").is_none()
+    {
+        progress.note(
+            "note: switches of NVLink add in any order; `NCCL_ALGO=^NVLS` on all ranks gives two \
+             runs the same bits",
+        );
+    }
+    let mut world = match member {
+        None => World::compile(graph, hardware, &compile_options)?,
+        Some(member) => World::join(member, graph, hardware, &compile_options)?,
+    };
     let weights = write_masters(&mut world, &mut model, settings)?;
     let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
     progress.note(&memory_table(&world));
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);
-    let opened = folder.begin(&fingerprint, progress)?;
+    let opened = match folder {
+        Some(ref folder) => Some(folder.begin(&fingerprint, progress)?),
+        None => None,
+    };
+    let opened = agree(&mut world, opened, &fingerprint, settings)?;
     let fit = fit(&mut world, settings, dataset.tokens(), &opened, &stop, progress)?;
     if options.profile && !fit.interrupted {
         let profiles = world.on_all(Profile::of)?;
-        if let Some(profile) = profiles.first() {
+        if let Some(profile) = profiles.first().filter(|_| is_first) {
             profile.write(&settings.out)?;
             let out = settings.out.display();
             progress.note(&format!("profile, also in {out}\n{profile}"));
@@ -192,8 +230,10 @@ pub fn run(
         return Ok(summary);
     }
     let summary = summarize(&world, settings, fit, measured, started);
-    let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
-    write_whole(&path, &text)?;
+    if is_first {
+        let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
+        write_whole(&path, &text)?;
+    }
     Ok(summary)
 }
 
@@ -204,17 +244,44 @@ fn write_masters(
     model: &mut ModelSource,
     settings: &Settings,
 ) -> Result<Option<String>, TrainError> {
-    let mut hash = None;
+    let (mut hash, mut any_loaded) = (WeightsHash::default(), false);
     for engine in world.engines_mut() {
         engine.initialize_masters(settings.seed)?;
-        let mut hashed = HashedWeights::new(engine).without_copies();
-        let loaded = model.load_weights(&mut hashed)?;
-        hash = loaded.then(|| hashed.hash());
+        let mut hashed = HashedWeights::new(engine).without_copies().behind(hash);
+        any_loaded |= model.load_weights(&mut hashed)?;
+        hash = hashed.into_hash();
         if let Some(seed) = settings.perturb_weights_seed {
             engine.perturb_masters(seed)?;
         }
     }
-    Ok(hash)
+    Ok(any_loaded.then(|| hash.hash()))
+}
+
+/// How the run begins on every rank: as rank 0 has opened its folder. Ranks that are processes have
+/// each come to a fingerprint of their own, which must be the same.
+fn agree(
+    world: &mut World,
+    opened: Option<Opened>,
+    fingerprint: &Fingerprint,
+    settings: &Settings,
+) -> Result<Opened, TrainError> {
+    if world.local_size() == world.size()
+        && let Some(opened) = opened
+    {
+        return Ok(opened);
+    }
+    let from = opened.as_ref().and_then(|opened| opened.from.as_ref()).map(|entry| entry.step);
+    let value = fingerprint.to_value();
+    let hash = blake3::hash(value.to_string().as_bytes());
+    let agreed = world.on_all(|engine| {
+        engine.peers.expect_equal("run", cast_slice(hash.as_bytes()), |_| ())?;
+        let all = engine.peers.gather(&[from.map_or(0, |step| step + 1)])?;
+        Ok(all[0][0].checked_sub(1))
+    })?;
+    match opened {
+        Some(opened) => Ok(opened),
+        None => Opened::following(&settings.out, agreed.into_iter().flatten().next(), value),
+    }
 }
 
 /// Trains on all ranks; rank 0 writes and tells.
@@ -227,9 +294,13 @@ fn fit(
     progress: &mut dyn Progress,
 ) -> Result<FitReport, TrainError> {
     let train = |engine: &mut Engine, progress: &mut dyn Progress| {
-        let program =
-            blake3::hash(engine.program().for_rank(Ranks::default()).to_json().as_bytes());
-        engine.peers.expect_equal("program", cast_slice(program.as_bytes()))?;
+        // All that may differ in a class is which rank it is, and which GPU it has.
+        let mut program = engine.program().for_rank(Ranks::default());
+        program.target.gpu = None;
+        let program = blake3::hash(program.to_json().as_bytes());
+        let parallel = engine.plan().parallel;
+        let words = cast_slice(program.as_bytes());
+        engine.peers.expect_equal("program", words, |rank| parallel.class(rank))?;
         engine.refresh_weight_copies()?;
         Fit::begin(engine, settings, tokens, opened.clone(), progress)?.run_to_end(stop)
     };
@@ -289,10 +360,11 @@ fn one_rank() -> usize {
 
 /// Ranks of a processor, also those of GPUs that it emulates, share its memory and threads.
 fn predicted_peak_bytes(world: &World) -> u64 {
-    let engine = world.first();
-    let own = engine.predicted_peak_bytes();
-    let others = world.size() as u64 - 1;
-    own + others * (own - engine.program().fixed_overhead_bytes as u64)
+    let of_rank = |engine: &Engine| {
+        engine.predicted_peak_bytes() - engine.program().fixed_overhead_bytes as u64
+    };
+    let all: u64 = world.engines().iter().map(of_rank).sum();
+    all + world.first().program().fixed_overhead_bytes as u64
 }
 
 fn pinned_bytes(engine: &Engine) -> u64 {
@@ -334,12 +406,12 @@ fn memory_table(world: &World) -> String {
         format_bytes(rank.arena_bytes),
         format_bytes(rank.arena_lower_bound_bytes)
     ));
-    if world.size() > 1 {
+    if world.local_size() > 1 {
         text.push_str(&format!(
             "\n  {:<12} {:>12} of {} ranks, which exchange {} a step",
             "together",
             format_bytes(predicted_peak_bytes(world)),
-            world.size(),
+            world.local_size(),
             format_bytes(rank.bytes_on_link)
         ));
     }

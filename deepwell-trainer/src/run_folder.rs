@@ -115,6 +115,30 @@ pub struct RunIdentity {
     pub fingerprint: Value,
 }
 
+impl Opened {
+    /// How a rank begins that another one has opened the folder for, from the checkpoint of a step.
+    ///
+    /// # Errors
+    /// No such checkpoint where this rank looks.
+    pub(crate) fn following(
+        out: &Path,
+        step: Option<u64>,
+        fingerprint: Value,
+    ) -> Result<Opened, TrainError> {
+        let identity = RunIdentity { id: String::new(), fingerprint };
+        let Some(step) = step else { return Ok(Opened { identity, from: None }) };
+        let Listing { complete, .. } = deepwell_ckpt::scan(&Trainer::checkpoints_path(out))?;
+        match complete.into_iter().find(|entry| entry.step == step) {
+            Some(entry) => Ok(Opened { identity, from: Some(entry) }),
+            None => Err(TrainError::Resume {
+                path: out.to_path_buf(),
+                what: format!("rank 0 goes on after step {step}, whose checkpoint is not here"),
+                hint: "let all ranks see one file system, and name the folder alike",
+            }),
+        }
+    }
+}
+
 impl RunFolder {
     /// Takes a folder for a run, before anything that takes long. Nothing in it is changed yet.
     ///

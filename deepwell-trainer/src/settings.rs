@@ -64,6 +64,18 @@ pub struct Settings {
     /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state.
     #[serde(skip_serializing_if = "is_zero")]
     pub zero: u8,
+    /// Ranks that split each layer; `ranks` is a multiple of `tensor` times `pipeline`.
+    #[serde(skip_serializing_if = "is_one")]
+    pub tensor: usize,
+    /// Ranks that have some of the layers each.
+    #[serde(skip_serializing_if = "is_one")]
+    pub pipeline: usize,
+    /// Layers of each stage of the pipeline; none balances them by FLOPs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pp_layers: Option<Vec<usize>>,
+    /// Ranks that have some of the experts each.
+    #[serde(skip_serializing_if = "is_one")]
+    pub expert: usize,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
@@ -140,6 +152,10 @@ impl Default for Settings {
             device: Device::Cpu,
             ranks: 1,
             zero: 0,
+            tensor: 1,
+            pipeline: 1,
+            pp_layers: None,
+            expert: 1,
             precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
@@ -275,7 +291,9 @@ impl Settings {
 
     /// Over how many ranks the model trains.
     pub fn parallel(&self) -> Parallel {
-        Parallel { zero: self.zero, ..Parallel::data(self.ranks) }
+        let Settings { zero, tensor, pipeline, expert, .. } = *self;
+        let data = self.ranks / (tensor * pipeline).max(1);
+        Parallel { zero, tensor, pipeline, expert, ..Parallel::data(data) }
     }
 
     /// The learning rate over the run.

@@ -50,6 +50,17 @@ pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
         let (got, hint) = (value.to_string(), hint.map(str::to_string));
         return Err(TrainError::Setting { setting, expected: must.expected(), got, hint });
     }
+    let parallel = settings.parallel();
+    if parallel.world_size() != settings.ranks {
+        let (tensor, pipeline) = (settings.tensor, settings.pipeline);
+        return Err(TrainError::Setting {
+            setting: "ranks",
+            expected: format!("a multiple of {tensor} tensor times {pipeline} pipeline ranks"),
+            got: settings.ranks.to_string(),
+            hint: Some("`--devices cpu:2 --tp 2`".to_string()),
+        });
+    }
+    parallel.check()?;
     if settings.audit && settings.ranks > 1 {
         return Err(TrainError::Setting {
             setting: "audit",
@@ -70,6 +81,9 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("seq_len", size(settings.seq_len), BeAtLeastOne, None),
         ("batch_size", size(settings.batch_size), BeAtLeastOne, None),
         ("ranks", size(settings.ranks), BeAtLeastOne, Some("`--devices cpu:4`")),
+        ("tensor", size(settings.tensor), BeAtLeastOne, None),
+        ("pipeline", size(settings.pipeline), BeAtLeastOne, None),
+        ("expert", size(settings.expert), BeAtLeastOne, None),
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),
         ("eval_tokens", count(settings.eval_tokens), BeAtLeastOne, None),
@@ -117,6 +131,7 @@ fn numbers(settings: &Settings) -> Vec<Row> {
             Some("without it a gradient of zeros is divided by zero"),
         ),
         ("optimizer.weight_decay", of(optimizer.weight_decay), NotBeNegative, None),
+        ("optimizer.selection_bias_rate", of(optimizer.selection_bias_rate), NotBeNegative, None),
         ("router.balance", Some(settings.router.balance), NotBeNegative, None),
         ("router.z", Some(settings.router.z), NotBeNegative, None),
         ("router.capacity_factor", settings.router.capacity_factor, BePositive, None),
@@ -207,6 +222,7 @@ mod tests {
         for (line, expected) in [
             ("optimizer.weight_decay = nan", "a number of at least 0, got NaN"),
             ("optimizer.weight_decay = -0.5", "a number of at least 0, got -0.5"),
+            ("optimizer.selection_bias_rate = -1.0", "a number of at least 0, got -1"),
             ("learning_rate = 0.0", "a positive number, got 0"),
             // Zero as an f32, and infinite.
             ("learning_rate = 1e-46", small.as_str()),

@@ -47,6 +47,20 @@ pub struct ModelSource {
     stored: Option<Vec<StoredTensor>>,
 }
 
+/// A parameter, or a matrix of it, and where it lies in the weight files.
+#[derive(Clone, Debug)]
+pub struct StoredParameter {
+    /// Name of the parameter.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its place.
+    pub part: StoredPart,
+    /// Whether it is written in F32 even where others are BF16: the steps of a selection bias are
+    /// smaller than what BF16 tells apart.
+    pub keeps_f32: bool,
+}
+
 impl ModelSource {
     /// Finds a model by the name of a preset, or the path of a `config.json`, of a model folder or
     /// of a `.pt2` archive. A preset goes before a file or folder of the same name.
@@ -118,18 +132,20 @@ impl ModelSource {
     }
 
     /// Its configuration as a `config.json`, and whether that is its own file; one without
-    /// `architectures` gets them. None for an exported graph.
+    /// `architectures` gets them, and one of packed weights loses what says so, as weights are
+    /// written unpacked. None for an exported graph.
     ///
     /// # Errors
     /// A file that can no longer be read.
     pub fn config_json(&self) -> Result<Option<(Value, bool)>, TrainError> {
         let Some(config) = self.config() else { return Ok(None) };
-        let mut written = config.to_json();
+        let mut written = config.clone().unpacked().to_json();
         let Some(file) = &self.config_file else { return Ok(Some((written, false))) };
         let text = std::fs::read(file).map_err(TrainError::io(file))?;
         let own = serde_json::from_slice::<Value>(&text);
         let own = own.map_err(std::io::Error::other).map_err(TrainError::io(file))?;
         let Value::Object(mut object) = own else { return Ok(Some((written, false))) };
+        object.remove("quantization_config");
         if object.get("architectures").is_none_or(Value::is_null) {
             object.insert("architectures".to_string(), written["architectures"].take());
         }
@@ -144,31 +160,29 @@ impl ModelSource {
 
     /// Its parameters by name with their shapes, and where each lies in the weight files, under the
     /// names that transformers, or the exported module, has for them: a stack of experts once for
-    /// each of them.
+    /// each of them. Weights are not packed.
     ///
     /// # Errors
-    /// A model whose weights are stored in a form that is not written: packed, or projections of
-    /// experts in one.
-    pub fn stored_parts(&self) -> Result<Vec<(String, Vec<usize>, StoredPart)>, TrainError> {
+    /// A parameter of an exported graph that is nowhere in its archive.
+    pub fn stored_parts(&self) -> Result<Vec<StoredParameter>, TrainError> {
         let refuse = |name: &str| TrainError::Setting {
             setting: "model",
             expected: format!("`{name}` in tensors of F32, BF16 or F16"),
-            got: "packed weights, or projections of experts in one".to_string(),
-            hint: Some("such models are not written".to_string()),
+            got: "none of its shape".to_string(),
+            hint: None,
         };
         match &self.description {
             Description::Config(config) => {
                 let mut all = Vec::new();
-                for (spec, parts) in config.stored_parts() {
-                    if parts.is_empty() {
-                        return Err(refuse(&spec.name));
-                    }
+                for (spec, parts) in (**config).clone().unpacked().stored_parts() {
                     let is_head = spec.role == ParameterRole::Head;
                     for mut part in parts {
                         if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
                             part.name = format!("transformer.{}", part.name);
                         }
-                        all.push((spec.name.clone(), spec.shape.clone(), part));
+                        let (name, shape) = (spec.name.clone(), spec.shape.clone());
+                        let keeps_f32 = spec.role == ParameterRole::SelectionBias;
+                        all.push(StoredParameter { name, shape, part, keeps_f32 });
                     }
                 }
                 Ok(all)
@@ -179,7 +193,8 @@ impl ModelSource {
                 .map(|(_, tensor)| {
                     let part = model.part(&tensor.name).ok_or_else(|| refuse(&tensor.name))?;
                     let shape = tensor.shape.as_fixed().unwrap_or_default();
-                    Ok((tensor.name.clone(), shape, part))
+                    let name = tensor.name.clone();
+                    Ok(StoredParameter { name, shape, part, keeps_f32: false })
                 })
                 .collect(),
         }

@@ -10,12 +10,15 @@ use deepwell_ir::{Program, ValueId};
 
 use crate::{Engine, TrainError};
 
+mod packed;
+
 /// What has FP32 master weights that can be written.
 pub trait MasterWeights {
     /// The program whose parameters they are.
     fn program(&self) -> &Program;
 
-    /// Writes a master weight: a value of [`MasterWeights::program`].
+    /// Writes a master weight, a value of [`MasterWeights::program`], given whole: a rank that has
+    /// a slice of it keeps that.
     ///
     /// # Errors
     /// Bytes of the wrong length.
@@ -34,7 +37,7 @@ impl MasterWeights for Engine {
     }
 
     fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
-        self.write_value(id, bytes)
+        self.write_part(id, bytes)
     }
 
     fn refresh_copies(&mut self) -> Result<(), TrainError> {
@@ -80,8 +83,7 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
 /// Loads the master weights from a model folder and makes the compute copies.
 ///
 /// # Errors
-/// A folder whose tensors are not those of its configuration, unreadable files, and weights that
-/// are stored in a form that is not read: packed, or projections of experts in one.
+/// A folder whose tensors are not those of its configuration, and unreadable files.
 pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
     // Names, shapes and types are checked before anything is read.
     let model = ModelFolder::open_any(path)?;
@@ -92,31 +94,26 @@ pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<
     let mut buffer: Vec<f32> = Vec::new();
     for index in 0..target.program().parameters.len() {
         let state = target.program().parameters[index].clone();
-        let value = target.program().value(state.master).clone();
+        let shape = target.program().whole_shape(&state);
         let parts = parts.get(&state.name).map(Vec::as_slice).unwrap_or_default();
-        if parts.is_empty() {
-            return Err(TrainError::Setting {
-                setting: "model",
-                expected: format!("`{}` in tensors of F32, BF16 or F16", state.name),
-                got: "packed weights, or projections of experts in one".to_string(),
-                hint: Some("start from nothing with the config.json alone".to_string()),
-            });
-        }
-        let mut values = vec![0.0; value.elements()];
+        let mut values = vec![0.0; shape.iter().product()];
         for part in parts {
             // GPT-2's files put `transformer.` before a name, or not.
             let prefixed = format!("transformer.{}", part.name);
             let is_prefixed = model.tensors.iter().any(|tensor| tensor.name == prefixed);
             let stored = if is_prefixed { &prefixed } else { &part.name };
-            let (elements, shape) = part.elements_of(&value.shape);
+            let (elements, shape) = part.elements_of(&shape);
             let values = &mut values[elements];
-            if part.shape == shape && !part.transposed {
+            if part.shape == shape && !part.transposed && part.packing.is_none() {
                 folder.read_f32_into(stored, &part.shape, values)?;
                 continue;
             }
             buffer.clear();
             buffer.resize(part.shape.iter().product(), 0.0);
-            folder.read_f32_into(stored, &part.shape, &mut buffer)?;
+            match part.packing {
+                None => folder.read_f32_into(stored, &part.shape, &mut buffer)?,
+                Some(packing) => packed::read(&folder, part, packing, &mut buffer)?,
+            }
             let own = part.extract(&buffer, shape).ok_or_else(|| TrainError::Setting {
                 setting: "model",
                 expected: format!("`{stored}` to hold `{}` {shape:?}", state.name),

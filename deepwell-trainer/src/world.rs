@@ -1,33 +1,67 @@
-//! Ranks that train one model together, as threads of this process.
+//! Ranks that train one model together: threads of this process, or processes with a GPU each.
 //!
 //! Every rank has an [`Engine`] with the program of its own. Tensors are exchanged by calls of that
 //! program; what the ranks decide on the host (to stop, to fall back) they agree on through their
 //! [`Peers`]. Both go through one communicator, in an order that is the same on every rank, so that
 //! a rank that fails, or goes another way, ends all others with one error that names it.
+//!
+//! Of a run over several processes each has a world of its own rank alone, as a [`Member`].
 
+mod launched;
+mod lifeline;
+mod member;
 mod peers;
+mod supervise;
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use deepwell_ir::Graph;
+use deepwell_ir::{Graph, Program, Target};
 use deepwell_kernels::{Comm, CommError, InProcess, Monitor};
 use deepwell_plan::{Planned, lower_evaluation};
 use deepwell_probe::Hardware;
 
+pub use self::launched::Launched;
+pub(crate) use self::member::Member;
 pub use self::peers::Peers;
+pub(crate) use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
-use crate::{CompileOptions, Engine, TrainError};
+use crate::{Catalog, CompileOptions, Engine, TrainError};
 
 /// How long a rank waits for another: a whole step of the largest model that trains on a processor,
 /// with room to spare.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// The ranks of a run.
+/// The ranks of a run, or the one of them that this process is.
 pub struct World {
     engines: Vec<Engine>,
-    monitor: Option<Monitor>,
+    ties: Ties,
+}
+
+/// What joins a rank to those whose engines it does not have.
+enum Ties {
+    /// There are no others.
+    Alone,
+    /// They are threads of this process.
+    Threads(Monitor),
+    /// They are other processes.
+    Processes(Arc<Member>),
+}
+
+/// FIXME: with equal weights, data-parallel groups of tensor-parallel ranks evaluate the same batch
+/// 1e-4 apart in MXFP8; until it is known why, they are refused.
+fn check_degrees(parallel: &deepwell_plan::Parallel) -> Result<(), TrainError> {
+    if parallel.tensor == 1 || parallel.data == 1 {
+        return Ok(());
+    }
+    Err(TrainError::Setting {
+        setting: "ranks",
+        expected: "as many as split each layer, where ranks split layers".to_string(),
+        got: format!("{} groups of {}", parallel.data, parallel.tensor),
+        hint: Some("leave out `--tp`, or give as many `--devices` as its ranks".to_string()),
+    })
 }
 
 impl World {
@@ -44,7 +78,7 @@ impl World {
         let ranks = options.parallel.world_size();
         if ranks < 2 {
             let engine = crate::compile(graph, hardware, options)?;
-            return Ok(World { engines: vec![engine], monitor: None });
+            return Ok(World { engines: vec![engine], ties: Ties::Alone });
         }
         let comms = InProcess::world(ranks as u32, PATIENCE);
         World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
@@ -62,49 +96,105 @@ impl World {
         hardware: Hardware,
         options: &CompileOptions,
     ) -> Result<World, TrainError> {
-        let parallel = options.parallel;
         options.device.check_ranks()?;
-        let target = options.device.target_of_rank(&hardware)?;
-        let catalog = options.device.catalog();
-        let planned = planned(&graph, &hardware, options, catalog.as_ref(), &target)?;
-        let of_world = target.as_rank(parallel.ranks(0));
-        let evaluation = {
-            let Planned { plan, program, .. } = &planned;
-            lower_evaluation(&graph, plan, program, catalog.as_ref(), &of_world)?
-        };
-        let monitor = comms.first().map(InProcess::monitor);
+        check_degrees(&options.parallel)?;
+        let mut lowered = Lowered::of(graph, hardware, options)?;
+        let ties = comms.first().map_or(Ties::Alone, |comm| Ties::Threads(comm.monitor()));
         let mut engines = Vec::with_capacity(comms.len());
         for (rank, comm) in comms.into_iter().enumerate() {
-            let device = options.device.open_rank(&hardware, wrap(comm.clone()))?;
-            let ranks = parallel.ranks(rank);
-            let compiled = Compiled {
-                graph: graph.clone(),
-                hardware: hardware.clone(),
-                evaluation: evaluation.for_rank(ranks.clone()),
-                planned: Planned { program: planned.program.for_rank(ranks), ..planned.clone() },
-                peers: Peers::of(Box::new(comm)),
-            };
+            let device = options.device.open_rank(&lowered.hardware, wrap(comm.clone()))?;
+            let compiled = lowered.for_rank(rank, Peers::of(Box::new(comm)))?;
             engines.push(load(device, compiled, options)?);
         }
-        Ok(World { engines, monitor })
+        Ok(World { engines, ties })
     }
 
-    /// Rank 0.
+    /// [`World::compile`] for the one rank that this process is. All ranks plan with the memory of
+    /// the one that has the least, and with the micro-batch that rank 0 was given.
+    ///
+    /// # Errors
+    /// As [`World::compile`]; ranks that do not come or have failed; two ranks on one GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn join(
+        member: &Arc<Member>,
+        graph: Graph,
+        hardware: Hardware,
+        options: &CompileOptions,
+    ) -> Result<World, TrainError> {
+        use deepwell_kernels::KernelError;
+        use deepwell_kernels::cuda::{DeviceComm, Driver};
+
+        let mut driver = options.device.open_driver()?;
+        let nccl = member.connect(&driver)?;
+        let ranks = options.parallel.ranks(nccl.rank() as usize);
+        nccl.join(&ranks.groups).map_err(KernelError::from)?;
+        let mut peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
+        // What the library has taken for its connections is not free any more.
+        let (free_bytes, _) = driver.memory().map_err(KernelError::from)?;
+        let is_single = options.parallel.is_single();
+        let comm = (!is_single).then(|| Box::new(nccl.device()) as Box<dyn DeviceComm>);
+        let device = options.device.with_driver(&hardware, driver, comm)?;
+        let given = options.micro_batch.map_or(0, |rows| rows as u64);
+        let all = peers.gather(&[free_bytes, given])?;
+        let least_bytes = all.iter().map(|words| words[0]).min().unwrap_or(0) / 10 * 9;
+        let micro_batch = Some(all[0][1] as usize).filter(|&rows| rows > 0);
+        let options = CompileOptions {
+            memory_limit_bytes: options.memory_limit_bytes.or(Some(least_bytes)),
+            micro_batch,
+            ..options.clone()
+        };
+        let rank = nccl.rank() as usize;
+        let compiled = Lowered::of(graph, hardware, &options)?.for_rank(rank, peers)?;
+        let engine = load(device, compiled, &options)?;
+        Ok(World { engines: vec![engine], ties: Ties::Processes(Arc::clone(member)) })
+    }
+
+    /// Without CUDA there is nothing that joins processes.
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn join(
+        _member: &Arc<Member>,
+        _graph: Graph,
+        hardware: Hardware,
+        options: &CompileOptions,
+    ) -> Result<World, TrainError> {
+        Err(options.device.open(&hardware).err().unwrap_or_else(|| TrainError::Setting {
+            setting: "launched",
+            expected: "a build with the feature `cuda`".to_string(),
+            got: format!("`{}`", options.device),
+            hint: None,
+        }))
+    }
+
+    /// The first rank of this process: rank 0, unless others are processes.
     pub fn first(&self) -> &Engine {
         &self.engines[0]
     }
 
+    /// The engines, in the order of the ranks.
+    pub fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
     /// How many ranks there are.
     pub fn size(&self) -> usize {
+        match &self.ties {
+            Ties::Processes(member) => member.world_size(),
+            _ => self.engines.len(),
+        }
+    }
+
+    /// How many of them are in this process, and share its memory.
+    pub fn local_size(&self) -> usize {
         self.engines.len()
     }
 
-    /// The engines, in the order of the ranks, for work that exchanges nothing.
+    /// The engines of this process, in the order of the ranks, for work that exchanges nothing.
     pub fn engines_mut(&mut self) -> &mut [Engine] {
         &mut self.engines
     }
 
-    /// Does the same on every rank, each in a thread of its own, and gives what each gave.
+    /// Does the same on every rank, each in a thread of its own, and gives what each of this
+    /// process gave.
     ///
     /// # Errors
     /// That of the rank which failed first, with the rank named; all others have ended then.
@@ -115,7 +205,8 @@ impl World {
         self.with_first(&work, &work)
     }
 
-    /// [`World::on_all`], with rank 0 doing something of its own in this thread.
+    /// [`World::on_all`], with rank 0 doing something of its own, in this thread where it is in
+    /// this process.
     ///
     /// # Errors
     /// As [`World::on_all`].
@@ -124,8 +215,14 @@ impl World {
         first: impl FnOnce(&mut Engine) -> Result<T, TrainError>,
         other: impl Fn(&mut Engine) -> Result<T, TrainError> + Sync,
     ) -> Result<Vec<T>, TrainError> {
-        let Some(monitor) = &self.monitor else {
-            return Ok(vec![first(&mut self.engines[0])?]);
+        let monitor = match &self.ties {
+            Ties::Alone => return Ok(vec![first(&mut self.engines[0])?]),
+            Ties::Processes(member) => {
+                let engine = &mut self.engines[0];
+                let done = if member.is_first() { first(engine) } else { other(engine) };
+                return Ok(vec![member.told(done)?]);
+            }
+            Ties::Threads(monitor) => monitor,
         };
         let [own, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
         // Whoever fails tells the others, who would wait for it, before anything else.
@@ -171,6 +268,62 @@ impl World {
         let at = errors.iter().position(|(rank, _)| *rank == culprit as usize).unwrap_or(0);
         let (rank, source) = errors.swap_remove(at);
         Err(TrainError::Rank { rank, world_size, source: Box::new(source) })
+    }
+}
+
+/// A plan for the ranks of a world, and the programs of those classes that were asked for.
+struct Lowered {
+    graph: Graph,
+    hardware: Hardware,
+    catalog: Catalog,
+    target: Target,
+    planned: Planned,
+    /// What the first rank of each class runs, in training and in evaluation.
+    classes: Vec<(Planned, Program)>,
+}
+
+impl Lowered {
+    fn of(
+        graph: Graph,
+        hardware: Hardware,
+        options: &CompileOptions,
+    ) -> Result<Lowered, TrainError> {
+        let mut target = options.device.target(&hardware)?;
+        if !options.parallel.is_single() {
+            target = options.device.among_ranks(target);
+        }
+        let catalog = options.device.catalog();
+        let planned = planned(&graph, &hardware, options, catalog.as_ref(), &target)?;
+        Ok(Lowered { graph, hardware, catalog, target, planned, classes: Vec::new() })
+    }
+
+    /// What is loaded for a rank.
+    fn for_rank(&mut self, rank: usize, peers: Peers) -> Result<Compiled, TrainError> {
+        let Lowered { graph, hardware, catalog, target, planned, classes } = self;
+        let (catalog, parallel) = (&**catalog, planned.plan.parallel);
+        let ranks = parallel.ranks(rank);
+        let is_alike = |(first, _): &&(Planned, Program)| {
+            parallel.class(first.program.rank as usize) == parallel.class(rank)
+        };
+        let known = classes.iter().find(is_alike).cloned();
+        let (of_class, evaluation) = match known {
+            Some(known) => known,
+            None => {
+                let planned = planned.of_rank(rank, graph, catalog, target)?;
+                let Planned { plan, program, .. } = &planned;
+                let target = target.clone().as_rank(ranks.clone());
+                let evaluation = lower_evaluation(graph, plan, program, catalog, &target)?;
+                classes.push((planned.clone(), evaluation.clone()));
+                (planned, evaluation)
+            }
+        };
+        Ok(Compiled {
+            graph: graph.clone(),
+            hardware: hardware.clone(),
+            evaluation: evaluation.for_rank(ranks),
+            planned: of_class.of_rank(rank, graph, catalog, target)?,
+            peers,
+        })
     }
 }
 

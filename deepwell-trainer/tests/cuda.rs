@@ -11,8 +11,9 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use deepwell_ir::Recompute;
 use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{Graph, Recompute};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{
@@ -51,13 +52,23 @@ fn config() -> LlamaConfig {
 }
 
 fn engine(policy: &PrecisionPolicy, device: Device, micro_batch: usize, rule: Recompute) -> Engine {
+    let graph = capture(&config()).expect("the model can be captured");
+    engine_of(graph, policy, device, micro_batch, rule)
+}
+
+fn engine_of(
+    graph: Graph,
+    policy: &PrecisionPolicy,
+    device: Device,
+    micro_batch: usize,
+    rule: Recompute,
+) -> Engine {
     let options = CompileOptions {
         micro_batch: Some(micro_batch),
         recompute: Some(rule),
         device,
         ..CompileOptions::new(policy.clone(), SEQ, BATCH)
     };
-    let graph = capture(&config()).expect("the model can be captured");
     let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("it compiles");
     engine.initialize(7).expect("weights");
     engine
@@ -99,6 +110,66 @@ fn a_step_is_that_of_the_cpu() {
     }
 }
 
+/// The command. A bundle has it beside its tests and says where.
+fn deepwell() -> std::ffi::OsString {
+    std::env::var_os("DEEPWELL_COMMAND").unwrap_or(env!("CARGO_BIN_EXE_deepwell").into())
+}
+
+trial!(a_step_of_a_mixture_is_that_of_the_cpu);
+/// With both losses of routers and a limit that drops pairs. A token visits all experts: where it
+/// chose two, scores that nearly tie would send it to another on one of the devices, and no
+/// tolerance would tell that from a fault.
+fn a_step_of_a_mixture_is_that_of_the_cpu() {
+    need_gpu();
+    let preset = |name| PrecisionPolicy::preset(name).expect("a preset");
+    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
+    let mut config = LlamaConfig::preset("moe-micro").expect("a preset");
+    let experts = config.experts.as_mut().expect("it is a mixture");
+    experts.experts_per_token = experts.num_experts;
+    let graph = capture(&config).expect("the model can be captured");
+    let graph = with_router_training(&graph, &training).expect("it has routers");
+    let token = |index: usize| ((index * index * 31 + index * 7 + 3) % config.vocab_size) as i32;
+    let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
+    let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
+    for (policy, tolerances) in [
+        (PrecisionPolicy::bf16(), BF16),
+        (PrecisionPolicy::mxfp8(), MXFP8),
+        (preset("mxfp8-128"), MXFP8),
+    ] {
+        for (micro_batch, rule) in [(BATCH, Recompute::None), (BATCH / 2, Recompute::Full)] {
+            let name = format!("{policy:?} micro-batch {micro_batch} recompute {rule}");
+            let engine_on = |device| engine_of(graph.clone(), &policy, device, micro_batch, rule);
+            let (mut cpu, mut gpu) = (engine_on(Device::Cpu), engine_on(Device::Cuda(0)));
+            let expected = cpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
+            let got = gpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
+            assert_outcome(&name, &got, &expected, tolerances);
+            let (expected, got) = (gradients(&mut cpu), gradients(&mut gpu));
+            assert_gradients(&name, &got, &expected, tolerances);
+        }
+    }
+}
+
+trial!(a_mixture_gives_the_same_bits_again);
+fn a_mixture_gives_the_same_bits_again() {
+    need_gpu();
+    let config = LlamaConfig::preset("moe-micro").expect("a preset");
+    let graph = capture(&config).expect("the model can be captured");
+    let token = |index: usize| ((index * 31 + index / 7) % config.vocab_size) as i32;
+    let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
+    let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
+    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+        let losses = || -> Vec<StepOutcome> {
+            let device = Device::Cuda(0);
+            let mut engine = engine_of(graph.clone(), &policy, device, BATCH, Recompute::None);
+            let step = |_| engine.step(&inputs, &targets, 3e-3, 1.0).expect("a step");
+            (0..20).map(step).collect()
+        };
+        let first = losses();
+        assert!(first[19].loss < first[0].loss, "{first:?}");
+        assert_eq!(first, losses(), "{:?}", policy.format());
+    }
+}
+
 trial!(the_default_comparison_ends_with_a_verdict);
 /// `deepwell parity` as a new user calls it, with fewer steps and seeds: the audit of the first
 /// step once ended it with an error on every device but the CPU.
@@ -108,9 +179,7 @@ fn the_default_comparison_ends_with_a_verdict() {
     let data = folder.path().join("data.txt");
     let words = (0..60_000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
     std::fs::write(&data, words.collect::<String>()).expect("a temporary folder can be written");
-    // A bundle has the command beside its tests and says where.
-    let command = std::env::var_os("DEEPWELL_COMMAND");
-    let output = Command::new(command.unwrap_or(env!("CARGO_BIN_EXE_deepwell").into()))
+    let output = Command::new(deepwell())
         .args(["parity", "--json", "--device", "cuda", "--steps", "20", "--seeds", "2", "--data"])
         .arg(&data)
         .args(["--eval-tokens", "16384", "--cache-dir"])
@@ -239,6 +308,152 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
         assert!((a - b).abs() < 0.01 * b, "step {step}: {a} against {b}");
     }
     assert_eq!(moved[..10], on_cpu[..10]);
+}
+
+/// A folder with a text.
+fn folder_with_text() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write_corpus(&folder.path().join("corpus.txt"));
+    folder
+}
+
+/// Trains the micro model by the command, with these variables and arguments. Bits of the losses,
+/// or what it wrote to standard error.
+fn train(
+    folder: &Path,
+    out: &str,
+    variables: &[(&str, &str)],
+    arguments: &[&str],
+) -> Result<Vec<(u64, u64)>, String> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let mut command = Command::new(deepwell());
+    command.args(["train", "--model", "llama-micro", "--seq-len", "64"]);
+    if !arguments.contains(&"--steps") {
+        command.args(["--steps", "6"]);
+    }
+    command.args(["--batch-size", "4", "--micro-batch", "2", "--recompute", "none"]);
+    command.args(["--eval-tokens", "1024", "--checkpoint-every", "3"]);
+    command.args(["--data", &path("corpus.txt"), "--cache-dir", &path("cache")]);
+    command.args(["--out", &path(out)]).args(arguments).envs(variables.iter().copied());
+    let output = command.output().expect("the command runs");
+    match output.status.success() {
+        true => Ok(loss_bits(&folder.join(out))),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// What a launcher says to one rank that is alone, on a port of its own.
+fn alone(port: &str) -> [(&str, &str); 6] {
+    [
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", port),
+    ]
+}
+
+/// Skips the test where there is no NCCL.
+fn need_nccl() {
+    if let Err(error) = deepwell_kernels::cuda::NcclId::new() {
+        skip(error.to_string());
+    }
+}
+
+trial!(a_launched_rank_trains_as_one_that_is_not);
+/// All of it but other ranks: a launcher's environment, NCCL, what hosts tell each other.
+fn a_launched_rank_trains_as_one_that_is_not() {
+    need_gpu();
+    need_nccl();
+    let folder = folder_with_text();
+    for precision in ["bf16", "mxfp8"] {
+        let arguments = ["--device", "cuda", "--precision", precision];
+        let name = |kind: &str| format!("{precision}-{kind}");
+        let expected = train(folder.path(), &name("plain"), &[], &arguments).expect("a run");
+        let launched = [&arguments[..], &["--launched"]].concat();
+        let got = train(folder.path(), &name("launched"), &alone("29610"), &launched);
+        assert_eq!(got, Ok(expected), "{precision}");
+        // And goes on where it has ended.
+        let longer = [&launched[..], &["--resume", "--accept-changes", "--steps", "8"]].concat();
+        let got = train(folder.path(), &name("launched"), &alone("29612"), &longer).expect("a run");
+        assert_eq!(got.len(), 8, "{precision}");
+    }
+}
+
+trial!(gpus_that_are_not_there_are_refused);
+fn gpus_that_are_not_there_are_refused() {
+    need_gpu();
+    let folder = folder_with_text();
+    let count = deepwell_probe::probe().gpus.len();
+    let devices: Vec<String> = (0..=count).map(|index| format!("cuda:{index}")).collect();
+    let arguments = ["--devices", &devices.join(",")];
+    let error = train(folder.path(), "out", &[], &arguments).expect_err("one GPU too many");
+    let expected = format!("error: device: expected a GPU for `cuda:{count}`");
+    assert!(error.starts_with(&expected), "{error}");
+}
+
+/// Skips the test where there are fewer than two GPUs.
+fn need_two_gpus() {
+    need_gpu();
+    need_nccl();
+    let count = deepwell_probe::probe().gpus.len();
+    if count < 2 {
+        skip(format!("there is {count} GPU of 2"));
+    }
+}
+
+trial!(two_gpus_train_as_one_does);
+/// Each rank has two sequences of four. Two summands have one order, so that sharing the optimizer
+/// state and running again change no bit; the gradients of an embedding's rows are summed in
+/// another order than by one GPU.
+fn two_gpus_train_as_one_does() {
+    need_two_gpus();
+    let folder = folder_with_text();
+    for precision in ["bf16", "mxfp8"] {
+        let run = |name: &str, arguments: &[&str]| {
+            let arguments = [arguments, &["--precision", precision]].concat();
+            train(folder.path(), &format!("{precision}-{name}"), &[], &arguments).expect("a run")
+        };
+        let devices = ["--devices", "cuda:0,cuda:1"];
+        let one = run("one", &["--device", "cuda:0"]);
+        let two = run("two", &devices);
+        assert_eq!(run("again", &devices), two, "{precision}: the same bits");
+        let shared = run("shared", &[&devices[..], &["--zero", "1"]].concat());
+        assert_eq!(shared, two, "{precision}: ZeRO 1 changes no bit");
+        assert_eq!(one.len(), two.len());
+        for ((step, a), (_, b)) in two.iter().zip(&one) {
+            let (a, b) = (f64::from_bits(*a), f64::from_bits(*b));
+            // Six steps from the same weights: rounding alone, which BF16 weights make larger.
+            assert!((a - b).abs() < 1e-3 * b, "{precision}, step {step}: {a} against {b}");
+        }
+    }
+}
+
+trial!(a_rank_that_fails_ends_its_run);
+/// One of two ranks names another seed: the run is refused, with one message.
+fn a_rank_that_fails_ends_its_run() {
+    need_two_gpus();
+    let folder = folder_with_text();
+    let start = |rank: &'static str, seed: &'static str| {
+        let folder = folder.path().to_path_buf();
+        std::thread::spawn(move || {
+            let variables = [
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("LOCAL_WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", "29620"),
+            ];
+            let arguments = ["--launched", "--device", "cuda", "--seed", seed];
+            train(&folder, "out", &variables, &arguments).expect_err("two runs")
+        })
+    };
+    let (first, second) = (start("0", "1"), start("1", "2"));
+    let (first, second) = (first.join().expect("rank 0"), second.join().expect("rank 1"));
+    assert!(first.contains("expected the same on all ranks"), "{first}");
+    assert!(!second.contains("error:"), "{second}");
 }
 
 fn main() -> ExitCode {

@@ -6,150 +6,32 @@
 
 mod ranks;
 
-use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::ops::IGNORED_TARGET;
-use deepwell_ir::{Call, Instance, Op, Phase, Program, ValueId};
-use deepwell_kernels::{
-    Backend, CallAction, Comm, CommError, CpuBackend, CpuCatalog, Exchange, Executor, InProcess,
-    KernelError, LoadedProgram, Observer, cpu_target,
-};
-use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
-use deepwell_precision::PrecisionPolicy;
-use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World, init};
+use std::time::Duration;
 
-use ranks::{PATIENCE, graph, hardware};
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::{Call, Instance, Op, Program, ValueId};
+use deepwell_kernels::{
+    Backend, CallAction, Comm, CommError, Exchange, InProcess, KernelError, Observer,
+};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_trainer::{CompileOptions, Device, Engine, Parallel, TrainError, World};
+
+use ranks::reference::{Bits, CLIP, Case, LEARNING_RATE, SEED, scale};
+use ranks::{graph, hardware};
 
 const SEQ: usize = 32;
 const STEPS: usize = 4;
-const SEED: u64 = 7;
-const LEARNING_RATE: f32 = 1e-2;
-const CLIP: f32 = 0.5;
 
-/// Inputs and targets of a step, row by row. Rows leave out different numbers of targets, so that a
-/// mean of the ranks' means is another number.
+/// How long a rank waits for another; longer than any of these tests takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What one rank gives in the place of several.
+fn reference(precision: &str, parts: usize, rows: usize) -> Bits {
+    Case { device: Device::Cpu, precision, seq: SEQ, parts, rows, steps: STEPS }.run()
+}
+
 fn batch(step: usize, rows: usize) -> (Vec<i32>, Vec<i32>) {
-    let token = |row: usize, at: usize| {
-        let number = step * 7919 + row * 104_729 + at * at * 31 + at * 7;
-        (number % 256) as i32
-    };
-    let inputs = (0..rows * SEQ).map(|it| token(it / SEQ, it % SEQ)).collect();
-    let targets = (0..rows * SEQ).map(|it| match (it / SEQ, it % SEQ) {
-        (row, at) if at < 3 * row => IGNORED_TARGET,
-        (row, at) => token(row, at + 1),
-    });
-    (inputs, targets.collect())
-}
-
-fn scale(targets: &[i32]) -> f32 {
-    1.0 / targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as f32
-}
-
-/// What a run gave: bits of loss and norm of each step, then of all masters, and of all moments
-/// that are whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Bits {
-    steps: Vec<[u32; 2]>,
-    masters: Vec<u32>,
-    moments: Vec<u32>,
-}
-
-struct Reference {
-    executor: Executor,
-    loaded: LoadedProgram,
-    parts: usize,
-}
-
-impl Reference {
-    fn new(precision: &str, parts: usize, rows: usize) -> Reference {
-        let request = PlanRequest {
-            seq: SEQ,
-            global_batch: rows,
-            policy: PrecisionPolicy::preset(precision).unwrap(),
-            optimizer: OptimizerSpec::default(),
-            memory_limit_bytes: None,
-            micro_batch: Some(1),
-            recompute: None,
-        };
-        let graph = graph();
-        let planned = autoplan(&graph, &hardware(), &request, &CpuCatalog, &cpu_target(2)).unwrap();
-        let program = planned.program;
-        let mut executor = Executor::new(Box::new(CpuBackend::new()), program.arena.bytes).unwrap();
-        let loaded = executor.load(program.clone()).unwrap();
-        for ((_, tensor), state) in graph.parameters().zip(&program.parameters) {
-            let deepwell_ir::TensorKind::Parameter { init, .. } = tensor.kind else { panic!() };
-            let mut values = vec![0f32; program.value(state.master).elements()];
-            init::fill(init, SEED, &state.name, &mut values);
-            executor.write(&program, state.master, cast_slice(&values)).unwrap();
-        }
-        executor.run_phase(&loaded, Phase::Weights).unwrap();
-        Reference { executor, loaded, parts }
-    }
-
-    fn read(&mut self, id: ValueId) -> Vec<f32> {
-        let mut values = vec![0f32; self.loaded.program().value(id).elements()];
-        self.executor.read(self.loaded.program(), id, cast_slice_mut(&mut values)).unwrap();
-        values
-    }
-
-    fn step(&mut self, step: usize) -> [u32; 2] {
-        let program = self.loaded.program().clone();
-        let (host, rows) = (&program.host, program.batch * program.micro_batches);
-        let (inputs, targets) = batch(step, self.parts * rows);
-        let gradients: Vec<ValueId> =
-            program.parameters.iter().filter_map(|state| state.gradient).collect();
-        let summed: Vec<ValueId> = gradients.into_iter().chain(host.loss).collect();
-        let schedule = [LEARNING_RATE, CLIP];
-        self.executor.write(&program, host.schedule.unwrap(), cast_slice(&schedule)).unwrap();
-        let scale = [scale(&targets)];
-        self.executor.write(&program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
-        let mut sums: Vec<Vec<f32>> = Vec::new();
-        for part in 0..self.parts {
-            for invocation in &program.schedule {
-                let phase = program.bodies[invocation.body.index()].phase;
-                if phase == Phase::Forward {
-                    let row = part * rows + invocation.micro_batch as usize * program.batch;
-                    let tokens = row * SEQ..(row + program.batch) * SEQ;
-                    let values = [
-                        (host.tokens.unwrap(), cast_slice(&inputs[tokens.clone()])),
-                        (host.targets.unwrap(), cast_slice(&targets[tokens])),
-                    ];
-                    self.executor.stage(&program, invocation.slot, &values).unwrap();
-                }
-                if matches!(phase, Phase::Forward | Phase::Backward) {
-                    self.executor.invoke(&self.loaded, invocation).unwrap();
-                }
-            }
-            let own: Vec<Vec<f32>> = summed.iter().map(|&id| self.read(id)).collect();
-            if part == 0 {
-                sums = own;
-                continue;
-            }
-            for (sum, own) in sums.iter_mut().flatten().zip(own.iter().flatten()) {
-                *sum += own;
-            }
-        }
-        for (&id, sum) in summed.iter().zip(&sums) {
-            self.executor.write(&program, id, cast_slice(sum)).unwrap();
-        }
-        for invocation in &program.schedule {
-            let phase = program.bodies[invocation.body.index()].phase;
-            if matches!(phase, Phase::Optimizer | Phase::Weights) {
-                self.executor.invoke(&self.loaded, invocation).unwrap();
-            }
-        }
-        [host.loss, host.grad_norm].map(|id| self.read(id.unwrap())[0].to_bits())
-    }
-
-    fn run(precision: &str, parts: usize, rows: usize) -> Bits {
-        let mut reference = Reference::new(precision, parts, rows);
-        let steps = (0..STEPS).map(|step| reference.step(step)).collect();
-        let program = reference.loaded.program().clone();
-        let mut bits = |ids: Vec<ValueId>| {
-            ids.into_iter().flat_map(|id| reference.read(id)).map(f32::to_bits).collect()
-        };
-        let masters = bits(ranks::masters_of(&program));
-        Bits { steps, masters, moments: bits(ranks::moments_of(&program)) }
-    }
+    ranks::reference::batch(step, rows, SEQ)
 }
 
 fn options(precision: &str, ranks: usize, rows: usize) -> CompileOptions {
@@ -208,7 +90,7 @@ fn run(mut world: World, rows: usize) -> Vec<Bits> {
 fn ranks_train_as_one_does() {
     for precision in ["bf16", "mxfp8"] {
         for (ranks, rows) in [(2, 1), (3, 1), (4, 1), (2, 2)] {
-            let expected = Reference::run(precision, ranks, rows);
+            let expected = reference(precision, ranks, rows);
             for (rank, got) in run(world(precision, ranks, rows), rows).into_iter().enumerate() {
                 let what = format!("{precision}, rank {rank} of {ranks}, {rows} rows");
                 assert_eq!(got.steps, expected.steps, "{what}: loss and norm");
@@ -224,7 +106,7 @@ fn ranks_train_as_one_does() {
 fn ranks_that_share_the_optimizer_state_train_as_one_does() {
     for precision in ["f32", "bf16", "mxfp8"] {
         for (ranks, rows) in [(2, 2), (3, 1), (4, 1)] {
-            let expected = Reference::run(precision, ranks, rows);
+            let expected = reference(precision, ranks, rows);
             let options = options(precision, ranks, rows);
             let parallel = Parallel { zero: 1, ..options.parallel };
             let options = CompileOptions { parallel, ..options };
@@ -305,7 +187,7 @@ impl Comm for Reversed {
 
 #[test]
 fn another_order_of_sums_is_seen() {
-    let expected = Reference::run("bf16", 3, 1);
+    let expected = reference("bf16", 3, 1);
     let comms = InProcess::world(3, PATIENCE);
     let wrap = |comm| -> Box<dyn Comm> { Box::new(Reversed(comm)) };
     let options = options("bf16", 3, 1);
@@ -362,7 +244,7 @@ impl Observer for Planted {
 
 #[test]
 fn planted_faults_are_seen() {
-    let expected = Reference::run("bf16", 2, 1);
+    let expected = reference("bf16", 2, 1);
     for fault in [Fault::OwnMean, Fault::FirstRows, Fault::NoSum] {
         let mut world = world("bf16", 2, 1);
         let got = world.on_all(|engine| {

@@ -1,105 +1,14 @@
 //! Runs of several ranks: one folder, one set of metrics, and they go on where they stopped.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+mod rank_runs;
 
-use deepwell_trainer::metrics::StepLine;
-use deepwell_trainer::run::{RunOptions, RunSummary, run};
-use deepwell_trainer::{Progress, Record, Settings, Start, TrainError, Trainer};
+use std::collections::BTreeMap;
+use std::path::Path;
 
-struct Place(tempfile::TempDir);
+use deepwell_ckpt::Section;
+use deepwell_trainer::{Settings, Start, TrainError, Trainer};
 
-impl Place {
-    fn new() -> Place {
-        let place = Place(tempfile::tempdir().expect("a temporary folder"));
-        let words = (0..2000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
-        fs::write(place.path("text.txt"), words.collect::<String>()).expect("a file");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn settings(&self, out: &str, ranks: usize) -> Settings {
-        Settings {
-            model: "llama-micro".to_string(),
-            data: vec![self.path("text.txt")],
-            cache_dir: self.path("cache"),
-            out: self.path(out),
-            precision: "mxfp8".to_string(),
-            ranks,
-            steps: 6,
-            seq_len: 32,
-            batch_size: 4,
-            micro_batch: Some(1),
-            eval_tokens: 100,
-            eval_every: Some(3),
-            checkpoint_every: Some(2),
-            ..Settings::default()
-        }
-    }
-}
-
-/// Stops the run after a step.
-struct StopAfter(u64, Arc<AtomicBool>);
-
-impl Progress for StopAfter {
-    fn step(&mut self, line: &StepLine) {
-        if line.step >= self.0 {
-            self.1.store(true, Ordering::Relaxed);
-        }
-    }
-    fn evaluation(&mut self, _step: u64, _val_loss: f64) {}
-    fn note(&mut self, _text: &str) {}
-}
-
-fn go(settings: &Settings, start: Start) -> Result<RunSummary, TrainError> {
-    let options = RunOptions { start, profile: false };
-    run(settings, options, Arc::new(AtomicBool::new(false)), &mut ())
-}
-
-fn go_until(settings: &Settings, step: u64) -> RunSummary {
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut progress = StopAfter(step, Arc::clone(&stop));
-    run(settings, RunOptions::default(), stop, &mut progress).expect("a run")
-}
-
-/// Step, loss and norm of each training step.
-type Steps = Vec<(u64, f64, f64)>;
-
-/// The training steps of a run; step and loss of each evaluation.
-fn metrics(out: &Path) -> (Steps, Vec<(u64, f64)>) {
-    let text = fs::read_to_string(Trainer::metrics_path(out)).expect("metrics");
-    let records: Vec<Record> =
-        text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect();
-    let steps = records.iter().filter_map(|r| Some((r.step, r.loss?, r.grad_norm?))).collect();
-    (steps, records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect())
-}
-
-/// Everything in the newest checkpoint of a run but what says how it was made.
-fn tensors(out: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(out)).expect("a folder");
-    let newest = &listed.last().expect("a checkpoint").path;
-    let mut files: Vec<PathBuf> = Vec::new();
-    let mut folders = vec![newest.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false if path.extension().is_some_and(|it| it == "safetensors") => files.push(path),
-                false => {}
-            }
-        }
-    }
-    files.sort();
-    assert!(!files.is_empty());
-    let relative = |path: &PathBuf| path.strip_prefix(newest).expect("inside").to_path_buf();
-    files.iter().map(|path| (relative(path), fs::read(path).expect("a file"))).collect()
-}
+use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
 
 #[test]
 fn a_run_of_ranks_is_one_run() {
@@ -196,4 +105,51 @@ fn a_run_goes_on_with_other_ranks() {
         assert!((loss - expected).abs() <= bound, "step {step}: {loss} beside {expected}");
         assert_eq!(got[..done], metrics(&four.out).0[..done]);
     }
+}
+
+/// Every tensor of the newest checkpoint of a run, by section and name.
+fn tensors_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
+    let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(out)).expect("a folder");
+    let newest = deepwell_ckpt::load(&listed.last().expect("a checkpoint").path).expect("whole");
+    let read = |section, name: &str| newest.read(section, name).expect("a tensor");
+    let all = newest.tensors().iter();
+    all.map(|it| ((it.section, it.name.clone()), read(it.section, &it.name))).collect()
+}
+
+/// A pipeline logs, evaluates and saves what one rank does, and each goes on from what the other
+/// has saved: two stages, then one rank, then two stages again.
+#[test]
+fn a_pipeline_is_one_run() {
+    let place = Place::new();
+    let stages = |name: &str, pipeline, zero| Settings {
+        pipeline,
+        zero,
+        ..place.settings(name, if zero == 1 { 2 * pipeline } else { pipeline })
+    };
+    let whole = stages("whole", 1, 0);
+    let expected = go(&whole, Start::New).unwrap();
+    let two = stages("two-stages", 2, 0);
+    let got = go(&two, Start::New).unwrap();
+    assert_eq!(got.ranks, 2);
+    assert_eq!(got.tokens_per_step, expected.tokens_per_step);
+    assert_eq!(got.fit.heldout_losses, expected.fit.heldout_losses);
+    assert_eq!(metrics(&two.out), metrics(&whole.out));
+    assert!(tensors_by_name(&two.out) == tensors_by_name(&whole.out), "masters, moments, copies");
+
+    let moved = stages("two-then-one-then-two", 2, 0);
+    assert!(go_until(&moved, 2).fit.interrupted);
+    let on_one = Settings { ranks: 1, pipeline: 1, ..moved.clone() };
+    assert!(go_on_until(&on_one, Start::ResumeChanged, 4).fit.interrupted);
+    go(&moved, Start::ResumeChanged).unwrap();
+    assert_eq!(metrics(&moved.out), metrics(&whole.out));
+    assert!(tensors_by_name(&moved.out) == tensors_by_name(&whole.out));
+
+    // Two pipelines that have a part of the optimizer state each, beside two whole models.
+    let of_ranks = go(&place.settings("two-ranks", 2), Start::New).unwrap();
+    let shared = stages("shared", 2, 1);
+    let got = go(&shared, Start::New).unwrap();
+    assert_eq!(metrics(&shared.out), metrics(&place.settings("two-ranks", 2).out));
+    assert_eq!(got.fit.heldout_losses, of_ranks.fit.heldout_losses);
+    let expected = tensors_by_name(&place.settings("two-ranks", 2).out);
+    assert!(tensors_by_name(&shared.out) == expected);
 }

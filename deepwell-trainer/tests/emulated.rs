@@ -6,6 +6,7 @@
 extern crate deepwell_trials;
 
 mod gradients;
+mod ranks;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -13,11 +14,15 @@ use std::process::ExitCode;
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
 use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_precision::PrecisionPolicy;
-use deepwell_trainer::{CompileOptions, Device, Engine, StepOutcome, compile};
+use deepwell_trainer::{
+    CompileOptions, Device, Devices, Engine, Parallel, StepOutcome, World, compile,
+};
 use deepwell_trials::{note, skip};
 
 use crate::gradients::{BF16, MXFP8, Tolerances, assert_gradients, assert_outcome, gradients};
+use crate::ranks::reference::{Bits, CLIP, Case, LEARNING_RATE, SEED, batch};
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
@@ -45,6 +50,18 @@ fn llama() -> LlamaConfig {
 /// One whose queries and keys are normalized head by head, in tiles that are wider than a head.
 fn qwen3() -> LlamaConfig {
     LlamaConfig { family: ModelFamily::Qwen3, hidden_size: 64, head_dim: 96, ..llama() }
+}
+
+/// Two layers of eight experts, with both losses of routers and a limit that drops pairs. A token
+/// visits all experts: where it chose two, scores that nearly tie would send it to another on one
+/// of the devices, and no tolerance would tell that from a fault. Choices are for the op's tests.
+fn mixture() -> (Graph, usize) {
+    let mut config = LlamaConfig::preset("moe-micro").expect("a preset");
+    let experts = config.experts.as_mut().expect("it is a mixture");
+    experts.experts_per_token = experts.num_experts;
+    let (graph, vocabulary) = model(config);
+    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
+    (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
 }
 
 fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
@@ -157,6 +174,38 @@ fn qwen3_trains_as_on_the_cpu() {
     }
 }
 
+trial!(mixtures_train_as_on_the_cpu);
+/// Every kernel of a mixture, on both kinds of operands, where no other than portable ones are.
+fn mixtures_train_as_on_the_cpu() {
+    need_kernels((12, 0));
+    let of_mixtures = [
+        "cuda_dispatch dispatch",
+        "cuda_expert_swiglu expert_swiglu",
+        "cuda_expert_swiglu_backward expert_swiglu_backward",
+        "cuda_permute permute",
+        "cuda_route route",
+        "cuda_route_backward route_backward",
+        "cuda_router_logits router_logits",
+        "cuda_router_logits_backward router_logits_backward",
+        "cuda_router_loss router_loss_grad",
+        "cuda_unpermute unpermute",
+    ];
+    let plain = [
+        "cuda_bf16_grouped_gemm grouped_gemm",
+        "cuda_bf16_grouped_gemm grouped_gemm_input_grad",
+        "cuda_bf16_grouped_gemm grouped_gemm_weight_grad",
+    ];
+    let scaled = ["cuda_mxfp8_grouped_gemm scaled_grouped_gemm"];
+    for (policy, tolerances, gemms) in
+        [(PrecisionPolicy::bf16(), BF16, &plain[..]), (PrecisionPolicy::mxfp8(), MXFP8, &scaled)]
+    {
+        let kernels = compare(&mixture(), &policy, Architecture::Sm120a, tolerances);
+        for kernel in of_mixtures.iter().chain(gemms) {
+            assert!(kernels.contains(*kernel), "no `{kernel}` among {kernels:?}");
+        }
+    }
+}
+
 trial!(gpt2_trains_as_on_the_cpu);
 /// A GPT-2 of two layers: its positions, and GELU and its gradient, in BF16 out of the GEMMs' own
 /// kernels.
@@ -195,6 +244,57 @@ fn gpt2_trains_as_on_the_cpu() {
             "cuda_sm100_mxfp8_gemm_fused scaled_gemm_gelu",
         ]
     );
+}
+
+/// Trains the micro model on the ranks that `devices` names, with one sequence each, and gives what
+/// each has; moments are left out.
+fn bits_of_ranks(devices: &str, zero: u8, precision: &str, seq: usize, steps: usize) -> Vec<Bits> {
+    let Devices { device, ranks } = devices.parse().expect("devices");
+    let policy = PrecisionPolicy::preset(precision).expect("a preset");
+    let options = CompileOptions {
+        micro_batch: Some(1),
+        device,
+        parallel: Parallel { zero, ..Parallel::data(ranks) },
+        ..CompileOptions::new(policy, seq, ranks)
+    };
+    let graph = ranks::graph();
+    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
+    let train = |engine: &mut Engine| {
+        engine.initialize(SEED)?;
+        let mut bits = Bits { steps: Vec::new(), masters: Vec::new(), moments: Vec::new() };
+        for step in 0..steps {
+            let (inputs, targets) = batch(step, ranks, seq);
+            let (rate, clip) = (f64::from(LEARNING_RATE), f64::from(CLIP));
+            let outcome = engine.step(&inputs, &targets, rate, clip)?;
+            bits.steps.push([outcome.loss.to_bits(), outcome.grad_norm.to_bits()]);
+        }
+        for master in ranks::masters_of(engine.program()) {
+            let mut values = vec![0u32; engine.program().value(master).elements()];
+            engine.read_value(master, bytemuck::cast_slice_mut(&mut values))?;
+            bits.masters.extend(values);
+        }
+        Ok(bits)
+    };
+    world.on_all(train).expect("steps")
+}
+
+trial!(ranks_on_emulated_gpus_train_as_one_does);
+/// Two ranks give the bits of one that runs the parts of both and adds them up in their order.
+fn ranks_on_emulated_gpus_train_as_one_does() {
+    need_kernels((9, 0));
+    let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
+    for precision in ["bf16", "mxfp8"] {
+        let one = Case { device, precision, seq, parts: 2, rows: 1, steps }.run();
+        for zero in [0, 1] {
+            let two = bits_of_ranks("emulated:sm90:2", zero, precision, seq, steps);
+            assert_eq!(two.len(), 2);
+            for (rank, bits) in two.iter().enumerate() {
+                let what = format!("{precision}, ZeRO {zero}, rank {rank}");
+                assert_eq!(bits.steps, one.steps, "{what}: loss and norm");
+                assert!(bits.masters == one.masters, "{what}: masters");
+            }
+        }
+    }
 }
 
 fn main() -> ExitCode {

@@ -2,9 +2,11 @@
 //! give the same bits, every call is what its definition says, and gradients are those of the loss.
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::capture::{ExpertsConfig, LlamaConfig, ModelFamily, capture};
+use deepwell_ir::capture::{
+    ExpertsConfig, LlamaConfig, ModelFamily, capture, capture_for_sequence,
+};
 use deepwell_ir::{Graph, Op, PrecisionPolicy, Recompute};
-use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_moe::{RouterTraining, update_selection_bias, with_router_training};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::audit::Audit;
 use deepwell_trainer::{CompileOptions, Engine, compile};
@@ -29,6 +31,11 @@ fn mixtral(top_k: usize) -> Graph {
     let experts = config.experts.clone();
     let intermediate_size = experts.as_ref().map_or(0, |experts| experts.intermediate_size);
     capture(&LlamaConfig { intermediate_size, head_dim: 32, ..config }).unwrap()
+}
+
+/// A preset of DeepSeek-V3 or gpt-oss, whose windows of 16 tokens are shorter than the sequences.
+fn preset(name: &str) -> Graph {
+    capture_for_sequence(&LlamaConfig::preset(name).expect("a preset"), SEQ).unwrap()
 }
 
 fn engine(graph: Graph, policy: PrecisionPolicy, rule: Recompute, micro_batch: usize) -> Engine {
@@ -69,10 +76,15 @@ fn bits(engine: &mut Engine) -> (Vec<u32>, Vec<(String, Vec<u32>)>) {
 
 #[test]
 fn every_rule_and_number_of_threads_gives_the_same_bits() {
-    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+    for (graph, policy) in [
+        (qwen3(2), PrecisionPolicy::bf16()),
+        (qwen3(2), PrecisionPolicy::mxfp8()),
+        (preset("gpt-oss-micro"), PrecisionPolicy::mxfp8()),
+        (preset("deepseek-micro"), PrecisionPolicy::mxfp8()),
+    ] {
         let run = |rule, threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| bits(&mut engine(qwen3(2), policy.clone(), rule, 2)))
+            pool.install(|| bits(&mut engine(graph.clone(), policy.clone(), rule, 2)))
         };
         let expected = run(Recompute::None, 1);
         for (rule, threads) in [
@@ -81,7 +93,8 @@ fn every_rule_and_number_of_threads_gives_the_same_bits() {
             (Recompute::Full, 2),
             (Recompute::None, 1),
         ] {
-            assert!(run(rule, threads) == expected, "{rule} on {threads} threads");
+            let name = &graph.name;
+            assert!(run(rule, threads) == expected, "{name}: {rule} on {threads} threads");
         }
     }
 }
@@ -91,7 +104,7 @@ fn every_rule_and_number_of_threads_gives_the_same_bits() {
 #[test]
 fn audits_find_nothing() {
     for name in ["f32", "bf16", "mxfp8", "mxfp8-128", "mxfp8-2d"] {
-        for graph in [qwen3(2), mixtral(2)] {
+        for graph in [qwen3(2), mixtral(2), preset("gpt-oss-micro"), preset("deepseek-micro")] {
             let policy = PrecisionPolicy::preset(name).unwrap();
             let model = graph.name.clone();
             let mut engine = engine(graph, policy, Recompute::None, 2);
@@ -130,7 +143,9 @@ fn experts_are_computed_in_mxfp8() {
 #[test]
 fn losses_fall() {
     for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
-        for graph in [qwen3(2), mixtral(2), qwen3(8)] {
+        for graph in
+            [qwen3(2), mixtral(2), qwen3(8), preset("gpt-oss-micro"), preset("deepseek-micro")]
+        {
             let name = format!("{} in {}", graph.name, policy.format().name());
             let mut engine = engine(graph, policy.clone(), Recompute::None, 4);
             let mut loss = || engine.step(&batch(0), &batch(1), 3e-3, 1.0).unwrap().loss;
@@ -188,7 +203,8 @@ fn auxiliary_losses_are_part_of_the_loss() {
     }
 }
 
-/// With as many choices as experts no choice can change, so the loss is smooth.
+/// With as many choices as experts no choice can change, so the loss is smooth. (Gradients of
+/// gpt-oss and DeepSeek-V3 are compared with those of transformers in `outside_oracle.rs`.)
 #[test]
 fn gradients_are_those_of_finite_differences() {
     // Five-point differences: the loss is right to 1e-6 or so, which the step turns into 1e-4.
@@ -244,6 +260,74 @@ fn gradients_are_those_of_finite_differences() {
                 state.name
             );
             engine.write_value(state.master, cast_slice(&at)).unwrap();
+        }
+    }
+}
+
+/// The selection biases of DeepSeek-V3 follow the counts of a whole step, whatever its
+/// micro-batches and recomputation, and are no part of the gradient's norm. A step that is skipped
+/// moves nothing.
+#[test]
+fn selection_biases_follow_the_load() {
+    let read = |engine: &mut Engine, id| {
+        let mut values = vec![0f32; engine.program().value(id).elements()];
+        engine.read_value(id, cast_slice_mut(&mut values)).unwrap();
+        values
+    };
+    let pairs = 2 * BATCH * SEQ;
+    for (rate, rule, micro_batch) in [
+        (1e-3, Recompute::None, BATCH),
+        (1e-3, Recompute::None, 1),
+        (1e-3, Recompute::Full, 2),
+        (0.25, Recompute::None, BATCH),
+        (0.0, Recompute::None, BATCH),
+    ] {
+        let mut options = CompileOptions {
+            micro_batch: Some(micro_batch),
+            recompute: Some(rule),
+            ..CompileOptions::new(PrecisionPolicy::f32(), SEQ, BATCH)
+        };
+        options.optimizer.selection_bias_rate = rate;
+        let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
+        let graph = preset("deepseek-micro");
+        let mut engine = compile(graph, Hardware::cpu_only(cpu), &options).unwrap();
+        engine.initialize(7).unwrap();
+        let parameters = engine.program().parameters.clone();
+        let (biases, trained): (Vec<_>, Vec<_>) =
+            parameters.into_iter().partition(|state| state.name.contains("e_score_correction"));
+        assert_eq!(biases.len(), 2, "the first layer is dense");
+        assert!(biases.iter().all(|state| state.first_moment.is_none()));
+        let mut expected: Vec<Vec<f32>> = vec![vec![0.0; 8]; 2];
+        for step in 0..3 {
+            let outcome = engine.step(&batch(step), &batch(step + 1), 1e-2, 1.0).unwrap();
+            let mut squares = 0f64;
+            for state in &trained {
+                let gradient = read(&mut engine, state.gradient.unwrap());
+                squares += gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+            }
+            // The norm is summed in another order, and rounded once.
+            let norm = f64::from(outcome.grad_norm);
+            assert!((norm - squares.sqrt()).abs() < 1e-5 * norm, "{norm} {}", squares.sqrt());
+            let loads = engine.expert_loads().to_vec();
+            for ((state, expected), load) in biases.iter().zip(&mut expected).zip(loads) {
+                let counts = read(&mut engine, state.gradient.unwrap());
+                let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
+                assert_eq!(counts.iter().sum::<usize>(), pairs, "{micro_batch} {rule}");
+                assert!(counts.iter().zip(&load.chosen).all(|(a, b)| *a as u64 == *b));
+                update_selection_bias(expected, &counts, f64::from(rate)).unwrap();
+                assert_eq!(read(&mut engine, state.master), *expected, "step {step}");
+            }
+        }
+        assert_eq!(expected.iter().flatten().any(|bias| *bias != 0.0), rate > 0.0);
+
+        // A weight that is not finite makes a gradient that is not.
+        let mut broken = read(&mut engine, trained[0].master);
+        broken.fill(f32::INFINITY);
+        engine.write_value(trained[0].master, cast_slice(&broken)).unwrap();
+        engine.refresh_weight_copies().unwrap();
+        assert!(engine.step(&batch(0), &batch(1), 1e-2, 1.0).unwrap().skipped);
+        for (state, expected) in biases.iter().zip(&expected) {
+            assert_eq!(read(&mut engine, state.master), *expected, "a skipped step");
         }
     }
 }

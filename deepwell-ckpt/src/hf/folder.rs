@@ -22,12 +22,27 @@ pub struct FolderTensor {
     pub name: String,
     /// Sizes, outermost first.
     pub shape: Vec<usize>,
+    /// Whether it is F32 whatever the others are: what BF16 would round away.
+    pub keeps_f32: bool,
+}
+
+impl FolderTensor {
+    /// Bytes where the others are `dtype`, `None` if no address can count them.
+    #[must_use]
+    pub fn bytes(&self, dtype: CkptDtype) -> Option<usize> {
+        tensor_bytes(self.dtype(dtype), &self.shape)
+    }
+
+    fn dtype(&self, of_others: CkptDtype) -> CkptDtype {
+        if self.keeps_f32 { CkptDtype::F32 } else { of_others }
+    }
 }
 
 /// How weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FolderOptions {
-    /// `F32` or `Bf16`, which is rounded to nearest, ties to even.
+    /// `F32` or `Bf16`, which is rounded to nearest, ties to even; of all tensors but those that
+    /// keep F32.
     pub dtype: CkptDtype,
     /// Most bytes of tensors in one file; a tensor that is larger has a file of its own.
     pub shard_bytes_max: u64,
@@ -100,7 +115,8 @@ pub fn write_folder<E: From<HfError>>(
             elements.resize(tensor.shape.iter().product(), 0.0);
             values(tensor, &mut elements)?;
             let path = partial.folder.join(&name);
-            append(&mut file, tensor, &elements, options.dtype, &path, &mut |bytes| {
+            let dtype = tensor.dtype(options.dtype);
+            append(&mut file, tensor, &elements, dtype, &path, &mut |bytes| {
                 written.tensor_bytes += bytes as u64;
                 progress(written.tensor_bytes);
             })?;
@@ -141,7 +157,7 @@ fn shards_of(
         if tensor.name.is_empty() || tensor.name == "__metadata__" || !names.insert(&tensor.name) {
             return Err(invalid("the name is empty, reserved by safetensors, or occurs twice"));
         }
-        let bytes = tensor_bytes(options.dtype, &tensor.shape);
+        let bytes = tensor.bytes(options.dtype);
         let bytes = bytes.ok_or_else(|| invalid("its size overflows"))? as u64;
         if at > begin && filled.saturating_add(bytes) > options.shard_bytes_max {
             shards.push(&tensors[begin..at]);
@@ -158,9 +174,9 @@ fn header(shard: &[FolderTensor], dtype: CkptDtype, folder: &Path) -> Result<Vec
         .iter()
         .map(|tensor| HeaderTensor {
             name: &tensor.name,
-            dtype,
+            dtype: tensor.dtype(dtype),
             shape: &tensor.shape,
-            bytes: tensor.shape.iter().product::<usize>() * dtype.element_bytes(),
+            bytes: tensor.bytes(dtype).unwrap_or(usize::MAX),
         })
         .collect();
     header_bytes(&tensors)

@@ -62,7 +62,7 @@ pub enum HfError {
     },
     /// The tensor has an element type that cannot be read as asked.
     #[error(
-        "tensor `{name}` in `{}`: expected one of F32, BF16, F16, got {got}\n\
+        "tensor `{name}` in `{}`: expected {expected}, got {got}\n\
          hint: weights that are already quantized have to be converted first", path.display()
     )]
     WrongDtype {
@@ -70,6 +70,8 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
+        /// What can be read.
+        expected: &'static str,
         /// Its element type.
         got: String,
     },

@@ -239,6 +239,42 @@ impl ModelFolder {
         self.read_converted(name, shape, buffer, convert, |bits| bits & 0x7F80 != 0x7F80)
     }
 
+    /// Reads the bytes of a tensor of this shape whose elements are a byte each, `dtype` in the
+    /// words of safetensors: `U8` or `F8_E4M3`, such as the data of packed weights.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingTensor`](HfError::MissingTensor), [`WrongDtype`](HfError::WrongDtype),
+    /// [`WrongShape`](HfError::WrongShape) and [`Io`](HfError::Io).
+    pub fn read_bytes(
+        &self,
+        name: &str,
+        shape: &[usize],
+        dtype: &'static str,
+    ) -> Result<Vec<u8>, HfError> {
+        let tensor = self.tensor(name)?;
+        let elements = self.elements(name, shape)?;
+        if tensor.dtype != dtype || tensor.bytes != elements as u64 {
+            return Err(HfError::WrongDtype {
+                path: tensor.path.clone(),
+                name: name.to_string(),
+                expected: dtype,
+                got: tensor.dtype.clone(),
+            });
+        }
+        let io = |cause| HfError::Io { action: "read", path: tensor.path.clone(), cause };
+        let mut file = File::open(&tensor.path).map_err(io)?;
+        file.seek(SeekFrom::Start(tensor.begin)).map_err(io)?;
+        let mut bytes = vec![0; elements];
+        if read_full(&mut file, &mut bytes).map_err(io)? < elements {
+            return Err(HfError::InvalidFile {
+                path: tensor.path.clone(),
+                detail: format!("it became shorter while tensor `{name}` was read"),
+            });
+        }
+        Ok(bytes)
+    }
+
     /// Elements of a tensor, which must have this shape.
     fn elements(&self, name: &str, shape: &[usize]) -> Result<usize, HfError> {
         let tensor = self.tensor(name)?;
@@ -272,6 +308,7 @@ impl ModelFolder {
                 return Err(HfError::WrongDtype {
                     path: tensor.path.clone(),
                     name: name.to_string(),
+                    expected: "one of F32, BF16, F16",
                     got: other.to_string(),
                 });
             }

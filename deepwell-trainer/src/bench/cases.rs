@@ -7,6 +7,7 @@ use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;
 
+use super::of_experts::{self, Grouped, Routing};
 use super::peers::PeerTask;
 use super::{Section, Settings};
 use super::{of_tokens, shapes};
@@ -24,17 +25,30 @@ pub(super) struct Case {
     /// Whether its rate is told in FLOPs.
     pub(super) is_matrix: bool,
     pub(super) peers: Vec<PeerTask>,
+    /// Of the tokens of experts.
+    pub(super) routing: Routing,
 }
 
 impl Case {
     pub(super) fn new(call: SingleCall) -> Case {
-        let (shape, is_matrix) = (shape_text(&call), is_matrix(&call.op));
+        Case::routed(call, Routing::UNKNOWN)
+    }
+
+    /// A call on the tokens of experts, or any other.
+    fn routed(call: SingleCall, routing: Routing) -> Case {
+        let of_experts = Grouped::of(&call);
+        let shape = of_experts.map_or_else(|| shape_text(&call), |of| of.shape_text(routing));
+        let peers = match of_experts {
+            Some(of) => Some(of.peer_task(routing)),
+            None => peer_task(&call),
+        };
         Case {
             what: what_text(&call.op),
             dtype: dtype_text(&call),
-            peers: peer_task(&call).into_iter().collect(),
+            peers: peers.into_iter().collect(),
             shape,
-            is_matrix,
+            is_matrix: is_matrix(&call.op),
+            routing,
             call,
         }
     }
@@ -75,7 +89,12 @@ pub(super) fn cases_of(
     calls.retain(|call| {
         call.op.leading() == &call.op || call.select(catalog.as_ref(), &target).is_ok()
     });
-    Ok(calls.into_iter().map(Case::new).collect())
+    let mut cases: Vec<Case> = calls.into_iter().map(Case::new).collect();
+    if section == Section::Experts {
+        let of_table = of_experts::calls(is_gpu, &policy).into_iter();
+        cases.splice(0..0, of_table.map(|(call, routing)| Case::routed(call, routing)));
+    }
+    Ok(cases)
 }
 
 /// Whether an op treats its rows as tokens of sequences; the others are the same call for all
@@ -103,6 +122,10 @@ fn section_of(op: &Op) -> Option<Section> {
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::ScaledGemm(_) => {
             Section::Gemm
         }
+        Op::GroupedGemm(_)
+        | Op::GroupedGemmInputGrad(_)
+        | Op::GroupedGemmWeightGrad(_)
+        | Op::ScaledGroupedGemm(_) => Section::Experts,
         Op::Quantize(_) => Section::Quantize,
         Op::Attention(_) | Op::AttentionBackward(_) => Section::Attention,
         Op::RmsNorm(_)
@@ -128,7 +151,7 @@ fn section_of(op: &Op) -> Option<Section> {
 }
 
 fn is_matrix(op: &Op) -> bool {
-    matches!(section_of(op), Some(Section::Gemm | Section::Attention))
+    matches!(section_of(op), Some(Section::Gemm | Section::Experts | Section::Attention))
 }
 
 type Operand = (DType, Vec<usize>);
@@ -208,7 +231,14 @@ fn attentions(is_gpu: bool) -> Vec<SingleCall> {
     for size in shapes::attentions(is_gpu) {
         let shapes::AttentionSize { batch, heads, seq, head_dim, causal } = size;
         let scale = 1.0 / (head_dim as f64).sqrt();
-        let of_op = || AttentionHeads { heads, kv_heads: heads, head_dim, scale, causal };
+        let of_op = || AttentionHeads {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            scale,
+            causal,
+            ..AttentionHeads::default()
+        };
         let x = || bf16(&[batch * seq, heads * head_dim]);
         let lse = || f32(&[batch, heads, seq]);
         let forward = ops::Attention { heads: of_op() };
@@ -293,6 +323,7 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 fn what_text(op: &Op) -> String {
     match op {
         Op::ScaledGemm(op) => format!("scaled_gemm {}", op.kind.name()),
+        Op::ScaledGroupedGemm(op) => format!("scaled_grouped_gemm {}", op.kind.name()),
         Op::Quantize(op) => format!("quantize {}", op.axis.name()),
         Op::Fused(fused) => {
             let mut axes: Vec<&str> =
@@ -310,6 +341,9 @@ fn blocks(spec: QuantFormat) -> String {
 
 fn dtype_text(call: &SingleCall) -> String {
     if let Op::ScaledGemm(op) = call.op.leading() {
+        return format!("{} {}*{}", op.a.name(), blocks(op.a), blocks(op.b));
+    }
+    if let Op::ScaledGroupedGemm(op) = call.op.leading() {
         return format!("{} {}*{}", op.a.name(), blocks(op.a), blocks(op.b));
     }
     match &call.op {
@@ -365,7 +399,8 @@ fn shape_text(call: &SingleCall) -> String {
                 false => format!("/{}", heads.kv_heads),
             };
             let batch = sequences(call);
-            format!("{batch},{}{kv},{},{} {causal}", heads.heads, call.seq, heads.head_dim)
+            let more = heads.extension().map_or(String::new(), |what| format!(", {what}"));
+            format!("{batch},{}{kv},{},{} {causal}{more}", heads.heads, call.seq, heads.head_dim)
         }
         Op::AdamW(_) | Op::GradNorm(_) => {
             let lengths = lengths(call);
@@ -383,7 +418,7 @@ fn shape_text(call: &SingleCall) -> String {
 
 /// Sequences of an attention: the first size of its log-sums.
 fn sequences(call: &SingleCall) -> usize {
-    let lse = if matches!(call.op, Op::Attention(_)) { 4 } else { 5 };
+    let lse = if matches!(call.op, Op::Attention(_)) { call.input_count + 1 } else { 5 };
     call.operands.get(lse).map_or(call.batch, |lse| lse.shape[0])
 }
 
@@ -416,6 +451,12 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
                 block: usize::from(op.format.block.k),
                 square: op.format.block.is_square(),
             })
+        }
+        Op::Attention(ops::Attention { heads })
+        | Op::AttentionBackward(ops::AttentionBackward { heads })
+            if heads.extension().is_some() =>
+        {
+            None
         }
         Op::Attention(ops::Attention { heads })
         | Op::AttentionBackward(ops::AttentionBackward { heads }) => Some(PeerTask::Attention {

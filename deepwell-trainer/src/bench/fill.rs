@@ -1,10 +1,13 @@
 //! Random operands: what arithmetic costs depends on the bits that it turns over.
 
+use deepwell_ir::ops::GroupedRows;
 use deepwell_ir::{Access, DType, Op, ops};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::random::XorShift64;
 use deepwell_precision::{Overflow, Rounding, e4m3};
 use half::bf16;
+
+use super::of_experts::{Grouped, Routing};
 
 /// Elements of the pool that operands are cut from; odd, so that rows of round length differ.
 const POOL: usize = (1 << 20) + 7;
@@ -23,13 +26,16 @@ pub(super) enum Fill {
     Scales,
     /// One number everywhere.
     Constant(f32),
+    /// The first rows of groups, in a buffer of so many rows.
+    Offsets(Routing, GroupedRows, usize),
     /// Nothing: outputs, counters.
     Zero,
 }
 
-/// What the operands of a call hold, in their order.
-pub(super) fn fills(call: &SingleCall) -> Vec<Fill> {
+/// What the operands of a call hold, in their order; `routing` is that of the experts' tokens.
+pub(super) fn fills(call: &SingleCall, routing: Routing) -> Vec<Fill> {
     let producer = call.op.leading();
+    let of_experts = Grouped::of(call);
     (0..call.operands.len())
         .map(|index| {
             // What is only written, and accumulators; the optimizer's state is neither.
@@ -41,6 +47,9 @@ pub(super) fn fills(call: &SingleCall) -> Vec<Fill> {
                 DType::E4m3 => Fill::E4m3,
                 DType::E8m0 => Fill::Scales,
                 DType::F32 | DType::Bf16 => Fill::Uniform,
+                DType::I32 => of_experts.map_or(Fill::Zero, |Grouped { grouped, rows, .. }| {
+                    Fill::Offsets(routing, grouped, rows)
+                }),
                 _ => Fill::Zero,
             })
         })
@@ -102,6 +111,9 @@ impl Pool {
             }
             Fill::Scales => {
                 self.words.iter().flat_map(|&word| [123 + ((word >> 32) % 8) as u8; 4]).collect()
+            }
+            Fill::Offsets(routing, grouped, rows) => {
+                bytemuck::cast_slice(&routing.offsets(grouped, rows)).to_vec()
             }
             Fill::Zero => vec![0; 4096],
         }

@@ -22,6 +22,7 @@ mod machine;
 mod measure;
 mod measure_links;
 mod model;
+mod of_experts;
 mod of_tokens;
 mod page;
 pub mod peers;

@@ -234,6 +234,43 @@ def gemm(bench, identity, task):
         bench.report(identity, "torch FP8 1x128", blocks, byte_count)
 
 
+def grouped_gemm(bench, identity, task):
+    """GEMMs of experts. Groups have a multiple of 16 rows here, as kernels in FP8 want."""
+    n, k, fp8 = task["n"], task["k"], task["fp8"]
+    counts = torch.tensor([-(-rows // 16) * 16 for rows in task["rows"]])
+    rows, groups = int(counts.sum()), len(counts)
+    ends = counts.cumsum(0).to(bench.device, torch.int32)
+    of_rows = bench.fp8 if fp8 else bench.uniform
+    if task["gemm"] == "dgrad":
+        n, k = k, n  # of the result and of the contraction
+
+    def make():
+        if task["gemm"] == "wgrad":
+            if not fp8:
+                a, b = of_rows(rows, n).t(), of_rows(rows, k)
+                return lambda: torch._grouped_mm(a, b, offs=ends)
+            a, b = of_rows(n, rows), of_rows(k, rows).t()
+            of_a, of_b = (torch.ones(size * groups, device=bench.device) for size in (n, k))
+        else:
+            a = of_rows(rows, k)
+            if not fp8:
+                dgrad = task["gemm"] == "dgrad"
+                b = of_rows(groups, k, n) if dgrad else of_rows(groups, n, k).transpose(1, 2)
+                return lambda: torch._grouped_mm(a, b, offs=ends)
+            b = of_rows(groups, n, k).transpose(1, 2)
+            of_a = torch.ones(rows, device=bench.device)
+            of_b = torch.ones(groups, n, device=bench.device)
+        return lambda: torch._scaled_grouped_mm(
+            a, b, of_a, of_b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    weights = groups * n * k
+    byte_count = (1 if fp8 else 2) * (rows * (n + k) + weights)
+    peer = "torch grouped FP8 row" if fp8 else "torch grouped"
+    with torch.no_grad():
+        bench.report(identity, peer, make, byte_count)
+
+
 def mx(x, axis, block, square=False):
     """Codes and exponents of blocks along rows, columns or both, or of square blocks."""
 
@@ -560,6 +597,7 @@ def train(bench, identity, task):
 
 KINDS = {
     "gemm": gemm,
+    "grouped_gemm": grouped_gemm,
     "quantize": quantize,
     "attention": attention,
     "pointwise": pointwise,

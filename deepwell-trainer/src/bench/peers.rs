@@ -36,6 +36,19 @@ pub enum PeerTask {
         /// Operands in FP8 with the scales that PyTorch offers, else in BF16.
         fp8: bool,
     },
+    /// The GEMMs of the experts of a mixture.
+    GroupedGemm {
+        /// `fprop`, `dgrad` or `wgrad`.
+        gemm: String,
+        /// Rows of each expert.
+        rows: Vec<usize>,
+        /// Outputs of the layer.
+        n: usize,
+        /// Its inputs.
+        k: usize,
+        /// Operands in FP8 with a scale for each row, else in BF16.
+        fp8: bool,
+    },
     /// Block quantization.
     Quantize {
         /// Rows.
@@ -263,7 +276,9 @@ fn requests<'a>(
 /// Lets several processes at once fill PyTorch's cache of compiled code: that takes longer than
 /// everything that is timed. What does not compile is said when it is timed.
 fn compile_ahead(tasks: &[PeerTask], device: Device) {
-    let compiles = |task: &PeerTask| !matches!(task, PeerTask::Gemm { fp8: true, .. });
+    let compiles = |task: &PeerTask| {
+        !matches!(task, PeerTask::Gemm { fp8: true, .. } | PeerTask::GroupedGemm { .. })
+    };
     // The longest first and each in another process.
     let mut order: Vec<(usize, &PeerTask)> =
         tasks.iter().enumerate().filter(|(_, task)| compiles(task)).collect();
@@ -339,6 +354,16 @@ mod tests {
             assert_eq!(serde_json::from_str::<PeerTask>(&text).unwrap(), task);
         };
         check(PeerTask::AdamW { lengths: vec![3] }, r#"{"kind":"adamw","lengths":[3]}"#);
+        check(
+            PeerTask::GroupedGemm {
+                gemm: "wgrad".to_string(),
+                rows: vec![1, 0],
+                n: 2,
+                k: 3,
+                fp8: true,
+            },
+            r#"{"kind":"grouped_gemm","gemm":"wgrad","rows":[1,0],"n":2,"k":3,"fp8":true}"#,
+        );
         check(PeerTask::GradNorm { lengths: vec![] }, r#"{"kind":"grad_norm","lengths":[]}"#);
         check(
             PeerTask::Rope { batch: 1, seq: 2, heads: 3, head_dim: 4, backward: true },

@@ -19,6 +19,8 @@ use crate::TrainError;
 pub enum Section {
     /// GEMMs in BF16 and MXFP8.
     Gemm,
+    /// GEMMs of the experts of mixtures, in BF16 and MXFP8.
+    Experts,
     /// Block quantization along rows, columns and both.
     Quantize,
     /// Attention and its gradients.
@@ -37,8 +39,9 @@ pub enum Section {
 
 impl Section {
     /// All, in the order they run.
-    pub const ALL: [Section; 8] = [
+    pub const ALL: [Section; 9] = [
         Section::Gemm,
+        Section::Experts,
         Section::Quantize,
         Section::Attention,
         Section::Norms,
@@ -52,6 +55,7 @@ impl Section {
     pub const fn name(self) -> &'static str {
         match self {
             Section::Gemm => "gemm",
+            Section::Experts => "experts",
             Section::Quantize => "quantize",
             Section::Attention => "attention",
             Section::Norms => "norms",
@@ -116,6 +120,7 @@ pub fn run_sections(
 /// The row of a case; with `kernels` one for each of those and each of its tiles that takes it. The
 /// first has the peers.
 fn measure(timer: &mut Timer<'_>, section: Section, case: &Case, kernels: &[String]) -> Vec<Row> {
+    timer.routing = case.routing;
     let row = Row {
         shape: case.shape.clone(),
         dtype: case.dtype.clone(),

@@ -67,6 +67,45 @@ pub(super) fn pointwise(is_gpu: bool) -> &'static [(usize, usize)] {
     if is_gpu { &[(16384, 4096)] } else { &[(512, 512)] }
 }
 
+/// A projection of a mixture of experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertSize {
+    /// Tokens.
+    pub(super) tokens: usize,
+    /// Experts.
+    pub(super) experts: usize,
+    /// Experts of a token.
+    pub(super) top_k: usize,
+    /// Outputs of the projection.
+    pub(super) n: usize,
+    /// Its inputs.
+    pub(super) k: usize,
+}
+
+/// Gates of mixtures: as many and as large experts as DeepSeek-V2-Lite, Qwen3-30B-A3B and
+/// Mixtral-8x7B have, and small ones.
+pub(super) fn experts(is_gpu: bool) -> &'static [ExpertSize] {
+    const fn size(
+        tokens: usize,
+        (experts, top_k): (usize, usize),
+        (n, k): (usize, usize),
+    ) -> ExpertSize {
+        ExpertSize { tokens, experts, top_k, n, k }
+    }
+    if is_gpu {
+        const {
+            &[
+                size(16384, (64, 6), (1408, 2048)),
+                size(16384, (128, 8), (768, 2048)),
+                size(16384, (8, 2), (14336, 4096)),
+                size(2048, (8, 2), (768, 1024)),
+            ]
+        }
+    } else {
+        const { &[size(512, (8, 2), (128, 128))] }
+    }
+}
+
 /// Tokens of sequences with heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenSize {

@@ -8,6 +8,7 @@ use deepwell_plan::{Bound, roofline};
 use deepwell_probe::Hardware;
 
 use super::fill::{Fill, Pool, fills};
+use super::of_experts::Routing;
 use crate::OpenDevice;
 
 /// Copies of the operands at most: more calls than this are not recorded as one.
@@ -56,6 +57,8 @@ pub(super) struct Timer<'a> {
     pub(super) samples: usize,
     /// Calls are run this long before the first sample.
     pub(super) warm_up: Duration,
+    /// Of the tokens of experts.
+    pub(super) routing: Routing,
     pool: Pool,
 }
 
@@ -72,6 +75,7 @@ impl<'a> Timer<'a> {
             is_gpu,
             samples: samples.max(1),
             warm_up: WARM_UP,
+            routing: Routing::UNKNOWN,
             pool: Pool::new(1),
         }
     }
@@ -242,7 +246,7 @@ impl<'a> Timer<'a> {
     }
 
     fn fill(&mut self, call: &SingleCall, program: &Program) -> Result<(), KernelError> {
-        let fills = fills(call);
+        let fills = fills(call, self.routing);
         let mut known: Vec<(Fill, DType, Vec<u8>)> = Vec::new();
         let largest = program.values.iter().map(|value| value.range.bytes).max().unwrap_or(0);
         for (index, value) in program.values.iter().enumerate() {

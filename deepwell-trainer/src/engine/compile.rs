@@ -8,7 +8,7 @@ use deepwell_ir::{
 };
 use deepwell_kernels::Executor;
 use deepwell_plan::{
-    OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_ranks,
+    OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_stages,
     lower_evaluation,
 };
 use deepwell_precision::ScaleFormat;
@@ -42,6 +42,8 @@ pub struct CompileOptions {
     pub device: Device,
     /// Over how many ranks, see [`World`](crate::World).
     pub parallel: Parallel,
+    /// Layers of each stage of a pipeline; none balances them by FLOPs.
+    pub stage_layers: Option<Vec<usize>>,
 }
 
 impl CompileOptions {
@@ -57,6 +59,7 @@ impl CompileOptions {
             recompute: None,
             device: Device::Cpu,
             parallel: Parallel::default(),
+            stage_layers: None,
         }
     }
 }
@@ -117,7 +120,8 @@ pub(crate) fn planned(
         micro_batch: options.micro_batch,
         recompute: options.recompute,
     };
-    Ok(autoplan_ranks(graph, hardware, &request, options.parallel, kernels, target)?)
+    let split = (options.parallel, options.stage_layers.as_deref());
+    Ok(autoplan_stages(graph, hardware, &request, split, kernels, target)?)
 }
 
 /// What is loaded on the device of a rank.

@@ -5,7 +5,10 @@ mod counts;
 mod fallback;
 mod routing;
 mod shards;
+mod statistics;
 mod step;
+
+use std::collections::HashMap;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
@@ -20,7 +23,7 @@ pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
-pub(crate) use self::shards::{Moment, WholeMoment};
+pub(crate) use self::shards::{Moment, Whole};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -145,22 +148,25 @@ impl Engine {
 
     /// [`Engine::initialize`] without the copies, so that no rank needs another.
     pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
-        let inits: Vec<Init> = self
+        let inits: HashMap<String, Init> = self
             .graph
             .parameters()
             .filter_map(|(_, tensor)| match tensor.kind {
-                TensorKind::Parameter { init, .. } => Some(init),
+                TensorKind::Parameter { init, .. } => Some((tensor.name.clone(), init)),
                 _ => None,
             })
             .collect();
         let mut buffer: Vec<f32> = Vec::new();
-        for (index, init) in inits.into_iter().enumerate() {
+        for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
+            // A program has parameters of its graph, of a stage of a pipeline some of them.
+            let Some(&init) = inits.get(&state.name) else { continue };
+            buffer.clear();
+            buffer.resize(self.program().whole_shape(&state).iter().product(), 0.0);
+            init::fill(init, seed, &state.name, &mut buffer);
+            self.write_part(state.master, cast_slice(&buffer))?;
             buffer.clear();
             buffer.resize(self.program().value(state.master).elements(), 0.0);
-            init::fill(init, seed, &state.name, &mut buffer);
-            self.write_value(state.master, cast_slice(&buffer))?;
-            buffer.fill(0.0);
             for moment in [state.first_moment, state.second_moment].into_iter().flatten() {
                 self.write_value(moment, cast_slice(&buffer))?;
             }
@@ -188,8 +194,15 @@ impl Engine {
             buffer.clear();
             buffer.resize(self.program().value(state.master).elements(), 0.0);
             self.read_value(state.master, cast_slice_mut(&mut buffer))?;
+            if let Some(split) = state.split {
+                // Coins are those of the whole parameter.
+                let own = self.program().value(state.master).shape.clone();
+                let mut whole = vec![0f32; self.program().whole_shape(&state).iter().product()];
+                split.insert(&buffer, &own, &mut whole);
+                buffer = whole;
+            }
             init::perturb(seed, &state.name, &mut buffer);
-            self.write_value(state.master, cast_slice(&buffer))?;
+            self.write_part(state.master, cast_slice(&buffer))?;
         }
         Ok(())
     }
@@ -270,6 +283,9 @@ impl Engine {
     /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
     /// [`Engine::evaluation_rows`] sequences.
     ///
+    /// The stages of a pipeline evaluate the same batch together; the loss is that of the last one,
+    /// the others give zero.
+    ///
     /// # Errors
     /// As [`Engine::step`].
     pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
@@ -322,6 +338,12 @@ impl Engine {
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;
         self.refresh_weight_copies()
+    }
+
+    /// The program that another rank of the same world runs.
+    pub(crate) fn lower_for_rank(&self, rank: usize) -> Result<Program, TrainError> {
+        let target = self.target.clone().as_rank(self.plan.parallel.ranks(rank));
+        Ok(lower(&self.graph, &self.plan, self.catalog.as_ref(), &target)?)
     }
 
     fn check_state_stays(&self, program: &Program) -> Result<(), KernelError> {

@@ -3,18 +3,18 @@
 //! Between steps the masters are whole on every rank, where the weights' body gathers them, so
 //! that whoever reads or writes them sees no slices. Before the body runs on masters that the host
 //! wrote, each rank takes its slices from there. Moments are nowhere whole: rank 0 collects them
-//! for a checkpoint.
+//! for a checkpoint, and with them what tensor-parallel ranks have slices of.
 
 use std::ops::Range;
 
-use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::{ByteRange, Shard, ValueId};
+use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
+use deepwell_ir::{ByteRange, ParameterState, Shard, Split, ValueId};
 
 use super::Engine;
 use crate::TrainError;
 
 /// One of the two moments of AdamW.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Moment {
     /// Of the gradients.
     First,
@@ -42,13 +42,13 @@ impl Moment {
     }
 }
 
-/// A moment of a parameter, of all ranks.
+/// A master or a moment of a parameter, of all ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct WholeMoment {
+pub(crate) struct Whole {
     /// Which parameter.
     pub(crate) parameter: usize,
-    /// Which moment.
-    pub(crate) moment: Moment,
+    /// Which moment; none of a master.
+    pub(crate) moment: Option<Moment>,
     /// Its elements, row-major.
     pub(crate) values: Vec<f32>,
 }
@@ -66,8 +66,8 @@ fn part(
 impl Engine {
     /// Elements of the bucket that the slice of a rank has.
     fn slice(&self, shard: &Shard, rank: usize) -> Range<usize> {
-        let elements = self.program().value(shard.master).elements();
         let place = self.plan.parallel.data_place(rank);
+        let elements = self.program().value(shard.master).elements();
         place * elements..(place + 1) * elements
     }
 
@@ -113,6 +113,11 @@ impl Engine {
         moment: Moment,
         whole: &[f32],
     ) -> Result<(), TrainError> {
+        let state = &self.program().parameters[parameter];
+        let own = state
+            .split
+            .map(|split| split.extract(whole, &self.program().value(state.master).shape));
+        let whole = own.as_deref().unwrap_or(whole);
         for shard in self.program().shards.clone() {
             let place = shard.parameters.iter().find(|(index, _)| *index == parameter);
             let Some(&(_, offset)) = place else { continue };
@@ -128,33 +133,125 @@ impl Engine {
         Ok(())
     }
 
-    /// The moments that ranks have slices of, whole: on rank 0, which the others send theirs to.
-    /// All ranks ask at the same time.
-    pub(crate) fn collect_moments(&mut self) -> Result<Vec<WholeMoment>, TrainError> {
-        let mut whole = Vec::new();
+    /// Writes a value of the training program, of which this rank may have a slice, given whole.
+    ///
+    /// # Errors
+    /// Bytes of the wrong length.
+    pub(crate) fn write_part(&mut self, id: ValueId, whole: &[u8]) -> Result<(), TrainError> {
+        let program = self.program();
+        let is_of = |state: &&ParameterState| {
+            [Some(state.master), state.first_moment, state.second_moment].contains(&Some(id))
+        };
+        let state = program.parameters.iter().find(is_of);
+        let Some((split, state)) = state.and_then(|state| Some((state.split?, state))) else {
+            return self.write_value(id, whole);
+        };
+        let expected = program.whole_shape(state).iter().product::<usize>() * size_of::<f32>();
+        if whole.len() != expected {
+            return Err(TrainError::Setting {
+                setting: "weights",
+                expected: format!("{expected} bytes of `{}`", state.name),
+                got: whole.len().to_string(),
+                hint: None,
+            });
+        }
+        let whole: Vec<f32> = pod_collect_to_vec(whole);
+        let own = split.extract(&whole, &program.value(id).shape);
+        self.write_value(id, cast_slice(&own))
+    }
+
+    /// The masters and moments that ranks have slices of, whole: on rank 0, which the others give
+    /// theirs to; of the other stages of a pipeline on the first rank of each group. All ranks ask
+    /// at the same time.
+    pub(crate) fn collect_parts(&mut self) -> Result<Vec<Whole>, TrainError> {
+        let mut parts = self.collect_splits()?;
         for shard in self.program().shards.clone() {
+            let group = self.program().target.ranks.named(&shard.group);
+            let group = group.map_or_else(Vec::new, |(_, group)| group.ranks.clone());
+            let is_pipeline = self.plan.parallel.pipeline > 1;
+            let ranks: Vec<usize> = match is_pipeline {
+                true => group.iter().map(|&rank| rank as usize).collect(),
+                false => (0..self.peers.world_size()).collect(),
+            };
             for moment in Moment::ALL {
                 let mut own = vec![0f32; self.program().value(shard.master).elements()];
                 self.read_value(moment.slice_of(&shard), cast_slice_mut(&mut own))?;
-                let slices = self.peers.collect(&own)?;
+                let slices = match is_pipeline {
+                    true => self.peers.collect_among(&group, &own)?,
+                    false => self.peers.collect(&own)?,
+                };
                 if slices.is_empty() {
                     continue;
                 }
                 for &(parameter, offset) in &shard.parameters {
                     let master = self.program().parameters[parameter].master;
-                    let mut values = vec![0f32; self.program().value(master).elements()];
-                    for (rank, slice) in slices.iter().enumerate() {
-                        let range = self.slice(&shard, rank);
-                        if let Some((from, to)) = part(range, offset, values.len()) {
-                            values[to].copy_from_slice(&slice[from]);
+                    let elements = self.program().value(master).elements();
+                    let of_tensor_rank = |place: usize| {
+                        let mut values = vec![0f32; elements];
+                        for (&rank, slice) in ranks.iter().zip(&slices) {
+                            let is_its = self.plan.parallel.tensor_place(rank) == place;
+                            let range = self.slice(&shard, rank);
+                            if let Some((from, to)) = part(range, offset, elements)
+                                && is_its
+                            {
+                                values[to].copy_from_slice(&slice[from]);
+                            }
                         }
-                    }
-                    whole.push(WholeMoment { parameter, moment, values });
+                        values
+                    };
+                    let values = self.joined(parameter, &of_tensor_rank);
+                    parts.push(Whole { parameter, moment: Some(moment), values });
                 }
             }
         }
-        whole.sort_by_key(|it| (it.parameter, it.moment == Moment::Second));
-        Ok(whole)
+        parts.sort_by_key(|it| (it.parameter, it.moment));
+        Ok(parts)
+    }
+
+    /// Masters, and moments that are no shards, of which tensor-parallel ranks have slices.
+    fn collect_splits(&mut self) -> Result<Vec<Whole>, TrainError> {
+        let mut wholes = Vec::new();
+        for parameter in 0..self.program().parameters.len() {
+            let state = self.program().parameters[parameter].clone();
+            if state.split.is_none() {
+                continue;
+            }
+            for (moment, id) in [
+                (None, Some(state.master)),
+                (Some(Moment::First), state.first_moment),
+                (Some(Moment::Second), state.second_moment),
+            ] {
+                let Some(id) = id else { continue };
+                let mut own = vec![0f32; self.program().value(id).elements()];
+                self.read_value(id, cast_slice_mut(&mut own))?;
+                let slices = self.peers.collect(&own)?;
+                if slices.is_empty() {
+                    continue;
+                }
+                let parallel = self.plan.parallel;
+                let of_tensor_rank = |place: usize| {
+                    let is_its = |(rank, _): &(usize, _)| parallel.tensor_place(*rank) == place;
+                    let slice = slices.iter().enumerate().find(is_its);
+                    slice.map(|(_, slice)| slice.clone()).unwrap_or_default()
+                };
+                let values = self.joined(parameter, &of_tensor_rank);
+                wholes.push(Whole { parameter, moment, values });
+            }
+        }
+        Ok(wholes)
+    }
+
+    /// A tensor of the shape of a parameter, from what the tensor-parallel rank at each place has.
+    fn joined(&self, parameter: usize, of_rank: &dyn Fn(usize) -> Vec<f32>) -> Vec<f32> {
+        let program = self.program();
+        let state = &program.parameters[parameter];
+        let Some(split) = state.split else { return of_rank(0) };
+        let own = &program.value(state.master).shape;
+        let mut whole = vec![0f32; program.whole_shape(state).iter().product()];
+        for place in 0..split.parts {
+            Split { place, ..split }.insert(&of_rank(place), own, &mut whole);
+        }
+        whole
     }
 }
 

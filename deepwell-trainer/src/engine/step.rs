@@ -73,6 +73,8 @@ pub(super) type Statistics = Arc<[Counters]>;
 struct Part {
     step: u64,
     readback: Readback,
+    /// What they were counted in.
+    pass: (u32, Phase),
     statistics: Statistics,
     loads: Arc<[LoadCounters]>,
     /// Whether it ends with loss, norm and counters of the step.
@@ -86,6 +88,8 @@ struct Known {
     /// What it computes, by the program that was loaded when it began.
     per_step: RunCounts,
     counted: Vec<(usize, QuantStats)>,
+    /// The pass that each was counted in: micro-batch and phase.
+    passes: Vec<(u32, Phase)>,
     loads: Vec<ExpertLoad>,
     since_staged_s: Option<f64>,
     since_readback_s: Option<f64>,
@@ -196,30 +200,15 @@ impl Engine {
         &self.steps.finished.counted
     }
 
+    /// The passes that [`Engine::statistics`] were counted in: micro-batch and phase.
+    pub(super) fn passes_of_statistics(&self) -> &[(u32, Phase)] {
+        &self.steps.finished.passes
+    }
+
     /// How the tokens of the step that was finished last were spread over experts, by layer; empty
     /// for a model without.
     pub fn expert_loads(&self) -> &[ExpertLoad] {
         &self.steps.finished.loads
-    }
-
-    /// [`Engine::statistics`] of all ranks together, tensor by tensor: the same on each of them.
-    ///
-    /// # Errors
-    /// Ranks that have failed, or have other tensors.
-    pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
-        let mut all = self.steps.finished.counted.clone();
-        if self.peers.world_size() == 1 {
-            return Ok(all);
-        }
-        let words: Vec<u64> = all.iter().flat_map(|(_, stats)| words_of(stats)).collect();
-        let of_ranks = self.peers.gather(&words)?;
-        let own = self.peers.rank();
-        for (_, words) in of_ranks.iter().enumerate().filter(|(rank, _)| *rank != own) {
-            for ((_, stats), words) in all.iter_mut().zip(words.chunks_exact(STATISTIC_WORDS)) {
-                stats.merge(&stats_of(words));
-            }
-        }
-        Ok(all)
     }
 
     /// How long the device took for the step that was finished last, by its own clock; `None` on a
@@ -334,7 +323,9 @@ impl Engine {
         let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
         let readback = self.executor.backend_mut().read_later(&ranges)?;
         let step = self.steps.begun;
-        self.steps.parts.push_back(Part { step, readback, statistics, loads, is_last });
+        let phase = program.bodies[invocation.body.index()].phase;
+        let pass = (invocation.micro_batch, phase);
+        self.steps.parts.push_back(Part { step, readback, pass, statistics, loads, is_last });
         Ok(())
     }
 
@@ -362,6 +353,7 @@ impl Engine {
         };
         let counted = part.statistics.iter().zip(&counters);
         known.counted.extend(counted.map(|(of, words)| of.decode(words)));
+        known.passes.resize(known.counted.len(), part.pass);
         for (of, load) in part.loads.iter().zip(&loads) {
             add_load(&mut known.loads, of.layer, load);
         }
@@ -379,25 +371,6 @@ impl Engine {
             known.scalars = Some((loss[0], grad_norm[0], skipped));
         }
         Ok(())
-    }
-}
-
-/// What a rank tells of a tensor.
-const STATISTIC_WORDS: usize = 6;
-
-fn words_of(stats: &QuantStats) -> [u64; STATISTIC_WORDS] {
-    let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = *stats;
-    [u64::from(amax.to_bits()), elements, underflows, saturations, scale_clamps, nonfinite]
-}
-
-fn stats_of(words: &[u64]) -> QuantStats {
-    QuantStats {
-        amax: f32::from_bits(words[0] as u32),
-        elements: words[1],
-        underflows: words[2],
-        saturations: words[3],
-        scale_clamps: words[4],
-        nonfinite: words[5],
     }
 }
 

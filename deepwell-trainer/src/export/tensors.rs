@@ -6,6 +6,7 @@ use deepwell_ckpt::hf::FolderTensor;
 use deepwell_ckpt::{Checkpoint, CkptDtype, Section};
 use deepwell_ir::capture::{ArchiveTensor, StoredPart};
 
+use crate::source::StoredParameter;
 use crate::{ModelSource, TrainError};
 
 /// A master weight that is a part of a stored tensor.
@@ -31,13 +32,14 @@ impl Tensors {
         let mut tensors =
             Tensors { list: Vec::new(), members: HashMap::new(), remarks: Vec::new(), model };
         let mut expected = BTreeSet::new();
-        for (parameter, shape, part) in tensors.model.stored_parts()? {
+        for stored in tensors.model.stored_parts()? {
+            let StoredParameter { name: parameter, shape, part, keeps_f32 } = stored;
             checkpoint.expect(Section::Master, &parameter, CkptDtype::F32, &shape)?;
             expected.insert(parameter.clone());
             let members = tensors.members.entry(part.name.clone()).or_default();
             if members.is_empty() {
                 let (name, shape) = (part.name.clone(), part.shape.clone());
-                tensors.list.push(FolderTensor { name, shape });
+                tensors.list.push(FolderTensor { name, shape, keeps_f32 });
             }
             members.push(Member { parameter, shape, part });
         }
@@ -66,10 +68,10 @@ impl Tensors {
             let tied = aliases.iter().find_map(|alias| self.members.get(alias));
             if let Some(members) = tied.cloned() {
                 self.members.insert(name.clone(), members);
-                self.list.push(FolderTensor { name, shape });
+                self.list.push(FolderTensor { name, shape, keeps_f32: false });
             } else if holds_floats {
                 self.remarks.push(format!("`{name}` was not trained: it is as in the archive"));
-                self.list.push(FolderTensor { name, shape });
+                self.list.push(FolderTensor { name, shape, keeps_f32: false });
             } else {
                 self.remarks.push(format!("`{name}` is left out: it holds no floats"));
             }
@@ -86,9 +88,8 @@ impl Tensors {
 
     /// Bytes of all tensors in `dtype`.
     pub(super) fn bytes(&self, dtype: CkptDtype) -> u64 {
-        let count = |tensor: &FolderTensor| tensor.shape.iter().product::<usize>();
-        let elements: usize = self.list.iter().map(count).sum();
-        (elements * dtype.element_bytes()) as u64
+        let bytes = |tensor: &FolderTensor| tensor.bytes(dtype).unwrap_or(usize::MAX) as u64;
+        self.list.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// What fills the elements of one tensor at a time.

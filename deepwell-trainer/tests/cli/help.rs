@@ -3,10 +3,11 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 17] = [
     &["probe"],
     &["capture"],
     &["plan"],
+    &["replan"],
     &["dryrun"],
     &["score"],
     &["train"],

@@ -10,6 +10,7 @@ mod export;
 mod generate;
 mod help;
 mod parity;
+mod plan;
 mod quantize;
 mod runs;
 mod tables;

@@ -1,13 +1,11 @@
-//! What tests of several ranks share: a small model and a machine that is not looked at.
+//! What tests of several ranks share: a small model, a machine that is not looked at, and what they
+//! are compared with.
 
-use std::time::Duration;
+pub(crate) mod reference;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{Graph, ParameterState, Program, ValueId};
 use deepwell_probe::{Cpu, Hardware};
-
-/// How long a rank waits for another; longer than any of these tests takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn graph() -> Graph {
     capture(&LlamaConfig::preset("llama-micro").expect("a preset")).expect("a graph")

@@ -23,6 +23,7 @@ use crate::output::{print, print_json, say};
 const AFTER_HELP: &str = "\
 Sections (all of them when none is named):
   gemm         GEMMs in BF16 and MXFP8
+  experts      grouped GEMMs of mixtures of experts, balanced and skewed, in BF16 and MXFP8
   quantize     block quantization along rows, columns and both
   attention    attention and its gradients, heads of 64 and 128
   norms        norms and activations, alone and fused with quantization
@@ -36,7 +37,7 @@ and bytes over the bandwidth of a copy that is measured first; `of roofline` is 
 time, at most 100 %. A peer's number is its time over ours: above 1x it is slower than ours.
 Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
 the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
-four sections a few known sizes more.
+five sections a few known sizes more.
 
 The table goes to stdout, progress to stderr, bench.json, bench.txt and bench.html to --out.
 Each part runs in a process of its own: one that crashes costs its own rows only.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_plan::{DryRun, dryrun_world, format_bytes, quantized_flop_share};
+use deepwell_plan::{DryRun, format_bytes};
 use deepwell_trainer::{Parallel, quantized_formats};
 use serde::Serialize;
 
@@ -22,6 +22,7 @@ Examples:
   deepwell dryrun llama-134m --seq 512 --batch 16 --precision bf16
   deepwell dryrun parity-3m --hardware machine.json --json
   deepwell dryrun llama-134m --devices cpu:4            what each of four ranks needs
+  deepwell dryrun llama-134m --devices cpu:4 --pp 4     what each stage of a pipeline needs
 
 Exit codes: 0 predicted, 1 nothing fits into memory, 2 an input cannot be used";
 
@@ -37,11 +38,11 @@ pub(crate) struct DryrunCommand {
 }
 
 pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
-    let Planning { hardware, planned, .. } = args.planning.plan()?;
+    let Planning { planned } = args.planning.plan()?;
     let prediction = planned.prediction;
     let parallel = planned.plan.parallel;
-    let in_bf16 = planned.fallback.map(|program| dryrun_world(&program, parallel, &hardware));
-    let (blocks, all) = quantized_flop_share(&planned.program);
+    let in_bf16 = planned.in_bf16;
+    let (blocks, all) = planned.linear_flops.quantized_share();
     let predicted = Predicted {
         quantized_to: quantized_formats(&planned.program.precision),
         micro_batch: planned.plan.micro_batch,
@@ -50,10 +51,7 @@ pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
         recompute: planned.plan.recompute.to_string(),
         prediction,
         quantized_flop_share: FlopShare { blocks, all },
-        in_bf16: in_bf16.map(|run| InBf16 {
-            time_s: run.time_s,
-            peak_bytes: run.ranks.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
-        }),
+        in_bf16: in_bf16.map(|run| InBf16 { time_s: run.time_s, peak_bytes: run.peak_bytes() }),
     };
     if args.json {
         print_json(&predicted)?

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use deepwell_ir::Target;
-use deepwell_probe::{Hardware, probe};
+use deepwell_probe::{Cluster, Hardware, probe};
 use deepwell_trainer::Device;
 
 /// The machine that `--hardware` names, or else this one, with `device` of it as a target.
@@ -28,18 +28,40 @@ pub(crate) fn this_or(described: Option<&str>) -> Result<Hardware> {
     described.map_or_else(|| Ok(probe()), read)
 }
 
-fn read(name: &str) -> Result<Hardware> {
+/// The cluster that a name or file describes: a preset, a preset with what differs after it, a
+/// cluster in TOML, or the JSON of one machine. None for a machine without GPUs.
+pub(crate) fn cluster_of(name: &str) -> Result<Option<Cluster>> {
     let path = Path::new(name);
-    if !path.exists() {
-        return match Hardware::preset(name) {
-            Ok(hardware) => Ok(hardware),
-            Err(_) => bail!(
-                "hardware: expected the JSON file of a machine or a preset ({}), got `{name}`\n\
-                 hint: `deepwell probe --json > machine.json` describes a machine",
-                Hardware::preset_names().join(", ")
-            ),
-        };
+    let cluster = if !path.exists() {
+        match Cluster::from_name(name) {
+            Ok(cluster) => cluster,
+            Err(error) if name.contains(':') => return Err(error.into()),
+            Err(_) => return Err(unknown(name)),
+        }
+    } else if path.extension().is_some_and(|end| end == "toml") {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+        Cluster::from_toml(&text).with_context(|| format!("cannot use `{name}` as a cluster"))?
+    } else {
+        Cluster::of_machine(name, read(name)?)
+    };
+    Ok((cluster.gpu_count() > 0).then_some(cluster))
+}
+
+fn unknown(name: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "hardware: expected the JSON file of a machine, a cluster in TOML, or a preset ({}), got \
+         `{name}`\n\
+         hint: `deepwell probe --json > machine.json` describes a machine, `h100:nodes=16` names a \
+         cluster",
+        Hardware::preset_names().join(", ")
+    )
+}
+
+fn read(name: &str) -> Result<Hardware> {
+    if !Path::new(name).exists() {
+        return Hardware::preset(name).map_err(|_| unknown(name));
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+    let text = std::fs::read_to_string(name).with_context(|| format!("cannot read `{name}`"))?;
     Hardware::from_json(&text).with_context(|| format!("cannot use `{name}` as hardware"))
 }

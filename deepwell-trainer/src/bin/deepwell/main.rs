@@ -20,9 +20,11 @@ mod hardware;
 mod measured;
 mod output;
 mod plan;
+mod plan_cluster;
 mod planning;
 mod probe;
 mod quantize;
+mod replan;
 mod score;
 mod tokenizer;
 mod train;
@@ -49,6 +51,7 @@ Examples:
   deepwell probe                                what this machine is
   deepwell capture llama-micro                  a model as a graph of ops
   deepwell plan parity-3m --explain             how it would train here, and what was not taken
+  deepwell plan llama-3-70b --hardware h200-x8  over a cluster: degrees, memory, time, cost
   deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
   deepwell score                                predictions beside what others measured
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
@@ -91,7 +94,8 @@ struct Cli {
 enum Command {
     Probe(probe::ProbeArgs),
     Capture(capture::CaptureArgs),
-    Plan(plan::PlanCommand),
+    Plan(Box<plan::PlanCommand>),
+    Replan(replan::ReplanArgs),
     Dryrun(dryrun::DryrunCommand),
     Score(score::ScoreArgs),
     /// Train a model on text
@@ -121,6 +125,8 @@ enum Outcome {
     Open,
     /// Asked to stop, and stopped in order.
     Interrupted,
+    /// Failed with this code, as another process has said.
+    Said(u8),
 }
 
 impl From<Outcome> for ExitCode {
@@ -130,6 +136,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Failed => failure::FAILED,
             Outcome::Open => OPEN,
             Outcome::Interrupted => INTERRUPTED,
+            Outcome::Said(code) => code,
         })
     }
 }
@@ -157,6 +164,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Probe(args) => probe::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Replan(args) => replan::run(&args),
         Command::Dryrun(args) => dryrun::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Train(args) => train::run_train(*args),

@@ -2,27 +2,44 @@
 
 use std::fmt;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use deepwell_ir::{Call, Program, Rejected};
 use deepwell_plan::{Plan, format_bytes};
+use deepwell_probe::Cluster;
 use serde::Serialize;
 
-use crate::Outcome;
+use crate::hardware::cluster_of;
 use crate::output::{print, print_json};
+use crate::plan_cluster::ClusterArgs;
 use crate::planning::PlanningArgs;
+use crate::{Outcome, plan_cluster};
 
 const AFTER_HELP: &str = "\
 A plan says how the model trains on the machine: batches, recomputation, the precision of each
 tensor with the rule that decided it, and the kernel of each kind of call. Candidates are lowered
 to programs and predicted; of those that fit into memory the one with the least time is taken.
 
+With --hardware that has GPUs, and no --device, the search is over the whole cluster: pipeline
+stages, chunks, schedule, tensor, context and expert parallelism, ZeRO, micro-batch, recomputation.
+The page says what each rank holds, where the time of a step goes, and what a run costs. What the
+predictions are worth: `deepwell score`.
+
+A cluster is h200-x8 (a machine), h100:nodes=2048 (so many systems of eight; also gpus=, nics=,
+gbit= and price= after the colon), hgx-b200-x16, gb300-nvl72-x8 (racks), or a file as in `deepwell
+probe --help`, which may have `price_per_gpu_hour`.
+
 Examples:
   deepwell plan parity-3m
   deepwell plan parity-3m --explain                    with what was not taken, and why
   deepwell plan ./my-model --seq 512 --batch 32 --memory-limit 2GiB
   deepwell plan parity-3m --policy policy.toml --json > plan.json
-  deepwell plan llama-134m --hardware machine.json     for a machine that is not this one
+  deepwell plan llama-3-70b --hardware h100:nodes=32 --seq 8192 --global-batch 512
+  deepwell plan deepseek-v3 --hardware h100:nodes=256,price=2.5 --tokens 15T
+  deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --global-batch 64 --explain
+  deepwell plan llama-3-70b --hardware h200-x8 --pin tp=4 --pin zero=1 --forbid cp
+  deepwell plan llama-3-8b --hardware h100:nodes=4 --pareto
+  deepwell plan llama-3-70b --hardware racks.toml --as megatron --trace step.json --svg step.svg
 
 A policy file:
   precision = \"mxfp8\"
@@ -32,22 +49,36 @@ A policy file:
 
 Exit codes: 0 planned, 1 nothing fits into memory, 2 an input cannot be used";
 
-/// Choose how a model trains on a machine
+/// Choose how a model trains on a machine or on a cluster, and what it costs
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct PlanCommand {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// Print the plans and kernels that were not taken too, with reasons
+    /// Print the plans and kernels that were not taken too, with reasons; for a cluster also what
+    /// another network, memory or batch would do
     #[arg(long)]
     explain: bool,
     /// Print JSON; what was not taken is always in it
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
-    let planned = args.planning.plan()?.planned;
+    let PlanCommand { planning, cluster: options, explain, json } = args;
+    if let Some(cluster) = cluster(planning)? {
+        plan_cluster::run(planning, options, &cluster, *explain, *json)?;
+        return Ok(Outcome::Success);
+    }
+    if let Some(option) = options.first_given() {
+        bail!(
+            "{option}: expected a cluster to plan for, got one device\n\
+             hint: `--hardware h200-x8` or `--hardware h100:nodes=16`, without `--device`"
+        );
+    }
+    let planned = planning.plan()?.planned;
     let explained = Explained {
         bytes_on_link: planned.prediction.ranks[0].bytes_on_link,
         rejected_plans: planned.rejected,
@@ -62,6 +93,15 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
         print(&explained.plan)?;
     }
     Ok(Outcome::Success)
+}
+
+/// The cluster that is planned for: `--hardware` has GPUs, and no device of it is named.
+fn cluster(planning: &PlanningArgs) -> Result<Option<Cluster>> {
+    let Some(name) = planning.hardware.as_deref() else { return Ok(None) };
+    if planning.device.is_some() || planning.devices.is_some() {
+        return Ok(None);
+    }
+    cluster_of(name)
 }
 
 /// A plan beside what was not taken.

@@ -6,9 +6,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use deepwell_ir::{PrecisionPolicy, Recompute};
-use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_ranks};
+use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
 use deepwell_precision::PRESETS;
-use deepwell_probe::Hardware;
 use deepwell_trainer::commands::Degrees;
 use deepwell_trainer::{Device, Devices, ModelSource};
 
@@ -23,46 +22,46 @@ const TOKENS_MAX: usize = i32::MAX as usize;
 #[derive(Args, Debug)]
 pub(crate) struct PlanningArgs {
     /// Preset name, `config.json`, model folder or `.pt2` archive
-    model: String,
-    /// Tokens of a sequence
-    #[arg(long, alias = "seq-len", value_name = "TOKENS", default_value_t = 128)]
-    seq: usize,
-    /// Sequences of a step
-    #[arg(long, alias = "batch-size", value_name = "SEQUENCES", default_value_t = 8)]
-    batch: usize,
+    pub(crate) model: String,
+    /// Tokens of a sequence [default: 128; 4096 for a cluster]
+    #[arg(long, alias = "seq-len", value_name = "TOKENS")]
+    pub(crate) seq: Option<usize>,
+    /// Sequences of a step [default: 8; 4 Mi tokens for a cluster]
+    #[arg(long, aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
+    pub(crate) batch: Option<usize>,
     /// Precision of the GEMMs
     #[arg(long, value_name = "NAME", default_value = "mxfp8",
           value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
-    precision: String,
+    pub(crate) precision: String,
     /// Precision tensor by tensor: a policy in TOML
     #[arg(long, value_name = "FILE", conflicts_with = "precision")]
-    policy: Option<PathBuf>,
+    pub(crate) policy: Option<PathBuf>,
     /// Sequences that run at a time, a divisor of the batch [default: chosen]
     #[arg(long, value_name = "SEQUENCES")]
-    micro_batch: Option<usize>,
+    pub(crate) micro_batch: Option<usize>,
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
-    recompute: Option<Recompute>,
-    /// Memory that may be used, such as 2GiB [default: 90 % of what is free]
-    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
-    memory_limit: Option<u64>,
-    /// Plan for another machine: the JSON of `deepwell probe --json`, or a preset such as h200-x2
+    pub(crate) recompute: Option<Recompute>,
+    /// Memory of a device that may be used, such as 2GiB [default: 90 % of what is free]
+    #[arg(long, alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
+    pub(crate) memory_limit: Option<u64>,
+    /// Plan for another machine: the JSON of `deepwell probe --json`, a preset such as h200-x2, or
+    /// a cluster (`deepwell plan` only)
     #[arg(long, value_name = "FILE")]
-    hardware: Option<String>,
+    pub(crate) hardware: Option<String>,
     /// Where it will run: cpu, cuda, cuda:N, or emulated: and one of sm90, sm100, sm103, sm120
-    #[arg(long, default_value_t = Device::Cpu)]
-    device: Device,
+    /// [default: cpu]
+    #[arg(long)]
+    pub(crate) device: Option<Device>,
     /// Where the ranks of one run will be: cpu:N, emulated:ARCH:N, or GPUs as in cuda:0,cuda:1
     #[arg(long, conflicts_with = "device")]
-    devices: Option<Devices>,
+    pub(crate) devices: Option<Devices>,
     #[command(flatten)]
-    degrees: Degrees,
+    pub(crate) degrees: Degrees,
 }
 
-/// A plan and the machine that it is for.
+/// A plan.
 pub(crate) struct Planning {
-    /// The machine.
-    pub(crate) hardware: Hardware,
     /// The plan, its program (of rank 0) and its prediction.
     pub(crate) planned: Planned,
 }
@@ -73,20 +72,19 @@ impl PlanningArgs {
     /// # Errors
     /// Whatever of the command line cannot be used, or nothing that fits.
     pub(crate) fn plan(&self) -> Result<Planning> {
-        self.check_sizes()?;
+        let (seq, batch) = self.sizes()?;
         let policy = self.policy()?;
         let model = ModelSource::open(&self.model)?;
         for remark in &model.notes().remarks {
             note(remark);
         }
-        if let Some(made_for) = model.seq_max().filter(|&longest| self.seq > longest) {
+        if let Some(made_for) = model.seq_max().filter(|&longest| seq > longest) {
             note(format_args!(
-                "sequences of {} tokens; the model was made for {made_for} at most",
-                self.seq
+                "sequences of {seq} tokens; the model was made for {made_for} at most"
             ));
         }
-        let graph = model.capture(Some(self.seq))?;
-        let alone = Devices { device: self.device, ranks: 1 };
+        let graph = model.capture(Some(seq))?;
+        let alone = Devices { device: self.device.unwrap_or(Device::Cpu), ranks: 1 };
         let Devices { device, ranks } = self.devices.unwrap_or(alone);
         let parallel = self.degrees.of_ranks(ranks)?;
         let (hardware, mut target) = hardware_and_target(self.hardware.as_deref(), device)?;
@@ -94,8 +92,8 @@ impl PlanningArgs {
             target = device.among_ranks(target);
         }
         let request = PlanRequest {
-            seq: self.seq,
-            global_batch: self.batch,
+            seq,
+            global_batch: batch,
             policy,
             optimizer: OptimizerSpec::default(),
             memory_limit_bytes: self.memory_limit,
@@ -103,28 +101,30 @@ impl PlanningArgs {
             recompute: self.recompute,
         };
         let catalog = device.catalog();
+        let split = (parallel, self.degrees.pp_layers.as_deref());
         let planned =
-            autoplan_ranks(&graph, &hardware, &request, parallel, catalog.as_ref(), &target)?;
-        Ok(Planning { hardware, planned })
+            autoplan_stages(&graph, &hardware, &request, split, catalog.as_ref(), &target)?;
+        Ok(Planning { planned })
     }
 
-    fn check_sizes(&self) -> Result<()> {
-        for (option, size) in [("--seq", self.seq), ("--batch", self.batch)] {
+    /// Tokens of a sequence and sequences of a step.
+    fn sizes(&self) -> Result<(usize, usize)> {
+        let (seq, batch) = (self.seq.unwrap_or(128), self.batch.unwrap_or(8));
+        for (option, size) in [("--seq", seq), ("--batch", batch)] {
             if size == 0 {
                 bail!("{option}: expected at least 1, got 0");
             }
         }
-        if self.seq.checked_mul(self.batch).is_none_or(|tokens| tokens > TOKENS_MAX) {
+        if seq.checked_mul(batch).is_none_or(|tokens| tokens > TOKENS_MAX) {
             bail!(
-                "--seq x --batch: expected at most {TOKENS_MAX} tokens in a step, got {} x {}",
-                self.seq,
-                self.batch
+                "--seq x --batch: expected at most {TOKENS_MAX} tokens in a step, got {seq} x \
+                 {batch}"
             );
         }
-        Ok(())
+        Ok((seq, batch))
     }
 
-    fn policy(&self) -> Result<PrecisionPolicy> {
+    pub(crate) fn policy(&self) -> Result<PrecisionPolicy> {
         let Some(path) = &self.policy else {
             return Ok(PrecisionPolicy::preset(&self.precision)?);
         };

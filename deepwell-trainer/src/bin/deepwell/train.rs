@@ -25,6 +25,8 @@ Examples:
   deepwell train --run-file run.toml --seed 7
   deepwell train --run-file run.toml --resume
   deepwell train --devices cpu:4 --zero 1
+  deepwell train --devices cuda:0,cuda:1
+  torchrun --no-python --nproc-per-node 2 deepwell train --launched --device cuda
 
 A run file:
   model = \"parity-3m\"
@@ -82,5 +84,6 @@ fn until_interrupted(work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus>) -
         ExitStatus::Failed => Outcome::Failed,
         ExitStatus::Open => Outcome::Open,
         ExitStatus::Interrupted => Outcome::Interrupted,
+        ExitStatus::Said(code) => Outcome::Said(code),
     })
 }

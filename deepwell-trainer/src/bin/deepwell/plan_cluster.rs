@@ -1,0 +1,327 @@
+//! `deepwell plan` for a cluster: from flags to a search, and what it found.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use deepwell_plan::search::{
+    Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
+    explanation, search, what_if,
+};
+use deepwell_plan::{ModelShape, Plan, PlanRequest, autoplan_ranks};
+use deepwell_probe::{Cluster, Hardware};
+use deepwell_trainer::{Device, ModelSource};
+use serde::Serialize;
+
+use crate::output::{note, print, print_json};
+use crate::planning::PlanningArgs;
+
+/// Tokens of a sequence and of a step, unless something else is asked for.
+const SEQ: usize = 4096;
+const STEP_TOKENS: usize = 4 << 20;
+
+/// Options that only a plan for a cluster has.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "For a cluster")]
+pub(crate) struct ClusterArgs {
+    /// Hold a dimension at a value, or keep it from one: tp=4, zero=1, schedule!=1f1b; of pp, vpp,
+    /// schedule, tp, cp, ep, etp, dp, zero, mbs, recompute, gpus
+    #[arg(long, value_name = "PIN")]
+    pin: Vec<Pin>,
+    /// Do without a dimension, or without a value of it: cp, recompute, tp=8
+    #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
+    forbid: Vec<Pin>,
+    /// GPUs at most: that many, and with --pareto fewer too [default: all]
+    #[arg(long, value_name = "GPUS")]
+    max_gpus: Option<usize>,
+    /// What a GPU costs for an hour, in any currency
+    #[arg(long, value_name = "PRICE", value_parser = price)]
+    price_per_gpu_hour: Option<f64>,
+    /// Tokens of the whole run, such as 15T or 300B: its hours and its cost
+    #[arg(long, value_name = "TOKENS", value_parser = tokens)]
+    tokens: Option<f64>,
+    /// Print the front of time, memory, GPUs and cost, over all numbers of GPUs
+    #[arg(long)]
+    pareto: bool,
+    /// Print memory in the accounting of another framework too: megatron or fsdp
+    #[arg(long = "as", value_name = "FRAMEWORK")]
+    accounting: Option<Accounting>,
+    /// Write the step as a Chrome trace: passes, memory of each stage
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write the time line of the pipeline as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write the memory of each stage over time as SVG
+    #[arg(long, value_name = "FILE")]
+    memory_svg: Option<PathBuf>,
+}
+
+impl ClusterArgs {
+    /// The first of its options that was given.
+    pub(crate) fn first_given(&self) -> Option<&'static str> {
+        let given = [
+            ("--pin", !self.pin.is_empty()),
+            ("--forbid", !self.forbid.is_empty()),
+            ("--max-gpus", self.max_gpus.is_some()),
+            ("--price-per-gpu-hour", self.price_per_gpu_hour.is_some()),
+            ("--tokens", self.tokens.is_some()),
+            ("--pareto", self.pareto),
+            ("--as", self.accounting.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--svg", self.svg.is_some()),
+            ("--memory-svg", self.memory_svg.is_some()),
+        ];
+        given.into_iter().find_map(|(option, is_given)| is_given.then_some(option))
+    }
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price = text.parse::<f64>().ok().filter(|price| *price >= 0.0 && price.is_finite());
+    price.ok_or_else(|| format!("expected a price such as 2.5, got `{text}`"))
+}
+
+fn tokens(text: &str) -> Result<f64, String> {
+    let (number, factor) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 1e3),
+        Some((at, 'M')) => (&text[..at], 1e6),
+        Some((at, 'B')) => (&text[..at], 1e9),
+        Some((at, 'T')) => (&text[..at], 1e12),
+        _ => (text, 1.0),
+    };
+    let tokens = number.parse::<f64>().ok().map(|number| number * factor);
+    let tokens = tokens.filter(|tokens| *tokens >= 1.0 && tokens.is_finite());
+    tokens.ok_or_else(|| format!("expected tokens such as 15T, 300B or 1e12, got `{text}`"))
+}
+
+/// What a plan for a cluster prints as JSON.
+#[derive(Debug, Serialize)]
+struct Printed<'a> {
+    plan: &'a ClusterPlan,
+    /// What each rank runs; none where the trainer does not run the plan yet.
+    program: Option<&'a Plan>,
+    memory_as: Option<&'a Count>,
+    search: &'a Found,
+    what_if: &'a [WhatIf],
+}
+
+/// Searches, and prints what was found.
+pub(crate) fn run(
+    planning: &PlanningArgs,
+    args: &ClusterArgs,
+    cluster: &Cluster,
+    explain: bool,
+    json: bool,
+) -> Result<()> {
+    let request = request(planning, args, cluster)?;
+    let found = search(&request)?;
+    let mut plan = ClusterPlan::new(&request, &found, args.tokens)?;
+    let program = match plan.not_run_yet {
+        Some(_) => None,
+        None => match program(planning, &request, &plan, &cluster.nodes[0].hardware) {
+            Ok(program) => Some(program),
+            Err(error) => {
+                plan.not_run_yet = Some(error.root_cause().to_string());
+                None
+            }
+        },
+    };
+    let count = args.accounting.map(|whose| Count::of(&plan, whose)).transpose()?;
+    write_pictures(args, &request, &plan)?;
+    let numbers = if explain { what_if(&request, &found)? } else { Vec::new() };
+    if json {
+        return print_json(&Printed {
+            plan: &plan,
+            program: program.as_ref(),
+            memory_as: count.as_ref(),
+            search: &found,
+            what_if: &numbers,
+        });
+    }
+    let mut text = plan.to_string();
+    // Writing to a string does not fail.
+    if let Some(count) = &count {
+        let _ = write!(text, "{count}");
+    }
+    if let Some(program) = &program {
+        let _ = write!(text, "\neach rank runs the {program}");
+    }
+    if args.pareto {
+        text += &found.front_table(&request);
+    }
+    if explain {
+        text += &explanation(&found, &numbers);
+    }
+    print(&text)
+}
+
+fn write_pictures(args: &ClusterArgs, request: &SearchRequest, plan: &ClusterPlan) -> Result<()> {
+    if args.trace.is_none() && args.svg.is_none() && args.memory_svg.is_none() {
+        return Ok(());
+    }
+    let pictures = Pictures::new(request, plan)?;
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> Result<String>| -> Result<()> {
+        let Some(path) = path else { return Ok(()) };
+        std::fs::write(path, text()?).with_context(|| format!("cannot write `{}`", path.display()))
+    };
+    write(&args.trace, &|| Ok(pictures.chrome_trace()))?;
+    write(&args.svg, &|| Ok(pictures.time_line_svg()?))?;
+    write(&args.memory_svg, &|| Ok(pictures.memory_svg()?))
+}
+
+/// What is searched for.
+fn request(
+    planning: &PlanningArgs,
+    args: &ClusterArgs,
+    cluster: &Cluster,
+) -> Result<SearchRequest> {
+    let mut machines = Machines::of_cluster(cluster)?;
+    machines.price_per_gpu_hour = args.price_per_gpu_hour.or(machines.price_per_gpu_hour);
+    let seq = planning.seq.unwrap_or(SEQ);
+    let shape = shape(&planning.model, seq)?;
+    for (option, size) in [("--seq", Some(seq)), ("--batch", planning.batch)] {
+        if size == Some(0) {
+            bail!("{option}: expected at least 1, got 0");
+        }
+    }
+    let batch = planning.batch.unwrap_or((STEP_TOKENS / seq).max(1));
+    let counts = gpu_counts(args, &machines)?;
+    let fp8 = is_fp8(planning, &machines)?;
+    let mut pins: Vec<Pin> = args.pin.iter().chain(&args.forbid).copied().collect();
+    pins.extend(pins_of(planning)?);
+    Ok(SearchRequest {
+        gpus: counts,
+        gpu_memory_bytes: planning.memory_limit.map(|bytes| bytes as f64),
+        pins,
+        fp8,
+        ..SearchRequest::new(shape, seq, batch, machines)
+    })
+}
+
+/// The sizes of a model: a preset, a configuration, or a model too large for one machine.
+fn shape(name: &str, seq: usize) -> Result<ModelShape> {
+    if ModelShape::LARGE.contains(&name)
+        && let Some(shape) = ModelShape::known(name)
+    {
+        return Ok(shape);
+    }
+    let model = ModelSource::open(name).with_context(|| {
+        format!("for a cluster there are also {}", ModelShape::LARGE.join(", "))
+    })?;
+    for remark in &model.notes().remarks {
+        note(remark);
+    }
+    if let Some(longest) = model.seq_max().filter(|&longest| seq > longest) {
+        note(format_args!("sequences of {seq} tokens; the model was made for {longest} at most"));
+    }
+    let shape = model.config().and_then(|config| ModelShape::of(name, config));
+    shape.with_context(|| {
+        format!(
+            "model: expected one with a configuration, got the exported graph `{name}`\n\
+             hint: name the `config.json` of the module; its sizes are what is searched with"
+        )
+    })
+}
+
+/// Numbers of GPUs to try.
+fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
+    let most = args.max_gpus.unwrap_or(machines.gpus).min(machines.gpus);
+    if most == 0 {
+        bail!("--max-gpus: expected at least 1, got 0");
+    }
+    // Whole NVLink domains, and within one of them powers of two.
+    let domain = machines.fabric.domain_gpus;
+    let most = match most >= domain {
+        true => most / domain * domain,
+        false => most,
+    };
+    if !args.pareto {
+        return Ok(vec![most]);
+    }
+    let halves = std::iter::successors(Some(most), |gpus| (gpus % 2 == 0).then_some(gpus / 2));
+    Ok(halves.collect())
+}
+
+/// Whether linear layers are quantized.
+fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
+    let precision = planning.precision.as_str();
+    let fp8 = precision.starts_with("mxfp8");
+    if planning.policy.is_some() || !(fp8 || precision == "bf16") {
+        let got = match &planning.policy {
+            Some(path) => format!("the policy `{}`", path.display()),
+            None => format!("`{precision}`"),
+        };
+        bail!("--precision: for a cluster expected bf16 or mxfp8, got {got}");
+    }
+    if fp8 && machines.gpu.fp8_flops <= machines.gpu.bf16_flops {
+        bail!("--precision: expected bf16, as {} has no FP8, got `{precision}`", machines.gpu.name);
+    }
+    Ok(fp8)
+}
+
+/// Options of a plan for ranks that are named, as pins.
+fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
+    let degrees = &planning.degrees;
+    let given = [
+        ("mbs", planning.micro_batch),
+        ("dp", degrees.dp),
+        ("zero", degrees.zero.map(usize::from)),
+        ("tp", degrees.tp),
+        ("pp", degrees.pp),
+        ("ep", degrees.ep),
+    ];
+    let mut pins = Vec::new();
+    for (dimension, value) in given {
+        if let Some(value) = value {
+            pins.push(format!("{dimension}={value}").parse()?);
+        }
+    }
+    if let Some(rule) = planning.recompute {
+        pins.push(format!("recompute={rule}").parse()?);
+    }
+    Ok(pins)
+}
+
+/// The plan of the program that each rank runs, where the trainer can run it.
+fn program(
+    planning: &PlanningArgs,
+    request: &SearchRequest,
+    plan: &ClusterPlan,
+    node: &Hardware,
+) -> Result<Plan> {
+    let parallel = plan.strategy.parallel()?;
+    let graph = ModelSource::open(&planning.model)?.capture(Some(request.seq))?;
+    let device = Device::Cuda(0);
+    let target = device.target(node)?;
+    let target = if parallel.is_single() { target } else { device.among_ranks(target) };
+    let asked = PlanRequest {
+        seq: request.seq,
+        global_batch: request.global_batch,
+        policy: planning.policy()?,
+        optimizer: deepwell_plan::OptimizerSpec::default(),
+        memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
+        micro_batch: planning.micro_batch,
+        recompute: planning.recompute,
+    };
+    let catalog = device.catalog();
+    let planned = autoplan_ranks(&graph, node, &asked, parallel, catalog.as_ref(), &target)?;
+    Ok(planned.plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_run() {
+        let check = |text: &str, expected: Option<f64>| assert_eq!(tokens(text).ok(), expected);
+        check("15T", Some(15e12));
+        check("300B", Some(300e9));
+        check("1e12", Some(1e12));
+        check("1.5M", Some(1.5e6));
+        for wrong in ["", "T", "0", "-1B", "many", "infT"] {
+            check(wrong, None);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What the quantizations of all ranks counted in a step, in the order in which one rank counts.
+
+use std::cmp::Reverse;
+
+use deepwell_ir::Phase;
+use deepwell_precision::QuantStats;
+
+use super::{Engine, ExpertLoad};
+use crate::TrainError;
+
+/// Phases as ranks tell them.
+const PHASES: [Phase; 4] = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Weights];
+
+/// Words that a rank tells of a tensor.
+const WORDS: usize = 9;
+
+/// What was counted of a tensor in a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Counted {
+    micro_batch: u32,
+    phase: Phase,
+    layer: usize,
+    stats: QuantStats,
+}
+
+impl Counted {
+    fn to_words(self) -> [u64; WORDS] {
+        let Counted { micro_batch, phase, layer, stats } = self;
+        let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = stats;
+        let phase = PHASES.iter().position(|it| *it == phase).unwrap_or(0) as u64;
+        let amax = u64::from(amax.to_bits());
+        let place = [u64::from(micro_batch), phase, layer as u64];
+        let [a, b, c] = place;
+        [a, b, c, amax, elements, underflows, saturations, scale_clamps, nonfinite]
+    }
+
+    fn of_words(words: &[u64]) -> Counted {
+        Counted {
+            micro_batch: words[0] as u32,
+            phase: PHASES[words[1] as usize % PHASES.len()],
+            layer: words[2] as usize,
+            stats: QuantStats {
+                amax: f32::from_bits(words[3] as u32),
+                elements: words[4],
+                underflows: words[5],
+                saturations: words[6],
+                scale_clamps: words[7],
+                nonfinite: words[8],
+            },
+        }
+    }
+}
+
+/// What the stages of a pipeline counted, as one rank would that has them all: forward from the
+/// first to the last, backward the other way, micro-batch by micro-batch, and the weights at the
+/// end.
+fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
+    let of_stage = |(stage, counted): (usize, Vec<Counted>)| {
+        counted.into_iter().map(move |it| (stage, it)).collect::<Vec<_>>()
+    };
+    let mut all: Vec<(usize, Counted)> =
+        stages.into_iter().enumerate().flat_map(of_stage).collect();
+    all.sort_by_key(|(stage, it)| {
+        let backwards = (it.phase == Phase::Backward).then_some(Reverse(*stage));
+        (it.phase == Phase::Weights, it.micro_batch, it.phase, backwards, *stage)
+    });
+    all.into_iter().map(|(_, it)| it).collect()
+}
+
+impl Engine {
+    /// [`Engine::statistics`] of all ranks together, tensor by tensor: the same on each of them.
+    ///
+    /// # Errors
+    /// Ranks that have failed.
+    pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
+        if self.peers.world_size() == 1 {
+            return Ok(self.statistics().to_vec());
+        }
+        let passes = self.passes_of_statistics().iter();
+        let own = self.statistics().iter().zip(passes);
+        let words = own.flat_map(|(&(layer, stats), &(micro_batch, phase))| {
+            Counted { micro_batch, phase, layer, stats }.to_words()
+        });
+        let words: Vec<u64> = words.collect();
+        let parallel = self.plan.parallel;
+        let mut stages: Vec<Vec<Counted>> = vec![Vec::new(); parallel.pipeline];
+        for (rank, words) in self.peers.gather_any(&words)?.iter().enumerate() {
+            let of_stage = &mut stages[parallel.pipeline_place(rank)];
+            let theirs = words.chunks_exact(WORDS).map(Counted::of_words);
+            if of_stage.is_empty() {
+                of_stage.extend(theirs);
+                continue;
+            }
+            for (sum, other) in of_stage.iter_mut().zip(theirs) {
+                sum.stats.merge(&other.stats);
+            }
+        }
+        Ok(as_one_rank(stages).into_iter().map(|it| (it.layer, it.stats)).collect())
+    }
+
+    /// [`Engine::expert_loads`] of all stages of this rank's pipeline, by layer.
+    ///
+    /// # Errors
+    /// Ranks that have failed.
+    pub(crate) fn expert_loads_of_stages(&mut self) -> Result<Vec<ExpertLoad>, TrainError> {
+        let own = self.expert_loads().to_vec();
+        let parallel = self.plan.parallel;
+        if parallel.pipeline == 1 {
+            return Ok(own);
+        }
+        let words = |load: &ExpertLoad| -> Vec<u64> {
+            let ExpertLoad { layer, chosen, dropped } = load;
+            let head = [u64::from(*layer), *dropped, chosen.len() as u64];
+            head.into_iter().chain(chosen.iter().copied()).collect()
+        };
+        let own: Vec<u64> = own.iter().flat_map(words).collect();
+        let rank = self.rank();
+        let is_of_pipeline = |other: &usize| {
+            parallel.data_place(*other) == parallel.data_place(rank)
+                && parallel.tensor_place(*other) == parallel.tensor_place(rank)
+        };
+        let mut loads = Vec::new();
+        let all = self.peers.gather_any(&own)?;
+        for (_, words) in all.iter().enumerate().filter(|(other, _)| is_of_pipeline(other)) {
+            let mut rest = words.as_slice();
+            while let [layer, dropped, count, others @ ..] = rest {
+                let (chosen, behind) = others.split_at((*count as usize).min(others.len()));
+                let (layer, chosen) = (*layer as u32, chosen.to_vec());
+                loads.push(ExpertLoad { layer, chosen, dropped: *dropped });
+                rest = behind;
+            }
+        }
+        Ok(loads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_count_as_one_rank_does() {
+        let counted = |phase, micro_batch, layer: usize| Counted {
+            micro_batch,
+            phase,
+            layer,
+            stats: QuantStats { elements: 1 + layer as u64, ..QuantStats::default() },
+        };
+        let [forward, backward, weights] = [Phase::Forward, Phase::Backward, Phase::Weights];
+        // The first stage is one micro-batch ahead.
+        let first = vec![
+            counted(forward, 0, 0),
+            counted(forward, 1, 0),
+            counted(backward, 0, 0),
+            counted(backward, 1, 0),
+            counted(weights, 0, 0),
+        ];
+        let second = vec![
+            counted(forward, 0, 1),
+            counted(forward, 0, 2),
+            counted(backward, 0, 2),
+            counted(backward, 0, 1),
+            counted(forward, 1, 1),
+            counted(backward, 1, 1),
+            counted(weights, 0, 1),
+        ];
+        let got: Vec<(Phase, u32, usize)> = as_one_rank(vec![first.clone(), second])
+            .iter()
+            .map(|it| (it.phase, it.micro_batch, it.layer))
+            .collect();
+        let expected = [
+            (forward, 0, 0),
+            (forward, 0, 1),
+            (forward, 0, 2),
+            (backward, 0, 2),
+            (backward, 0, 1),
+            (backward, 0, 0),
+            (forward, 1, 0),
+            (forward, 1, 1),
+            (backward, 1, 1),
+            (backward, 1, 0),
+            (weights, 0, 0),
+            (weights, 0, 1),
+        ];
+        assert_eq!(got, expected);
+        for counted in first {
+            assert_eq!(Counted::of_words(&counted.to_words()), counted);
+        }
+    }
+}

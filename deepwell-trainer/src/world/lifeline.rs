@@ -1,0 +1,485 @@
+//! Joins the processes of a run before their library does, and tells when one of them fails.
+//!
+//! Each rank has a TCP connection with rank 0. Over it goes the id by which the collective library
+//! connects the ranks, and from then on nothing but signs of life and the reason of a failure: what
+//! the ranks compute or decide goes through that library. A connection that closes before its rank
+//! has said goodbye is a rank that has died. So is one that is silent for long, as when a machine
+//! loses power.
+//!
+//! A message is its kind (one byte), the rank that it is about (u32), the length of its text (u32),
+//! both little-endian, and the text. A connection begins with a [`Hello`].
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Launched;
+use crate::TrainError;
+
+/// What begins a connection, so that strangers are known as such.
+const MAGIC: [u8; 8] = *b"deepwell";
+/// Of the messages below.
+const VERSION: u32 = 1;
+/// Longest text of a message.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Between two signs of life.
+const BEAT_EVERY: Duration = Duration::from_secs(5);
+/// A connection without one for so long is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+/// Between two looks at what is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a stranger may take to introduce itself, a message to be taken, and a failure to be
+/// answered.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// Who failed first, and how.
+pub(super) type Failure = (u32, String);
+/// Told of the first failure.
+type OnFailure = Box<dyn Fn(u32, &str) + Send>;
+
+/// The kinds of messages.
+mod kind {
+    /// A sign of life.
+    pub(super) const BEAT: u8 = 0;
+    /// The library's id; its bytes are the text.
+    pub(super) const ID: u8 = 1;
+    /// The rank has failed; the reason is the text.
+    pub(super) const FAILED: u8 = 2;
+    /// The rank has ended well.
+    pub(super) const DONE: u8 = 3;
+}
+
+/// What a rank says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    rank: u32,
+    world_size: u32,
+    /// Those of another attempt are late.
+    attempt: u32,
+}
+
+impl Hello {
+    const BYTES: usize = 24;
+
+    fn to_bytes(self) -> Vec<u8> {
+        let numbers = [VERSION, self.rank, self.world_size, self.attempt];
+        MAGIC.into_iter().chain(numbers.into_iter().flat_map(u32::to_le_bytes)).collect()
+    }
+
+    /// None of a stranger.
+    fn read(stream: &mut TcpStream) -> Option<Hello> {
+        let mut bytes = [0; Hello::BYTES];
+        stream.read_exact(&mut bytes).ok()?;
+        let numbers: Vec<u32> = bytes[8..]
+            .chunks_exact(4)
+            .filter_map(|it| Some(u32::from_le_bytes(it.try_into().ok()?)))
+            .collect();
+        match numbers[..] {
+            [VERSION, rank, world_size, attempt] if bytes[..8] == MAGIC => {
+                Some(Hello { rank, world_size, attempt })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One rank's end of the connections.
+pub(super) struct Lifeline {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    own: Hello,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Connections, by the rank at the other end.
+    others: Vec<(u32, TcpStream)>,
+    id: Option<Vec<u8>>,
+    failure: Option<Failure>,
+    /// Rank 0 has been told, or has told, of the failure.
+    is_told: bool,
+    on_failure: Option<OnFailure>,
+    /// Ranks that have said goodbye.
+    done: Vec<u32>,
+    /// This rank listens no more.
+    is_closed: bool,
+}
+
+impl Lifeline {
+    /// Listens where the others look for rank 0, or goes there and tries for so long.
+    ///
+    /// # Errors
+    /// A port that is taken, and nobody who listens within the limit.
+    pub(super) fn open(launched: &Launched, limit: Duration) -> Result<Lifeline, TrainError> {
+        let Launched { rank, world_size, attempt, .. } = *launched;
+        let shared = Arc::new(Shared {
+            own: Hello { rank, world_size, attempt },
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        });
+        let lifeline = Lifeline { shared };
+        match launched.is_first() {
+            true => lifeline.listen(launched)?,
+            false => lifeline.go(launched, limit)?,
+        }
+        let shared = Arc::clone(&lifeline.shared);
+        spawn("lifeline-beat", move || shared.beat())?;
+        Ok(lifeline)
+    }
+
+    fn listen(&self, launched: &Launched) -> Result<(), TrainError> {
+        let failed = |error: io::Error| TrainError::Setting {
+            setting: "MASTER_PORT",
+            expected: format!("port {} of this machine, the next one, to be free", launched.port),
+            got: error.to_string(),
+            hint: Some("give all ranks another `MASTER_PORT`".to_string()),
+        };
+        let listener = TcpListener::bind(("0.0.0.0", launched.port)).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let shared = Arc::clone(&self.shared);
+        spawn("lifeline-listen", move || shared.accept(&listener))
+    }
+
+    fn go(&self, launched: &Launched, limit: Duration) -> Result<(), TrainError> {
+        let end = Instant::now() + limit;
+        let place = (launched.address.as_str(), launched.port);
+        loop {
+            let error = match connect(place).and_then(|mut stream| {
+                stream.write_all(&self.shared.own.to_bytes())?;
+                stream.set_read_timeout(Some(SILENCE_MAX))?;
+                Ok(stream)
+            }) {
+                Ok(stream) => return self.shared.add(0, stream),
+                Err(error) => error,
+            };
+            if Instant::now() > end {
+                return Err(TrainError::Setting {
+                    setting: "MASTER_ADDR",
+                    expected: format!("rank 0 at `{}`, port {}", launched.address, launched.port),
+                    got: format!("{error}, for {limit:?}"),
+                    hint: Some(
+                        "it listens once its process runs; a firewall may keep the port from \
+                         other machines"
+                            .to_string(),
+                    ),
+                });
+            }
+            thread::sleep(4 * LOOK_EVERY);
+        }
+    }
+
+    /// Waits until all ranks have come and gives them the library's id.
+    ///
+    /// # Errors
+    /// Ranks that do not come in time, or have failed.
+    // Only GPUs are joined by a library.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) fn publish(&self, id: &[u8], limit: Duration) -> Result<(), TrainError> {
+        let world_size = self.shared.own.world_size;
+        let are_there = self
+            .shared
+            .wait(limit, |state| (state.others.len() + 1 == world_size as usize).then_some(()))?;
+        are_there.ok_or_else(|| {
+            let state = self.shared.lock();
+            let is_there = |rank: &u32| state.others.iter().any(|(other, _)| other == rank);
+            let missing: Vec<String> = (1..world_size)
+                .filter(|rank| !is_there(rank))
+                .map(|rank| format!("rank {rank}"))
+                .collect();
+            TrainError::Setting {
+                setting: "WORLD_SIZE",
+                expected: format!("{world_size} ranks"),
+                got: format!("nothing of {} for {limit:?}", missing.join(", ")),
+                hint: Some("start all ranks with the same `MASTER_ADDR` and port".to_string()),
+            }
+        })?;
+        self.shared.send_to_all((kind::ID, 0), id);
+        Ok(())
+    }
+
+    /// Waits for the library's id, which rank 0 gives once it is ready.
+    ///
+    /// # Errors
+    /// A rank that has failed, and a rank 0 that is not ready in time.
+    pub(super) fn id(&self, limit: Duration) -> Result<Vec<u8>, TrainError> {
+        let id = self.shared.wait(limit, |state| state.id.clone())?;
+        id.ok_or_else(|| TrainError::Setting {
+            setting: "rank 0",
+            expected: "to be ready with data and folder".to_string(),
+            got: format!("nothing for {limit:?}"),
+            hint: None,
+        })
+    }
+
+    /// Who failed first, and how.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.shared.lock().failure.clone()
+    }
+
+    /// Calls `tell` with the first failure, now or when it comes.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) fn on_failure(&self, tell: impl Fn(u32, &str) + Send + 'static) {
+        let mut state = self.shared.lock();
+        if let Some((rank, reason)) = &state.failure {
+            tell(*rank, reason);
+        }
+        state.on_failure = Some(Box::new(tell));
+    }
+
+    /// Tells all ranks why this one fails, unless one has failed before, and waits a little until
+    /// rank 0 knows.
+    pub(super) fn fail(&self, reason: &str) {
+        let shared = &self.shared;
+        shared.failed(shared.own.rank, reason);
+        // Rank 0 tells everybody, also whom it has it from.
+        let end = Instant::now() + PROMPT;
+        while !shared.lock().is_told && Instant::now() < end {
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Whether rank 0 knows of a failure.
+    pub(super) fn is_told(&self) -> bool {
+        self.shared.lock().is_told
+    }
+
+    /// Says goodbye: what happens to this rank's connections from here on is no failure.
+    pub(super) fn finish(&self) {
+        self.shared.send_to_all((kind::DONE, self.shared.own.rank), &[]);
+        self.shared.lock().is_closed = true;
+    }
+}
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        for (_, stream) in state.others.drain(..) {
+            // The threads that read wake up by it; one that is closed already has none.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready` gives something; none where that takes too long.
+    fn wait<T>(
+        &self,
+        limit: Duration,
+        ready: impl Fn(&State) -> Option<T>,
+    ) -> Result<Option<T>, TrainError> {
+        let end = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            if let Some((rank, reason)) = state.failure.clone() {
+                return Err(TrainError::of_rank(rank, self.own.world_size, reason));
+            }
+            if let Some(ready) = ready(&state) {
+                return Ok(Some(ready));
+            }
+            if Instant::now() > end {
+                return Ok(None);
+            }
+            let waited = self.changed.wait_timeout(state, LOOK_EVERY);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes the ranks that come, until all are there.
+    fn accept(self: Arc<Shared>, listener: &TcpListener) {
+        loop {
+            {
+                let state = self.lock();
+                if state.is_closed || state.others.len() + 1 == self.own.world_size as usize {
+                    return;
+                }
+            }
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    // Who is slow to say who it is keeps nobody else waiting.
+                    let shared = Arc::clone(&self);
+                    let _ = spawn("lifeline-hello", move || shared.admit(stream));
+                }
+                Err(_) => thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+
+    /// Looks at who has come.
+    fn admit(self: Arc<Shared>, mut stream: TcpStream) {
+        let is_ready = stream.set_nonblocking(false).is_ok()
+            && stream.set_read_timeout(Some(PROMPT)).is_ok()
+            && stream.set_write_timeout(Some(PROMPT)).is_ok();
+        let hello = if is_ready { Hello::read(&mut stream) } else { None };
+        let Some(Hello { rank, world_size, attempt }) = hello else { return };
+        if attempt != self.own.attempt {
+            return;
+        }
+        let is_known = self.lock().others.iter().any(|(other, _)| *other == rank);
+        let wrong = if world_size != self.own.world_size {
+            let own = self.own.world_size;
+            Some(format!("it was told of {world_size} ranks, rank 0 of {own}"))
+        } else if rank == 0 || rank >= world_size || is_known {
+            Some(format!("two processes were told to be rank {rank} of {world_size}"))
+        } else {
+            None
+        };
+        if stream.set_read_timeout(Some(SILENCE_MAX)).is_ok() {
+            let _ = Arc::clone(&self).add(rank, stream);
+        }
+        if let Some(wrong) = wrong {
+            self.failed(rank, &wrong);
+        }
+    }
+
+    /// Keeps a connection, and listens to it.
+    fn add(self: &Arc<Shared>, rank: u32, stream: TcpStream) -> Result<(), TrainError> {
+        let mut reader = stream.try_clone().map_err(TrainError::io("a connection"))?;
+        let known = {
+            let mut state = self.lock();
+            state.others.push((rank, stream));
+            state.failure.clone()
+        };
+        self.changed.notify_all();
+        if let Some((of, reason)) = known {
+            self.send_to_all((kind::FAILED, of), reason.as_bytes());
+        }
+        let shared = Arc::clone(self);
+        spawn("lifeline-read", move || shared.read(rank, &mut reader))
+    }
+
+    /// Takes what rank `from` sends until the connection ends.
+    fn read(&self, from: u32, stream: &mut TcpStream) {
+        loop {
+            let message = read_message(stream);
+            let mut state = self.lock();
+            if state.is_closed {
+                return;
+            }
+            match message {
+                Ok((kind::BEAT, ..)) => {}
+                Ok((kind::ID, _, bytes)) => {
+                    state.id = Some(bytes);
+                    self.changed.notify_all();
+                }
+                Ok((kind::DONE, ..)) => state.done.push(from),
+                Ok((kind::FAILED, rank, reason)) => {
+                    // What rank 0 says, it has said to all.
+                    state.is_told |= from == 0;
+                    drop(state);
+                    self.failed(rank, &String::from_utf8_lossy(&reason));
+                }
+                Ok((kind, ..)) => {
+                    drop(state);
+                    self.failed(from, &format!("sent a message of the unknown kind {kind}"));
+                    return;
+                }
+                Err(error) => {
+                    let has_left = state.done.contains(&from);
+                    drop(state);
+                    if !has_left {
+                        self.failed(from, &lost(&error));
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Keeps the first failure and tells it: rank 0 all others, they rank 0.
+    fn failed(&self, rank: u32, reason: &str) {
+        {
+            let mut state = self.lock();
+            if state.failure.is_some() {
+                return;
+            }
+            state.failure = Some((rank, reason.to_string()));
+            state.is_told |= self.own.rank == 0;
+            if let Some(tell) = &state.on_failure {
+                tell(rank, reason);
+            }
+        }
+        self.changed.notify_all();
+        self.send_to_all((kind::FAILED, rank), reason.as_bytes());
+    }
+
+    /// Sends a message over each connection. One that is broken is seen by who reads it.
+    fn send_to_all(&self, (kind, rank): (u8, u32), text: &[u8]) {
+        let text = &text[..text.len().min(TEXT_BYTES_MAX)];
+        let mut message = vec![kind];
+        message.extend(rank.to_le_bytes());
+        message.extend((text.len() as u32).to_le_bytes());
+        message.extend(text);
+        for (_, stream) in &mut self.lock().others {
+            let _ = stream.write_all(&message);
+        }
+    }
+
+    fn beat(&self) {
+        let mut last = Instant::now();
+        while !self.lock().is_closed {
+            thread::sleep(LOOK_EVERY);
+            if last.elapsed() > BEAT_EVERY {
+                last = Instant::now();
+                self.send_to_all((kind::BEAT, self.own.rank), &[]);
+            }
+        }
+    }
+}
+
+/// Why a connection has ended.
+fn lost(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            format!("gave no sign of life for {SILENCE_MAX:?}")
+        }
+        _ => "its process ended without a word\n\
+              hint: what it wrote before its end, or its system's log, says why"
+            .to_string(),
+    }
+}
+
+fn read_message(stream: &mut TcpStream) -> io::Result<(u8, u32, Vec<u8>)> {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head)?;
+    let [kind, rank @ .., a, b, c, d] = head;
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    if length > TEXT_BYTES_MAX {
+        return Err(io::Error::new(ErrorKind::InvalidData, "a message that is too long"));
+    }
+    let mut text = vec![0; length];
+    stream.read_exact(&mut text)?;
+    Ok((kind, u32::from_le_bytes(rank), text))
+}
+
+fn connect(place: (&str, u16)) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in place.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PROMPT) {
+            Ok(stream) => {
+                stream.set_write_timeout(Some(PROMPT))?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), TrainError> {
+    let thread = thread::Builder::new().name(name.to_string()).spawn(work);
+    thread.map(drop).map_err(TrainError::io("a thread"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Ranks of one process that find each other over the loopback.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Rank `rank` of as many, where nobody else listens.
+fn launched(rank: u32, world_size: u32, port: u16) -> Launched {
+    Launched {
+        launcher: "a test",
+        rank,
+        local_rank: rank as usize,
+        world_size,
+        address: "127.0.0.1".to_string(),
+        port,
+        attempt: 0,
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// As many ranks, of which each is open.
+fn world(size: u32) -> Vec<Lifeline> {
+    let port = free_port();
+    (0..size).map(|rank| Lifeline::open(&launched(rank, size, port), LIMIT).unwrap()).collect()
+}
+
+/// Waits until a rank knows of a failure.
+fn failure_of(lifeline: &Lifeline) -> Failure {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(failure) = lifeline.failure() {
+            return failure;
+        }
+        assert!(Instant::now() < end, "no failure within {:?}", LIMIT);
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[test]
+fn every_rank_gets_the_id_and_goes() {
+    let ranks = world(3);
+    ranks[0].publish(&[7; 128], LIMIT).unwrap();
+    for rank in &ranks[1..] {
+        assert_eq!(rank.id(LIMIT).unwrap(), [7; 128]);
+    }
+    // Whoever has said goodbye may go: the others go on.
+    let mut ranks = ranks;
+    let last = ranks.pop().unwrap();
+    last.finish();
+    drop(last);
+    thread::sleep(4 * LOOK_EVERY);
+    assert_eq!((ranks[0].failure(), ranks[1].failure()), (None, None));
+    ranks[0].finish();
+    ranks.remove(0);
+    thread::sleep(4 * LOOK_EVERY);
+    assert_eq!(ranks[0].failure(), None);
+}
+
+#[test]
+fn a_failure_is_told_to_all() {
+    for culprit in 0..3 {
+        let ranks = world(3);
+        ranks[0].publish(&[1; 128], LIMIT).unwrap();
+        let told = Arc::new(AtomicU32::new(0));
+        for rank in &ranks {
+            let told = Arc::clone(&told);
+            rank.on_failure(move |rank, reason| {
+                assert_eq!((rank, reason), (culprit, "out of data"));
+                told.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        ranks[culprit as usize].fail("out of data");
+        assert!(ranks[culprit as usize].is_told(), "rank 0 knows of it");
+        for rank in &ranks {
+            assert_eq!(failure_of(rank), (culprit, "out of data".to_string()));
+        }
+        // The first one counts, and is told once.
+        ranks[0].fail("because of that");
+        assert_eq!(failure_of(&ranks[0]).1, "out of data");
+        assert_eq!(told.load(Ordering::Relaxed), 3);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named() {
+    let mut ranks = world(3);
+    ranks[0].publish(&[1; 128], LIMIT).unwrap();
+    drop(ranks.remove(1));
+    for rank in &ranks {
+        let (culprit, reason) = failure_of(rank);
+        assert_eq!(culprit, 1);
+        assert!(reason.starts_with("its process ended without a word"), "{reason}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_before_the_others_come() {
+    let port = free_port();
+    let first = Lifeline::open(&launched(0, 2, port), LIMIT).unwrap();
+    first.fail("no data");
+    let error = first.publish(&[1; 128], LIMIT).unwrap_err().to_string();
+    assert_eq!(error, "rank 0 of 2: no data");
+    // Whoever comes then hears of it.
+    let late = Lifeline::open(&launched(1, 2, port), LIMIT).unwrap();
+    let error = late.id(LIMIT).unwrap_err().to_string();
+    assert_eq!(error, "rank 0 of 2: no data");
+}
+
+#[test]
+fn ranks_that_do_not_fit_are_named() {
+    let check = |second: Launched, expected: &str| {
+        let first = Lifeline::open(&launched(0, 2, second.port), LIMIT).unwrap();
+        let second = Lifeline::open(&second, LIMIT).unwrap();
+        let (_, reason) = failure_of(&first);
+        assert_eq!(reason, expected);
+        assert_eq!(failure_of(&second).1, expected);
+    };
+    check(launched(1, 3, free_port()), "it was told of 3 ranks, rank 0 of 2");
+    check(launched(2, 2, free_port()), "two processes were told to be rank 2 of 2");
+}
+
+#[test]
+fn strangers_and_late_ranks_are_passed_over() {
+    let port = free_port();
+    let first = Lifeline::open(&launched(0, 2, port), LIMIT).unwrap();
+    let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let late = Launched { attempt: 7, ..launched(1, 2, port) };
+    let _late = Lifeline::open(&late, LIMIT).unwrap();
+    let limit = Duration::from_millis(500);
+    let error = first.publish(&[1; 128], limit).unwrap_err().to_string();
+    assert!(error.contains("got nothing of rank 1 for 500ms"), "{error}");
+    assert_eq!(first.failure(), None);
+}
+
+#[test]
+fn nobody_is_waited_for_without_limit() {
+    let limit = Duration::from_millis(300);
+    let port = free_port();
+    let error = Lifeline::open(&launched(1, 2, port), limit).err().unwrap().to_string();
+    assert!(error.contains("expected rank 0 at `127.0.0.1`"), "{error}");
+    let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Lifeline::open(&launched(0, 2, port), limit).err().unwrap().to_string();
+    assert!(error.contains("to be free, got ") && error.contains("MASTER_PORT"), "{error}");
+}

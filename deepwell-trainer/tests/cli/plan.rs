@@ -1,0 +1,108 @@
+//! `deepwell plan` and `deepwell replan` for clusters.
+
+use std::fs;
+
+use super::{Folder, check_error, json_of, stdout_of};
+
+/// Pages are snapshots of deepwell-plan; here it is what the options do to them.
+#[test]
+fn options_of_a_plan_for_a_cluster() {
+    let args = ["plan", "llama-3-70b", "--hardware", "h100:nodes=8", "--global-batch", "256"];
+    let page = |options: &[&str], contains: &[&str]| {
+        let page = stdout_of(&[&args[..], options].concat());
+        for part in contains {
+            assert!(page.contains(part), "{options:?}: expected `{part}` in: {page}");
+        }
+    };
+    page(
+        &["--tokens", "1T", "--price-per-gpu-hour", "3", "--explain"],
+        &[
+            "plan of \"llama-3-70b\" (70.6B) on 64 x h100 in 8 nodes",
+            "linear layers MXFP8, the rest BF16",
+            "run of 1,000,000,000,000 tokens: ",
+            " at 3 for each",
+            "second best: ",
+            "best with one other number",
+            "network 100.0 GB/s for each GPU",
+        ],
+    );
+    page(&["--precision", "bf16", "--seq", "8192"], &["linear layers BF16", "256 x 8,192 tokens"]);
+    page(
+        &["--pin", "tp=4", "--pp", "4", "--forbid", "cp", "--as", "megatron"],
+        &["TP4+SP PP4 ", "memory in GB as Megatron-LM counts it", "its theoretical report: "],
+    );
+    page(
+        &["--pareto", "--max-gpus", "32", "--pin", "mbs=1", "--gpu-memory", "70GB"],
+        &["on 32 x h100", "front of time, memory, GPUs and GPU hours", "70.0 may be used"],
+    );
+}
+
+/// What the trainer runs comes with the plan of its program; degrees on the command line are pins.
+#[test]
+fn small_worlds_come_with_their_program() {
+    let args = ["plan", "llama-134m", "--hardware", "h200-x2", "--seq", "512", "--batch", "32"];
+    let degrees = ["--dp", "2", "--zero", "1", "--precision", "bf16"];
+    let page = stdout_of(&[&args[..], &degrees].concat());
+    assert!(page.contains("DP2 ZeRO-1"), "{page}");
+    assert!(page.contains("the trainer   runs this plan"), "{page}");
+    assert!(page.contains("each rank runs the plan of \"llama\" on cuda:0"), "{page}");
+    assert!(page.contains("ranks         2 = data 2, ZeRO 1"), "{page}");
+    let divided = stdout_of(&[&args[..], &["--pin", "zero=3", "--precision", "bf16"]].concat());
+    assert!(divided.contains("does not run this plan yet: ZeRO stage: expected 0"), "{divided}");
+}
+
+#[test]
+fn plans_as_files() {
+    let folder = Folder::new();
+    let (trace, svg, memory) =
+        (folder.path("trace.json"), folder.path("step.svg"), folder.path("memory.svg"));
+    let machine = ["--hardware", "h100:nodes=8", "--seq", "4096", "--global-batch", "256"];
+    let pictures = ["--trace", &trace, "--svg", &svg, "--memory-svg", &memory, "--json"];
+    let model = ["plan", "llama-3-70b"];
+    let json = stdout_of(&[&model[..], &machine, &["--pin", "pp=4"], &pictures].concat());
+    let read = |path: &str| fs::read_to_string(path).expect("a file was written");
+    let events: serde_json::Value = serde_json::from_str(&read(&trace)).expect("a trace");
+    assert!(events["traceEvents"].as_array().is_some_and(|events| events.len() > 4 * 3));
+    assert!(read(&svg).starts_with("<svg") && read(&memory).contains("stage 3: "));
+
+    let plan = folder.file("plan.json", json);
+    let replanned = json_of(&["replan", &plan, "--hardware", "h100:nodes=4", "--json"]);
+    assert_eq!(replanned["plan"]["machines"]["gpus"], 32);
+    assert!(replanned["moves"]["moved_bytes"].as_f64() > Some(0.0), "{replanned}");
+    let page = stdout_of(&["replan", &plan, "--hardware", "h100:nodes=4", "--pin", "pp=4"]);
+    for part in ["\nwhat moves\n", "  gpus          64 to 32", "of master weights and moments"] {
+        assert!(page.contains(part), "expected `{part}` in: {page}");
+    }
+    let small = folder.file("small.json", stdout_of(&["plan", "llama-micro", "--json"]));
+    check_error(
+        &["replan", &small, "--hardware", "h100-x8"],
+        2,
+        &["expected a plan for a cluster", "hint: `deepwell plan MODEL --hardware CLUSTER --json`"],
+    );
+}
+
+#[test]
+fn clusters_that_cannot_be_planned_for() {
+    let folder = Folder::new();
+    let two = "[[nodes]]\ncount = 1\npreset = \"h100-x8\"\nnics = 8\nnic_gbit_per_s = 400\n\
+               [[nodes]]\ncount = 1\npreset = \"h200-x8\"\nnics = 8\nnic_gbit_per_s = 400\n";
+    let mixed = folder.file("mixed.toml", two);
+    let check = |options: &[&str], code: i32, contains: &[&str]| {
+        check_error(&[&["plan", "llama-3-8b"], options].concat(), code, contains);
+    };
+    check(&["--pin", "tp=2"], 2, &["--pin: expected a cluster to plan for", "hint: "]);
+    check(&["--hardware", "h100:nodes=x"], 2, &["`nodes`: expected 1 to", "got `x`"]);
+    check(&["--hardware", "h100:racks=2"], 2, &["expected the keys `nodes`", "got `racks`"]);
+    check(&["--hardware", &mixed], 2, &["machines of one kind", "h100-x8 and h200-x8"]);
+    check(&["--hardware", "rtx5090-x2"], 2, &["cluster: expected A100", "GeForce"]);
+    let on = |options: &[&'static str]| [&["--hardware", "h100-x8"], options].concat();
+    check(&on(&["--pin", "xp=2"]), 2, &["pin: expected one of pp, vpp", "xp=2"]);
+    check(&on(&["--forbid", "gpus"]), 2, &["dimension to forbid: expected pp", "`gpus`"]);
+    check(&on(&["--as", "torch"]), 2, &["accounting: expected `megatron` or `fsdp`"]);
+    check(&on(&["--as", "fsdp", "--pin", "pp=2"]), 2, &["hint: add `--pin zero=3"]);
+    check(&on(&["--precision", "nvfp4"]), 2, &["expected bf16 or mxfp8, got `nvfp4`"]);
+    check(&on(&["--tokens", "many"]), 2, &["expected tokens such as 15T", "many"]);
+    check(&on(&["--max-gpus", "0"]), 2, &["--max-gpus: expected at least 1"]);
+    check(&on(&["--seq", "0"]), 2, &["--seq: expected at least 1, got 0"]);
+    check(&on(&["--gpu-memory", "8GB"]), 1, &["no plan fits", "more memory than a GPU has"]);
+}
