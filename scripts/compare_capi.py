@@ -103,6 +103,47 @@ def main():
             name = f"dw_mxfp8_gemm, granularity {granularity}, {str(to.dtype)[6:]}"
             compare(name, to, exact, 5e-2)
 
+    groups, width, depth = (4, 64, 128) if small else (64, 1408, 2048)
+    counts = torch.tensor([(3 * e) % 5 * 128 for e in range(groups)])
+    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).to(device, torch.int32)
+    rows = int(counts.sum()) + 128  # the last ones are of no group
+    x, dy, w = random(rows, depth), random(rows, width), random(groups, width, depth)
+    ends = offsets.tolist()
+    parts = list(zip(range(groups), ends, ends[1:]))
+    y, dx = random(rows, width), random(rows, depth)
+    dw = random(groups, width, depth, dtype=torch.float32)
+    exact_y, exact_dx = torch.zeros_like(y).double(), torch.zeros_like(dx).double()
+    exact_dw = torch.zeros_like(dw).double()
+    for e, first, end in parts:
+        exact_y[first:end] = x[first:end].double() @ w[e].double().T
+        exact_dx[first:end] = dy[first:end].double() @ w[e].double()
+        exact_dw[e] = dy[first:end].double().T @ x[first:end].double()
+    sizes = (groups, 128, rows, width, depth)
+    call(lib.dw_grouped_gemm_bf16, x, w, offsets, y, *sizes)
+    call(lib.dw_grouped_gemm_bf16_dgrad, dy, w, offsets, dx, *sizes)
+    call(lib.dw_grouped_gemm_bf16_wgrad, dy, x, offsets, dw, *sizes, 0)
+    name = f"{groups} groups of {rows - 128} rows, {width} x {depth}"
+    compare(f"dw_grouped_gemm_bf16 {name}", y, exact_y, 4e-3)
+    compare(f"dw_grouped_gemm_bf16_dgrad {name}", dx, exact_dx, 4e-3)
+    compare(f"dw_grouped_gemm_bf16_wgrad {name}", dw, exact_dw, 4e-3)
+
+    def quantized(matrices, square):
+        count, rows, columns = matrices.shape
+        data = torch.empty(count, rows, columns, device=device, dtype=torch.uint8)
+        size = lib.dw_mxfp8_scale_bytes(rows, columns)
+        scales = torch.empty(count, size, device=device, dtype=torch.uint8)
+        for index in range(count):
+            call(lib.dw_mxfp8_quantize, matrices[index], 0, rows, columns, 128, square,
+                 data[index], scales[index], None, None)
+        return data, scales
+
+    of_x, of_w = quantized(x[None], 0), quantized(w, 1)
+    call(lib.dw_grouped_gemm_mxfp8, *of_x, *of_w, offsets, y, 0, *sizes, 128, 1)
+    compare(f"dw_grouped_gemm_mxfp8 {name}", y, exact_y, 5e-2)
+    along_dy, along_x = (quantized(m.T.contiguous()[None], 0) for m in (dy, x))
+    call(lib.dw_grouped_gemm_mxfp8_wgrad, *along_dy, *along_x, offsets, dw, *sizes, 128, 0)
+    compare(f"dw_grouped_gemm_mxfp8_wgrad {name}", dw, exact_dw, 5e-2)
+
     if failures:
         sys.exit(f"{len(failures)} of the comparisons failed")
 

@@ -19,8 +19,10 @@ const ATTENTIONS: [AttentionShape; 2] = [
         heads: 4,
         kv_heads: 2,
         head_dim: 64,
+        value_dim: 64,
         scale: 0.125,
         causal: true,
+        window: None,
     },
     AttentionShape {
         batch: 1,
@@ -28,8 +30,10 @@ const ATTENTIONS: [AttentionShape; 2] = [
         heads: 4,
         kv_heads: 2,
         head_dim: 64,
+        value_dim: 64,
         scale: 0.125,
         causal: true,
+        window: None,
     },
 ];
 
@@ -60,7 +64,8 @@ fn time_attention<E: Element>(tier: Tier, shape: &AttentionShape, threads: usize
     let mut workspace = vec![0; attention::forward_workspace_bytes::<E>(shape, threads)];
     let forward = least_time_us(|| {
         let workspace = black_box(&mut workspace);
-        attention::attention_forward_on(tier, shape, &q, &k, &v, &mut out, &mut lse, workspace)
+        let (out, lse) = (&mut out, &mut lse);
+        attention::attention_forward_on(tier, shape, &q, &k, &v, None, out, lse, workspace)
             .expect("a valid attention");
     });
     let mut workspace = vec![0; attention::backward_workspace_bytes::<E>(shape, threads)];

@@ -188,7 +188,7 @@ fn positions_and_tokens(filter: Option<&str>) {
     let n = TOKENS * HIDDEN;
     let x: Vec<bf16> = values(n);
     let mut y: Vec<bf16> = values(n);
-    let shape = RopeShape { heads: 4, head_dim: 64, seq: SEQ };
+    let shape = RopeShape { heads: 4, head_dim: 64, seq: SEQ, ..RopeShape::default() };
     let inv_freq: Vec<f32> = (0..32).map(|i| 10_000f32.powf(-2.0 * i as f32 / 64.0)).collect();
     let (mut cos, mut sin) = (vec![0.0; SEQ * 32], vec![0.0; SEQ * 32]);
     rope_tables(&inv_freq, SEQ, &mut cos, &mut sin);

@@ -37,8 +37,14 @@ mod tests {
             assert!(error.ends_with(expected), "{error}");
         };
         let attention = |head_dim| {
-            let heads =
-                AttentionHeads { heads: 2, kv_heads: 1, head_dim, scale: 0.1, causal: true };
+            let heads = AttentionHeads {
+                heads: 2,
+                kv_heads: 1,
+                head_dim,
+                scale: 0.1,
+                causal: true,
+                ..AttentionHeads::default()
+            };
             let x = |heads| (DType::Bf16, vec![8, heads * head_dim]);
             let outputs = [x(2), (DType::F32, vec![1, 2, 8])];
             SingleCall::new(Attention { heads }, &[x(2), x(1), x(1)], &outputs)

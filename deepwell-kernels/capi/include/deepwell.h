@@ -158,6 +158,102 @@ enum DwStatus dw_bf16_gemm(const void *a,
                            int32_t n,
                            int32_t k);
 
+// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
+// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
+// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
+// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
+//
+// # Safety
+// Each pointer is memory of the chosen device of as many numbers as said, no offset is larger than
+// `rows`, and nobody else uses what is written during the call.
+enum DwStatus dw_grouped_gemm_bf16(const void *a,
+                                   const void *b,
+                                   const void *offsets,
+                                   void *out,
+                                   int32_t groups,
+                                   int32_t align,
+                                   int32_t rows,
+                                   int32_t n,
+                                   int32_t k);
+
+// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
+// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`].
+enum DwStatus dw_grouped_gemm_bf16_dgrad(const void *a,
+                                         const void *b,
+                                         const void *offsets,
+                                         void *out,
+                                         int32_t groups,
+                                         int32_t align,
+                                         int32_t rows,
+                                         int32_t n,
+                                         int32_t k);
+
+// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
+// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
+// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
+// [`dw_grouped_gemm_bf16`].
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`].
+enum DwStatus dw_grouped_gemm_bf16_wgrad(const void *a,
+                                         const void *b,
+                                         const void *offsets,
+                                         void *out,
+                                         int32_t groups,
+                                         int32_t align,
+                                         int32_t rows,
+                                         int32_t n,
+                                         int32_t k,
+                                         int32_t accumulate);
+
+// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
+// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
+// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
+// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
+// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
+// groups of a multiple of 128 rows.
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`], with scales of `dw_mxfp8_scale_bytes` bytes for each matrix.
+enum DwStatus dw_grouped_gemm_mxfp8(const void *a,
+                                    const void *a_scales,
+                                    const void *b,
+                                    const void *b_scales,
+                                    const void *offsets,
+                                    void *out,
+                                    int32_t out_dtype,
+                                    int32_t groups,
+                                    int32_t align,
+                                    int32_t rows,
+                                    int32_t n,
+                                    int32_t k,
+                                    int32_t granularity,
+                                    int32_t b_square);
+
+// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
+// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
+// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
+// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
+//
+// # Safety
+// As [`dw_grouped_gemm_mxfp8`].
+enum DwStatus dw_grouped_gemm_mxfp8_wgrad(const void *a,
+                                          const void *a_scales,
+                                          const void *b,
+                                          const void *b_scales,
+                                          const void *offsets,
+                                          void *out,
+                                          int32_t groups,
+                                          int32_t align,
+                                          int32_t rows,
+                                          int32_t m,
+                                          int32_t n,
+                                          int32_t granularity,
+                                          int32_t accumulate);
+
 // Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
 // that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
 // (pointers are addresses of host memory). Without it they run on `cuda:0`.
@@ -303,6 +399,102 @@ enum DwStatus dw_bf16_gemm(const void *a,
                            int32_t m,
                            int32_t n,
                            int32_t k);
+
+// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
+// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
+// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
+// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
+//
+// # Safety
+// Each pointer is memory of the chosen device of as many numbers as said, no offset is larger than
+// `rows`, and nobody else uses what is written during the call.
+enum DwStatus dw_grouped_gemm_bf16(const void *a,
+                                   const void *b,
+                                   const void *offsets,
+                                   void *out,
+                                   int32_t groups,
+                                   int32_t align,
+                                   int32_t rows,
+                                   int32_t n,
+                                   int32_t k);
+
+// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
+// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`].
+enum DwStatus dw_grouped_gemm_bf16_dgrad(const void *a,
+                                         const void *b,
+                                         const void *offsets,
+                                         void *out,
+                                         int32_t groups,
+                                         int32_t align,
+                                         int32_t rows,
+                                         int32_t n,
+                                         int32_t k);
+
+// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
+// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
+// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
+// [`dw_grouped_gemm_bf16`].
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`].
+enum DwStatus dw_grouped_gemm_bf16_wgrad(const void *a,
+                                         const void *b,
+                                         const void *offsets,
+                                         void *out,
+                                         int32_t groups,
+                                         int32_t align,
+                                         int32_t rows,
+                                         int32_t n,
+                                         int32_t k,
+                                         int32_t accumulate);
+
+// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
+// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
+// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
+// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
+// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
+// groups of a multiple of 128 rows.
+//
+// # Safety
+// As [`dw_grouped_gemm_bf16`], with scales of `dw_mxfp8_scale_bytes` bytes for each matrix.
+enum DwStatus dw_grouped_gemm_mxfp8(const void *a,
+                                    const void *a_scales,
+                                    const void *b,
+                                    const void *b_scales,
+                                    const void *offsets,
+                                    void *out,
+                                    int32_t out_dtype,
+                                    int32_t groups,
+                                    int32_t align,
+                                    int32_t rows,
+                                    int32_t n,
+                                    int32_t k,
+                                    int32_t granularity,
+                                    int32_t b_square);
+
+// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
+// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
+// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
+// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
+//
+// # Safety
+// As [`dw_grouped_gemm_mxfp8`].
+enum DwStatus dw_grouped_gemm_mxfp8_wgrad(const void *a,
+                                          const void *a_scales,
+                                          const void *b,
+                                          const void *b_scales,
+                                          const void *offsets,
+                                          void *out,
+                                          int32_t groups,
+                                          int32_t align,
+                                          int32_t rows,
+                                          int32_t m,
+                                          int32_t n,
+                                          int32_t granularity,
+                                          int32_t accumulate);
 
 #ifdef __cplusplus
 }  // extern "C"

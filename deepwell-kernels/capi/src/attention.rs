@@ -38,7 +38,14 @@ impl Sizes {
                 "expected `heads` to be a multiple of `kv_heads`, got {heads} and {kv_heads}"
             )));
         }
-        let heads = AttentionHeads { heads, kv_heads, head_dim, scale, causal: causal != 0 };
+        let heads = AttentionHeads {
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            causal: causal != 0,
+            ..AttentionHeads::default()
+        };
         Ok(Sizes { batch: of(batch)?, seq: of(seq)?, heads })
     }
 

@@ -20,7 +20,7 @@ pub enum DwDType {
 }
 
 /// The numbers of [`DwDType`], as C may pass any.
-fn dtype(name: &str, value: i32) -> Result<DType, Failure> {
+pub(crate) fn dtype(name: &str, value: i32) -> Result<DType, Failure> {
     match value {
         0 => Ok(DType::Bf16),
         1 => Ok(DType::F32),
@@ -31,7 +31,7 @@ fn dtype(name: &str, value: i32) -> Result<DType, Failure> {
 }
 
 /// MXFP8 with `granularity` elements that share an exponent, in a row or in a square.
-fn format(name: &str, granularity: i32, square: i32) -> Result<QuantFormat, Failure> {
+pub(crate) fn format(name: &str, granularity: i32, square: i32) -> Result<QuantFormat, Failure> {
     let granularity = match granularity {
         32 => Granularity::G32,
         128 => Granularity::G128,
@@ -45,7 +45,7 @@ fn format(name: &str, granularity: i32, square: i32) -> Result<QuantFormat, Fail
     Ok(QuantFormat::MXFP8.with_granularity(granularity).with_shape(shape))
 }
 
-fn scale_shape(rows: usize, columns: usize) -> Vec<usize> {
+pub(crate) fn scale_shape(rows: usize, columns: usize) -> Vec<usize> {
     scale_tiles::shape(rows, columns.div_ceil(BLOCK)).to_vec()
 }
 

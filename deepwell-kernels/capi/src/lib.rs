@@ -36,10 +36,15 @@
 
 mod attention;
 mod gemm;
+mod grouped;
 mod session;
 mod status;
 
 pub use attention::{dw_attention_bf16_backward, dw_attention_bf16_forward, dw_fmha_bf16_forward};
 pub use gemm::{DwDType, dw_bf16_gemm, dw_mxfp8_gemm, dw_mxfp8_quantize, dw_mxfp8_scale_bytes};
+pub use grouped::{
+    dw_grouped_gemm_bf16, dw_grouped_gemm_bf16_dgrad, dw_grouped_gemm_bf16_wgrad,
+    dw_grouped_gemm_mxfp8, dw_grouped_gemm_mxfp8_wgrad,
+};
 pub use session::dw_set_device;
 pub use status::{DwStatus, dw_last_error};

@@ -9,7 +9,7 @@ fn header_is_up_to_date() {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut header = Vec::new();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in ["lib.rs", "status.rs", "session.rs", "attention.rs", "gemm.rs"] {
+    for source in ["lib.rs", "status.rs", "session.rs", "attention.rs", "gemm.rs", "grouped.rs"] {
         builder = builder.with_src(folder.join("src").join(source));
     }
     builder.generate().unwrap().write(&mut header);

@@ -102,7 +102,7 @@ fn distance(got: &[f32], expected: &[f64]) -> f64 {
 /// Rounding a result to BF16 moves it by half a unit, 2^-9 of itself; sums in FP32 add little.
 const BF16_TOLERANCE: f64 = 1.0 / 256.0;
 
-fn product(a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f64> {
+fn gemm(a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f64> {
     let at = |i: usize, j: usize| {
         (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[j * k + l])).sum()
     };
@@ -116,12 +116,13 @@ fn bf16_gemm_of_several_sizes() {
         let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
         let (of_a, of_b) = (Buffer::bf16(&a), Buffer::bf16(&b));
         let mut out = Buffer::new(2 * m * n);
-        let (rows, columns, depth) = (m as i32, n as i32, k as i32);
+        let sizes = [m as i32, n as i32, k as i32];
         // SAFETY: the buffers have these sizes.
-        let status =
-            unsafe { dw_bf16_gemm(of_a.read(), of_b.read(), out.write(), rows, columns, depth) };
+        let status = unsafe {
+            dw_bf16_gemm(of_a.read(), of_b.read(), out.write(), sizes[0], sizes[1], sizes[2])
+        };
         assert_eq!(status, DwStatus::Ok, "{}", last_error());
-        let distance = distance(&out.read_bf16(), &product(&a, &b, [m, n, k]));
+        let distance = distance(&out.read_bf16(), &gemm(&a, &b, [m, n, k]));
         assert!(distance < BF16_TOLERANCE, "{m} x {n} x {k}: {distance}");
     }
 }
@@ -156,7 +157,7 @@ fn mxfp8_gemm_of_what_was_quantized() {
         (data, scales)
     };
     let ((qa, sa), (qb, sb)) = (quantize(&a, m, 0), quantize(&b, n, 1));
-    let gemm = |out: &mut Buffer, out_dtype: i32, accumulate: i32| {
+    let run = |out: &mut Buffer, out_dtype: i32, accumulate: i32| {
         let (to, sizes) = (out.write(), [m as i32, n as i32, k as i32]);
         // SAFETY: the buffers have these sizes.
         let status = unsafe {
@@ -178,18 +179,204 @@ fn mxfp8_gemm_of_what_was_quantized() {
         };
         assert_eq!(status, DwStatus::Ok, "{}", last_error());
     };
-    let expected = product(&a, &b, [m, n, k]);
+    let expected = gemm(&a, &b, [m, n, k]);
     let mut out = Buffer::new(2 * m * n);
-    gemm(&mut out, 0, 0);
+    run(&mut out, 0, 0);
     // E4M3 rounds each element by at most 2^-4 of itself; over 160 products that average out.
     let distance_once = distance(&out.read_bf16(), &expected);
     assert!(distance_once < 0.05, "{distance_once}");
     let mut sums = Buffer::f32(&vec![0.0; m * n]);
-    gemm(&mut sums, 1, 0);
+    run(&mut sums, 1, 0);
     let once = sums.read_f32();
-    gemm(&mut sums, 1, 1);
+    run(&mut sums, 1, 1);
     let twice: Vec<f32> = sums.read_f32();
     assert!(once.iter().zip(&twice).all(|(once, twice)| *twice == 2.0 * once), "added once");
+}
+
+/// Groups of 32, no and 64 rows, and 32 rows behind them.
+const OFFSETS: [i32; 4] = [0, 32, 32, 96];
+const GROUP_ROWS: i32 = 128;
+
+fn offsets() -> Buffer {
+    let mut buffer = Buffer::new(4 * OFFSETS.len());
+    let bytes: Vec<u8> = OFFSETS.iter().flat_map(|offset| offset.to_le_bytes()).collect();
+    buffer.bytes_mut().copy_from_slice(&bytes);
+    buffer
+}
+
+/// The rows of each group and its number.
+fn groups() -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+    OFFSETS.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).enumerate()
+}
+
+/// `[rows, columns]` turned around.
+fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
+    let rows = x.len() / columns;
+    (0..x.len()).map(|index| x[index % rows * columns + index / rows]).collect()
+}
+
+/// fprop: rows of each group by the transpose of its matrix.
+fn grouped_gemm(x: &[f32], w: &[f32], n: usize, k: usize) -> Vec<f64> {
+    let mut out = vec![0.0; x.len() / k * n];
+    for (group, rows) in groups() {
+        let (x, w) = (&x[rows.start * k..rows.end * k], &w[group * n * k..][..n * k]);
+        out[rows.start * n..rows.end * n].copy_from_slice(&gemm(x, w, [rows.len(), n, k]));
+    }
+    out
+}
+
+/// wgrad: the matrix of each group.
+fn grouped_wgrad(dy: &[f32], x: &[f32], n: usize, k: usize) -> Vec<f64> {
+    let of = |(_, rows): (usize, std::ops::Range<usize>)| {
+        let dy = transposed(&dy[rows.start * n..rows.end * n], n);
+        let x = transposed(&x[rows.start * k..rows.end * k], k);
+        gemm(&dy, &x, [n, k, rows.len()])
+    };
+    groups().flat_map(of).collect()
+}
+
+#[test]
+fn bf16_gemms_of_groups() {
+    let _turn = on_cpu();
+    let (n, k, rows, count) = (40usize, 24usize, GROUP_ROWS as usize, OFFSETS.len() - 1);
+    let (x, dy, w) = (numbers(rows * k, 13), numbers(rows * n, 14), numbers(count * n * k, 15));
+    let (of_x, of_dy, of_w) = (Buffer::bf16(&x), Buffer::bf16(&dy), Buffer::bf16(&w));
+    let offsets = offsets();
+    let (mut y, mut dx) = (Buffer::new(2 * rows * n), Buffer::new(2 * rows * k));
+    let mut dw = Buffer::f32(&vec![7.0; count * n * k]);
+    let sizes = (count as i32, 32, GROUP_ROWS, n as i32, k as i32);
+    let (groups, align, all, n_size, k_size) = sizes;
+    let fprop = dw_grouped_gemm_bf16;
+    let dgrad = dw_grouped_gemm_bf16_dgrad;
+    let (a, b, at, to) = (of_x.read(), of_w.read(), offsets.read(), y.write());
+    // SAFETY: the buffers have these sizes.
+    let status = unsafe { fprop(a, b, at, to, groups, align, all, n_size, k_size) };
+    assert_eq!(status, DwStatus::Ok, "{}", last_error());
+    let (a, to) = (of_dy.read(), dx.write());
+    // SAFETY: the buffers have these sizes.
+    let status = unsafe { dgrad(a, b, at, to, groups, align, all, n_size, k_size) };
+    assert_eq!(status, DwStatus::Ok, "{}", last_error());
+    let expected = grouped_gemm(&x, &w, n, k);
+    assert!(distance(&y.read_bf16(), &expected) < BF16_TOLERANCE);
+    let turned: Vec<f32> = w.chunks(n * k).flat_map(|w| transposed(w, k)).collect();
+    assert!(distance(&dx.read_bf16(), &grouped_gemm(&dy, &turned, k, n)) < BF16_TOLERANCE);
+
+    let expected = grouped_wgrad(&dy, &x, n, k);
+    for accumulate in [0, 1] {
+        let (a, b, to) = (of_dy.read(), of_x.read(), dw.write());
+        // SAFETY: the buffers have these sizes.
+        let status = unsafe {
+            dw_grouped_gemm_bf16_wgrad(a, b, at, to, groups, align, all, n_size, k_size, accumulate)
+        };
+        assert_eq!(status, DwStatus::Ok, "{}", last_error());
+        let times = f64::from(1 + accumulate);
+        let expected: Vec<f64> = expected.iter().map(|x| times * x).collect();
+        let got = dw.read_f32();
+        assert!(distance(&got, &expected) < BF16_TOLERANCE, "accumulate {accumulate}");
+        // Nobody came to the second group.
+        assert!(got[n * k..2 * n * k].iter().all(|x| x.to_bits() == 0));
+    }
+}
+
+#[test]
+fn mxfp8_gemms_of_groups() {
+    let _turn = on_cpu();
+    let (n, k, rows, count) = (64usize, 96usize, GROUP_ROWS as usize, OFFSETS.len() - 1);
+    let (x, dy, w) = (numbers(rows * k, 16), numbers(rows * n, 17), numbers(count * n * k, 18));
+    // Quantized along its rows: `columns` is the contraction.
+    let quantize = |x: &[f32], columns: usize, square: i32| {
+        let (source, rows) = (Buffer::f32(x), x.len() / columns);
+        let (rows_size, columns_size) = (rows as i32, columns as i32);
+        let mut data = Buffer::new(x.len());
+        let mut scales = Buffer::new(dw_mxfp8_scale_bytes(rows_size, columns_size));
+        let (from, to, scales_to) = (source.read(), data.write(), scales.write());
+        let none = std::ptr::null_mut();
+        // SAFETY: the buffers have these sizes.
+        let status = unsafe {
+            dw_mxfp8_quantize(
+                from,
+                1,
+                rows_size,
+                columns_size,
+                32,
+                square,
+                to,
+                scales_to,
+                none,
+                none,
+            )
+        };
+        assert_eq!(status, DwStatus::Ok, "{}", last_error());
+        (data, scales)
+    };
+    let (mut of_w, mut of_w_scales) = (Vec::new(), Vec::new());
+    for matrix in w.chunks(n * k) {
+        let (mut data, mut scales) = quantize(matrix, k, 1);
+        of_w.extend_from_slice(data.bytes_mut());
+        of_w_scales.extend_from_slice(scales.bytes_mut());
+    }
+    let stack = |bytes: Vec<u8>| {
+        let mut buffer = Buffer::new(bytes.len());
+        buffer.bytes_mut().copy_from_slice(&bytes);
+        buffer
+    };
+    let (of_w, of_w_scales) = (stack(of_w), stack(of_w_scales));
+    let (of_x, of_x_scales) = quantize(&x, k, 0);
+    let (turned_x, turned_dy) = (transposed(&x, k), transposed(&dy, n));
+    let (along_x, along_x_scales) = quantize(&turned_x, rows, 0);
+    let (along_dy, along_dy_scales) = quantize(&turned_dy, rows, 0);
+    let offsets = offsets();
+    let mut y = Buffer::new(2 * rows * n);
+    let to = y.write();
+    // SAFETY: the buffers have these sizes.
+    let status = unsafe {
+        dw_grouped_gemm_mxfp8(
+            of_x.read(),
+            of_x_scales.read(),
+            of_w.read(),
+            of_w_scales.read(),
+            offsets.read(),
+            to,
+            0,
+            count as i32,
+            32,
+            GROUP_ROWS,
+            n as i32,
+            k as i32,
+            32,
+            1,
+        )
+    };
+    assert_eq!(status, DwStatus::Ok, "{}", last_error());
+    // As of `mxfp8_gemm_of_what_was_quantized`.
+    let of_y = distance(&y.read_bf16(), &grouped_gemm(&x, &w, n, k));
+    assert!(of_y < 0.05, "{of_y}");
+    let mut dw = Buffer::f32(&vec![7.0; count * n * k]);
+    let mut wgrad = |align: i32| {
+        // SAFETY: the buffers have these sizes.
+        unsafe {
+            dw_grouped_gemm_mxfp8_wgrad(
+                along_dy.read(),
+                along_dy_scales.read(),
+                along_x.read(),
+                along_x_scales.read(),
+                offsets.read(),
+                dw.write(),
+                count as i32,
+                align,
+                GROUP_ROWS,
+                n as i32,
+                k as i32,
+                32,
+                0,
+            )
+        }
+    };
+    assert_eq!(wgrad(48), DwStatus::InvalidArgument);
+    assert_eq!(last_error(), "`align`: expected a multiple of `granularity`, 32, got 48");
+    assert_eq!(wgrad(32), DwStatus::Ok, "{}", last_error());
+    let of_dw = distance(&dw.read_f32(), &grouped_wgrad(&dy, &x, n, k));
+    assert!(of_dw < 0.05, "{of_dw}");
 }
 
 /// Attention of one head as plain loops: o and the logarithm of the sums.

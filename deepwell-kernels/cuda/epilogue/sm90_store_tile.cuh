@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& resu
     const uint32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int subtile = 0; subtile < 128 / kSubtileColumns; ++subtile) {
-        // redundant bar.warp.sync: before the first wave, the turns along K ordered all lanes
+        // redundant bar.warp.sync: before the first wave, turns or waits along K ordered all lanes
         __syncwarp();
 #pragma unroll
         for (int eight = 0; eight < kSubtileColumns / 8; ++eight) {

@@ -23,6 +23,9 @@ struct __align__(16) GradientWork {
     uint32 statistics_offset;  // rows to the statistics: the tile's, or those of what is streamed
     int32 first_row;           // of the tile, in its sequence
     uint32 item;               // its number, over all kinds
+    // The same two of values and dout, where these have another width (extended kernels).
+    uint64 own_value_offset;
+    uint64 streamed_value_offset;
 };
 
 template <int kHeadDim>
@@ -82,4 +85,13 @@ struct AttentionGradients {
     float scale;
     float scale_log2;  // scale * log2(e), positive
     uint32 head_dim;   // see head_width
+    // Of extended kernels, see attention.cu.
+    uint32 value_dim;
+    uint32 window;  // at most the keys of a sequence; those where there is none
 };
+
+// Elements of a value, and of a row of dout, in global memory.
+template <int kHeadDim, bool kPadded, bool kExtended>
+__device__ __forceinline__ uint32 value_width(const AttentionGradients& arguments) {
+    return kExtended ? arguments.value_dim : head_width<kHeadDim, kPadded>(arguments.head_dim);
+}

@@ -40,6 +40,15 @@ struct MxTarget {
     uint32 rows;
     uint32 columns;
 
+    // Matrix `index` of a stack of them, each with scales of its own.
+    __device__ __forceinline__ MxTarget of_stack(uint32 index) const {
+        const uint64 elements = static_cast<uint64>(rows) * columns * index;
+        const uint32 down = scale_tiles_across(rows), across = scale_tiles_across(columns);
+        const uint64 of_scales = static_cast<uint64>(down) * across * kScaleTileBytes * index;
+        return MxTarget{data + elements,      scales + of_scales, data_t + elements,
+                        scales_t + of_scales, rows,               columns};
+    }
+
     // The tiles of scales that have those of the element (row, column).
     __device__ __forceinline__ uint8* scale_tile(uint32 row, uint32 column) const {
         return scales + scale_tile_place(row, column, columns);

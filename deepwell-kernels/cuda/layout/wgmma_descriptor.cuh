@@ -15,9 +15,3 @@ __device__ __forceinline__ uint64 wgmma_swizzled_matrix(uint32 address) {
     return (address >> 4 & 0x3fff) | kLeadingBytes >> 4 << 16 | kStrideBytes >> 4 << 32 |
            1ull << 62;
 }
-
-// The same, `bytes` deeper or further down, a multiple of 16.
-__device__ __forceinline__ uint64 wgmma_deeper(uint64 matrix, uint32 bytes) {
-    const uint32 low = static_cast<uint32>(matrix) + bytes / 16;
-    return matrix >> 32 << 32 | low;
-}

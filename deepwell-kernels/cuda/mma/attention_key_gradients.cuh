@@ -13,7 +13,7 @@
 #include "ptx/exp2.cuh"
 
 // Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments, uint32 target,
                                              const volatile GradientWork* work, int tile,
                                              uint32 in_group) {
@@ -26,8 +26,15 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
         work->streamed_offset + static_cast<uint64>(first) * stride + in_group * width;
     copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from,
                                                                     stride, rows_left, width);
+    const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
+    const uint32 dout_stride = arguments.heads * values;
+    const uint64 dout_from = kExtended ? work->streamed_value_offset +
+                                             static_cast<uint64>(first) * dout_stride +
+                                             in_group * values
+                                       : from;
     copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(
-        target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left, width);
+        target + Tiles::kQueryStageBytes, arguments.dout + dout_from, dout_stride, rows_left,
+        values);
     if (threadIdx.x < Tiles::kStageQueries) {
         // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
         const int row = threadIdx.x;
@@ -39,7 +46,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     }
 }
 
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arguments,
                                                    const volatile GradientWork* work,
                                                    uint8* shared_memory) {
@@ -59,16 +66,25 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const uint32 stage_memory = memory + 2 * Tiles::kKeyTileBytes;
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
         memory, arguments.k + key_offset, key_stride, seq - first_key, width);
+    const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
+    const uint32 value_stride = arguments.kv_heads * values;
+    uint64 value_offset = key_offset;
+    if constexpr (kExtended) {
+        value_offset = work->own_value_offset;
+    }
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
-        memory + Tiles::kKeyTileBytes, arguments.v + key_offset, key_stride,
-        seq - first_key, width);
+        memory + Tiles::kKeyTileBytes, arguments.v + value_offset, value_stride, seq - first_key,
+        values);
 
     // From the last queries on, which all keys see: CTAs that run side by side read the same.
     const int first_tile = causal ? first_key / Tiles::kStageQueries : 0;
-    int tile = (seq - 1) / Tiles::kStageQueries;
+    const int window = kExtended ? arguments.window : 0;
+    const int last_query =
+        kExtended ? min(seq, first_key + Tiles::kBlockKeys + window - 1) - 1 : seq - 1;
+    int tile = last_query / Tiles::kStageQueries;
     uint32 in_group = 0;
     int slot = 0;
-    copy_queries<kHeadDim, kPadded>(arguments, stage_memory, work, tile, in_group);
+    copy_queries<kHeadDim, kPadded, kExtended>(arguments, stage_memory, work, tile, in_group);
     cp_async_commit();
 
     const int warp = threadIdx.x / 32;
@@ -94,7 +110,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         }
         slot ^= 1;
         if (tile >= first_tile) {
-            copy_queries<kHeadDim, kPadded>(
+            copy_queries<kHeadDim, kPadded, kExtended>(
                 arguments, stage_memory + slot * Tiles::kQueriesBytes, work, tile, in_group);
         }
         cp_async_commit();
@@ -113,11 +129,16 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                 (causal && first_query + Tiles::kChunkQueries <= warp_key)) {
                 continue;
             }
+            // Their windows begin behind all keys of this warp.
+            if (kExtended && first_query >= warp_key + 16 * kM - 1 + window) {
+                continue;
+            }
             const uint32 columns = stage_columns + chunk * kRowBytes;
             const uint32 summed = stage_summed + chunk * kRowBytes;
             float p[kM][2 * kN][4];
             multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
-            if (causal && first_query < warp_key + 16 * kM - 1) {
+            if ((causal && first_query < warp_key + 16 * kM - 1) ||
+                (kExtended && first_query + Tiles::kChunkQueries > warp_key + window)) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -126,7 +147,10 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                         for (int e = 0; e < 4; ++e) {
                             const int key = warp_key + 16 * m + lane / 4 + e / 2 * 8;
                             const int query = first_query + 8 * n + lane % 4 * 2 + e % 2;
-                            if (key > query) {
+                            if ((!kExtended || causal) && key > query) {
+                                p[m][n][e] = minus_infinity();
+                            }
+                            if (kExtended && key + window <= query) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }
@@ -187,6 +211,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     uint8* const own = shared_memory + warp_row * kRowBytes;
     write_head_rows<kHeadDim, kM>(dk, scales, own, arguments.dk + to, key_stride, rows_left,
                                   width);
-    write_head_rows<kHeadDim, kM>(dv, ones, own + Tiles::kKeyTileBytes, arguments.dv + to,
-                                  key_stride, rows_left, width);
+    const uint64 values_to =
+        kExtended ? work->own_value_offset + static_cast<uint64>(warp_row) * value_stride : to;
+    write_head_rows<kHeadDim, kM>(dv, ones, own + Tiles::kKeyTileBytes, arguments.dv + values_to,
+                                  value_stride, rows_left, values);
 }

@@ -12,7 +12,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void make_query_gradients(const AttentionGradients& arguments,
                                                      const volatile GradientWork* work,
                                                      uint8* shared_memory) {
@@ -27,10 +27,17 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     const uint64 query_offset = work->own_offset;
     const int keys_seen = causal ? min(seq, first_query + Tiles::kBlockQueries) : seq;
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
+    // Of keys that some query of the tile sees.
+    const int window = kExtended ? arguments.window : 0;
+    const int first_stage =
+        kExtended ? max(0, first_query + 1 - window) / Tiles::kStageKeys : 0;
 
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const uint32 query_stride = arguments.heads * width;
     const uint32 key_stride = arguments.kv_heads * width;
+    const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
+    const uint32 dout_stride = arguments.heads * values;
+    const uint32 value_stride = arguments.kv_heads * values;
     const uint32 memory = shared_address(shared_memory);
     const uint32 stage_memory = memory + 2 * Tiles::kQueryTileBytes;
     const auto copy_stage = [&](int stage) {
@@ -39,16 +46,24 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
         const uint64 from = work->streamed_offset + static_cast<uint64>(first) * key_stride;
         copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(target, arguments.k + from,
                                                               key_stride, seq - first, width);
+        const uint64 values_from =
+            kExtended ? work->streamed_value_offset + static_cast<uint64>(first) * value_stride
+                      : from;
         copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(
-            target + Tiles::kKeyStageBytes, arguments.v + from, key_stride, seq - first, width);
+            target + Tiles::kKeyStageBytes, arguments.v + values_from, value_stride, seq - first,
+            values);
     };
+    uint64 dout_offset = query_offset;
+    if constexpr (kExtended) {
+        dout_offset = work->own_value_offset;
+    }
     copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
         memory, arguments.q + query_offset, query_stride, seq - first_query, width);
     copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
-        memory + Tiles::kQueryTileBytes, arguments.dout + query_offset, query_stride,
-        seq - first_query, width);
+        memory + Tiles::kQueryTileBytes, arguments.dout + dout_offset, dout_stride,
+        seq - first_query, values);
     cp_async_commit();
-    copy_stage(0);
+    copy_stage(first_stage);
     cp_async_commit();
 
     const int warp = threadIdx.x / 32;
@@ -92,7 +107,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     float dq[kM][kHeadDim / 8][4];
     set_zero(dq);
 #pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
+    for (int stage = first_stage; stage < stages; ++stage) {
         cp_async_wait<0>();
         __syncthreads();
         if (stage + 1 < stages) {
@@ -110,6 +125,10 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
             if (first_key >= some_see) {
                 break;
             }
+            // No query of this warp sees these any more.
+            if (kExtended && first_key + Tiles::kChunkKeys + window <= warp_query + 1) {
+                continue;
+            }
             const uint32 keys = stage_columns + chunk * kRowBytes;
             float p[kM][2 * kN][4];
             if constexpr (Tiles::kQueriesInRegisters) {
@@ -117,7 +136,8 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
             } else {
                 multiply_rows<kHeadDim, kM, kN>(p, queries, keys);
             }
-            if (first_key + Tiles::kChunkKeys > all_see) {
+            if (first_key + Tiles::kChunkKeys > all_see ||
+                (kExtended && first_key + window < warp_query + kM * 16)) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -126,7 +146,8 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
                         for (int e = 0; e < 4; ++e) {
                             const int query = warp_query + 16 * m + lane / 4 + e / 2 * 8;
                             const int key = first_key + 8 * n + lane % 4 * 2 + e % 2;
-                            if (key >= seq || (causal && key > query)) {
+                            if (key >= seq || (causal && key > query) ||
+                                (kExtended && key + window <= query)) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }

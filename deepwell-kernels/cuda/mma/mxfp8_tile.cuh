@@ -52,23 +52,28 @@ __device__ __forceinline__ int32 warp_column() {
 
 using Accumulators = float[kFragmentsM][kFragmentsN][4];
 
-// The scales of the calling thread's row: rows of a in the first half of the threads, of b in the
-// second.
+// Where the scales of the calling thread's row lie in its first tile of scales: rows of a in the
+// first half of the threads, of b in the second; null outside of the matrix.
+__device__ __forceinline__ const uint8* row_scales(const Operand& a, const Operand& b, int32 row,
+                                                   int32 column) {
+    const int32 thread = threadIdx.x;
+    const bool of_a = thread < kBlockM;
+    const int32 outer = of_a ? row + thread : column + thread - kBlockM;
+    const int32 extent = of_a ? a.outer : b.outer;
+    const uint8* scales = of_a ? a.scales : b.scales;
+    return outer < extent ? scales + scale_tile_place(outer, 0, a.k) +
+                                scale_row_place(outer % kScaleTileRows)
+                          : nullptr;
+}
+
+// The scales of the calling thread's row.
 class ScaleFetch {
     const uint8* scales_;  // of the row in its first tile of scales; null outside of the matrix
 
   public:
     __device__ __forceinline__ ScaleFetch(const Operand& a, const Operand& b, int32 row,
-                                          int32 column) {
-        const int32 thread = threadIdx.x;
-        const bool of_a = thread < kBlockM;
-        const int32 outer = of_a ? row + thread : column + thread - kBlockM;
-        const int32 extent = of_a ? a.outer : b.outer;
-        const uint8* scales = of_a ? a.scales : b.scales;
-        scales_ = outer < extent ? scales + scale_tile_place(outer, 0, a.k) +
-                                       scale_row_place(outer % kScaleTileRows)
-                                 : nullptr;
-    }
+                                          int32 column)
+        : scales_(row_scales(a, b, row, column)) {}
 
     // The scales of the four blocks of tile `tile`; ones outside of the matrix.
     __device__ __forceinline__ uint32 fetch(int32 tile) const {
@@ -78,21 +83,59 @@ class ScaleFetch {
     }
 };
 
-// accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
-// aligned, and is free again when this returns. a.k == b.k.
+// The scales of the calling thread's row, as ScaleFetch, for a GEMM over part of K: from `first` to
+// `first + count`, both multiples of a block. Tiles along K begin at `first`, wherever that lies in
+// a tile of scales.
+class SegmentScaleFetch {
+    const uint8* scales_;  // of the row in its first tile of scales; null outside of the matrix
+    int32 first_block_;
+    int32 blocks_;
+
+  public:
+    __device__ __forceinline__ SegmentScaleFetch(const Operand& a, const Operand& b, int32 row,
+                                                 int32 column, int32 first, int32 count)
+        : scales_(row_scales(a, b, row, column)),
+          first_block_(first / kScaleBlock),
+          blocks_(count / kScaleBlock) {}
+
+    // The scales of the four blocks of tile `tile`; ones outside of the matrix and of the part,
+    // where data are zeros but scales are those of others.
+    __device__ __forceinline__ uint32 fetch(int32 tile) const {
+        constexpr uint32 kOnes = kE8m0One * 0x01010101u;
+        if (scales_ == nullptr) {
+            return kOnes;
+        }
+        const int32 left = blocks_ - tile * kSteps;
+        const int32 block = first_block_ + tile * kSteps;
+        const int32 skipped = block % kSteps;
+        const uint8* const at = scales_ + static_cast<int64>(block / kSteps) * kScaleTileBytes;
+        uint64 words = *reinterpret_cast<const uint32*>(at);
+        if (left > kSteps - skipped && skipped > 0) {
+            const uint64 next = *reinterpret_cast<const uint32*>(at + kScaleTileBytes);
+            words |= next << 32;
+        }
+        const uint32 word = words >> (8 * skipped);
+        const uint32 inside = left >= kSteps ? 0xffffffffu : (1u << (8 * left)) - 1;
+        return (word & inside) | (kOnes & ~inside);
+    }
+};
+
+template <bool kVector>
+using Copy = TileCopy<uint8, true, kVector, kThreads>;
+
+// accumulators = the sum over `tiles` tiles along K of what `copy_a` and `copy_b` bring, with the
+// scales that `scales.fetch(tile)` gives for the calling thread's row. `shared` has kSharedBytes,
+// 16-byte aligned, and is free again when this returns.
 //
 // `Steps` has, for the stage of a number from 0 to kStages - 1:
 //   put_scales(stage, number, word): keeps the four scales of the calling thread's row;
 //   meet(number): waits for all threads, after which the stage is there;
 //   multiply(accumulators, stage): adds the stage that was met last.
-template <typename Steps, bool kVector>
-__device__ __forceinline__ void mainloop(Accumulators& accumulators, const Operand& a,
-                                        const Operand& b, int32 row, int32 column,
-                                        unsigned char* shared) {
-    using Copy = TileCopy<uint8, true, kVector, kThreads>;
-    const Copy copy_a(TileOperand<uint8>{a.data, a.k, a.outer, a.k}, row);
-    const Copy copy_b(TileOperand<uint8>{b.data, b.k, b.outer, b.k}, column);
-    const ScaleFetch scales(a, b, row, column);
+template <typename Steps, bool kVector, typename Scales>
+__device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
+                                              const Copy<kVector>& copy_a,
+                                              const Copy<kVector>& copy_b, const Scales& scales,
+                                              int32 tiles, unsigned char* shared) {
 #pragma unroll
     for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
@@ -111,7 +154,6 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
         }
     };
     Steps steps;
-    const int32 tiles = (a.k + kBlockK - 1) / kBlockK;
 #pragma unroll
     for (int number = 0; number < kStages - 1; ++number) {
         if (number < tiles) {
@@ -151,6 +193,18 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
     }
     // No copy is under way: the groups behind the last tile's are empty.
     __syncthreads();
+}
+
+// accumulators = the tile of a · b that begins at (row, column), as `mainloop_over`. a.k == b.k.
+template <typename Steps, bool kVector>
+__device__ __forceinline__ void mainloop(Accumulators& accumulators, const Operand& a,
+                                        const Operand& b, int32 row, int32 column,
+                                        unsigned char* shared) {
+    const Copy<kVector> copy_a(TileOperand<uint8>{a.data, a.k, a.outer, a.k}, row);
+    const Copy<kVector> copy_b(TileOperand<uint8>{b.data, b.k, b.outer, b.k}, column);
+    const int32 tiles = (a.k + kBlockK - 1) / kBlockK;
+    mainloop_over<Steps, kVector>(accumulators, copy_a, copy_b, ScaleFetch(a, b, row, column),
+                                  tiles, shared);
 }
 
 }  // namespace mxfp8_tile

@@ -2,14 +2,9 @@
 // scale. wgmma knows no scales: each 128 along K is summed by itself and then promoted, multiplied
 // by the scales of its row and column and added to the sums in FP32.
 //
-// A CTA has three warpgroups. One thread of the first, the producer, has boxes of both operands,
-// swizzled by 128 bytes, and the tiles of their scales copied into pipeline stages of 128 along K.
-// The other two, the consumers, have half of the tile's rows each, in waves of 64, the rows of one
-// wgmma. While one promotes, the other's wgmma run: they take turns in issuing them.
-//
-// CTAs of a cluster have tiles side by side: each copies a part of the rows of a to all of them. A
-// stage is then free when the consumers of all have read it. Tiles beyond the result take part as
-// others do, on zeros.
+// The frame is that of mma/sm90_tile.cuh. Operands are swizzled by 128 bytes; the tiles of their
+// scales come with them. While one consumer promotes, the other's wgmma run: they take turns in
+// issuing them. CTAs of a cluster copy a part of the rows of a each, to all of them.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -17,120 +12,45 @@
 #include "layout/scale_tile.cuh"
 #include "layout/wgmma_descriptor.cuh"
 #include "mma/mxfp8_factors.cuh"
+#include "mma/sm90_tile.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/register_count.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace sm90_mxfp8 {
 
-constexpr int kStageK = 128;  // elements, and bytes of a row: one swizzle
+using namespace sm90_tile;
+
+constexpr int kStageK = kRowBytes;  // elements
 constexpr int kStepK = 32;    // of one wgmma
 constexpr int kSteps = kStageK / kStepK;
-constexpr int kWaveM = 64;
-constexpr int kTileN = 128;
 constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor maps see it
 
-constexpr int kWarpgroup = 128;  // threads
-constexpr int kConsumers = 2;    // warpgroups
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-// Of a thread. All together are no more than those that a CTA starts with.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-
-constexpr int kSharedLimit = 227 * 1024;
-constexpr int kAlignment = 1024;
-constexpr int kBarrierBytes = 256;
-constexpr int kStagedWarpBytes = 16 * 128;  // results of a warp on their way out
-constexpr int kStagedBytes = kConsumerWarps * kStagedWarpBytes;
-
 // A tile of 128 columns. `kScalesByColumn`: columns have scales of their own; otherwise 128 of
-// them, from a multiple of 128 on, share one.
-template <int kWavesOfConsumer, int kCtasAcross, bool kScalesByColumn>
+// them, from a multiple of 128 on, share one. `kByWaves`: a tile may have one wave alone.
+template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves = false>
 struct TileShape {
-    static constexpr int kWaves = kWavesOfConsumer;
+    static constexpr int kWaves = kWavesOfTile;
     static constexpr int kAcross = kCtasAcross;
     static constexpr bool kColumnScales = kScalesByColumn;
-    static constexpr int kConsumerM = kWaves * kWaveM;
-    static constexpr int kTileM = kConsumers * kConsumerM;
+    static constexpr bool kMayBeOneWave = kByWaves;
+    static constexpr int kTileM = kWaves * kWaveM;
     static constexpr int kCopiedM = kTileM / kAcross;  // rows of a that a CTA copies
+    static constexpr int kBoxM = kMayBeOneWave ? kWaveM : kCopiedM;  // and those of a box
     static constexpr int kABytes = kTileM * kStageK;
     static constexpr int kOperandBytes = kABytes + kTileN * kStageK;
     static constexpr int kScaleTilesOfA = kTileM / kScaleTileRows;
     static constexpr int kScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
     static constexpr int kStageBytes = kOperandBytes + kScaleBytes;
-    static constexpr int kStages =
-        (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) / kStageBytes;
+    static constexpr int kStages = kBytesForStages / kStageBytes;
 
     static_assert(kTileM % kScaleTileRows == 0 && kTileN == kScaleTileRows, "whole scale tiles");
-    static_assert(kCopiedM % 8 == 0 && kCopiedM <= 256, "whole swizzles, and what a box may have");
+    static_assert(kBoxM % 8 == 0 && kBoxM <= 256, "whole swizzles, and what a box may have");
+    static_assert(!kMayBeOneWave || kAcross == 1, "CTAs of a cluster have as many waves");
     static_assert(kStages >= 3 && 2 * kStages * 8 <= kBarrierBytes, "shared memory");
 };
-
-// Shared memory from a 1024-byte boundary on, in the same places in all CTAs of a cluster.
-template <typename S>
-struct Shared {
-    uint8* operands;  // [kStages][kTileM + kTileN][128], swizzled
-    uint8* scales;    // [kStages][kScaleTilesOfA + 1][512]
-    uint8* staged;    // [kConsumerWarps][16][128]
-    uint64* full;     // [kStages] operands and scales are there
-    uint64* empty;    // [kStages] they have been read, by the consumers of all CTAs of the cluster
-
-    __device__ __forceinline__ explicit Shared(uint8* memory) {
-        const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
-        operands = memory + (-address & (kAlignment - 1));
-        scales = operands + S::kStages * S::kOperandBytes;
-        staged = scales + S::kStages * S::kScaleBytes;
-        full = reinterpret_cast<uint64*>(staged + kStagedBytes);
-        empty = full + S::kStages;
-    }
-
-    // By one thread of each CTA.
-    __device__ __forceinline__ void init_barriers() const {
-        for (int i = 0; i < S::kStages; ++i) {
-            mbarrier_set(full + i);
-            mbarrier_set(empty + i, kConsumerWarps * S::kAcross);
-        }
-        mbarrier_publish();
-    }
-};
-
-// A pipeline stage and the phase of its barriers.
-template <typename S>
-struct Stage {
-    uint32 index = 0;
-    uint32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++index == S::kStages) {
-            index = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-template <typename S>
-__device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
-    if constexpr (S::kAcross == 1) {
-        mbarrier_wait(barrier, phase);
-    } else {
-        mbarrier_wait_cluster(barrier, phase);
-    }
-}
-
-// All threads of all CTAs of the cluster.
-template <typename S>
-__device__ __forceinline__ void synchronize_all() {
-    if constexpr (S::kAcross == 1) {
-        __syncthreads();
-    } else {
-        cluster_arrive();
-        cluster_wait();
-    }
-}
 
 // A matrix: E4M3 [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
 // of a scale tile, as a matrix of 256 columns.
@@ -139,46 +59,45 @@ struct Operand {
     const TensorMap& scales;
 };
 
-// The tile of scales that begins at `row` and along K at `stage_k` * 128.
+// The scale tile number `row` down and `k_block` along the `k_blocks` of a row of them.
 __device__ __forceinline__ void copy_scale_tile(uint8* target, const Operand& operand, uint32 row,
                                                 int32 k_block, int32 k_blocks, uint64* full) {
-    const uint32 tile = row / kScaleTileRows * k_blocks + k_block;
+    const uint32 tile = row * k_blocks + k_block;
     tensor_copy_2d(target, operand.scales, 0, tile * kScaleBoxes, full);
 }
 
-// The producer, one thread of each CTA.
-template <typename S, typename Tiles>
-__device__ __forceinline__ void copy_operands(const Shared<S>& shared, const Operand& a,
-                                              const Operand& b, Tiles tiles, int32 k_blocks) {
+// What the producer has copied into a stage, `k_blocks` being those of a row of scale tiles.
+template <typename S>
+__device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operand& a,
+                                           const Operand& b, int32 k_blocks, const TileWork& work,
+                                           int32 i, uint32 stage, uint64* full) {
     constexpr uint16 kAll = (1 << S::kAcross) - 1;
+    constexpr uint32 kWaveBytes = kWaveM * kStageK + kWaveM / kScaleTileRows * kScaleTileBytes;
     const uint32 first_row = S::kAcross == 1 ? 0 : cluster_rank() * S::kCopiedM;
-    Stage<S> stage;
-    for (TilePlace place; tiles.next(place);) {
-        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
-            wait<S>(shared.empty + stage.index, stage.phase ^ 1);
-            uint64* full = shared.full + stage.index;
-            mbarrier_expect(full, S::kStageBytes);
-            const uint32 k = k_block * kStageK;
-            uint8* operands = shared.operands + stage.index * S::kOperandBytes;
-            uint8* rows = operands + first_row * kStageK;
-            if constexpr (S::kAcross == 1) {
-                tensor_copy_2d(rows, a.elements, k, place.row, full);
-            } else {
-                tensor_copy_2d_multicast(rows, a.elements, k, place.row + first_row, full,
-                                         kAll);
-            }
-            tensor_copy_2d(operands + S::kABytes, b.elements, k, place.column, full);
-            uint8* scales = shared.scales + stage.index * S::kScaleBytes;
+    const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
+    mbarrier_expect(full, S::kStageBytes - (S::kWaves - waves) * kWaveBytes);
+    const uint32 k = work.first_k + i * kStageK;
+    uint8* operands = shared.operands + stage * S::kOperandBytes;
+    uint8* rows = operands + first_row * kStageK;
+    if constexpr (S::kAcross == 1) {
+        for (int32 row = 0; row < waves * kWaveM; row += S::kBoxM) {
+            tensor_copy_2d(rows + row * kStageK, a.elements, k, work.place.row + row, full);
+        }
+    } else {
+        tensor_copy_2d_multicast(rows, a.elements, k, work.place.row + first_row, full, kAll);
+    }
+    tensor_copy_2d(operands + S::kABytes, b.elements, k, work.b_row, full);
+    const int32 k_block = k / kStageK;
+    uint8* scales = shared.scales + stage * S::kScaleBytes;
 #pragma unroll
-            for (int i = 0; i < S::kScaleTilesOfA; ++i) {
-                copy_scale_tile(scales + i * kScaleTileBytes, a, place.row + i * kScaleTileRows,
-                                k_block, k_blocks, full);
-            }
-            copy_scale_tile(scales + S::kScaleTilesOfA * kScaleTileBytes, b, place.column, k_block,
-                            k_blocks, full);
-            stage.advance();
+    for (int wave = 0; wave < S::kWaves; ++wave) {
+        if (wave < waves) {
+            copy_scale_tile(scales + wave * kScaleTileBytes, a,
+                            work.place.row / kScaleTileRows + wave, k_block, k_blocks, full);
         }
     }
+    copy_scale_tile(scales + S::kScaleTilesOfA * kScaleTileBytes, b, work.b_scale_row, k_block,
+                    k_blocks, full);
 }
 
 // Consumers issue by turns, the first one first.
@@ -296,20 +215,6 @@ class Scales {
     }
 };
 
-// Gives a stage back to the producers of the cluster, by each warp of the consumers.
-template <typename S>
-__device__ __forceinline__ void release(uint64* empty) {
-    const uint32 lane = threadIdx.x % 32;
-    __syncwarp();
-    if constexpr (S::kAcross == 1) {
-        if (lane == 0) {
-            mbarrier_arrive(empty);
-        }
-    } else if (lane < S::kAcross) {
-        mbarrier_arrive_cluster(cluster_address(mbarrier_address(empty), lane));
-    }
-}
-
 // Of a wave that begins `a` bytes into shared memory: the 128 along K of a stage.
 __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint32 a, uint32 b) {
     wgmma_fence();
@@ -322,55 +227,71 @@ __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint32 a, u
     wgmma_commit();
 }
 
-// A consumer: `store(row, column, sums)` takes the sums of its warp's 16 rows of a wave, the first
-// of which is `row` of the result.
-template <typename S, typename Tiles, typename Store>
-__device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consumer, Tiles tiles,
-                                         int32 k_blocks, Store store) {
-    const uint32 first_row = consumer * S::kConsumerM;
+// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer.
+template <int kWaves, typename S>
+__device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 consumer,
+                                               const Turn& turn, int32 stages, Stage<S>& stage,
+                                               float (&sums)[kWaves][64]) {
     const uint32 warp_row = threadIdx.x % kWarpgroup / 32 * 16;
     const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
-    const Turn turn(consumer);
-    Stage<S> stage;
-    for (TilePlace place; tiles.next(place);) {
-        float sums[S::kWaves][64] = {};
-        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
-            wait<S>(shared.full + stage.index, stage.phase);
-            const uint32 a = operands + stage.index * S::kOperandBytes;
-            const uint8* stage_scales = shared.scales + stage.index * S::kScaleBytes;
+    for (int32 i = 0; i < stages; ++i) {
+        wait<S>(shared.full + stage.index, stage.phase);
+        const uint32 a = operands + stage.index * S::kOperandBytes;
+        const uint8* stage_scales = shared.scales + stage.index * S::kScaleBytes;
 #pragma unroll
-            for (int wave = 0; wave < S::kWaves; ++wave) {
-                const uint32 row = first_row + wave * kWaveM;
-                float partial[64];
-                turn.await();
-                // redundant wgmma.fence: the first wave's is behind all reads of these sums
-                multiply_stage(partial, a + row * kStageK, a + S::kABytes);
-                turn.pass();
-                const Scales<S> scales(stage_scales, row + warp_row);
-                const bool any_wide = scales.any_wide();
-                wgmma_wait(partial);
-                const bool is_last = wave + 1 == S::kWaves;
-                if (is_last && !S::kColumnScales) {
-                    release<S>(shared.empty + stage.index);
-                }
-                if (any_wide) {
-                    scales.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
-                } else {
-                    scales.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
-                }
-                if (is_last && S::kColumnScales) {
-                    release<S>(shared.empty + stage.index);
-                }
+        for (int wave = 0; wave < kWaves; ++wave) {
+            const uint32 row = wave * kWaveM + consumer * kConsumerM;
+            float partial[64];
+            turn.await();
+            // redundant wgmma.fence: the first wave's is behind all reads of these sums
+            multiply_stage(partial, a + row * kStageK, a + S::kABytes);
+            turn.pass();
+            const Scales<S> scales(stage_scales, row + warp_row);
+            const bool any_wide = scales.any_wide();
+            wgmma_wait(partial);
+            const bool is_last = wave + 1 == kWaves;
+            if (is_last && !S::kColumnScales) {
+                release<S>(shared.empty + stage.index);
             }
-            stage.advance();
+            if (any_wide) {
+                scales.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
+            } else {
+                scales.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
+            }
+            if (is_last && S::kColumnScales) {
+                release<S>(shared.empty + stage.index);
+            }
         }
-#pragma unroll
-        for (int wave = 0; wave < S::kWaves; ++wave) {
-            store(place.row + first_row + wave * kWaveM + warp_row, place.column, sums[wave]);
-        }
+        stage.advance();
     }
-    // redundant bar.sync: nobody waits behind the last turn; the barrier is left as it was found
-    turn.end();
+}
+
+// All threads of a CTA: `store(work, row, sums, staged)` is that of `multiply_tiles`, with 2 KiB of
+// shared memory for a warp. Rows of scale tiles of both operands have `k_blocks`.
+template <typename S, typename Tiles, typename Store>
+__device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const Operand& b,
+                                         const Tiles& tiles, int32 k_blocks, Store store) {
+    const Shared<S> shared(memory);
+    const auto produce = [&]() ALWAYS_INLINE {
+        copy_tiles(shared, tiles,
+                   [&](const TileWork& work, int32 i, uint32 stage, uint64* full) ALWAYS_INLINE {
+                       copy_stage(shared, a, b, k_blocks, work, i, stage, full);
+                   });
+    };
+    const auto consume = [&](uint32 consumer, uint8* staged) ALWAYS_INLINE {
+        const Turn turn(consumer);
+        multiply_tiles<S>(
+            consumer, tiles,
+            [&](const TileWork& work, Stage<S>& stage, auto& sums) ALWAYS_INLINE {
+                multiply_waves(shared, consumer, turn, work.stages, stage, sums);
+            },
+            [&](const TileWork& work, uint32 row, const float(&sums)[64]) ALWAYS_INLINE {
+                store(work, row, sums, staged);
+            });
+        // redundant bar.sync: nobody waits behind the last turn; the barrier is left as it was
+        turn.end();
+    };
+    run_roles(shared, produce, consume);
 }
 
 }  // namespace sm90_mxfp8

@@ -16,16 +16,6 @@ __device__ __forceinline__ uint32 cluster_address(uint32 address, uint32 rank) {
     return there;
 }
 
-// Four FP32 from shared memory of a CTA of the cluster (`cluster_address`), 16-byte aligned.
-__device__ __forceinline__ float4 load_cluster_f32x4(uint32 address) {
-    float4 value;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(address)
-                 : "memory");
-    return value;
-}
-
 // All threads of the cluster; what they wrote before is then visible to each other.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

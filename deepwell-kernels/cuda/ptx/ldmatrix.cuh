@@ -1,5 +1,4 @@
-// ldmatrix and stmatrix: one warp loads 8 x 8 matrices of 16-bit elements from shared memory, or
-// stores them there.
+// ldmatrix: one warp loads 8 x 8 matrices of 16-bit elements from shared memory.
 //
 // Lanes 8j to 8j + 7 give the addresses (16-byte aligned) of the rows of matrix j. Register j of
 // lane l then holds row l / 4, elements 2 (l % 4) and the next; transposed: column l / 4, elements
@@ -26,14 +25,5 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&r)[4], uint32 address
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
-                 : "memory");
-}
-
-// Stores four matrices, as `ldmatrix_x4` has them.
-__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c,
-                                            uint32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }

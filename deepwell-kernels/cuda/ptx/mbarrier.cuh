@@ -84,31 +84,3 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 ph
             : "memory");
     }
 }
-
-// The same two, where the others of the cluster do nothing but arrive, and what they hand on lies
-// in shared memory alone: acquire and release of nothing else, as those of all memory of a cluster
-// empty the L1 cache and wait for all that was written to device memory.
-__device__ __forceinline__ void mbarrier_wait_shared_cluster(uint64* barrier, uint32 phase) {
-    uint32 done = 0;
-    while (done == 0) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(mbarrier_address(barrier)), "r"(phase)
-            : "memory");
-    }
-    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive_shared_cluster(uint32 barrier) {
-    asm volatile(
-        "fence.release.sync_restrict::shared::cta.cluster;\n"
-        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];"
-        :
-        : "r"(barrier)
-        : "memory");
-}

@@ -79,5 +79,17 @@ __device__ __forceinline__ void wgmma_wait(float (&sums)[64]) {
                  : "memory");
 }
 
+// `sums` are of a group that was waited for with those of another wgmma.
+__device__ __forceinline__ void wgmma_waited(float (&sums)[64]) {
+    asm volatile("" : WGMMA_64_OPERANDS("+f", sums) : : "memory");
+}
+
+// Waits until at most `kPending` groups of this warpgroup are under way, and looks at no sums: what
+// the others have read may be written again.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_read() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
+}
+
 #undef WGMMA_64_REGISTERS
 #undef WGMMA_64_OPERANDS

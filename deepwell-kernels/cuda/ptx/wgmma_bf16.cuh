@@ -125,24 +125,32 @@
                  : WGMMA_BF16_OPERANDS_##kSums(constraint, sums)                                  \
                  : a_operands, "l"(b), "n"(kColumns ? 1 : 0)                                      \
                  : "memory")
-#define WGMMA_BF16_A_SHARED "l"(a)
+#define WGMMA_BF16_A_SHARED "l"(a), "n"(kColumnsOfA ? 1 : 0)
 #define WGMMA_BF16_A_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// wgmma_bf16: sums (+)= a b^T of 64 rows, kN columns and 16 along K; a is K-major in shared memory,
-// or in registers, b K-major unless `kColumns`: then what lies side by side goes along kN.
+// wgmma_bf16: sums (+)= a b^T of 64 rows, kN columns and 16 along K; a in shared memory or in
+// registers. Matrices in shared memory are K-major unless `kColumns`, of b, or `kColumnsOfA`: then
+// what lies side by side goes along kN, or along the 64 rows.
+//
+// wgmma_bf16_columns: sums += a b^T, of both of which what lies side by side goes along rows and
+// kN.
 //
 // wgmma_wait_for: waits until at most `kPending` groups of this warpgroup are under way; `sums` are
 // of one that is not.
 #define WGMMA_BF16_FUNCTIONS(kN, kSums, n0, n1, n2, n3, n4, n5)                                   \
-    template <bool kAdd, bool kColumns>                                                           \
+    template <bool kAdd, bool kColumns, bool kColumnsOfA = false>                                 \
     __device__ __forceinline__ void wgmma_bf16(float (&sums)[kSums], uint64 a, uint64 b) {        \
         if constexpr (kAdd) {                                                                     \
-            WGMMA_BF16(kN, kSums, "setp.eq.u32", "+f", n0 ", " n1, WGMMA_BF16_A_SHARED,           \
-                       "0, " n2);                                                                 \
+            WGMMA_BF16(kN, kSums, "setp.eq.u32", "+f", n0 ", " n2, WGMMA_BF16_A_SHARED,           \
+                       n1 ", " n3);                                                               \
         } else {                                                                                  \
-            WGMMA_BF16(kN, kSums, "setp.ne.u32", "=f", n0 ", " n1, WGMMA_BF16_A_SHARED,           \
-                       "0, " n2);                                                                 \
+            WGMMA_BF16(kN, kSums, "setp.ne.u32", "=f", n0 ", " n2, WGMMA_BF16_A_SHARED,           \
+                       n1 ", " n3);                                                               \
         }                                                                                         \
+    }                                                                                             \
+    __device__ __forceinline__ void wgmma_bf16_columns(float (&sums)[kSums], uint64 a,            \
+                                                       uint64 b) {                                \
+        wgmma_bf16<true, true, true>(sums, a, b);                                                 \
     }                                                                                             \
     template <bool kAdd, bool kColumns>                                                           \
     __device__ __forceinline__ void wgmma_bf16(float (&sums)[kSums], const uint32 (&a)[4],        \

@@ -100,48 +100,12 @@ impl InProcess {
     /// What this rank wants, if it can be had.
     fn want(&self, exchange: &Exchange, input: usize, output: usize) -> Result<Want, CommError> {
         let Exchange { kind, group, dtype } = exchange;
-        let want = Want {
-            kind: kind.clone(),
-            group: group.clone(),
-            dtype: *dtype,
-            bytes: if input == 0 { output } else { input },
-        };
-        let refuse = |reason| Err(CommError::Request { what: want.to_string(), reason });
-        let Some(place) = group.position_of(self.rank()) else {
-            return refuse(format!("expected a group with rank {}", self.rank()));
-        };
-        if let Some(rank) = group.ranks.iter().find(|&&rank| rank >= self.world_size()) {
-            return refuse(format!("expected ranks below {}, got {rank}", self.world_size()));
+        let bytes = if input == 0 { output } else { input };
+        let want = Want { kind: kind.clone(), group: group.clone(), dtype: *dtype, bytes };
+        match exchange.check((self.rank(), self.world_size()), input, output) {
+            Ok(()) => Ok(want),
+            Err(reason) => Err(CommError::Request { what: want.to_string(), reason }),
         }
-        let ranks = group.ranks.len();
-        let peer = match *kind {
-            CollectiveKind::Send { to } => Some(to as usize),
-            CollectiveKind::Recv { from, .. } => Some(from as usize),
-            CollectiveKind::Broadcast { root } if root as usize >= ranks => Some(root as usize),
-            _ => None,
-        };
-        if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == place) {
-            return refuse(format!("expected another place among {ranks}, got {peer}"));
-        }
-        let expected = match kind {
-            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => input,
-            CollectiveKind::ReduceScatter { .. } => input / ranks,
-            CollectiveKind::AllGather => input * ranks,
-            CollectiveKind::AllToAll => input,
-            CollectiveKind::Send { .. } => 0,
-            CollectiveKind::Recv { .. } => output,
-        };
-        if output != expected {
-            return refuse(format!("expected {expected} bytes of results, got {output}"));
-        }
-        let element = dtype.bits() as usize / 8;
-        let is_cut =
-            matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);
-        let unit = if is_cut { ranks * element } else { element };
-        if !want.bytes.is_multiple_of(unit) {
-            return refuse(format!("expected bytes in units of {unit}"));
-        }
-        Ok(want)
     }
 }
 

@@ -43,6 +43,54 @@ impl Exchange {
         })?;
         Ok(Exchange { kind: collective.kind.clone(), group: group.clone(), dtype })
     }
+
+    /// Checks that `rank` of a world of `world_size` can take part with an input and an output of
+    /// so many bytes.
+    pub(crate) fn check(
+        &self,
+        (rank, world_size): (u32, u32),
+        input: usize,
+        output: usize,
+    ) -> Result<(), String> {
+        let Exchange { kind, group, dtype } = self;
+        let Some(place) = group.position_of(rank) else {
+            return Err(format!("expected a group with rank {rank}"));
+        };
+        if let Some(rank) = group.ranks.iter().find(|&&rank| rank >= world_size) {
+            return Err(format!("expected ranks below {world_size}, got {rank}"));
+        }
+        let ranks = group.ranks.len();
+        let peer = match *kind {
+            CollectiveKind::Send { to } => Some(to as usize),
+            CollectiveKind::Recv { from, .. } => Some(from as usize),
+            CollectiveKind::Broadcast { root } if root as usize >= ranks => Some(root as usize),
+            _ => None,
+        };
+        if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == place) {
+            return Err(format!("expected another place among {ranks}, got {peer}"));
+        }
+        let expected = match kind {
+            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => input,
+            CollectiveKind::ReduceScatter { .. } => input / ranks,
+            CollectiveKind::AllGather => input * ranks,
+            CollectiveKind::AllToAll => input,
+            CollectiveKind::Send { .. } => 0,
+            CollectiveKind::Recv { .. } => output,
+        };
+        if output != expected {
+            return Err(format!("expected {expected} bytes of results, got {output}"));
+        }
+        // Elements of four bits are exchanged as the bytes that they lie in.
+        let element = dtype.bits().div_ceil(8) as usize;
+        let is_cut =
+            matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);
+        let unit = if is_cut { ranks * element } else { element };
+        let bytes = if input == 0 { output } else { input };
+        if !bytes.is_multiple_of(unit) {
+            return Err(format!("expected bytes in units of {unit}"));
+        }
+        Ok(())
+    }
 }
 
 /// What takes one rank through the collectives of its program.
@@ -72,4 +120,32 @@ pub trait Comm: Send {
 
     /// Lets every rank's present and later exchanges fail with this rank's reason.
     fn abort(&mut self, reason: &str);
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::Reduction;
+
+    use super::*;
+
+    #[test]
+    fn what_a_rank_can_take_part_in() {
+        let check = |kind: CollectiveKind, dtype, bytes: (usize, usize), expected: &str| {
+            let group = ProcessGroup { name: "data".to_string(), ranks: vec![0, 1] };
+            let exchange = Exchange { kind, group, dtype };
+            let got = exchange.check((1, 2), bytes.0, bytes.1);
+            assert_eq!(got, if expected.is_empty() { Ok(()) } else { Err(expected.to_string()) });
+        };
+        let sum = CollectiveKind::AllReduce { reduction: Reduction::Sum };
+        check(sum.clone(), DType::F32, (8, 8), "");
+        check(sum.clone(), DType::F32, (8, 4), "expected 8 bytes of results, got 4");
+        check(sum, DType::F32, (6, 6), "expected bytes in units of 4");
+        // Two elements of four bits lie in a byte.
+        check(CollectiveKind::AllGather, DType::E2m1, (3, 6), "");
+        check(CollectiveKind::AllToAll, DType::E2m1, (4, 4), "");
+        check(CollectiveKind::AllToAll, DType::E2m1, (3, 3), "expected bytes in units of 2");
+        let peer = "expected another place among 2, got 1";
+        check(CollectiveKind::Send { to: 1 }, DType::F32, (4, 0), peer);
+        check(CollectiveKind::Send { to: 0 }, DType::F32, (4, 0), "");
+    }
 }

@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 mod issue;
+mod wait;
 
 use std::collections::HashMap;
 
@@ -218,10 +219,12 @@ impl CudaBackend {
     }
 
     fn release(&mut self) -> Result<(), DriverError> {
-        self.driver.synchronize()?;
+        let waited = self.wait_for_all();
+        // Also where ranks have failed: exchanges are aborted once no graph has them.
         for graph in self.graphs.drain(..) {
             self.driver.free_graph(graph)?;
         }
+        waited?;
         for slot in self.inputs.drain(..) {
             self.driver.free(slot.staged)?;
             self.driver.free_pinned(slot.pinned)?;
@@ -251,7 +254,7 @@ impl Backend for CudaBackend {
 
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError> {
         if let Some((base, _)) = self.arena.take() {
-            self.driver.synchronize()?;
+            self.wait_for_all()?;
             self.driver.free(base)?;
         }
         let base = self.driver.allocate(bytes.max(1)).map_err(|error| {
@@ -260,7 +263,7 @@ impl Backend for CudaBackend {
         self.arena = Some((base, bytes));
         let stream = self.compute;
         self.driver.fill(base, 0, bytes, stream)?;
-        Ok(self.driver.synchronize()?)
+        Ok(self.wait_for_all()?)
     }
 
     fn reserve_host_copies(
@@ -270,7 +273,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), KernelError> {
         let small = self.inputs.first().is_none_or(|slot| slot.pinned.len() < input_bytes);
         if small {
-            self.driver.synchronize()?;
+            self.wait_for_all()?;
             for slot in self.inputs.drain(..) {
                 self.driver.free(slot.staged)?;
                 self.driver.free_pinned(slot.pinned)?;
@@ -282,7 +285,7 @@ impl Backend for CudaBackend {
         }
         let small = self.readbacks.first().is_none_or(|slot| slot.pinned.len() < readback_bytes);
         if small {
-            self.driver.synchronize()?;
+            self.wait_for_all()?;
             for slot in self.readbacks.drain(..) {
                 self.driver.free_pinned(slot.pinned)?;
             }
@@ -325,7 +328,7 @@ impl Backend for CudaBackend {
     }
 
     fn forget_prepared(&mut self) -> Result<(), KernelError> {
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         for graph in self.graphs.drain(..) {
             self.driver.free_graph(graph)?;
         }
@@ -349,6 +352,10 @@ impl Backend for CudaBackend {
         let graph = self.driver.end_capture(self.compute);
         issued?;
         self.graphs.push(graph?);
+        if self.comm.is_some() {
+            // A library may bring what its recorded work reads by a stream of its own.
+            self.wait(|driver| driver.synchronize_device())?;
+        }
         Ok(Recording(self.graphs.len() - 1))
     }
 
@@ -369,7 +376,7 @@ impl Backend for CudaBackend {
             self.replay(recording)?;
         }
         self.driver.record(self.marks[1], self.compute)?;
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         Ok(f64::from(self.driver.elapsed_ms(self.marks[0], self.marks[1])?) * 1e-3)
     }
 
@@ -387,7 +394,7 @@ impl Backend for CudaBackend {
             self.issue(call.0, self.compute, false)?;
             self.driver.record(self.marks[index + 1], self.compute)?;
         }
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         let mut begin_s = 0.0;
         let mut times = Vec::with_capacity(calls.len());
         for (index, &call) in calls.iter().enumerate() {
@@ -400,18 +407,18 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize(&mut self) -> Result<(), KernelError> {
-        Ok(self.driver.synchronize()?)
+        Ok(self.wait_for_all()?)
     }
 
     fn write(&mut self, range: ByteRange, bytes: &[u8]) -> Result<(), KernelError> {
         let target = self.address(range)?;
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         Ok(self.driver.upload(target, bytes)?)
     }
 
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError> {
         let source = self.address(range)?;
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         Ok(self.driver.download(bytes, source)?)
     }
 
@@ -422,11 +429,15 @@ impl Backend for CudaBackend {
         }
         let addresses =
             copies.iter().map(|&(range, _)| self.address(range)).collect::<Result<Vec<_>, _>>()?;
-        let (driver, compute, side) = (self.driver.as_mut(), self.compute, self.copies);
+        let (compute, side) = (self.compute, self.copies);
         let is_used = self.inputs_staged >= INPUTS;
+        if is_used {
+            let uploaded = self.inputs[self.inputs_staged % INPUTS].uploaded;
+            self.wait(|driver| driver.synchronize_event(uploaded))?;
+        }
+        let driver = self.driver.as_mut();
         let slot = &mut self.inputs[self.inputs_staged % INPUTS];
         if is_used {
-            driver.synchronize_event(slot.uploaded)?;
             driver.wait(side, slot.taken)?;
         }
         let mut offset = 0;
@@ -492,7 +503,8 @@ impl Backend for CudaBackend {
 
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
         self.check_age(readback)?;
-        self.driver.synchronize_event(self.clocks[readback.0 % CLOCKS].filled)?;
+        let filled = self.clocks[readback.0 % CLOCKS].filled;
+        self.wait(|driver| driver.synchronize_event(filled))?;
         let slot = &self.readbacks[readback.0 % READBACKS];
         for (part, &(offset, bytes)) in parts.iter_mut().zip(&slot.parts) {
             part.copy_from_slice(&slot.pinned.as_slice()[offset..offset + bytes]);
@@ -532,7 +544,7 @@ impl Backend for CudaBackend {
         let HostBuffer::Pinned(buffer) = buffer else {
             return Err(KernelError::foreign_buffer("cuda"));
         };
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         let mut offset = 0;
         let copied = ranges.iter().try_for_each(|&range| -> Result<(), KernelError> {
             let source = self.address(range)?;
@@ -542,7 +554,7 @@ impl Backend for CudaBackend {
             offset += bytes;
             Ok(())
         });
-        self.driver.synchronize()?;
+        self.wait_for_all()?;
         copied
     }
 

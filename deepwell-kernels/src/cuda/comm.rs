@@ -55,4 +55,13 @@ pub trait DeviceComm: Send {
 
     /// Forgets all plans.
     fn forget_plans(&mut self);
+
+    /// Lets the host wait for the device, which may wait for other ranks: no longer than there is a
+    /// limit for. What the host reads afterwards is what the exchanges have made.
+    ///
+    /// # Errors
+    /// Ranks that have failed or do not come, before an error of `wait` itself.
+    fn wait(&mut self, wait: &mut dyn FnMut() -> DriverResult<()>) -> DriverResult<()> {
+        wait()
+    }
 }

@@ -29,7 +29,10 @@ pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
 pub use catalog::{COLLECTIVES, CUBLASLT, CudaCatalog, cuda_kernels, cuda_target};
 pub use comm::{DeviceComm, DeviceExchange, ExchangePlan};
 #[cfg(feature = "cuda")]
-pub use cudarc_driver::{AllReduce, CublasLt, CudarcDriver, DeviceGroup, PeerCopy};
+pub use cudarc_driver::{
+    AllReduce, CublasLt, CudarcDriver, DeviceGroup, NCCL_VARIABLE, NcclDevice, NcclHost, NcclId,
+    NcclLimits, NcclMonitor, NcclRank, PeerCopy,
+};
 pub use driver::{
     Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,
     Function, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,

@@ -12,6 +12,7 @@
 
 pub mod adamw;
 pub mod add;
+pub mod add_bias;
 pub mod add_positions;
 pub mod attention;
 pub mod bias_grad;
@@ -24,8 +25,10 @@ pub mod expert_swiglu;
 pub mod finite_difference;
 pub mod gelu;
 pub mod grad_norm;
+pub mod grouped_bias;
 pub mod grouped_gemm;
 pub mod head_rms_norm;
+pub mod latent_key_value;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
@@ -37,8 +40,11 @@ pub mod route;
 pub mod router_logits;
 pub mod router_loss;
 pub mod scaled_gemm;
+pub mod selection_bias;
+pub mod split_columns;
 pub mod stochastic_round;
 pub mod swiglu;
+pub mod vocab_parallel;
 
 use crate::cpu::CpuKernel;
 use crate::cuda::CudaKernelSpec;
@@ -55,6 +61,7 @@ pub(crate) struct OpKernels {
 pub(crate) const OPS: &[OpKernels] = &[
     adamw::KERNELS,
     add::KERNELS,
+    add_bias::KERNELS,
     add_positions::KERNELS,
     attention::KERNELS,
     bias_grad::KERNELS,
@@ -66,13 +73,17 @@ pub(crate) const OPS: &[OpKernels] = &[
     expert_swiglu::KERNELS,
     gelu::KERNELS,
     grad_norm::KERNELS,
+    grouped_bias::KERNELS,
     grouped_gemm::KERNELS,
     head_rms_norm::KERNELS,
+    latent_key_value::KERNELS,
     layer_norm::KERNELS,
     linear::KERNELS,
     linear_cross_entropy::KERNELS,
     permute::KERNELS,
     scaled_gemm::KERNELS,
+    selection_bias::KERNELS,
+    split_columns::KERNELS,
     quantize::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
@@ -81,4 +92,5 @@ pub(crate) const OPS: &[OpKernels] = &[
     router_loss::KERNELS,
     stochastic_round::KERNELS,
     swiglu::KERNELS,
+    vocab_parallel::KERNELS,
 ];

@@ -40,6 +40,16 @@ pub(crate) fn find_driver() -> Result<CudarcDriver, String> {
     })
 }
 
+/// Skips the test where there are fewer GPUs.
+pub(crate) fn need_gpus(count: usize) {
+    drop(open_driver());
+    for index in 1..count {
+        if let Err(error) = CudarcDriver::open(index) {
+            skip(format!("of {count} GPUs: {error}"));
+        }
+    }
+}
+
 /// The emulated device that the environment names, or the first GPU; where there is neither, an
 /// emulated one, if tests are built with it.
 pub(crate) fn open_driver_or_emulated(architecture: Architecture) -> Box<dyn Driver> {
@@ -53,10 +63,11 @@ pub(crate) fn open_driver_or_emulated(architecture: Architecture) -> Box<dyn Dri
     }
 }
 
-/// As [`Gpu::open`]; where there is none, the emulated device, if tests are built with it.
-pub(crate) fn open_gpu_or_emulated(architecture: Architecture) -> Gpu {
+/// As [`Gpu::open`]; where there is none, an emulated device of so many SMs, if tests are built
+/// with it.
+pub(crate) fn open_gpu_or_emulated(architecture: Architecture, sm_count: u32) -> Gpu {
     match Gpu::find() {
-        Err(_) if present::IS_BUILT => present::find(architecture),
+        Err(_) if present::IS_BUILT => present::find(architecture, Some(sm_count)),
         found => found,
     }
     .unwrap_or_else(|reason| skip(reason))
@@ -64,7 +75,7 @@ pub(crate) fn open_gpu_or_emulated(architecture: Architecture) -> Gpu {
 
 /// The emulated device, or why its kernels are not compiled.
 pub(crate) fn find_emulated(architecture: Architecture) -> Result<Gpu, String> {
-    present::find(architecture)
+    present::find(architecture, None)
 }
 
 #[cfg(feature = "emulated")]
@@ -93,25 +104,32 @@ mod present {
         pub(crate) launches: EmulatedLaunches,
     }
 
-    fn typed_driver(architecture: Architecture, blocks_per_sm: u32) -> EmulatedDriver {
-        let defaults = Settings { blocks_per_sm, ..Settings::default() };
+    fn typed_driver(architecture: Architecture, defaults: Settings) -> EmulatedDriver {
         let driver = EmulatedDriver::from_environment(architecture, defaults);
         driver.unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub(super) fn driver(architecture: Architecture) -> Box<dyn Driver> {
-        Box::new(typed_driver(architecture, BLOCKS_PER_SM))
+        let defaults = Settings { blocks_per_sm: BLOCKS_PER_SM, ..Settings::default() };
+        Box::new(typed_driver(architecture, defaults))
     }
 
-    pub(super) fn find(architecture: Architecture) -> Result<Gpu, String> {
+    pub(super) fn find(architecture: Architecture, sm_count: Option<u32>) -> Result<Gpu, String> {
         ptx::of_file("add", architecture)?;
-        Ok(emulate(architecture, BLOCKS_PER_SM).gpu)
+        let defaults = Settings::default();
+        let sm_count = sm_count.unwrap_or(defaults.sm_count);
+        let settings = Settings { sm_count, blocks_per_sm: BLOCKS_PER_SM, ..defaults };
+        Ok(emulate_with(architecture, settings).gpu)
+    }
+
+    pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
+        emulate_with(architecture, Settings { blocks_per_sm, ..Settings::default() })
     }
 
     /// Kernels are chosen as though there were no library; those that call one get the host's
     /// GEMMs.
-    pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
-        let driver = typed_driver(architecture, blocks_per_sm);
+    fn emulate_with(architecture: Architecture, settings: Settings) -> Emulated {
+        let driver = typed_driver(architecture, settings);
         let launches = driver.launches();
         let target = cuda_target(architecture, driver.properties().sm_count as usize, &[]);
         let images = KernelImages::discover().into_ptx();
@@ -136,7 +154,7 @@ mod present {
         );
     }
 
-    pub(super) fn find(architecture: Architecture) -> Result<Gpu, String> {
+    pub(super) fn find(architecture: Architecture, _: Option<u32>) -> Result<Gpu, String> {
         driver(architecture);
         unreachable!("there is no driver without the feature")
     }

@@ -41,6 +41,8 @@ mod attention;
 mod attention_backward;
 #[path = "../../src/ops/linear/tests/bf16_gemm.rs"]
 mod bf16_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/bf16_grouped_gemm.rs"]
+mod bf16_grouped_gemm;
 #[path = "../../src/ops/bias_grad/tests/cuda.rs"]
 mod bias_grad;
 mod blas;
@@ -52,6 +54,8 @@ mod cublaslt;
 #[path = "../../src/ops/dequantize/tests/cuda.rs"]
 mod dequantize;
 mod device;
+#[path = "../../src/ops/dispatch/tests/cuda.rs"]
+mod dispatch;
 mod driver;
 mod elementwise_quantize;
 #[path = "../../src/ops/embedding/tests/cuda.rs"]
@@ -62,6 +66,8 @@ mod embedding_backward;
 mod emulated;
 #[path = "../../src/ops/scaled_gemm/tests/expand_scales.rs"]
 mod expand_scales;
+#[path = "../../src/ops/expert_swiglu/tests/cuda.rs"]
+mod expert_swiglu;
 mod fused_gemm;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
@@ -77,10 +83,16 @@ mod layer_norm;
 mod layer_norm_backward;
 #[path = "../../src/ops/linear_cross_entropy/tests/cuda.rs"]
 mod linear_cross_entropy;
+mod mixture;
 mod mx;
 #[path = "../../src/ops/scaled_gemm/tests/mxfp8_gemm.rs"]
 mod mxfp8_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/mxfp8_grouped_gemm.rs"]
+mod mxfp8_grouped_gemm;
+mod nccl;
 mod norm_quantize;
+#[path = "../../src/ops/permute/tests/cuda.rs"]
+mod permute;
 #[cfg(feature = "emulated")]
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]
@@ -91,6 +103,12 @@ mod rms_norm;
 mod rms_norm_backward;
 #[path = "../../src/ops/rope/tests/cuda.rs"]
 mod rope;
+#[path = "../../src/ops/route/tests/cuda.rs"]
+mod route;
+#[path = "../../src/ops/router_logits/tests/cuda.rs"]
+mod router_logits;
+#[path = "../../src/ops/router_loss/tests/cuda.rs"]
+mod router_loss;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]
@@ -101,6 +119,12 @@ mod sm120_mxfp8_gemm;
 mod sm90_attention;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward.rs"]
 mod sm90_attention_backward;
+#[path = "../../src/ops/attention/tests/sm90_attention_backward_ordered.rs"]
+mod sm90_attention_backward_ordered;
+#[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm.rs"]
+mod sm90_grouped_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm_bf16.rs"]
+mod sm90_grouped_gemm_bf16;
 #[path = "../../src/ops/scaled_gemm/tests/sm90_mxfp8_gemm.rs"]
 mod sm90_mxfp8_gemm;
 #[path = "../../src/ops/stochastic_round/tests/cuda.rs"]

@@ -13,7 +13,9 @@ pub(super) fn without(ptx: &str) -> String {
     for line in ptx.lines() {
         let text = line.trim_start();
         in_names |= text.starts_with(".section") && text.contains(".debug_str");
-        if !in_names && !text.starts_with(".loc") && !text.starts_with(".file") {
+        // `.local` is a state space.
+        let is_place = matches!(text.split_whitespace().next(), Some(".loc" | ".file"));
+        if !in_names && !is_place {
             kept.push_str(line);
             kept.push('\n');
         }
@@ -57,6 +59,7 @@ mod tests {
 .visible .entry add(
 )
 {
+\t.local .align 4 .b8 depot[4];
 \t.loc\t1 20 0
 \tmov.u32 \t%r1, %tid.x;
 \t.loc\t2 5 3, function_name $L__info_string0, inlined_at 1 21 7
@@ -73,8 +76,16 @@ $L__info_string0:
 
     #[test]
     fn lines_are_taken_out() {
-        let expected =
-            ".version 9.0\n.visible .entry add(\n)\n{\n\tmov.u32 \t%r1, %tid.x;\n\tret;\n}\n";
+        let expected = "\
+.version 9.0
+.visible .entry add(
+)
+{
+\t.local .align 4 .b8 depot[4];
+\tmov.u32 \t%r1, %tid.x;
+\tret;
+}
+";
         assert_eq!(without(PTX), expected);
         assert_eq!(without(expected), expected);
     }

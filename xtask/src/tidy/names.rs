@@ -24,19 +24,23 @@ const CRATES: [&str; 7] = [
 ];
 
 /// Places in those crates, folders or files, where names are read, and whose names they are.
-const READERS: [(&str, &str); 12] = [
+const READERS: [(&str, &str); 16] = [
     ("deepwell-ir/src/capture/", "models of others"),
     ("deepwell-precision/src/policy/", "presets and globs, which users write"),
     ("deepwell-ckpt/src/hf/", "tensors and files of Hugging Face"),
     ("deepwell-ckpt/src/folder.rs", "folders of checkpoints"),
     ("deepwell-ckpt/src/manifest.rs", "files of a checkpoint that may be damaged"),
+    ("deepwell-plan/src/model_shape/config.rs", "models that users ask for"),
+    ("deepwell-plan/src/search/rank_map.rs", "columns of a table"),
     ("deepwell-trainer/src/bench/machine.rs", "GPUs"),
     ("deepwell-trainer/src/bench/section.rs", "kernels, by words that users write"),
+    ("deepwell-trainer/src/bin/deepwell/hardware.rs", "clusters that users write"),
     ("deepwell-trainer/src/data/", "files of texts"),
     ("deepwell-trainer/src/export/", "folders of runs, and what Hugging Face wants"),
     ("deepwell-trainer/src/parity/folder.rs", "folders of runs"),
     ("deepwell-trainer/src/quantize_file/", "tensors of other people's files"),
     ("deepwell-trainer/src/report/check.rs", "elements of HTML"),
+    ("deepwell-trainer/src/world/supervise.rs", "variables of the environment"),
 ];
 
 /// Methods that look into a text.

@@ -79,6 +79,11 @@ impl Context {
         self.device
     }
 
+    /// The greatest priority of a stream.
+    pub(super) fn high_priority(&self) -> c_int {
+        self.priorities.1
+    }
+
     pub(super) fn transfers(&self) -> sys::CUstream {
         self.transfers
     }

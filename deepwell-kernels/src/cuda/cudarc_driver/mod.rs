@@ -33,6 +33,9 @@ use super::driver::{
 
 pub use self::cublaslt::CublasLt;
 pub use self::group::{AllReduce, DeviceGroup, PeerCopy};
+pub use self::nccl::{
+    NCCL_VARIABLE, NcclDevice, NcclHost, NcclId, NcclLimits, NcclMonitor, NcclRank,
+};
 
 struct EventSlot {
     raw: sys::CUevent,

@@ -5,6 +5,7 @@ pub(crate) mod fused_gemm;
 pub(crate) mod gemm;
 pub(crate) mod mx;
 pub(crate) mod norm_quantize;
+pub(crate) mod row_lanes;
 pub(crate) mod rows;
 pub(crate) mod support;
 pub(crate) mod tcgen05;

@@ -1,4 +1,4 @@
-// Element-wise sum of two BF16 tensors, eight elements (16 bytes) a thread and step.
+// Element-wise sum of two tensors, BF16 or FP32, 16 bytes a thread and step.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -27,5 +27,25 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const uint64 tail = whole * kWidth + first;
     if (tail < elements) {
         sum[tail] = to_bf16(to_f32(a[tail]) + to_f32(b[tail]));
+    }
+}
+
+// The same of FP32: gradients of a router's logits.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    add_f32(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ sum,
+            uint64 elements) {
+    constexpr int kWidthF32 = 4;
+    const uint64 whole = elements / kWidthF32;
+    const uint64 stride = static_cast<uint64>(gridDim.x) * kThreads;
+    const uint64 first = static_cast<uint64>(blockIdx.x) * kThreads + threadIdx.x;
+    for (uint64 i = first; i < whole; i += stride) {
+        const float4 x = reinterpret_cast<const float4*>(a)[i];
+        const float4 y = reinterpret_cast<const float4*>(b)[i];
+        reinterpret_cast<float4*>(sum)[i] =
+            make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
+    const uint64 tail = whole * kWidthF32 + first;
+    if (tail < elements) {
+        sum[tail] = a[tail] + b[tail];
     }
 }

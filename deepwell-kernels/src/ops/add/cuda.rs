@@ -1,10 +1,10 @@
 //! `add.cu`: element-wise sum.
 
-use deepwell_ir::KernelRequest;
+use deepwell_ir::{DType, KernelRequest};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::{all_bf16, grid_of};
+use crate::cuda::launch::support::grid_of;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
@@ -12,8 +12,8 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Elements that a thread takes at a time.
-const WIDTH: usize = 8;
+/// Bytes that a thread takes of each tensor at a time.
+const VECTOR_BYTES: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_add",
@@ -29,13 +29,16 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    all_bf16(request, &[0, 1, 2])
+    let dtype = request.operands[0].dtype;
+    (!matches!(dtype, DType::Bf16 | DType::F32)).then(|| format!("takes bf16 or f32, not {dtype}"))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, sum) = (call.input(0), call.input(1), call.output(0));
-    let function = device.function("add", "add_bf16", 0)?;
-    let ctas = grid_of(sum.elements().div_ceil(WIDTH), THREADS, device.sm_count());
+    // The op has one type for all three.
+    let entry = if sum.dtype == DType::F32 { "add_f32" } else { "add_bf16" };
+    let function = device.function("add", entry, 0)?;
+    let ctas = grid_of(sum.bytes().div_ceil(VECTOR_BYTES), THREADS, device.sm_count());
     let arguments =
         vec![a.argument(), b.argument(), sum.argument(), Argument::U64(sum.elements() as u64)];
     Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])

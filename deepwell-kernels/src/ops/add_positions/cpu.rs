@@ -8,8 +8,8 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 
-/// `out[t] = x[t] + table[t mod seq]`, each sum taken in `f32` and rounded to `E`; `x` and `out`
-/// are `[tokens, hidden]`, `table` is `[positions, hidden]`.
+/// `out[t] = x[t] + table[(first + t) mod seq]`, each sum taken in `f32` and rounded to `E`; `x`
+/// and `out` are `[tokens, hidden]`, the tokens from `first` on, `table` is `[positions, hidden]`.
 ///
 /// # Panics
 ///
@@ -17,6 +17,7 @@ use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 pub fn add_positions_forward<E: Element>(
     x: &[E],
     table: &[E],
+    first: usize,
     seq: usize,
     hidden: usize,
     out: &mut [E],
@@ -30,7 +31,7 @@ pub fn add_positions_forward<E: Element>(
         |(chunk_index, (out, x))| {
             let rows = out.chunks_exact_mut(hidden).zip(x.chunks_exact(hidden));
             for (row, (out, x)) in rows.enumerate() {
-                let position = (chunk_index * ROWS_PER_CHUNK + row) % seq;
+                let position = (first + chunk_index * ROWS_PER_CHUNK + row) % seq;
                 let terms = x.iter().zip(&table[position * hidden..][..hidden]);
                 for (out, (x, table)) in out.iter_mut().zip(terms) {
                     *out = E::from_f32(x.to_f32() + table.to_f32());
@@ -40,16 +41,18 @@ pub fn add_positions_forward<E: Element>(
     );
 }
 
-/// `dtable[s] = sum of dout[t] over t mod seq = s`, added to what `dtable` `[positions, hidden]`
-/// holds when `accumulate` is set; `dout` is `[tokens, hidden]`. Rows from `seq` on get zero.
+/// `dtable[s] = sum of dout[t] over (first + t) mod seq = s`, added to what `dtable`
+/// `[positions, hidden]` holds when `accumulate` is set; `dout` is `[tokens, hidden]`, the tokens
+/// from `first` on. Rows from `seq` on get zero.
 ///
-/// Each row is summed in `f32` in the order of the sequences, whatever the number of threads.
+/// Each row is summed in `f32` in the order of the tokens, whatever the number of threads.
 ///
 /// # Panics
 ///
 /// When a size is zero, `dtable` has fewer than `seq` rows, or a slice's length does not fit.
 pub fn add_positions_backward<E: Element>(
     dout: &[E],
+    first: usize,
     seq: usize,
     hidden: usize,
     dtable: &mut [f32],
@@ -57,7 +60,8 @@ pub fn add_positions_backward<E: Element>(
 ) {
     assert!(seq > 0 && hidden > 0, "`seq` or `hidden` is zero");
     assert!(dtable.len() >= seq * hidden, "`dtable` has fewer than `seq` rows");
-    assert_eq!(dout.len() % (seq * hidden), 0, "`dout` is not of whole sequences");
+    assert_eq!(dout.len() % hidden, 0, "`dout` is not [tokens, hidden]");
+    let tokens = dout.len() / hidden;
     dtable.par_chunks_mut(hidden).enumerate().for_each(|(position, target)| {
         if !accumulate {
             target.fill(0.0);
@@ -65,9 +69,10 @@ pub fn add_positions_backward<E: Element>(
         if position >= seq {
             return;
         }
-        for sequence in dout.chunks_exact(seq * hidden) {
-            let row = &sequence[position * hidden..][..hidden];
-            for (sum, term) in target.iter_mut().zip(row) {
+        // The first token at this position.
+        let begin = (position + seq - first % seq) % seq;
+        for token in (begin..tokens).step_by(seq) {
+            for (sum, term) in target.iter_mut().zip(&dout[token * hidden..][..hidden]) {
                 *sum += term.to_f32();
             }
         }
@@ -96,26 +101,39 @@ fn sizes(operands: &Operands<'_>, index: usize) -> Result<(usize, usize), Kernel
     }
 }
 
-pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+/// The first token of a call's rows, of which there are `tokens`.
+fn first_token(op: &Op, tokens: usize) -> usize {
+    match op {
+        Op::AddPositionsOfPart(part) => part.place * tokens,
+        Op::AddPositionsOfPartBackward(part) => part.place * tokens,
+        _ => 0,
+    }
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let (seq, width) = sizes(operands, 1)?;
+    let first = first_token(op, operands.shape(0)[0]);
     by_float!(operands, 0, E => {
         let (x, table) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let out = operands.target::<E>(2)?;
         Ok(Box::new(move |arena| {
-            add_positions_forward(x.of(arena), table.of(arena), seq, width, out.of(arena));
+            let (x, table) = (x.of(arena), table.of(arena));
+            add_positions_forward(x, table, first, seq, width, out.of(arena));
             Ok(())
         }))
     })
 }
 
-pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let (seq, width) = sizes(operands, 1)?;
+    let first = first_token(op, operands.shape(0)[0]);
     let accumulate = operands.adds();
     let dtable = operands.target::<f32>(1)?;
     by_float!(operands, 0, E => {
         let dout = operands.input::<E>(0)?;
         Ok(Box::new(move |arena| {
-            add_positions_backward(dout.of(arena), seq, width, dtable.of(arena), accumulate);
+            let (dout, dtable) = (dout.of(arena), dtable.of(arena));
+            add_positions_backward(dout, first, seq, width, dtable, accumulate);
             Ok(())
         }))
     })
@@ -123,14 +141,18 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::embedding::oracle;
     use half::bf16;
 
-    fn check<E: Element>(batch: usize, seq: usize, positions: usize, hidden: usize) {
-        let mut random = Random::new(11 + (batch * seq) as u64);
-        let tokens: Vec<i32> = (0..batch * seq).map(|token| (token % seq) as i32).collect();
+    /// Rows `range` of sequences of `seq` tokens, one behind the other.
+    fn check<E: Element>(range: Range<usize>, seq: usize, positions: usize, hidden: usize) {
+        let mut random = Random::new(11 + range.end as u64);
+        let first = range.start;
+        let tokens: Vec<i32> = range.map(|token| (token % seq) as i32).collect();
         let x: Vec<E> = random.normals(tokens.len() * hidden);
         let table: Vec<E> = random.normals(positions * hidden);
         let before: Vec<f32> = random.normals(positions * hidden);
@@ -138,7 +160,7 @@ mod tests {
         let sums: Vec<f64> = to_f64(&x).iter().zip(rows).map(|(x, row)| x + row).collect();
         for_thread_counts(|| {
             let mut out = poisoned::<E>(x.len());
-            add_positions_forward(&x, &table, seq, hidden, &mut out);
+            add_positions_forward(&x, &table, first, seq, hidden, &mut out);
             // One sum, rounded to f32 and to E: half a unit of bf16 is 2^-9.
             assert_close("out", &out, &sums, 2f64.powi(-8), 1e-6);
             out
@@ -146,7 +168,7 @@ mod tests {
         for accumulate in [false, true] {
             for_thread_counts(|| {
                 let mut dtable = if accumulate { before.clone() } else { poisoned(before.len()) };
-                add_positions_backward(&x, seq, hidden, &mut dtable, accumulate);
+                add_positions_backward(&x, first, seq, hidden, &mut dtable, accumulate);
                 let mut expected = oracle::backward(&tokens, &to_f64(&x), positions, hidden);
                 if accumulate {
                     expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
@@ -160,11 +182,20 @@ mod tests {
 
     #[test]
     fn matches_the_oracle() {
-        for (batch, seq, positions, hidden) in
-            [(1, 1, 1, 1), (2, 3, 5, 7), (3, 33, 33, 64), (2, 96, 128, 16)]
-        {
-            check::<f32>(batch, seq, positions, hidden);
-            check::<bf16>(batch, seq, positions, hidden);
+        for (range, seq, positions, hidden) in [
+            (0..1, 1, 1, 1),
+            (0..6, 3, 5, 7),
+            (0..99, 33, 33, 64),
+            (0..192, 96, 128, 16),
+            // Parts that begin and end within a sequence, and one shorter than a sequence.
+            (3..6, 2, 5, 7),
+            (50..150, 50, 50, 8),
+            (75..150, 50, 64, 8),
+            (24..48, 96, 96, 4),
+            (0..0, 4, 4, 4),
+        ] {
+            check::<f32>(range.clone(), seq, positions, hidden);
+            check::<bf16>(range, seq, positions, hidden);
         }
     }
 }

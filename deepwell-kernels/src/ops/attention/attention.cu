@@ -15,6 +15,11 @@
 // Warps pass over chunks of keys that the mask hides from all of their queries and compare indices
 // only in chunks that it cuts.
 //
+// Kernels that end in `_extended` take what a head may look at beside all keys: a window, the last
+// `window` keys of those that the mask leaves, where blocks of keys before all windows of a tile
+// are never copied; a sink of each head, a score like that of one more key whose value is zero;
+// and values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`.
+//
 // Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
 // moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
 // FP32 holds that with no loss, and after the first keys it hardly happens, which saves nearly all
@@ -36,6 +41,7 @@ constexpr int kM = 2;
 constexpr int kBlockM = kWarps * kM * 16;
 constexpr int kStageKeys = 64;
 constexpr float kLn2 = 0.69314718055994531f;
+constexpr float kLog2E = 1.4426950408889634f;
 // How far (in powers of two) a scaled score may exceed the reference of its row.
 constexpr float kMargin = 8.0f;
 constexpr float kLeast = -3.4028234663852886e38f;
@@ -73,6 +79,10 @@ struct Arguments {
     uint32 causal;
     float scale_log2;  // scale * log2(e), positive
     uint32 head_dim;   // see head_width
+    // Of extended kernels.
+    uint32 value_dim;
+    uint32 window;       // at most the keys of a sequence; those where there is none
+    const float* sinks;  // [heads], or null
 };
 
 // What a thread knows of its rows: l / 4 and l / 4 + 8 of each block of 16.
@@ -113,11 +123,20 @@ __device__ __forceinline__ uint32 tiles_of(uint32 seq) {
 struct Place {
     int first_query;      // in its sequence
     uint32 batch_head;    // batch * heads + head
-    uint64 query_offset;  // elements to the head's part of the first query in q and out
-    uint64 key_offset;    // elements to the key head's part of the sequence in k and v
+    uint64 query_offset;  // elements to the head's part of the first query in q
+    uint64 key_offset;    // elements to the key head's part of the sequence in k
+    uint64 out_offset;    // the same of out and v
+    uint64 value_offset;
+    uint32 head;
 };
 
-template <int kHeadDim, bool kPadded>
+// Elements of a value in global memory.
+template <int kHeadDim, bool kPadded, bool kExtended>
+__device__ __forceinline__ uint32 value_width(const Arguments& arguments) {
+    return kExtended ? arguments.value_dim : head_width<kHeadDim, kPadded>(arguments.head_dim);
+}
+
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ Place place_of(uint32 cta, uint32 tiles, const Arguments& arguments) {
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const HeadTileIndex index =
@@ -131,13 +150,18 @@ __device__ __forceinline__ Place place_of(uint32 cta, uint32 tiles, const Argume
     Place place;
     place.first_query = tile * kBlockM;
     place.batch_head = index.head;
-    place.query_offset =
-        ((first_token + tile * kBlockM) * arguments.heads + head) * width;
-    place.key_offset = (first_token * arguments.kv_heads + kv_head) * width;
+    const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
+    const uint64 query_row = (first_token + tile * kBlockM) * arguments.heads + head;
+    const uint64 key_row = first_token * arguments.kv_heads + kv_head;
+    place.query_offset = query_row * width;
+    place.key_offset = key_row * width;
+    place.out_offset = query_row * values;
+    place.value_offset = key_row * values;
+    place.head = head;
     return place;
 }
 
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void attend(const Arguments& arguments) {
     using Tiles = Tiling<kHeadDim>;
     constexpr int kN = Tiles::kChunkKeys / 16;
@@ -148,7 +172,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     if (blockIdx.x >= tiles * arguments.batch_heads) {
         return;
     }
-    const Place place = place_of<kHeadDim, kPadded>(blockIdx.x, tiles, arguments);
+    const Place place = place_of<kHeadDim, kPadded, kExtended>(blockIdx.x, tiles, arguments);
     const int first_query = place.first_query;
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
@@ -157,29 +181,41 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const uint32 query_stride = arguments.heads * width;
     const uint32 key_stride = arguments.kv_heads * width;
+    // Of keys that some query of the tile sees, where a stage begins.
+    const int window = kExtended ? arguments.window : 0;
+    const int first_stage =
+        kExtended ? max(0, first_query + 1 - window) / kStageKeys * kStageKeys : 0;
 
     const uint32 queries = shared_address(shared_memory);
     const uint32 keys = queries + Tiles::kQueryBytes;
-    // From `first_key` on, of a key head at `key_offset`.
-    const auto copy_stage = [&](int first_key, uint64 key_offset) {
+    // From `first_key` on, of a key head at `key_offset`, its values at `value_offset`.
+    const auto copy_stage = [&](int first_key, uint64 key_offset, uint64 value_offset) {
         const uint32 target = keys + first_key % (2 * kStageKeys) * kRowBytes;
         const uint64 from = key_offset + static_cast<uint64>(first_key) * key_stride;
         copy_head_tile<kHeadDim, kStageKeys, kThreads>(target, arguments.k + from, key_stride,
                                                        seq - first_key, width);
-        copy_head_tile<kHeadDim, kStageKeys, kThreads>(
-            target + 2 * Tiles::kKeyBytes, arguments.v + from, key_stride, seq - first_key, width);
+        const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
+        const uint32 value_stride = arguments.kv_heads * values;
+        const uint64 values_from =
+            kExtended ? value_offset + static_cast<uint64>(first_key) * value_stride : from;
+        copy_head_tile<kHeadDim, kStageKeys, kThreads>(target + 2 * Tiles::kKeyBytes,
+                                                       arguments.v + values_from, value_stride,
+                                                       seq - first_key, values);
     };
 
     copy_head_tile<kHeadDim, kBlockM, kThreads>(queries, arguments.q + place.query_offset,
                                                 query_stride, seq - first_query, width);
     cp_async_commit();
-    copy_stage(0, place.key_offset);
+    copy_stage(first_stage, place.key_offset, place.value_offset);
     cp_async_commit();
     // Registers are too few to keep this until the next copy.
-    volatile uint64* const kept_key_offset =
+    volatile uint64* const kept_offsets =
         reinterpret_cast<uint64*>(shared_memory + Tiles::kKeptAt);
     if (threadIdx.x == 0) {
-        *kept_key_offset = place.key_offset;
+        kept_offsets[0] = place.key_offset;
+        if constexpr (kExtended) {
+            kept_offsets[1] = place.value_offset;
+        }
     }
 
     const int warp = threadIdx.x / 32;
@@ -209,13 +245,13 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
 
     const float scale_log2 = arguments.scale_log2;
 #pragma unroll 1
-    for (int key = 0; key < keys_seen; key += Tiles::kChunkKeys) {
+    for (int key = first_stage; key < keys_seen; key += Tiles::kChunkKeys) {
         if (key % kStageKeys == 0) {
             // What was copied is seen by all, and nobody reads the other buffer any more.
             cp_async_wait<0>();
             __syncthreads();
             if (key + kStageKeys < keys_seen) {
-                copy_stage(key + kStageKeys, *kept_key_offset);
+                copy_stage(key + kStageKeys, kept_offsets[0], kExtended ? kept_offsets[1] : 0);
             }
             cp_async_commit();
         }
@@ -224,6 +260,10 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         const int some_see = causal ? min(seq, query_here + kM * 16) : seq;
         const int all_see = causal ? min(seq, query_here + 1) : seq;
         if (key >= some_see || query_here >= seq) {
+            continue;
+        }
+        // Keys before this one are seen by no query of this warp.
+        if (kExtended && key + Tiles::kChunkKeys + window <= query_here + 1) {
             continue;
         }
         const uint32 chunk_keys = keys + key % (2 * kStageKeys) * kRowBytes;
@@ -235,7 +275,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         } else {
             multiply_rows<kHeadDim, kM, kN>(scores, opaque(warp_queries), key_columns);
         }
-        if (key + Tiles::kChunkKeys > all_see) {
+        if (key + Tiles::kChunkKeys > all_see ||
+            (kExtended && key + window < query_here + kM * 16)) {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -244,11 +285,13 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                     const int query = query_here + 16 * m + lane / 4 + 8 * half;
                     const int seen =
                         (causal ? min(seq, query + 1) : seq) - key - lane % 4 * 2;
+                    // How many of them are before its window.
+                    const int passed = query + 1 - window - key - lane % 4 * 2;
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
-                            if (8 * n + e >= seen) {
+                            if (8 * n + e >= seen || (kExtended && 8 * n + e < passed)) {
                                 scores[m][n][2 * half + e] = minus_infinity();
                             }
                         }
@@ -301,7 +344,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         }
     }
 
-    const Place target = place_of<kHeadDim, kPadded>(
+    const Place target = place_of<kHeadDim, kPadded, kExtended>(
         block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
     const int target_query = target.first_query + warp * kM * 16;
     float factors[kM][2];
@@ -312,7 +355,15 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             float sum = rows.sum[m][half];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            factors[m][half] = 1.0f / sum;
+            float factor = 1.0f;
+            if (kExtended && arguments.sinks != nullptr) {
+                const float sink = arguments.sinks[target.head] * kLog2E;
+                const float raised = fmaxf(rows.reference[m][half], sink);
+                factor = ex2(rows.reference[m][half] - raised);
+                sum = fmaf(sum, factor, ex2(sink - raised));
+                rows.reference[m][half] = raised;
+            }
+            factors[m][half] = factor / sum;
             const int query = target_query + 16 * m + lane / 4 + 8 * half;
             if (lane % 4 == 0 && query < seq) {
                 arguments.lse[static_cast<uint64>(target.batch_head) * seq + query] =
@@ -320,11 +371,13 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             }
         }
     }
+    const uint32 out_width = value_width<kHeadDim, kPadded, kExtended>(arguments);
+    const uint32 out_stride = arguments.heads * out_width;
     // Only this warp reads its queries, and it has.
     write_head_rows<kHeadDim, kM>(
         sums, factors, shared_memory + warp * kM * 16 * kRowBytes,
-        arguments.out + target.query_offset + static_cast<uint64>(warp * kM * 16) * query_stride,
-        query_stride, seq - target_query, width);
+        arguments.out + target.out_offset + static_cast<uint64>(warp * kM * 16) * out_stride,
+        out_stride, seq - target_query, out_width);
 }
 
 // `kName` is the end of the kernel's name.
@@ -335,8 +388,22 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                           uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,         \
                           uint32 section_heads, uint32 causal, float scale_log2,                 \
                           uint32 head_dim) {                                                     \
-        attend<kHeadDim, kPadded>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads,\
-                                            section_heads, causal, scale_log2, head_dim});       \
+        attend<kHeadDim, kPadded, false>(                                                        \
+            Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, section_heads,       \
+                      causal, scale_log2, head_dim, head_dim, seq, nullptr});                    \
+    }
+
+#define DEEPWELL_ATTENTION_EXTENDED(kHeadDim)                                                    \
+    extern "C" __global__ void __launch_bounds__(                                                \
+        kThreads, Tiling<kHeadDim>::blocks_per_sm(true))                                         \
+        attention_d##kHeadDim##_extended(                                                        \
+            const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, uint32 seq,      \
+            uint32 heads, uint32 kv_heads, uint32 batch_heads, uint32 section_heads,             \
+            uint32 causal, float scale_log2, uint32 head_dim, uint32 value_dim, uint32 window,   \
+            const float* sinks) {                                                                \
+        attend<kHeadDim, true, true>(                                                            \
+            Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, section_heads,       \
+                      causal, scale_log2, head_dim, value_dim, window, sinks});                  \
     }
 
 DEEPWELL_ATTENTION(d16, 16, false)
@@ -345,3 +412,5 @@ DEEPWELL_ATTENTION(d64, 64, false)
 DEEPWELL_ATTENTION(d64_padded, 64, true)
 DEEPWELL_ATTENTION(d128, 128, false)
 DEEPWELL_ATTENTION(d128_padded, 128, true)
+DEEPWELL_ATTENTION_EXTENDED(64)
+DEEPWELL_ATTENTION_EXTENDED(128)

@@ -15,13 +15,18 @@
 // than one CTA, in an order that is fixed, and none passes through memory in FP32. Both begin
 // when the rows are done. Whoever waits has taken its work after all rows were taken by CTAs
 // that are running and wait for nothing, so the wait ends however few CTAs run at a time.
+//
+// Extended kernels are those of attention.cu. A sink's score has a value of zero, so its gradient
+// is that of a score whose dp is zero; a launch of its own sums it over all rows of a head.
 #include "common/bf16x8.cuh"
 #include "common/last_cta.cuh"
+#include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "layout/attention_gradients.cuh"
 #include "layout/head_tile.cuh"
 #include "mma/attention_key_gradients.cuh"
 #include "mma/attention_query_gradients.cuh"
+#include "ptx/exp2.cuh"
 #include "scheduler/attention_order.cuh"
 
 constexpr int kThreads = GradientTiles<64>::kThreads;
@@ -30,7 +35,7 @@ constexpr int kRowsPerItem = 256;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Kind 1: delta and lse of some rows.
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void make_statistics(const AttentionGradients& arguments, uint32 item) {
     constexpr int kUnits = HeadTile<kHeadDim>::kUnits;
     constexpr int kRowsPerPass = kThreads / kUnits;
@@ -40,7 +45,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients& argume
 
     const uint32 rows = arguments.batch * arguments.heads * arguments.seq;
     const uint32 unit = threadIdx.x % kUnits;
-    const uint32 units = head_width<kHeadDim, kPadded>(arguments.head_dim) / 8;
+    const uint32 units = value_width<kHeadDim, kPadded, kExtended>(arguments) / 8;
     const uint4* const all_out = reinterpret_cast<const uint4*>(arguments.out);
     const uint4* const all_dout = reinterpret_cast<const uint4*>(arguments.dout);
     // In the order of memory: token, then head.
@@ -88,7 +93,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients& argume
 }
 
 // Kind 2: dk and dv of a tile of keys.
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 item, uint32 tiles,
                                            const AttentionGradients& arguments) {
     const uint32 heads = arguments.heads;
@@ -104,13 +109,19 @@ __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 i
     const uint32 first_key = index.tile * GradientTiles<kHeadDim>::kBlockKeys;
     work->first_row = first_key;
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
-    work->own_offset = ((token + first_key) * kv_heads + kv_head) * width;
-    work->streamed_offset = (token * heads + head) * width;
+    const uint64 own_row = (token + first_key) * kv_heads + kv_head;
+    const uint64 streamed_row = token * heads + head;
+    work->own_offset = own_row * width;
+    work->streamed_offset = streamed_row * width;
+    if constexpr (kExtended) {
+        work->own_value_offset = own_row * arguments.value_dim;
+        work->streamed_value_offset = streamed_row * arguments.value_dim;
+    }
     work->statistics_offset = (batch * heads + head) * arguments.seq;
 }
 
 // Kind 3: dq of a tile of queries.
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint32 item,
                                               uint32 tiles,
                                               const AttentionGradients& arguments) {
@@ -127,12 +138,18 @@ __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint3
     const uint32 first_query = tile * GradientTiles<kHeadDim>::kBlockQueries;
     work->first_row = first_query;
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
-    work->own_offset = ((token + first_query) * heads + head) * width;
-    work->streamed_offset = (token * kv_heads + kv_head) * width;
+    const uint64 own_row = (token + first_query) * heads + head;
+    const uint64 streamed_row = token * kv_heads + kv_head;
+    work->own_offset = own_row * width;
+    work->streamed_offset = streamed_row * width;
+    if constexpr (kExtended) {
+        work->own_value_offset = own_row * arguments.value_dim;
+        work->streamed_value_offset = streamed_row * arguments.value_dim;
+    }
     work->statistics_offset = index.head * arguments.seq;
 }
 
-template <int kHeadDim, bool kPadded>
+template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void differentiate(const AttentionGradients& arguments) {
     using Tiles = GradientTiles<kHeadDim>;
     extern __shared__ __align__(256) uint8 shared_memory[];
@@ -157,16 +174,17 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
             const uint32 taken = atomicAdd(arguments.counters, 1u);
             work->item = taken;
             if (taken >= row_items && taken < row_items + key_items) {
-                place_keys<kHeadDim, kPadded>(work, taken - row_items, key_tiles, arguments);
+                place_keys<kHeadDim, kPadded, kExtended>(work, taken - row_items, key_tiles,
+                                                         arguments);
             } else if (taken >= row_items + key_items && taken < items) {
-                place_queries<kHeadDim, kPadded>(work, taken - row_items - key_items, query_tiles,
-                                                 arguments);
+                place_queries<kHeadDim, kPadded, kExtended>(work, taken - row_items - key_items,
+                                                            query_tiles, arguments);
             }
         }
         __syncthreads();
         const uint32 item = work->item;
         if (item < row_items) {
-            make_statistics<kHeadDim, kPadded>(arguments, item);
+            make_statistics<kHeadDim, kPadded, kExtended>(arguments, item);
             __threadfence();
             __syncthreads();
             if (threadIdx.x == 0) {
@@ -189,14 +207,41 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
             rows_done = true;
         }
         if (item < row_items + key_items) {
-            make_key_gradients<kHeadDim, kPadded>(arguments, work, shared_memory);
+            make_key_gradients<kHeadDim, kPadded, kExtended>(arguments, work, shared_memory);
         } else {
-            make_query_gradients<kHeadDim, kPadded>(arguments, work, shared_memory);
+            make_query_gradients<kHeadDim, kPadded, kExtended>(arguments, work, shared_memory);
         }
     }
     if (is_last_cta(arguments.counters + 2, gridDim.x) && threadIdx.x == 0) {
         arguments.counters[0] = 0;
         arguments.counters[1] = 0;
+    }
+}
+
+constexpr int kSinkThreads = 512;
+
+// dsinks[h] (+)= -sum of exp(sink - lse) delta over all rows of a head, by a CTA for each, in one
+// order. sinks, dsinks [heads], lse [batch, heads, seq]; deltas [batch, heads, delta_seq], each
+// `delta_stride` FP32 after the last.
+extern "C" __global__ void __launch_bounds__(kSinkThreads)
+    attention_backward_sinks(const float* sinks, const float* lse, const float* deltas,
+                             float* dsinks, uint32 batch, uint32 heads, uint32 seq,
+                             uint32 delta_seq, uint32 delta_stride, uint32 accumulate) {
+    const uint32 head = blockIdx.x;
+    const float sink = sinks[head];
+    float sum = 0.0f;
+    for (uint32 sequence = 0; sequence < batch; ++sequence) {
+        const uint64 first = static_cast<uint64>(sequence) * heads + head;
+        const float* of_lse = lse + first * seq;
+        const float* of_deltas = deltas + first * delta_seq * delta_stride;
+        for (uint32 row = threadIdx.x; row < seq; row += kSinkThreads) {
+            const float weight = ex2((sink - of_lse[row]) * kLog2E);
+            sum = fmaf(weight, of_deltas[static_cast<uint64>(row) * delta_stride], sum);
+        }
+    }
+    sum = sum_of_cta<kSinkThreads>(sum);
+    if (threadIdx.x == 0) {
+        dsinks[head] = (accumulate != 0 ? dsinks[head] : 0.0f) - sum;
     }
 }
 
@@ -208,9 +253,24 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
         uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,               \
         uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2,  \
         uint32 head_dim) {                                                                       \
-        differentiate<kHeadDim, kPadded>(AttentionGradients{                                     \
+        differentiate<kHeadDim, kPadded, false>(AttentionGradients{                              \
             dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
-            batch, key_section, query_section, causal, scale, scale_log2, head_dim});            \
+            batch, key_section, query_section, causal, scale, scale_log2, head_dim, head_dim,    \
+            seq});                                                                               \
+    }
+
+#define DEEPWELL_ATTENTION_BACKWARD_EXTENDED(kHeadDim)                                           \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
+        attention_backward_d##kHeadDim##_extended(                                               \
+            const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,      \
+            const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,           \
+            uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,           \
+            uint32 key_section, uint32 query_section, uint32 causal, float scale,                \
+            float scale_log2, uint32 head_dim, uint32 value_dim, uint32 window) {                \
+        differentiate<kHeadDim, true, true>(AttentionGradients{                                  \
+            dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
+            batch, key_section, query_section, causal, scale, scale_log2, head_dim, value_dim,   \
+            window});                                                                            \
     }
 
 DEEPWELL_ATTENTION_BACKWARD(d16, 16, false)
@@ -219,3 +279,5 @@ DEEPWELL_ATTENTION_BACKWARD(d64, 64, false)
 DEEPWELL_ATTENTION_BACKWARD(d64_padded, 64, true)
 DEEPWELL_ATTENTION_BACKWARD(d128, 128, false)
 DEEPWELL_ATTENTION_BACKWARD(d128_padded, 128, true)
+DEEPWELL_ATTENTION_BACKWARD_EXTENDED(64)
+DEEPWELL_ATTENTION_BACKWARD_EXTENDED(128)

@@ -1,4 +1,4 @@
-//! Causal or full attention with grouped query heads, by tiles of queries and keys.
+//! Causal, windowed or full attention with grouped query heads, by tiles of queries and keys.
 //!
 //! Forward: `out = softmax(scale q k^T) v` for each head, with the softmax computed online over
 //! tiles of keys, so that of the scores only one tile exists at a time (Dao et al.,
@@ -10,11 +10,16 @@
 //!
 //! | tensor | shape |
 //! |---|---|
-//! | q, out and their gradients | `[tokens, heads * head_dim]` |
-//! | k, v and their gradients | `[tokens, kv_heads * head_dim]` |
+//! | q and its gradient | `[tokens, heads * head_dim]` |
+//! | k and its gradient | `[tokens, kv_heads * head_dim]` |
+//! | v and its gradient | `[tokens, kv_heads * value_dim]` |
+//! | out and its gradient | `[tokens, heads * value_dim]` |
+//! | sinks and their gradient, if there are any | `[heads]`, `f32` |
 //! | lse | `[batch, heads, seq]`, `f32`, natural logarithm |
 //!
-//! Query head `h` reads key and value head `h / (heads / kv_heads)`.
+//! Query head `h` reads key and value head `h / (heads / kv_heads)`. A sink is where the online
+//! softmax of its head begins: a score seen before all keys, with a value of zero. Tiles of keys
+//! that lie before the windows of all queries of a tile are left out.
 //!
 //! # Numerics
 //!
@@ -35,10 +40,12 @@
 
 mod backward;
 mod forward;
+mod sinks;
 #[cfg(test)]
 mod tests;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deepwell_ir::ops::AttentionHeads;
@@ -51,6 +58,7 @@ use crate::cpu::element::Element;
 use crate::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
 pub use backward::{attention_backward, attention_backward_on, backward_workspace_bytes};
 pub use forward::{attention_forward, attention_forward_on, forward_workspace_bytes};
+pub use sinks::sink_gradients;
 
 /// Queries of a tile: with [`KEY_TILE`] keys the scores are 64 KiB, which leaves room for the
 /// operands in a second-level cache of 1 MiB.
@@ -70,25 +78,41 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a query and of a key.
     pub head_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
     /// Multiplies the scores, `1 / sqrt(head_dim)` as a rule.
     pub scale: f32,
     /// Whether a token sees only itself and what came before in its sequence.
     pub causal: bool,
+    /// Tokens that a token sees, itself and those just before it; all if `None`.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
-    /// Elements of q and out.
+    /// Elements of q.
     #[must_use]
     pub fn query_len(&self) -> usize {
         self.batch * self.seq * self.query_stride()
     }
 
-    /// Elements of k and of v.
+    /// Elements of k.
     #[must_use]
     pub fn key_len(&self) -> usize {
         self.batch * self.seq * self.key_stride()
+    }
+
+    /// Elements of v.
+    #[must_use]
+    pub fn value_len(&self) -> usize {
+        self.batch * self.seq * self.value_stride()
+    }
+
+    /// Elements of out.
+    #[must_use]
+    pub fn out_len(&self) -> usize {
+        self.batch * self.seq * self.out_stride()
     }
 
     /// Elements of lse.
@@ -107,6 +131,16 @@ impl AttentionShape {
         self.kv_heads * self.head_dim
     }
 
+    /// From one token to the next in v.
+    fn value_stride(&self) -> usize {
+        self.kv_heads * self.value_dim
+    }
+
+    /// From one token to the next in out.
+    fn out_stride(&self) -> usize {
+        self.heads * self.value_dim
+    }
+
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -121,14 +155,36 @@ impl AttentionShape {
         }
     }
 
-    /// How many keys, counted from the beginning of the sequence, any query of a tile sees.
-    fn keys_seen(&self, tile: Tile) -> usize {
-        if self.causal { tile.end() } else { self.seq }
+    /// The tiles of all queries.
+    fn query_tiles(&self) -> impl Iterator<Item = Tile> {
+        Self::tiles(0, self.seq, QUERY_TILE)
     }
 
-    /// The tiles of a range of tokens.
-    fn tiles(end: usize, width: usize) -> impl Iterator<Item = Tile> {
-        (0..end).step_by(width).map(move |first| Tile { first, count: width.min(end - first) })
+    /// The tiles of keys of which any query of a tile sees some, at whole multiples of their width.
+    fn key_tiles(&self, queries: Tile) -> impl Iterator<Item = Tile> {
+        let first = self.first_seen(queries.first) / KEY_TILE * KEY_TILE;
+        let end = if self.causal { queries.end() } else { self.seq };
+        Self::tiles(first, end, KEY_TILE)
+    }
+
+    /// The first key that the query at `token` sees.
+    fn first_seen(&self, token: usize) -> usize {
+        self.window.map_or(0, |window| (token + 1).saturating_sub(window))
+    }
+
+    /// Which of a tile's keys the query at `token` sees.
+    #[inline(always)]
+    fn visible(&self, token: usize, keys: Tile) -> Range<usize> {
+        let end = if self.causal {
+            (token + 1).saturating_sub(keys.first).min(keys.count)
+        } else {
+            keys.count
+        };
+        self.first_seen(token).saturating_sub(keys.first).min(end)..end
+    }
+
+    fn tiles(first: usize, end: usize, width: usize) -> impl Iterator<Item = Tile> {
+        (first..end).step_by(width).map(move |first| Tile { first, count: width.min(end - first) })
     }
 }
 
@@ -164,12 +220,22 @@ impl Head {
         ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.head_dim
     }
 
+    /// Where a token's vector of this head begins in out.
+    fn out_offset(self, shape: &AttentionShape, token: usize) -> usize {
+        ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.value_dim
+    }
+
+    /// Where a token's vector of this head's value head begins in v.
+    fn value_offset(self, shape: &AttentionShape, token: usize) -> usize {
+        ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.value_dim
+    }
+
     /// Where this head's tokens begin in lse.
     fn lse_offset(self, shape: &AttentionShape) -> usize {
         (self.batch * shape.heads + self.head) * shape.seq
     }
 
-    /// The tile of q (or out, or a gradient of theirs) as `[count, head_dim]`.
+    /// The tile of q as `[count, head_dim]`.
     fn query_rows<'a, E: Element>(
         self,
         shape: &AttentionShape,
@@ -179,7 +245,27 @@ impl Head {
         Operand::rows(&data[self.query_offset(shape, tile.first)..], shape.query_stride())
     }
 
-    /// The tile of k (or v) as `[count, head_dim]`.
+    /// The tile of dout as `[count, value_dim]`.
+    fn out_rows<'a, E: Element>(
+        self,
+        shape: &AttentionShape,
+        data: &'a [E],
+        tile: Tile,
+    ) -> Operand<'a> {
+        Operand::rows(&data[self.out_offset(shape, tile.first)..], shape.out_stride())
+    }
+
+    /// The tile of v as `[count, value_dim]`.
+    fn value_rows<'a, E: Element>(
+        self,
+        shape: &AttentionShape,
+        data: &'a [E],
+        tile: Tile,
+    ) -> Operand<'a> {
+        Operand::rows(&data[self.value_offset(shape, tile.first)..], shape.value_stride())
+    }
+
+    /// The tile of k as `[count, head_dim]`.
     fn key_rows<'a, E: Element>(
         self,
         shape: &AttentionShape,
@@ -311,8 +397,10 @@ fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> Attentio
         heads: heads.heads,
         kv_heads: heads.kv_heads,
         head_dim: heads.head_dim,
+        value_dim: heads.value_dim(),
         scale: heads.scale as f32,
         causal: heads.causal,
+        window: heads.window,
     }
 }
 
@@ -323,7 +411,9 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     by_float!(operands, 0, E => {
         let (q, k, v) =
             (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
-        let (out, lse) = (operands.target::<E>(3)?, operands.target::<f32>(4)?);
+        let sinks = op.heads.sinks.then(|| operands.input::<f32>(3)).transpose()?;
+        let inputs = operands.input_count;
+        let (out, lse) = (operands.target::<E>(inputs)?, operands.target::<f32>(inputs + 1)?);
         Ok(Box::new(move |arena| {
             attention_forward_on(
                 tier,
@@ -331,6 +421,7 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
                 q.of(arena),
                 k.of(arena),
                 v.of(arena),
+                sinks.as_ref().map(|sinks| sinks.of(arena)),
                 out.of(arena),
                 lse.of(arena),
                 workspace.of(arena),
@@ -348,9 +439,19 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
         let (dout, q) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let (k, v) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
         let (out, lse) = (operands.input::<E>(4)?, operands.input::<f32>(5)?);
-        let (dq, dk) = (operands.target::<E>(6)?, operands.target::<E>(7)?);
-        let dv = operands.target::<E>(8)?;
+        let sinks = op.heads.sinks.then(|| operands.input::<f32>(6)).transpose()?;
+        let first = operands.input_count;
+        let (dq, dk) = (operands.target::<E>(first)?, operands.target::<E>(first + 1)?);
+        let dv = operands.target::<E>(first + 2)?;
+        let dsinks = op.heads.sinks.then(|| operands.target::<f32>(first + 3)).transpose()?;
+        let accumulate = operands.adds();
         Ok(Box::new(move |arena| {
+            if let (Some(sinks), Some(dsinks)) = (&sinks, &dsinks) {
+                let (dout, out, lse) = (dout.of(arena), out.of(arena), lse.of(arena));
+                let (sinks, dsinks) = (sinks.of(arena), dsinks.of(arena));
+                sink_gradients(&shape, dout, out, lse, sinks, accumulate, dsinks)
+                    .map_err(|error| error.to_string())?;
+            }
             attention_backward_on(
                 tier,
                 &shape,
@@ -372,7 +473,7 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
 
 pub(super) fn forward_workspace(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
     let Op::Attention(op) = request.op else { return 0 };
-    let lse = &request.operands[4].shape;
+    let lse = &request.operands[request.input_count + 1].shape;
     let shape = attention_shape(&op.heads, lse[0], lse[2]);
     match request.operands[0].dtype {
         DType::Bf16 => forward_workspace_bytes::<bf16>(&shape, threads),

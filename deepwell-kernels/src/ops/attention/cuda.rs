@@ -4,7 +4,7 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
@@ -107,14 +107,44 @@ impl Width {
     }
 }
 
+/// The tiles of kernels that take windows, sinks and values of another width.
+pub(crate) fn extended_elements(heads: &AttentionHeads) -> Option<usize> {
+    Width::of(heads.head_dim)?;
+    Width::of(heads.value_dim())?;
+    let most = heads.head_dim.max(heads.value_dim());
+    WIDTHS_PADDED.into_iter().find(|&width| most <= width)
+}
+
+/// The tiles that the heads of an attention go through, and the end of the kernels' names.
+pub(crate) fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
+    if heads.extension().is_some() {
+        return extended_elements(heads).map(|width| (width, format!("d{width}_extended")));
+    }
+    Width::of(heads.head_dim).map(|width| (width.elements, width.name()))
+}
+
+/// What only extended kernels are told: elements of a value, and keys of a window.
+pub(crate) fn extended_arguments(heads: &AttentionHeads, seq: usize) -> [Argument; 2] {
+    let window = heads.window.map_or(seq, |window| window.min(seq));
+    [heads.value_dim(), window].map(|size| Argument::U32(size as u32))
+}
+
+/// Why kernels of plain attention do not take another. Sinks are an operand more, so this is asked
+/// before any other operand is looked at.
+pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
+    let got = heads.extension()?;
+    Some(format!("takes attention without windows and sinks, values as wide as keys, not {got}"))
+}
+
 /// Why the kernels of an attention cannot serve one of such heads and rows.
 pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
-    if Width::of(heads.head_dim).is_none() {
-        let most = WIDTHS[WIDTHS.len() - 1];
-        return Some(format!(
-            "takes heads of {UNIT} to {most} elements, a multiple of {UNIT}, not of {}",
-            heads.head_dim
-        ));
+    for (what, width) in [("heads", heads.head_dim), ("values", heads.value_dim())] {
+        if Width::of(width).is_none() {
+            let most = WIDTHS[WIDTHS.len() - 1];
+            return Some(format!(
+                "takes {what} of {UNIT} to {most} elements, a multiple of {UNIT}, not of {width}"
+            ));
+        }
     }
     reject_sizes(heads, lse)
 }
@@ -128,7 +158,7 @@ pub(crate) fn reject_sizes(heads: &AttentionHeads, lse: &[usize]) -> Option<Stri
     if lse.iter().product::<usize>() > ROWS_MAX {
         return Some(format!("takes at most {ROWS_MAX} rows of scores, not those of {lse:?}"));
     }
-    let width = heads.heads * heads.head_dim;
+    let width = heads.heads * heads.head_dim.max(heads.value_dim());
     if width > WIDTH_MAX {
         return Some(format!("takes at most {WIDTH_MAX} elements a token, not {width}"));
     }
@@ -142,7 +172,9 @@ pub(crate) fn scale_log2(heads: &AttentionHeads) -> f32 {
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
-    all_bf16(request, &[0, 1, 2, 3]).or_else(|| reject_heads(&op.heads, &request.operands[4].shape))
+    let out = request.input_count;
+    all_bf16(request, &[0, 1, 2, out])
+        .or_else(|| reject_heads(&op.heads, &request.operands[out + 1].shape))
 }
 
 /// Share of the BF16 peak of Hopper, where there is a kernel on wgmma as well, that it reaches: 26
@@ -168,11 +200,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
     let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
     let sizes = Sizes::new(&op.heads, &lse.shape);
-    let Some(width) = Width::of(sizes.head_dim) else {
+    let Some((width, name)) = kernel_of(&op.heads) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
-    let shared = shared_bytes(width.elements);
-    let function = device.function("attention", &format!("attention_{}", width.name()), shared)?;
+    let shared = shared_bytes(width);
+    let function = device.function("attention", &format!("attention_{name}"), shared)?;
     // Whole groups, which share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
@@ -185,12 +217,38 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
+    if op.heads.extension().is_some() {
+        arguments.extend(extended_arguments(&op.heads, sizes.seq));
+        let none = Argument::Pointer(DevicePtr(0));
+        arguments.push(if op.heads.sinks { call.input(3).argument() } else { none });
+    }
     Ok(vec![Device::launch(function, ctas.max(1) as u32, THREADS, shared, arguments)])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn extended_heads_go_through_tiles_for_keys_and_values() {
+        for (head_dim, value_dim, expected) in [
+            (16, 8, Some(64)),
+            (64, 64, Some(64)),
+            (64, 72, Some(128)),
+            (128, 64, Some(128)),
+            (192, 128, None),
+            (64, 60, None),
+        ] {
+            let heads = AttentionHeads {
+                head_dim,
+                value_dim: Some(value_dim),
+                window: Some(3),
+                ..AttentionHeads::default()
+            };
+            let expected = expected.map(|width| (width, format!("d{width}_extended")));
+            assert_eq!(kernel_of(&heads), expected, "{head_dim} {value_dim}");
+        }
+    }
 
     #[test]
     fn heads_go_through_the_least_tiles_that_hold_them() {

@@ -2,9 +2,9 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, Width, reject_heads, scale_log2};
+use super::cuda::{Sizes, extended_arguments, kernel_of, reject_heads, scale_log2};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
@@ -13,6 +13,8 @@ use crate::predict::{Rates, roofline};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
+/// Those of a CTA that sums a sink's gradients.
+const SINK_THREADS: u32 = 512;
 /// Queries of a tile of dq.
 const CTA_QUERIES: usize = 128;
 /// Queries of a buffer of the work on keys.
@@ -22,7 +24,7 @@ const ROWS_PER_ITEM: usize = 256;
 /// lse and delta of a row, FP32.
 const STATISTICS_BYTES: usize = 8;
 /// What a CTA works on, in shared memory.
-const WORK_BYTES: usize = 32;
+const WORK_BYTES: usize = 48;
 /// Work taken, rows done, CTAs done.
 const COUNTERS: usize = 3;
 
@@ -54,7 +56,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {
         return Some("takes `attention_backward`".to_string());
     };
-    all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8])
+    let dq = request.input_count;
+    all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2])
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
@@ -96,15 +99,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let lse = call.input(5);
     let sizes = Sizes::new(&op.heads, &lse.shape);
-    let Some(width) = Width::of(sizes.head_dim) else {
+    let Some((width, name)) = kernel_of(&op.heads) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
-    let shared = shared_bytes(width.elements);
-    let name = format!("attention_backward_{}", width.name());
+    let shared = shared_bytes(width);
+    let name = format!("attention_backward_{name}");
     let function = device.function("attention_backward", &name, shared)?;
     // CTAs stay and take one work item after the other.
     let resident = device.resident_ctas(function, THREADS, shared)?;
-    let ctas = items(&sizes, width.elements).clamp(1, resident as usize);
+    let ctas = items(&sizes, width).clamp(1, resident as usize);
     let l2_bytes = device.driver.properties().l2_bytes;
     let group = sizes.heads / sizes.kv_heads;
     // Work on keys streams queries and dout of a group, work on queries keys and values.
@@ -125,7 +128,38 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::F32(op.heads.scale as f32));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
-    Ok(vec![Device::launch(function, ctas as u32, THREADS, shared, arguments)])
+    if op.heads.extension().is_some() {
+        arguments.extend(extended_arguments(&op.heads, sizes.seq));
+    }
+    let mut steps = vec![Device::launch(function, ctas as u32, THREADS, shared, arguments)];
+    if op.heads.sinks && sizes.heads > 0 {
+        // Behind lse of each row.
+        let deltas = call.workspace().0.offset(size_of::<f32>());
+        let stride = STATISTICS_BYTES / size_of::<f32>();
+        steps.push(sink_gradients(call, device, deltas, sizes.seq, stride)?);
+    }
+    Ok(steps)
+}
+
+/// The launch that makes gradients of the sinks, after one that has left `deltas`: of each sequence
+/// and head `delta_seq`, each `delta_stride` FP32 after the last.
+pub(crate) fn sink_gradients(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    deltas: DevicePtr,
+    delta_seq: usize,
+    delta_stride: usize,
+) -> Result<Step, KernelError> {
+    let (lse, sinks, dsinks) = (call.input(5), call.input(6), call.output(3));
+    let function = device.function("attention_backward", "attention_backward_sinks", 0)?;
+    let [batch, heads, seq] = [0, 1, 2].map(|axis| lse.shape[axis]);
+    let mut arguments =
+        vec![sinks.argument(), lse.argument(), Argument::Pointer(deltas), dsinks.argument()];
+    arguments.extend(
+        [batch, heads, seq, delta_seq, delta_stride].map(|size| Argument::U32(size as u32)),
+    );
+    arguments.push(Argument::U32(call.accumulate().into()));
+    Ok(Device::launch(function, heads as u32, SINK_THREADS, 0, arguments))
 }
 
 #[cfg(test)]
@@ -136,10 +170,10 @@ mod tests {
     fn shared_memory_fits_the_smallest_gpu() {
         // (head_dim, forward, backward), worked out from the tiles of the sources.
         for (head_dim, forward, backward) in [
-            (16, 12_304, 17_440),
-            (32, 24_592, 33_824),
-            (64, 49_168, 66_592),
-            (128, 98_320, 99_360),
+            (16, 12_304, 17_456),
+            (32, 24_592, 33_840),
+            (64, 49_168, 66_608),
+            (128, 98_320, 99_376),
         ] {
             assert_eq!(crate::ops::attention::cuda::shared_bytes(head_dim), forward);
             assert_eq!(shared_bytes(head_dim), backward);

@@ -6,6 +6,7 @@ mod cuda_backward;
 pub mod oracle;
 mod sm90_attention;
 mod sm90_attention_backward;
+mod sm90_attention_backward_ordered;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -22,5 +23,6 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         cuda_backward::SPECS,
         sm90_attention::SPECS,
         sm90_attention_backward::SPECS,
+        sm90_attention_backward_ordered::SPECS,
     ],
 };

@@ -1,7 +1,7 @@
 //! Scaled dot-product attention with grouped query heads, softmax over whole rows.
 
 /// Sizes and settings; query head `h` reads key and value head `h * kv_heads / heads`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
     /// Sequences.
     pub batch: usize,
@@ -11,26 +11,50 @@ pub struct Shape {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a query and of a key.
     pub head_dim: usize,
+    /// Width of a value, where it is not `head_dim`.
+    pub value_dim: Option<usize>,
     /// Multiplies the scores.
     pub scale: f64,
     /// Whether a token sees only itself and what came before.
     pub causal: bool,
+    /// Tokens that a token sees, itself and those just before it; all if `None`.
+    pub window: Option<usize>,
 }
 
 impl Shape {
-    /// Where the vector of a query head begins in q, out and their gradients
+    /// Width of a value.
+    pub fn value_dim(&self) -> usize {
+        self.value_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Where the vector of a query head begins in q and its gradient
     /// (`[batch * seq, heads * head_dim]`).
     pub fn query(&self, batch: usize, token: usize, head: usize) -> usize {
         ((batch * self.seq + token) * self.heads + head) * self.head_dim
     }
 
-    /// Where the key (or value) that a *query* head reads begins in k, v and their gradients
+    /// Where it begins in out and its gradient (`[batch * seq, heads * value_dim]`).
+    pub fn out(&self, batch: usize, token: usize, head: usize) -> usize {
+        ((batch * self.seq + token) * self.heads + head) * self.value_dim()
+    }
+
+    /// Where the key that a *query* head reads begins in k and its gradient
     /// (`[batch * seq, kv_heads * head_dim]`).
     pub fn key(&self, batch: usize, token: usize, head: usize) -> usize {
+        self.kv_row(batch, token, head) * self.head_dim
+    }
+
+    /// Where the value that a *query* head reads begins in v and its gradient
+    /// (`[batch * seq, kv_heads * value_dim]`).
+    pub fn value(&self, batch: usize, token: usize, head: usize) -> usize {
+        self.kv_row(batch, token, head) * self.value_dim()
+    }
+
+    fn kv_row(&self, batch: usize, token: usize, head: usize) -> usize {
         let kv_head = head * self.kv_heads / self.heads;
-        ((batch * self.seq + token) * self.kv_heads + kv_head) * self.head_dim
+        (batch * self.seq + token) * self.kv_heads + kv_head
     }
 
     /// Batch, head and query token of every row of scores, in the order of lse.
@@ -41,18 +65,20 @@ impl Shape {
         })
     }
 
-    /// How many keys a query token sees: those before this index.
-    pub fn keys_seen(&self, token: usize) -> usize {
-        if self.causal { token + 1 } else { self.seq }
+    /// The keys that a query token sees.
+    pub fn keys_seen(&self, token: usize) -> std::ops::Range<usize> {
+        let end = if self.causal { token + 1 } else { self.seq };
+        self.window.map_or(0, |window| (token + 1).saturating_sub(window))..end
     }
 }
 
 /// What [`forward`] gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
-    /// `[batch * seq, heads * head_dim]`.
+    /// `[batch * seq, heads * value_dim]`.
     pub out: Vec<f64>,
-    /// Natural logarithm of the sum of exponentials of the scaled scores, `[batch, heads, seq]`.
+    /// Natural logarithm of the sum of exponentials of the scaled scores and the sink, if there is
+    /// one, `[batch, heads, seq]`.
     pub lse: Vec<f64>,
 }
 
@@ -65,70 +91,98 @@ pub struct Backward {
     pub dk: Vec<f64>,
     /// Gradient of v.
     pub dv: Vec<f64>,
+    /// Gradient of the sinks, as many as there are.
+    pub dsinks: Vec<f64>,
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// One row of `softmax(scale q k^T)`, over the keys that `token` sees, and its lse.
+/// One row of `softmax(scale q k^T)` and its lse: the weight of each key up to the last that
+/// `token` sees, zero for one before its window. `sinks` has one score for each head, or none.
 pub fn probabilities(
     shape: &Shape,
     q: &[f64],
     k: &[f64],
+    sinks: &[f64],
     (batch, head, token): (usize, usize, usize),
 ) -> (Vec<f64>, f64) {
     let width = shape.head_dim;
     let query = &q[shape.query(batch, token, head)..][..width];
-    let scores: Vec<f64> = (0..shape.keys_seen(token))
-        .map(|key| shape.scale * dot(query, &k[shape.key(batch, key, head)..][..width]))
-        .collect();
-    let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let lse = greatest + scores.iter().map(|score| (score - greatest).exp()).sum::<f64>().ln();
+    let seen = shape.keys_seen(token);
+    let score = |key| {
+        if !seen.contains(&key) {
+            return f64::NEG_INFINITY;
+        }
+        shape.scale * dot(query, &k[shape.key(batch, key, head)..][..width])
+    };
+    let scores: Vec<f64> = (0..seen.end).map(score).collect();
+    // Of the terms of the softmax, the sink is one that has no key.
+    let terms = || scores.iter().chain(sinks.get(head)).copied();
+    let greatest = terms().fold(f64::NEG_INFINITY, f64::max);
+    let lse = greatest + terms().map(|term| (term - greatest).exp()).sum::<f64>().ln();
     (scores.iter().map(|score| (score - lse).exp()).collect(), lse)
 }
 
-/// `out = softmax(scale q k^T) v` and lse, head by head.
-pub fn forward(shape: &Shape, q: &[f64], k: &[f64], v: &[f64]) -> Forward {
-    let mut out = vec![0.0; q.len()];
+/// `out = softmax(scale q k^T) v` and lse, head by head. `sinks` has one score for each head, or
+/// none.
+pub fn forward(shape: &Shape, q: &[f64], k: &[f64], v: &[f64], sinks: &[f64]) -> Forward {
+    let width = shape.value_dim();
+    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
     let mut lse = Vec::new();
     for row in shape.rows() {
         let (batch, head, token) = row;
-        let (probabilities, row_lse) = probabilities(shape, q, k, row);
+        let (probabilities, row_lse) = probabilities(shape, q, k, sinks, row);
         lse.push(row_lse);
-        let out = &mut out[shape.query(batch, token, head)..][..shape.head_dim];
+        let out = &mut out[shape.out(batch, token, head)..][..width];
         for (key, p) in probabilities.iter().enumerate() {
-            let value = &v[shape.key(batch, key, head)..][..shape.head_dim];
+            let value = &v[shape.value(batch, key, head)..][..width];
             out.iter_mut().zip(value).for_each(|(out, value)| *out += p * value);
         }
     }
     Forward { out, lse }
 }
 
-/// The gradients for `dout`, of the shape of q.
-pub fn backward(shape: &Shape, dout: &[f64], q: &[f64], k: &[f64], v: &[f64]) -> Backward {
-    let width = shape.head_dim;
+/// The gradients for `dout`, of the shape of out.
+pub fn backward(
+    shape: &Shape,
+    dout: &[f64],
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+    sinks: &[f64],
+) -> Backward {
+    let (width, value_width) = (shape.head_dim, shape.value_dim());
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    let mut dsinks = vec![0.0; sinks.len()];
     for row in shape.rows() {
         let (batch, head, token) = row;
-        let (probabilities, _) = probabilities(shape, q, k, row);
+        let (probabilities, lse) = probabilities(shape, q, k, sinks, row);
         let query = shape.query(batch, token, head);
-        let dout = &dout[query..][..width];
-        let keys: Vec<usize> =
-            (0..probabilities.len()).map(|key| shape.key(batch, key, head)).collect();
-        let dp: Vec<f64> = keys.iter().map(|&key| dot(dout, &v[key..][..width])).collect();
-        // The softmax's Jacobian: ds_j = p_j (dp_j - sum_l p_l dp_l).
+        let dout = &dout[shape.out(batch, token, head)..][..value_width];
+        let value_of = |key: usize| shape.value(batch, key, head);
+        let dp: Vec<f64> = (0..probabilities.len())
+            .map(|key| dot(dout, &v[value_of(key)..][..value_width]))
+            .collect();
+        // The softmax's Jacobian: ds_j = p_j (dp_j - sum_l p_l dp_l). The dp of a sink is zero.
         let mean = dot(&probabilities, &dp);
-        for ((&key, p), dp) in keys.iter().zip(&probabilities).zip(&dp) {
+        if let Some(sink) = sinks.get(head) {
+            dsinks[head] -= (sink - lse).exp() * mean;
+        }
+        for (index, (p, dp)) in probabilities.iter().zip(&dp).enumerate() {
+            let (key, value) = (shape.key(batch, index, head), value_of(index));
             let dscore = shape.scale * p * (dp - mean);
             for d in 0..width {
                 dq[query + d] += dscore * k[key + d];
                 dk[key + d] += dscore * q[query + d];
-                dv[key + d] += p * dout[d];
+            }
+            for d in 0..value_width {
+                dv[value + d] += p * dout[d];
             }
         }
     }
-    Backward { dq, dk, dv }
+    Backward { dq, dk, dv, dsinks }
 }
 
 #[cfg(test)]
@@ -138,22 +192,44 @@ mod tests {
 
     #[test]
     fn backward_agrees_with_finite_differences() {
-        // (batch, seq, heads, kv_heads, head_dim, scale, causal)
-        for (batch, seq, heads, kv_heads, head_dim, scale, causal) in [
-            (1, 1, 1, 1, 1, 1.0, true),
-            (1, 4, 1, 1, 3, 0.6, false),
-            (2, 5, 4, 2, 2, 1.5, true),
-            (1, 3, 6, 2, 2, -0.7, true),
+        let shape = |(batch, seq), (heads, kv_heads, head_dim), scale, causal| Shape {
+            batch,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            causal,
+            ..Shape::default()
+        };
+        let extended = |window, value_dim, shape| Shape { window, value_dim, ..shape };
+        for (shape, has_sinks) in [
+            (shape((1, 1), (1, 1, 1), 1.0, true), false),
+            (shape((1, 4), (1, 1, 3), 0.6, false), false),
+            (shape((2, 5), (4, 2, 2), 1.5, true), false),
+            (shape((1, 3), (6, 2, 2), -0.7, true), false),
+            (shape((2, 5), (4, 2, 2), 1.5, true), true),
+            (shape((1, 4), (2, 1, 3), 0.6, false), true),
+            (extended(Some(1), None, shape((1, 4), (2, 1, 2), 0.6, true)), true),
+            (extended(Some(3), None, shape((2, 6), (4, 2, 2), 0.9, true)), true),
+            (extended(Some(9), None, shape((1, 6), (2, 2, 2), 0.9, true)), false),
+            (extended(None, Some(2), shape((2, 5), (2, 2, 3), 0.8, true)), false),
+            (extended(Some(2), Some(5), shape((1, 5), (4, 2, 3), 0.8, true)), true),
         ] {
-            let shape = Shape { batch, seq, heads, kv_heads, head_dim, scale, causal };
-            let q = varied(batch * seq * heads * head_dim, 1);
-            let k = varied(batch * seq * kv_heads * head_dim, 2);
-            let v = varied(k.len(), 3);
-            let dout = varied(q.len(), 4);
-            let gradients = backward(&shape, &dout, &q, &k, &v);
-            check("dq", &q, &gradients.dq, |q| dot(&forward(&shape, q, &k, &v).out, &dout));
-            check("dk", &k, &gradients.dk, |k| dot(&forward(&shape, &q, k, &v).out, &dout));
-            check("dv", &v, &gradients.dv, |v| dot(&forward(&shape, &q, &k, v).out, &dout));
+            let tokens = shape.batch * shape.seq;
+            let q = varied(tokens * shape.heads * shape.head_dim, 1);
+            let k = varied(tokens * shape.kv_heads * shape.head_dim, 2);
+            let v = varied(tokens * shape.kv_heads * shape.value_dim(), 3);
+            let dout = varied(tokens * shape.heads * shape.value_dim(), 4);
+            let s = varied(if has_sinks { shape.heads } else { 0 }, 5);
+            let gradients = backward(&shape, &dout, &q, &k, &v, &s);
+            let loss = |q: &[f64], k: &[f64], v: &[f64], s: &[f64]| {
+                dot(&forward(&shape, q, k, v, s).out, &dout)
+            };
+            check("dq", &q, &gradients.dq, |q| loss(q, &k, &v, &s));
+            check("dk", &k, &gradients.dk, |k| loss(&q, k, &v, &s));
+            check("dv", &v, &gradients.dv, |v| loss(&q, &k, v, &s));
+            check("dsinks", &s, &gradients.dsinks, |s| loss(&q, &k, &v, s));
         }
     }
 
@@ -167,19 +243,37 @@ mod tests {
             head_dim: 1,
             scale: 2.0,
             causal: true,
+            ..Shape::default()
         };
         // Two query heads of width 1 a token, one key and value head.
         let (q, k, v) = ([5.0, 6.0, 1.0, 0.0], [0.0, 0.5], [3.0, 7.0]);
-        let result = forward(&shape, &q, &k, &v);
-        // Token 0 sees itself. Token 1: scores 0 and 1 on head 0, 0 and 0 on head 1.
         let e = std::f64::consts::E;
-        let expected = [3.0, 3.0, (3.0 + 7.0 * e) / (1.0 + e), 5.0];
-        for (got, expected) in result.out.iter().zip(expected) {
-            assert!((got - expected).abs() < 1e-14, "{got} {expected}");
-        }
-        let expected = [0.0, (1.0 + e).ln(), 0.0, 2f64.ln()];
-        for (got, expected) in result.lse.iter().zip(expected) {
-            assert!((got - expected).abs() < 1e-14, "{got} {expected}");
+        // Token 0 sees itself. Token 1: scores 0 and 1 on head 0, 0 and 0 on head 1. A sink of 0
+        // counts like one more score of 0, and a window of 1 leaves each token itself.
+        let window = Shape { window: Some(1), ..shape };
+        for (shape, sinks, out, sums) in [
+            (shape, vec![], [3.0, 3.0, (3.0 + 7.0 * e) / (1.0 + e), 5.0], [1.0, 1.0 + e, 1.0, 2.0]),
+            (
+                shape,
+                vec![0.0, 0.0],
+                [1.5, 1.5, (3.0 + 7.0 * e) / (2.0 + e), 10.0 / 3.0],
+                [2.0, 2.0 + e, 2.0, 3.0],
+            ),
+            (window, vec![], [3.0, 3.0, 7.0, 7.0], [1.0, e, 1.0, 1.0]),
+            (
+                window,
+                vec![0.0, 1.0],
+                [1.5, 3.0 / (1.0 + e), 7.0 * e / (1.0 + e), 7.0 / (1.0 + e)],
+                [2.0, 1.0 + e, 1.0 + e, 1.0 + e],
+            ),
+        ] {
+            let result = forward(&shape, &q, &k, &v, &sinks);
+            for (got, expected) in result.out.iter().zip(out) {
+                assert!((got - expected).abs() < 1e-14, "{got} {expected}");
+            }
+            for (got, sum) in result.lse.iter().zip(sums) {
+                assert!((got - f64::ln(sum)).abs() < 1e-14, "{got} {sum}");
+            }
         }
     }
 }

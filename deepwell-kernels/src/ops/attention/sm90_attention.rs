@@ -2,7 +2,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, UNIT, reject_sizes, scale_log2};
+use super::cuda::{Sizes, UNIT, reject_extension, reject_sizes, scale_log2};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
 use crate::cuda::launch::support::all_bf16;
@@ -83,7 +83,8 @@ impl Shape {
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
-    all_bf16(request, &[0, 1, 2, 3])
+    reject_extension(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3]))
         .or_else(|| reject_width(op.heads.head_dim))
         .or_else(|| reject_sizes(&op.heads, &request.operands[4].shape))
 }
@@ -208,8 +209,14 @@ mod tests {
 
     #[test]
     fn it_is_taken_where_it_runs() {
-        let heads =
-            AttentionHeads { heads: 4, kv_heads: 2, head_dim: 128, scale: 0.1, causal: true };
+        let heads = AttentionHeads {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 128,
+            scale: 0.1,
+            causal: true,
+            ..AttentionHeads::default()
+        };
         let op = Attention { heads }.into();
         let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
         for (architecture, expected) in [

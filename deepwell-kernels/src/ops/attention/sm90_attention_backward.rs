@@ -2,7 +2,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
-use super::cuda::{Sizes, reject_heads, scale_log2};
+use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
 use super::sm90_attention::head_boxes;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, TensorMapSpec};
@@ -108,7 +108,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {
         return Some("takes `attention_backward`".to_string());
     };
-    all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8])
+    reject_extension(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
@@ -133,7 +134,7 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 
 /// Heads of a section at least, of which each has `tiles`: the longest tiles of the last section
 /// must not be what all wait for.
-fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
+pub(crate) fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
     const TILES_PER_SM: usize = 4;
     (TILES_PER_SM * sms).div_ceil(tiles).min(heads)
 }

@@ -1,10 +1,11 @@
 //! Where each pair of token and expert goes in a buffer that is sorted by expert.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels =
-    OpKernels { cpu: &[CpuKernel::new("dispatch", cpu::prepare)], cuda: &[] };
+    OpKernels { cpu: &[CpuKernel::new("dispatch", cpu::prepare)], cuda: &[cuda::SPECS] };

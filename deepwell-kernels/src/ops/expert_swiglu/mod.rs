@@ -1,6 +1,7 @@
 //! The gated activation of experts times the router's gates, and its backward.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -12,5 +13,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("expert_swiglu_backward", cpu::prepare_backward)
             .scratch(cpu::workspace_bytes),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

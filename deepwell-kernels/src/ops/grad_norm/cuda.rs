@@ -1,12 +1,15 @@
-//! `grad_norm.cu`: the norm of all gradients in one launch.
+//! `grad_norm.cu`: the norm of all gradients in one launch; or a launch for each bucket that a rank
+//! has a slice of, and one for the norm of all ranks' sums.
+
+use std::ops::Range;
 
 use deepwell_ir::{DType, KernelRequest, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
@@ -17,7 +20,7 @@ const CHUNK_ELEMENTS: usize = 8192;
 /// CTAs at most; the number is part of the order of the sum, and so the same for all devices.
 const CTAS_MAX: usize = 1024;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+const GRAD_NORM: CudaKernelSpec = CudaKernelSpec {
     name: "cuda_grad_norm",
     ops: &["grad_norm"],
     epilogue: no_epilogue,
@@ -28,7 +31,25 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     workspace_bytes,
     select_tile: None,
     prepare,
-}];
+};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    GRAD_NORM,
+    CudaKernelSpec {
+        name: "cuda_sums_of_squares",
+        ops: &["sums_of_squares"],
+        prepare: prepare_sums,
+        ..GRAD_NORM
+    },
+    CudaKernelSpec {
+        name: "cuda_norm_of_sums",
+        ops: &["norm_of_sums"],
+        reject: takes_all,
+        workspace_bytes: no_workspace,
+        prepare: prepare_norm_of_sums,
+        ..GRAD_NORM
+    },
+];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let gradients = &request.operands[..request.input_count];
@@ -42,20 +63,51 @@ fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let gradients = 0..call.call.input_count;
+    Ok(vec![sum(call, device, "grad_norm", gradients, call.output(0).pointer)?])
+}
+
+/// The sum of one tensor after the other, by the same workspace.
+fn prepare_sums(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let sums = call.output(0).pointer;
+    let of = |index: usize| sums.offset(index * size_of::<f64>());
+    let tensors = 0..call.call.input_count;
+    tensors.map(|at| sum(call, device, "sum_of_squares", at..at + 1, of(at))).collect()
+}
+
+/// A launch of a kernel that sums the squares of some inputs up, and writes what it makes of that.
+fn sum(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    kernel: &str,
+    inputs: Range<usize>,
+    result: DevicePtr,
+) -> Result<Step, KernelError> {
     let mut list = TensorList::new(CHUNK_ELEMENTS);
-    for index in 0..call.call.input_count {
+    for index in inputs {
         let (address, elements) = f32_operand(call, index)?;
         list.push(&[address], elements, &[]);
     }
-    let function = device.function("grad_norm", "grad_norm", 0)?;
+    let function = device.function("grad_norm", kernel, 0)?;
     let arguments = vec![
         Argument::Pointer(device.constant(list.bytes())?),
         Argument::U32(list.tensors() as u32),
         Argument::U64(list.chunks() as u64),
         Argument::Pointer(call.workspace().0),
         Argument::Pointer(device.arrival_counters(1)?),
-        call.output(0).argument(),
+        Argument::Pointer(result),
     ];
     let ctas = list.chunks().clamp(1, CTAS_MAX) as u32;
-    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+    Ok(Device::launch(function, ctas, THREADS, 0, arguments))
+}
+
+fn prepare_norm_of_sums(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let sums = call.input(0);
+    let arguments =
+        vec![sums.argument(), Argument::U32(sums.elements() as u32), call.output(0).argument()];
+    let function = device.function("grad_norm", "norm_of_sums", 0)?;
+    Ok(vec![Device::launch(function, 1, 32, 0, arguments)])
 }

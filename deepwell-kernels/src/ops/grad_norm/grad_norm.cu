@@ -1,4 +1,5 @@
-// Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2).
+// Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2), at once or,
+// by ranks that each have a part of them, from sums that they exchange.
 //
 // The tensors are one list of chunks of 8192 elements; CTA b takes the chunks b, b + grid, ...,
 // each thread the same elements of each. Squares are exact in FP64 and cannot overflow there, so
@@ -60,10 +61,11 @@ __device__ __forceinline__ void add_last_chunk(Sums& sums, const float* values, 
     }
 }
 
-// table [tensors], partials [gridDim.x], norm [1].
-extern "C" __global__ void __launch_bounds__(kThreads)
-    grad_norm(const Gradient* __restrict__ table, uint32 tensors, uint64 chunks, double* partials,
-              uint32* arrivals, float* norm) {
+// The sum of all squares, in thread 0 of the last CTA to come by; true there.
+// table [tensors], partials [gridDim.x].
+__device__ __forceinline__ bool sum_of_all(const Gradient* __restrict__ table, uint32 tensors,
+                                           uint64 chunks, double* partials, uint32* arrivals,
+                                           double& total) {
     Sums sums;
     uint32 tensor = 0;
     for (uint64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
@@ -84,14 +86,45 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         partials[blockIdx.x] = sum;
     }
     if (!is_last_cta(arrivals, gridDim.x)) {
-        return;
+        return false;
     }
     double joined = 0.0;
     for (uint32 cta = threadIdx.x; cta < gridDim.x; cta += kThreads) {
         joined += __ldcg(partials + cta);
     }
-    const double total = sum_over_cta<kWarps>(joined);
-    if (threadIdx.x == 0) {
+    total = sum_over_cta<kWarps>(joined);
+    return threadIdx.x == 0;
+}
+
+// norm [1].
+extern "C" __global__ void __launch_bounds__(kThreads)
+    grad_norm(const Gradient* __restrict__ table, uint32 tensors, uint64 chunks, double* partials,
+              uint32* arrivals, float* norm) {
+    double total;
+    if (sum_of_all(table, tensors, chunks, partials, arrivals, total)) {
         *norm = static_cast<float>(sqrt(total));
     }
+}
+
+// sum [1].
+extern "C" __global__ void __launch_bounds__(kThreads)
+    sum_of_squares(const Gradient* __restrict__ table, uint32 tensors, uint64 chunks,
+                   double* partials, uint32* arrivals, double* sum) {
+    double total;
+    if (sum_of_all(table, tensors, chunks, partials, arrivals, total)) {
+        *sum = total;
+    }
+}
+
+// sums [count], some for each rank, norm [1]. One thread adds them in their order.
+extern "C" __global__ void norm_of_sums(const double* __restrict__ sums, uint32 count,
+                                        float* norm) {
+    if (threadIdx.x > 0) {
+        return;
+    }
+    double total = 0.0;
+    for (uint32 i = 0; i < count; ++i) {
+        total += sums[i];
+    }
+    *norm = static_cast<float>(sqrt(total));
 }

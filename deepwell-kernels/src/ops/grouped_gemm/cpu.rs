@@ -208,7 +208,10 @@ impl MatrixIn {
 }
 
 /// Where a call's operands are, how large: which GEMM, the data of `b`, `offsets`, and the sizes.
-fn layout(op: &Op, shape: &dyn Fn(usize) -> Vec<usize>) -> Option<(GemmKind, [usize; 2], Sizes)> {
+pub(super) fn layout(
+    op: &Op,
+    shape: &dyn Fn(usize) -> Vec<usize>,
+) -> Option<(GemmKind, [usize; 2], Sizes)> {
     let (kind, b, offsets, is_scaled) = match op {
         Op::GroupedGemm(_) => (GemmKind::Fprop, 1, 2, false),
         Op::GroupedGemmInputGrad(_) => (GemmKind::Dgrad, 1, 2, false),

@@ -1,8 +1,12 @@
 //! The three GEMMs of a layer for each group of rows, plain and on quantized operands. How rows,
 //! offsets and planes lie is said by [`deepwell_ir::ops::GroupedGemm`]'s module.
 
+mod bf16_grouped_gemm;
 pub mod cpu;
+mod mxfp8_grouped_gemm;
 pub mod oracle;
+mod sm90_grouped_gemm;
+mod sm90_grouped_gemm_bf16;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -18,5 +22,10 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         tiered("grouped_gemm_weight_grad"),
         tiered("scaled_grouped_gemm"),
     ],
-    cuda: &[],
+    cuda: &[
+        bf16_grouped_gemm::SPECS,
+        mxfp8_grouped_gemm::SPECS,
+        sm90_grouped_gemm::SPECS,
+        sm90_grouped_gemm_bf16::SPECS,
+    ],
 };

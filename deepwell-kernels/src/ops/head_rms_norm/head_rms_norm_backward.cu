@@ -77,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             unpack_bf16x8(packed_x[k], n);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                n[i] *= scale[k];
-                of_elements[i] += g[i] * n[i];
-                g[i] = scale[k] * (g[i] * gain[i] - n[i] * mean);
+                n[i] = __fmul_rn(n[i], scale[k]);
+                of_elements[i] = __fmaf_rn(g[i], n[i], of_elements[i]);
+                g[i] = scale[k] * __fmaf_rn(g[i], gain[i], -__fmul_rn(n[i], mean));
             }
             if (group.holds_a_vector() && head < heads) {
                 dx[group.vector_of(head)] = pack_bf16x8(g);

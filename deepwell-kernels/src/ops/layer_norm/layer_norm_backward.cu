@@ -102,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 unpack_bf16x8(weights[vector], w);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    g[i] *= w[i];
-                    of_g[p] += g[i];
+                    g[i] = __fmul_rn(g[i], w[i]);
+                    of_g[p] = __fadd_rn(of_g[p], g[i]);
                     n[i] = (n[i] - center) * scale;
                 }
                 of_gn[p] = sum_of_products(g, n);
@@ -124,9 +124,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     n[i] = (n[i] - center) * scale;
-                    of_weight[p][i] += g[i] * n[i];
+                    of_weight[p][i] = __fmaf_rn(g[i], n[i], of_weight[p][i]);
                     of_bias[p][i] += g[i];
-                    added[i] += scale * (g[i] * w[i] - mean_g - n[i] * mean_gn);
+                    const float of_x = __fmaf_rn(g[i], w[i], -mean_g);
+                    added[i] = __fmaf_rn(scale, __fmaf_rn(-n[i], mean_gn, of_x), added[i]);
                 }
                 reinterpret_cast<uint4*>(dx)[first + vector] = pack_bf16x8(added);
             }
@@ -177,9 +178,9 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
         const float scale = rstd[row], center = means[row];
         float of_g = 0.0f, of_gn = 0.0f;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
-            const float g = to_f32(dy[first + i]) * to_f32(weight[i]);
-            of_g += g;
-            of_gn += g * ((to_f32(x[first + i]) - center) * scale);
+            const float g = __fmul_rn(to_f32(dy[first + i]), to_f32(weight[i]));
+            of_g = __fadd_rn(of_g, g);
+            of_gn = __fmaf_rn(g, (to_f32(x[first + i]) - center) * scale, of_gn);
         }
         const float mean_g = sum_of_cta<kScalarThreads>(of_g) / columns;
         const float mean_gn = sum_of_cta<kScalarThreads>(of_gn) / columns;
@@ -187,9 +188,9 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             const float g = to_f32(dy[first + i]);
             const float n = (to_f32(x[first + i]) - center) * scale;
             const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;
-            const float of_x = scale * (g * to_f32(weight[i]) - mean_g - n * mean_gn);
-            dx[first + i] = to_bf16(added + of_x);
-            partial[i] += g * n;
+            const float of_x = __fmaf_rn(g, to_f32(weight[i]), -mean_g);
+            dx[first + i] = to_bf16(__fmaf_rn(scale, __fmaf_rn(-n, mean_gn, of_x), added));
+            partial[i] = __fmaf_rn(g, n, partial[i]);
             partial[columns + i] += g;
         }
     }

@@ -1,18 +1,22 @@
 //! The linear layer's three GEMMs.
 
+use rayon::prelude::*;
+
 /// `y = x w^T + bias`: `x` `[rows, inputs]`, `w` `[outputs, inputs]`, `bias` `[outputs]`, `y`
 /// `[rows, outputs]`.
+///
+/// Rows go over all cores: this is what large GEMMs on a GPU are compared with.
 pub fn forward(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec<f64> {
     let outputs = w.len().checked_div(inputs).unwrap_or(0);
-    let mut y = Vec::new();
-    for x in x.chunks_exact(inputs.max(1)) {
-        for output in 0..outputs {
-            let w = &w[output * inputs..][..inputs];
-            let sum: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
-            y.push(sum + bias.map_or(0.0, |bias| bias[output]));
-        }
-    }
-    y
+    let row = |x: &[f64]| -> Vec<f64> {
+        let dot = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
+        (0..outputs)
+            .map(|output| {
+                dot(&w[output * inputs..][..inputs]) + bias.map_or(0.0, |bias| bias[output])
+            })
+            .collect()
+    };
+    x.par_chunks_exact(inputs.max(1)).flat_map_iter(row).collect()
 }
 
 /// `dx = dy w`: `dy` `[rows, outputs]`, `w` `[outputs, inputs]`, `dx` `[rows, inputs]`.

@@ -38,21 +38,23 @@ pub const IGNORED_TARGET: i32 = -100;
 
 /// Tokens whose logits exist at a time: 256, or 128 where 256 rows would be over 32 MiB (a
 /// vocabulary above 32768). Fewer would pack the weight too often for what is multiplied.
-fn chunk_tokens(tokens: usize, vocab: usize) -> usize {
+pub(crate) fn chunk_tokens(tokens: usize, vocab: usize) -> usize {
     const BYTES_MAX: usize = 32 << 20;
     let rows = if 256 * vocab * size_of::<f32>() <= BYTES_MAX { 256 } else { 128 };
     rows.min(tokens)
 }
 
 /// Names, lengths and expected lengths: the first that differ are an error.
-fn check_lengths(tensors: &[(&'static str, usize, usize)]) -> Result<(), CrossEntropyError> {
+pub(crate) fn check_lengths(
+    tensors: &[(&'static str, usize, usize)],
+) -> Result<(), CrossEntropyError> {
     match tensors.iter().find(|(_, got, expected)| got != expected) {
         Some(&(tensor, got, expected)) => Err(CrossEntropyError::Length { tensor, expected, got }),
         None => Ok(()),
     }
 }
 
-fn check_targets(targets: &[i32], vocab: usize) -> Result<(), CrossEntropyError> {
+pub(crate) fn check_targets(targets: &[i32], vocab: usize) -> Result<(), CrossEntropyError> {
     let is_valid = |target: i32| {
         target == IGNORED_TARGET || usize::try_from(target).is_ok_and(|target| target < vocab)
     };
@@ -294,8 +296,17 @@ fn soften_chunk<E: Element>(
 /// target is ignored) and the sum of the exponentials.
 #[inline(always)]
 fn soften_row(logits: &mut [f32], target: i32) -> (f32, f32) {
-    let greatest = greatest(logits);
     let target_logit = if target == IGNORED_TARGET { 0.0 } else { logits[target as usize] };
+    let greatest = greatest(logits);
+    let total = exponentiate_row(logits, greatest);
+    // The difference first: it is small and exact where the target is likely.
+    let loss = (greatest - target_logit) + total.ln();
+    (if target == IGNORED_TARGET { 0.0 } else { loss }, total)
+}
+
+/// Replaces a row of logits by `exp(logit - greatest)`; returns their sum.
+#[inline(always)]
+pub(crate) fn exponentiate_row(logits: &mut [f32], greatest: f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (blocks, rest) = logits.as_chunks_mut::<LANES>();
     for block in blocks {
@@ -308,10 +319,7 @@ fn soften_row(logits: &mut [f32], target: i32) -> (f32, f32) {
         *logit = exp_or_zero(*logit - greatest);
         *lane += *logit;
     }
-    let total = sum_lanes(lanes);
-    // The difference first: it is small and exact where the target is likely.
-    let loss = (greatest - target_logit) + total.ln();
-    (if target == IGNORED_TARGET { 0.0 } else { loss }, total)
+    sum_lanes(lanes)
 }
 
 /// `loss_scale * (softmax - one_hot)` of a row from its exponentials and their sum.

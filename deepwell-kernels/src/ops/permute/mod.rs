@@ -1,6 +1,7 @@
 //! Rows of tokens to rows of pairs, and their sums back.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("permute", cpu::prepare_permute),
         CpuKernel::new("unpermute", cpu::prepare_unpermute),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

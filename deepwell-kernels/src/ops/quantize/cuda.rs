@@ -3,7 +3,7 @@
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, Launch};
 use crate::cuda::launch::mx;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
@@ -12,6 +12,8 @@ use crate::predict::roofline;
 
 /// Threads of a CTA of `quantize_square.cu`.
 const SQUARE_THREADS: u32 = 256;
+/// CTAs of a grid along its second axis, one for each matrix of a stack.
+const MATRICES_MAX: usize = 65_535;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_quantize",
@@ -26,16 +28,29 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
+/// How many matrices there are, and the shape of each.
+fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {
+    match *shape {
+        [rows, columns] => Some((1, [rows, columns])),
+        [matrices, rows, columns] => Some((matrices, [rows, columns])),
+        _ => None,
+    }
+}
+
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Quantize(quantize) = request.op else { return None };
     let source = &request.operands[0];
     if !matches!(source.dtype, DType::Bf16 | DType::F32) {
         return Some(format!("takes bf16 or f32, not {}", source.dtype));
     }
-    if source.shape.len() != 2 {
-        return Some("takes a matrix, not a stack of them".to_string());
+    let Some((matrices, shape)) = matrices_of(&source.shape) else {
+        let dimensions = source.shape.len();
+        return Some(format!("takes a matrix or a stack of them, not {dimensions} dimensions"));
+    };
+    if !(1..=MATRICES_MAX).contains(&matrices) {
+        return Some(format!("takes 1 to {MATRICES_MAX} matrices, not {matrices}"));
     }
-    mx::reject(quantize, &source.shape)
+    mx::reject(quantize, &shape)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -43,8 +58,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a quantization"));
     };
     let x = call.input(0);
-    let &[rows, columns] = x.shape.as_slice() else {
-        return Err(call.refuse("expected a matrix"));
+    let Some((matrices, [rows, columns])) = matrices_of(&x.shape) else {
+        return Err(call.refuse("expected a matrix or a stack of them"));
     };
     let flags = mx::flags(&quantize.format);
     let axis = quantize.axis.name();
@@ -71,6 +86,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         arguments.push(Argument::U32(flags));
     }
     arguments.extend([mx::totals(device, 1)?, statistics]);
-    let ctas = mx::ctas(rows, columns);
-    Ok(vec![Device::launch(function, ctas, threads, shared_bytes, arguments)])
+    Ok(vec![Step::Launch(Launch {
+        function,
+        grid: [mx::ctas(rows, columns), matrices as u32, 1],
+        block: [threads, 1, 1],
+        cluster: [1, 1, 1],
+        shared_bytes,
+        programmatic: false,
+        arguments,
+    })])
 }

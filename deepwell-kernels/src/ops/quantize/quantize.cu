@@ -114,18 +114,20 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
         quantize_tile<E, kRow, kColumn>(x, to, flags, dynamic, tally);
     }
     const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);
+    tally.finish(gridDim.x * gridDim.y, operands * to.rows * to.columns * gridDim.y, statistics);
 }
 
-// x [rows, columns]; outputs as in `MxTarget`; flags of `layout/mx_scale.cuh`; statistics [6]. All
-// 16-byte aligned. A CTA for each tile, one at least.
+// x [matrices, rows, columns], each matrix quantized by itself; outputs of each as in `MxTarget`;
+// flags of `layout/mx_scale.cuh`; statistics [6] of all. All 16-byte aligned. A CTA for each tile
+// along x of the grid, one at least, and for each matrix along y.
 #define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                     \
     extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)             \
         name(const E* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,      \
              uint8* __restrict__ data_t, uint8* __restrict__ scales_t, uint32 rows,              \
              uint32 columns, uint32 flags, MxTotals* totals, uint64* statistics) {               \
         const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
-        quantize<E, row, column>(x, to, flags, totals, statistics);                              \
+        const uint64 first = static_cast<uint64>(rows) * columns * blockIdx.y;                   \
+        quantize<E, row, column>(x + first, to.of_stack(blockIdx.y), flags, totals, statistics); \
     }
 
 QUANTIZE_KERNEL(quantize_bf16_row, bf16, true, false, 4)

@@ -165,18 +165,20 @@ __device__ __forceinline__ void quantize_square(const float* __restrict__ x, con
                 stage[column * 8 + (chunk ^ column / 4 % 8)];
         }
     }
-    tally.finish(gridDim.x, static_cast<uint64>(kOperands) * to.rows * to.columns, statistics);
+    tally.finish(gridDim.x * gridDim.y,
+                 static_cast<uint64>(kOperands) * to.rows * to.columns * gridDim.y, statistics);
 }
 
-// x [rows, columns]; outputs as in `MxTarget`; statistics [6]. All 16-byte aligned. A CTA for each
-// square.
+// x [matrices, rows, columns]; outputs of each as in `MxTarget`; statistics [6] of all. All 16-byte
+// aligned. A CTA for each square along x of the grid, and for each matrix along y.
 #define QUANTIZE_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         name(const float* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,  \
              uint8* __restrict__ data_t, uint8* __restrict__ scales_t, uint32 rows,              \
              uint32 columns, MxTotals* totals, uint64* statistics) {                             \
         const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
-        quantize_square<row, column>(x, to, totals, statistics);                                 \
+        const uint64 first = static_cast<uint64>(rows) * columns * blockIdx.y;                   \
+        quantize_square<row, column>(x + first, to.of_stack(blockIdx.y), totals, statistics);    \
     }
 
 QUANTIZE_KERNEL(quantize_square_row, true, false)

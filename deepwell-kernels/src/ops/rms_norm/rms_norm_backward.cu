@@ -102,9 +102,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 unpack_bf16x8(residual[p], added);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    n[i] *= scale;
-                    of_columns[p][i] += g[i] * n[i];
-                    added[i] += scale * (g[i] * w[i] - n[i] * mean);
+                    n[i] = __fmul_rn(n[i], scale);
+                    of_columns[p][i] = __fmaf_rn(g[i], n[i], of_columns[p][i]);
+                    const float of_x = __fmaf_rn(g[i], w[i], -__fmul_rn(n[i], mean));
+                    added[i] = __fmaf_rn(scale, of_x, added[i]);
                 }
                 reinterpret_cast<uint4*>(dx)[first + vector] = pack_bf16x8(added);
             }
@@ -161,15 +162,17 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
         const uint64 first = row * columns;
         float products = 0.0f;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
-            products += to_f32(dy[first + i]) * to_f32(weight[i]) * to_f32(x[first + i]);
+            const float g = __fmul_rn(to_f32(dy[first + i]), to_f32(weight[i]));
+            products = __fmaf_rn(g, to_f32(x[first + i]), products);
         }
         const float scale = rstd[row];
         const float mean = sum_of_cta<kScalarThreads>(products) * scale / columns;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
-            const float g = to_f32(dy[first + i]), n = to_f32(x[first + i]) * scale;
+            const float g = to_f32(dy[first + i]), n = __fmul_rn(to_f32(x[first + i]), scale);
             const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;
-            dx[first + i] = to_bf16(added + scale * (g * to_f32(weight[i]) - n * mean));
-            partial[i] += g * n;
+            const float of_x = __fmaf_rn(g, to_f32(weight[i]), -__fmul_rn(n, mean));
+            dx[first + i] = to_bf16(__fmaf_rn(scale, of_x, added));
+            partial[i] = __fmaf_rn(g, n, partial[i]);
         }
     }
     sum_over_ctas(partials, columns, members, arrivals, [&](uint32 column, float total) {

@@ -1,8 +1,9 @@
 //! Rotary position embedding as Hugging Face's Llama code applies it.
 //!
 //! Source: Su et al., "RoFormer", arXiv 2104.09864, eq. 34, in the arrangement where a head's
-//! element `i` is paired with element `i + head_dim / 2` (the paper pairs neighbours). Weights
-//! that were converted for one arrangement give wrong attention under the other.
+//! element `i` is paired with element `i + head_dim / 2` (the paper pairs neighbours, and so does
+//! DeepSeek-V3). Weights that were converted for one arrangement give wrong attention under the
+//! other.
 //!
 //! For a pair `(a, b)` at an angle `t`: `(a cos t - b sin t, b cos t + a sin t)`; the backward is
 //! the rotation by `-t`.
@@ -17,14 +18,25 @@ use crate::cpu::gemm::Tier;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
 /// Sizes of a `[tokens, heads * head_dim]` tensor whose token `t` has the position `t % seq`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RopeShape {
     /// Heads in a row.
     pub heads: usize,
-    /// Elements of a head, an even number.
+    /// Elements of a head.
     pub head_dim: usize,
+    /// Elements at the beginning of a head that do not turn; an even number follows.
+    pub plain_dim: usize,
+    /// Whether a pair is two neighbours, not an element of each half of those that turn.
+    pub interleaved: bool,
     /// Tokens of a sequence; the rows are whole sequences one after another.
     pub seq: usize,
+}
+
+impl RopeShape {
+    /// Pairs of a head.
+    fn pairs(&self) -> usize {
+        (self.head_dim - self.plain_dim) / 2
+    }
 }
 
 /// Fills `cos` and `sin`, both `[seq, head_dim / 2]`, for the angles `position * inv_freq[i]`.
@@ -57,7 +69,8 @@ pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32
 ///
 /// # Panics
 ///
-/// When `head_dim` is odd, a size is zero, or a slice's length does not fit the shape.
+/// When an odd number of elements turns, a size is zero, or a slice's length does not fit the
+/// shape.
 pub fn rope_forward<E: Element>(x: &[E], shape: RopeShape, cos: &[f32], sin: &[f32], y: &mut [E]) {
     rotate::<E, false>(x, shape, cos, sin, y);
 }
@@ -102,11 +115,12 @@ pub fn rope_backward_in_place<E: Element>(
 
 /// Elements of a row, after checking the shape against the slices.
 fn row_elements(len: usize, shape: RopeShape, cos: &[f32], sin: &[f32]) -> usize {
-    let RopeShape { heads, head_dim, seq } = shape;
+    let RopeShape { heads, head_dim, plain_dim, seq, .. } = shape;
     assert!(heads > 0 && head_dim > 0 && seq > 0, "a size of the shape is zero: {shape:?}");
-    assert_eq!(head_dim % 2, 0, "`head_dim` is odd");
-    assert_eq!(cos.len(), seq * head_dim / 2, "`cos` is not [seq, head_dim / 2]");
-    assert_eq!(sin.len(), cos.len(), "`sin` is not [seq, head_dim / 2]");
+    assert!(plain_dim <= head_dim, "more than a head does not turn: {shape:?}");
+    assert_eq!((head_dim - plain_dim) % 2, 0, "an odd number of elements turns: {shape:?}");
+    assert_eq!(cos.len(), seq * shape.pairs(), "`cos` is not [seq, pairs of a head]");
+    assert_eq!(sin.len(), cos.len(), "`sin` is not [seq, pairs of a head]");
     assert_eq!(len % (heads * head_dim), 0, "the tensor is not [tokens, heads * head_dim]");
     heads * head_dim
 }
@@ -118,6 +132,15 @@ fn rotate_pair<const BACK: bool>(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f3
     (a * cos - b * sin, b * cos + a * sin)
 }
 
+/// Pairs of neighbours in place.
+#[inline(always)]
+fn rotate_neighbours<E: Element, const BACK: bool>(x: &mut [E], cos: &[f32], sin: &[f32]) {
+    for ([a, b], (&cos, &sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+        let (turned_a, turned_b) = rotate_pair::<BACK>(a.to_f32(), b.to_f32(), cos, sin);
+        (*a, *b) = (E::from_f32(turned_a), E::from_f32(turned_b));
+    }
+}
+
 fn rotate<E: Element, const BACK: bool>(
     x: &[E],
     shape: RopeShape,
@@ -127,7 +150,7 @@ fn rotate<E: Element, const BACK: bool>(
 ) {
     assert_eq!(x.len(), y.len(), "input and output differ in length");
     let row = row_elements(x.len(), shape, cos, sin);
-    let half = shape.head_dim / 2;
+    let (head_dim, plain_dim, half) = (shape.head_dim, shape.plain_dim, shape.pairs());
     let chunk = chunk_elements(row);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(index, (y, x))| {
         vectorized(
@@ -139,8 +162,16 @@ fn rotate<E: Element, const BACK: bool>(
                     let position = (first + token) % shape.seq;
                     let cos = &cos[position * half..][..half];
                     let sin = &sin[position * half..][..half];
-                    let heads = y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half));
+                    let heads = y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim));
                     for (y, x) in heads {
+                        let (y_plain, y) = y.split_at_mut(plain_dim);
+                        let (x_plain, x) = x.split_at(plain_dim);
+                        y_plain.copy_from_slice(x_plain);
+                        if shape.interleaved {
+                            y.copy_from_slice(x);
+                            rotate_neighbours::<E, BACK>(y, cos, sin);
+                            continue;
+                        }
                         let (y_a, y_b) = y.split_at_mut(half);
                         let (x_a, x_b) = x.split_at(half);
                         let pairs = y_a.iter_mut().zip(y_b).zip(x_a.iter().zip(x_b));
@@ -165,7 +196,7 @@ fn rotate_in_place<E: Element, const BACK: bool>(
     sin: &[f32],
 ) {
     let row = row_elements(x.len(), shape, cos, sin);
-    let half = shape.head_dim / 2;
+    let half = shape.pairs();
     x.par_chunks_mut(chunk_elements(row)).enumerate().for_each(|(index, x)| {
         vectorized(
             #[inline(always)]
@@ -175,7 +206,12 @@ fn rotate_in_place<E: Element, const BACK: bool>(
                     let position = (first + token) % shape.seq;
                     let cos = &cos[position * half..][..half];
                     let sin = &sin[position * half..][..half];
-                    for head in x.chunks_exact_mut(2 * half) {
+                    for head in x.chunks_exact_mut(shape.head_dim) {
+                        let head = &mut head[shape.plain_dim..];
+                        if shape.interleaved {
+                            rotate_neighbours::<E, BACK>(head, cos, sin);
+                            continue;
+                        }
                         let (x_a, x_b) = head.split_at_mut(half);
                         let pairs = x_a.iter_mut().zip(x_b).zip(cos.iter().zip(sin));
                         for ((x_a, x_b), (&cos, &sin)) in pairs {
@@ -197,7 +233,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         _ => return Err(operands.unknown_kernel()),
     };
     let seq = operands.program.seq;
-    let shape = RopeShape { heads: op.heads, head_dim: op.head_dim, seq };
+    let (heads, head_dim) = (op.heads, op.head_dim);
+    let (plain_dim, interleaved) = (op.plain_dim, op.interleaved);
+    let shape = RopeShape { heads, head_dim, plain_dim, interleaved, seq };
     let factor = op.attention_factor;
     let frequencies = op.inverse_frequencies.clone();
     let tables = operands.workspace::<f32>()?;
@@ -244,10 +282,17 @@ mod tests {
     }
 
     fn check<E: Element>(tokens: usize, shape: RopeShape) {
-        let RopeShape { heads, head_dim, seq } = shape;
-        let inv_freq = inv_freq(head_dim, 10_000.0);
-        let mut cos = poisoned::<f32>(seq * head_dim / 2);
-        let mut sin = poisoned::<f32>(seq * head_dim / 2);
+        let RopeShape { heads, head_dim, seq, .. } = shape;
+        let inv_freq = inv_freq(2 * shape.pairs(), 10_000.0);
+        let mut cos = poisoned::<f32>(seq * shape.pairs());
+        let mut sin = poisoned::<f32>(seq * shape.pairs());
+        let of = oracle::Shape {
+            heads,
+            head_dim,
+            plain_dim: shape.plain_dim,
+            interleaved: shape.interleaved,
+            seq,
+        };
         rope_tables(&inv_freq, seq, &mut cos, &mut sin);
         let mut random = Random::new(tokens as u64);
         let x: Vec<E> = random.normals(tokens * heads * head_dim);
@@ -263,11 +308,11 @@ mod tests {
                 let expected = if back {
                     rope_backward(&x, shape, &cos, &sin, &mut y);
                     rope_backward_in_place(&mut in_place, shape, &cos, &sin);
-                    oracle::backward(&to_f64(&x), heads, head_dim, seq, &to_f64(&inv_freq))
+                    oracle::backward(&to_f64(&x), &of, &to_f64(&inv_freq))
                 } else {
                     rope_forward(&x, shape, &cos, &sin, &mut y);
                     rope_forward_in_place(&mut in_place, shape, &cos, &sin);
-                    oracle::forward(&to_f64(&x), heads, head_dim, seq, &to_f64(&inv_freq))
+                    oracle::forward(&to_f64(&x), &of, &to_f64(&inv_freq))
                 };
                 assert_close("rotated", &y, &expected, relative, absolute);
                 assert_eq!(y, in_place);
@@ -287,10 +332,17 @@ mod tests {
             (128, 5, 34, 64),
             (256, 4, 64, 128),
         ] {
-            let shape = RopeShape { heads, head_dim, seq };
+            let shape = RopeShape { heads, head_dim, seq, ..RopeShape::default() };
             check::<bf16>(tokens, shape);
             check::<f32>(tokens, shape);
+            for (plain_dim, interleaved) in [(0, true), (head_dim, false), (2, false), (2, true)] {
+                let shape = RopeShape { plain_dim, interleaved, ..shape };
+                check::<bf16>(tokens, shape);
+                check::<f32>(tokens, shape);
+            }
         }
+        let odd = RopeShape { heads: 2, head_dim: 9, plain_dim: 5, interleaved: true, seq: 10 };
+        check::<f32>(20, odd);
     }
 
     #[test]
@@ -300,7 +352,13 @@ mod tests {
         rope_tables(&[1.0, 0.01], 2, &mut cos, &mut sin);
         let mut y = [0.0f32; 8];
         let x = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 2.0];
-        rope_forward(&x, RopeShape { heads: 1, head_dim: 4, seq: 2 }, &cos, &sin, &mut y);
+        rope_forward(
+            &x,
+            RopeShape { heads: 1, head_dim: 4, seq: 2, ..RopeShape::default() },
+            &cos,
+            &sin,
+            &mut y,
+        );
         assert_eq!(y[..4], [1.0, 0.0, 0.0, 0.0]);
         let expected = [1f32.cos(), -2.0 * 0.01f32.sin(), 1f32.sin(), 2.0 * 0.01f32.cos()];
         for (y, expected) in y[4..].iter().zip(expected) {

@@ -44,6 +44,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let (rope, _) = rope_of(request.op)?;
     let rows = request.operands[0].shape[0];
     let half = rope.inverse_frequencies.len();
+    if rope.interleaved || rope.plain_dim > 0 {
+        return Some("turns whole heads, pairs half a head apart".to_string());
+    }
     if Split::new(rows, rope.heads, half).is_none() {
         return Some(format!(
             "indexes its threads with 32 bits, which {rows} rows of {} heads of {} exceed",
@@ -158,6 +161,7 @@ mod tests {
             head_dim: 4,
             inverse_frequencies: vec![1.0, 0.25],
             attention_factor: 2.0,
+            ..Rope::default()
         };
         let expected: Vec<f32> = [0.0f64, 1.0, 2.0]
             .iter()

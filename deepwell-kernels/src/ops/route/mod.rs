@@ -1,6 +1,7 @@
 //! The router of a mixture of experts and its backward.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("route", cpu::prepare_forward),
         CpuKernel::new("route_backward", cpu::prepare_backward),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

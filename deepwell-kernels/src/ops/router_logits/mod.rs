@@ -1,6 +1,7 @@
 //! The projection of a router in FP32, and its backward.
 
 pub mod cpu;
+mod cuda;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("router_logits_backward", cpu::prepare_backward)
             .scratch(cpu::workspace_bytes),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

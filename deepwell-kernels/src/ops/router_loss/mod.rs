@@ -1,6 +1,7 @@
 //! The auxiliary losses of a router, with their gradient.
 
 pub mod cpu;
+mod cuda;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -10,5 +11,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("router_loss", cpu::prepare),
         CpuKernel::new("router_loss_grad", cpu::prepare),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

@@ -9,7 +9,7 @@ pub mod nvfp4_oracle;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
-mod sm90_mxfp8_gemm;
+pub(crate) mod sm90_mxfp8_gemm;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;

@@ -11,46 +11,50 @@
 #include "common/types.cuh"
 #include "epilogue/sm90_store_tile.cuh"
 #include "mma/sm90_mxfp8_tile.cuh"
-#include "ptx/elect.cuh"
 #include "scheduler/persistent_tiles.cuh"
 
 using namespace sm90_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
+// The tiles of the one result.
+template <typename S>
+class Tiles {
+    PersistentTiles<S::kTileM, kTileN, S::kAcross> places_;
+    int32 rows_;
+    int32 k_blocks_;
+
+  public:
+    __device__ __forceinline__ Tiles(int32 rows, int32 columns, int32 k_blocks)
+        : places_(rows, columns), rows_(rows), k_blocks_(k_blocks) {}
+
+    __device__ __forceinline__ bool next(TileWork& work) {
+        TilePlace place;
+        if (!places_.next(place)) {
+            return false;
+        }
+        work.place = place;
+        work.end = rows_;
+        work.group = 0;
+        work.b_row = place.column;
+        work.b_scale_row = place.column / kScaleTileRows;
+        work.first_k = 0;
+        work.stages = k_blocks_;
+        work.waves = S::kWaves;
+        return true;
+    }
+};
+
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                                      const TileResult<Element>& result, int32 k) {
-    const Shared<S> shared(memory);
-    // The same in all lanes, as the compiler shall know.
-    const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    if (warp == 0 && elect_one()) {
-        shared.init_barriers();
-    }
-    synchronize_all<S>();
-    const PersistentTiles<S::kTileM, kTileN, S::kAcross> tiles(result.rows, result.columns);
     const int32 k_blocks = (k + kStageK - 1) / kStageK;
-
-    if (warp < kWarpgroup / 32) {
-        keep_registers<kProducerRegisters>();
-        if (warp == 0 && elect_one()) {
-            copy_operands(shared, a, b, tiles, k_blocks);
-        }
-    } else {
-        take_registers<kConsumerRegisters>();
-        const uint32 consumer = warp / (kWarpgroup / 32) - 1;
-        uint8* staged = shared.staged + (warp - kWarpgroup / 32) * kStagedWarpBytes;
-        multiply(shared, consumer, tiles, k_blocks,
-                 [&](int32 row, int32 column, const float(&sums)[64]) {
-                     store_wgmma_rows(result, row, column, sums, staged);
-                 });
-    }
-    // No CTA ends while others of its cluster copy to it or arrive at its barriers.
-    if constexpr (S::kAcross > 1) {
-        // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
-        __syncwarp();
-        synchronize_all<S>();
-    }
+    const Tiles<S> tiles(result.rows, result.columns, k_blocks);
+    multiply<S>(
+        memory, a, b, tiles, k_blocks,
+        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
+            store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
+        });
 }
 
 // a [m, k] in boxes of the rows that a CTA copies, b [n, k] in boxes of 128 rows, both of 128

@@ -15,17 +15,17 @@ use crate::epilogue::no_epilogue;
 use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
-const THREADS: u32 = 384;
+pub(crate) const THREADS: u32 = 384;
 /// Elements along K of a stage, which share a scale.
-const STAGE_K: usize = 128;
+pub(crate) const STAGE_K: usize = 128;
 /// Columns of every tile.
-const TILE_COLUMNS: usize = 128;
+pub(crate) const TILE_COLUMNS: usize = 128;
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
 /// Shared memory of a CTA, and what of it is not for stages: room to align them, results on their
 /// way out, barriers.
-const SHARED_LIMIT: usize = 227 << 10;
-const SHARED_BESIDE_STAGES: usize = 1024 + 8 * 16 * 128 + 256;
+pub(crate) const SHARED_LIMIT: usize = 227 << 10;
+pub(crate) const SHARED_BESIDE_STAGES: usize = 1024 + 8 * 16 * 128 + 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm90_mxfp8_gemm",
@@ -77,11 +77,11 @@ const RESULT_CYCLES: usize = 500;
 
 /// A tile and the cluster of which each CTA has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TileShape {
+pub(crate) struct TileShape {
     /// 64 rows for each of two consumers.
-    waves: usize,
+    pub(crate) waves: usize,
     /// CTAs side by side, which share rows of `a`.
-    across: usize,
+    pub(crate) across: usize,
 }
 
 /// Preferred ones first among equals.
@@ -93,7 +93,7 @@ const SHAPES: [TileShape; 4] = [
 ];
 
 impl TileShape {
-    fn rows(self) -> usize {
+    pub(crate) fn rows(self) -> usize {
         self.waves * 128
     }
 
@@ -122,7 +122,7 @@ impl TileShape {
     }
 
     /// Dynamic shared memory: as many stages as fit.
-    fn shared_bytes(self) -> u32 {
+    pub(crate) fn shared_bytes(self) -> u32 {
         let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / self.stage_bytes();
         (SHARED_BESIDE_STAGES + stages * self.stage_bytes()) as u32
     }

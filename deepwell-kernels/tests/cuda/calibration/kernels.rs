@@ -14,6 +14,8 @@ use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
 use crate::quantize::{numbers, outputs};
 
+const SMS_OF_AN_H200: u32 = 132;
+
 /// Runs ops and records what they write.
 pub(super) struct Recorder {
     gpu: Gpu,
@@ -22,7 +24,8 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn new(group: &'static str) -> Recorder {
-        let gpu = open_gpu_or_emulated(Architecture::Sm90a);
+        // Kernels choose their grid, and with it the order of their sums, by the number of SMs.
+        let gpu = open_gpu_or_emulated(Architecture::Sm90a, SMS_OF_AN_H200);
         Recorder { gpu, group: Group::new(group) }
     }
 
@@ -167,8 +170,16 @@ impl Recorder {
         for (seq, head_dim, causal) in [(133, 64, true), (70, 128, false), (65, 32, true)] {
             let (batch, heads, kv_heads) = (2, 4, 2);
             let scale = 1.0 / (head_dim as f64).sqrt();
-            let op =
-                Attention { heads: AttentionHeads { heads, kv_heads, head_dim, scale, causal } };
+            let op = Attention {
+                heads: AttentionHeads {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    scale,
+                    causal,
+                    ..AttentionHeads::default()
+                },
+            };
             let matrix = |width: usize, seed| {
                 let shape = [batch * seq, width];
                 HostTensor::bf16(&shape, &uniform(batch * seq * width, seed, 2.0))

@@ -19,6 +19,14 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
     // One rounding of an exact FP32 sum.
     let tolerance = Tolerance::bf16(0.0);
     assert_close(&format!("{rows}x{columns}"), &got[0].to_f64(), &expected, tolerance);
+
+    let a = HostTensor::f32(&[rows, columns], &uniform(len, 3, 4.0));
+    let b = HostTensor::f32(&[rows, columns], &uniform(len, 4, 4.0));
+    let expected: Vec<f64> = a.to_f64().iter().zip(b.to_f64()).map(|(&x, y)| x + y).collect();
+    let sum = HostTensor::output(DType::F32, &[rows, columns]);
+    let got = gpu.run(ops::Add {}, &[a, b], &[sum], false, 1);
+    let tolerance = Tolerance { absolute: 0.0, relative: 2f64.powi(-23) };
+    assert_close(&format!("f32 {rows}x{columns}"), &got[0].to_f64(), &expected, tolerance);
 }
 
 trial!(sums_of_any_length);

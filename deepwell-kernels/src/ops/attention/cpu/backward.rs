@@ -1,10 +1,9 @@
 //! The backward: the probabilities again, tile by tile, and the five GEMMs.
 //!
-//! With `p = exp(scale q k^T - lse)` and `delta = sum over head_dim of dout * out`:
+//! With `p = exp(scale q k^T - lse)` and `delta = sum over value_dim of dout * out`:
 //! `dv = p^T dout`, `dp = dout v^T`, `ds = scale * p * (dp - delta)`, `dq = ds k`, `dk = ds^T q`.
 #![allow(unsafe_code)]
 
-use super::forward::visible;
 use super::{
     ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
     for_each_task, gemm_bytes, slots_bytes,
@@ -24,15 +23,18 @@ pub fn backward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usi
 
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
     let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
-    let width = shape.head_dim;
+    let (width, value_width) = (shape.head_dim, shape.value_dim);
     let gemms = gemm_bytes::<E>(queries, keys, width)
+        .max(gemm_bytes::<E>(queries, keys, value_width))
         .max(gemm_bytes::<E>(queries, width, keys))
-        .max(gemm_bytes::<E>(keys, width, queries));
+        .max(gemm_bytes::<E>(keys, width, queries))
+        .max(gemm_bytes::<E>(keys, value_width, queries));
     2 * carved_bytes::<f32>(queries * keys)
         + 2 * carved_bytes::<E>(queries * keys)
         + carved_bytes::<f32>(queries)
         + carved_bytes::<f32>(queries * width)
-        + 2 * carved_bytes::<f32>(shape.seq * width)
+        + carved_bytes::<f32>(shape.seq * width)
+        + carved_bytes::<f32>(shape.seq * value_width)
         + gemms.next_multiple_of(ALIGNMENT)
         + ALIGNMENT
 }
@@ -79,15 +81,15 @@ pub fn attention_backward_on<E: Element>(
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
     shape.check(&[
-        ("dout", dout.len(), shape.query_len()),
+        ("dout", dout.len(), shape.out_len()),
         ("q", q.len(), shape.query_len()),
         ("k", k.len(), shape.key_len()),
-        ("v", v.len(), shape.key_len()),
-        ("out", out.len(), shape.query_len()),
+        ("v", v.len(), shape.value_len()),
+        ("out", out.len(), shape.out_len()),
         ("lse", lse.len(), shape.lse_len()),
         ("dq", dq.len(), shape.query_len()),
         ("dk", dk.len(), shape.key_len()),
-        ("dv", dv.len(), shape.key_len()),
+        ("dv", dv.len(), shape.value_len()),
     ])?;
     let inputs = Inputs { dout, q, k, v, out, lse };
     let dq = SharedOutput::new(dq);
@@ -99,7 +101,7 @@ pub fn attention_backward_on<E: Element>(
         buffers.dv.fill(0.0);
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             let head = Head { batch, head, kv_head };
-            for queries in AttentionShape::tiles(shape.seq, QUERY_TILE) {
+            for queries in shape.query_tiles() {
                 backward_tile(tier, shape, head, queries, &inputs, &mut buffers)?;
                 for row in 0..queries.count {
                     let offset = head.query_offset(shape, queries.first + row);
@@ -112,11 +114,13 @@ pub fn attention_backward_on<E: Element>(
         }
         let head = Head { batch, head: 0, kv_head };
         for token in 0..shape.seq {
-            let offset = head.key_offset(shape, token);
-            for (sum, target) in [(&*buffers.dk, &dk), (&*buffers.dv, &dv)] {
+            for (sum, target, offset, width) in [
+                (&*buffers.dk, &dk, head.key_offset(shape, token), shape.head_dim),
+                (&*buffers.dv, &dv, head.value_offset(shape, token), shape.value_dim),
+            ] {
                 // SAFETY: this token's row of this key head belongs to this task alone.
-                let target = unsafe { target.part(offset, shape.head_dim) };
-                store(&sum[token * shape.head_dim..], target);
+                let target = unsafe { target.part(offset, width) };
+                store(&sum[token * width..], target);
             }
         }
         Ok(())
@@ -161,7 +165,7 @@ struct Buffers<'a, E> {
     dq: &'a mut [f32],
     /// `[seq, head_dim]`, summed over the group's query heads.
     dk: &'a mut [f32],
-    /// `[seq, head_dim]`, as `dk`.
+    /// `[seq, value_dim]`, as `dk`.
     dv: &'a mut [f32],
     gemm: &'a mut [u8],
 }
@@ -178,7 +182,7 @@ impl<'a, E: Element> Buffers<'a, E> {
             delta: carver.take(queries),
             dq: carver.take(queries * shape.head_dim),
             dk: carver.take(shape.seq * shape.head_dim),
-            dv: carver.take(shape.seq * shape.head_dim),
+            dv: carver.take(shape.seq * shape.value_dim),
             gemm: carver.rest(),
         }
     }
@@ -194,28 +198,28 @@ fn backward_tile<E: Element>(
     inputs: &Inputs<'_, E>,
     buffers: &mut Buffers<'_, E>,
 ) -> Result<(), AttentionError> {
-    let width = shape.head_dim;
+    let (width, value_width) = (shape.head_dim, shape.value_dim);
     let q = head.query_rows(shape, inputs.q, queries);
-    let dout = head.query_rows(shape, inputs.dout, queries);
+    let dout = head.out_rows(shape, inputs.dout, queries);
     let lse = &inputs.lse[head.lse_offset(shape) + queries.first..][..queries.count];
     vectorized(
         #[inline(always)]
         || {
             for (row, delta) in buffers.delta[..queries.count].iter_mut().enumerate() {
-                let offset = head.query_offset(shape, queries.first + row);
+                let offset = head.out_offset(shape, queries.first + row);
                 let (dout, out) = (&inputs.dout[offset..], &inputs.out[offset..]);
-                *delta = sum_of_products(&dout[..width], &out[..width]);
+                *delta = sum_of_products(&dout[..value_width], &out[..value_width]);
             }
         },
     );
-    for keys in AttentionShape::tiles(shape.keys_seen(queries), KEY_TILE) {
+    for (index, keys) in shape.key_tiles(queries).enumerate() {
         let k = head.key_rows(shape, inputs.k, keys);
-        let v = head.key_rows(shape, inputs.v, keys);
+        let v = head.value_rows(shape, inputs.v, keys);
         let count = queries.count * keys.count;
         let out = Output::F32 { data: &mut buffers.scores[..count], accumulate: false };
         gemm_serial(tier, queries.count, keys.count, width, q, k, out, buffers.gemm)?;
         let out = Output::F32 { data: &mut buffers.dp[..count], accumulate: false };
-        gemm_serial(tier, queries.count, keys.count, width, dout, v, out, buffers.gemm)?;
+        gemm_serial(tier, queries.count, keys.count, value_width, dout, v, out, buffers.gemm)?;
         vectorized(
             #[inline(always)]
             || differentiate(shape, queries, keys, lse, buffers),
@@ -223,16 +227,16 @@ fn backward_tile<E: Element>(
 
         let p = Operand::rows(&buffers.p[..count], keys.count);
         let ds = Operand::rows(&buffers.ds[..count], keys.count);
-        let rows = keys.first * width..keys.end() * width;
-        let (dv, dk) = (&mut buffers.dv[rows.clone()], &mut buffers.dk[rows]);
+        let rows = |width: usize| keys.first * width..keys.end() * width;
+        let (dv, dk) = (&mut buffers.dv[rows(value_width)], &mut buffers.dk[rows(width)]);
         let out = Output::F32 { data: dv, accumulate: true };
         let (p, dout, q) = (p.transposed(), dout.transposed(), q.transposed());
-        gemm_serial(tier, keys.count, width, queries.count, p, dout, out, buffers.gemm)?;
+        gemm_serial(tier, keys.count, value_width, queries.count, p, dout, out, buffers.gemm)?;
         let out = Output::F32 { data: dk, accumulate: true };
         let ds_transposed = ds.transposed();
         gemm_serial(tier, keys.count, width, queries.count, ds_transposed, q, out, buffers.gemm)?;
         let dq = &mut buffers.dq[..queries.count * width];
-        let out = Output::F32 { data: dq, accumulate: keys.first > 0 };
+        let out = Output::F32 { data: dq, accumulate: index > 0 };
         let k = k.transposed();
         gemm_serial(tier, queries.count, width, keys.count, ds, k, out, buffers.gemm)?;
     }
@@ -266,25 +270,25 @@ fn differentiate<E: Element>(
     buffers: &mut Buffers<'_, E>,
 ) {
     for (row, &lse) in lse.iter().enumerate() {
-        let seen = visible(shape, queries.first + row, keys);
+        let seen = shape.visible(queries.first + row, keys);
         let delta = buffers.delta[row];
         let range = row * keys.count..(row + 1) * keys.count;
         // Copies of fixed length, so that all loops run over whole vectors.
         let mut scores = [0.0f32; KEY_TILE];
         let mut dp = [0.0f32; KEY_TILE];
-        scores[..seen].copy_from_slice(&buffers.scores[range.clone()][..seen]);
-        dp[..seen].copy_from_slice(&buffers.dp[range.clone()][..seen]);
+        scores[..seen.end].copy_from_slice(&buffers.scores[range.clone()][..seen.end]);
+        dp[..seen.end].copy_from_slice(&buffers.dp[range.clone()][..seen.end]);
         let zero = E::from_f32(0.0);
         let (mut p_row, mut ds_row) = ([zero; KEY_TILE], [zero; KEY_TILE]);
         let blocks = scores.as_chunks::<LANES>().0.iter().zip(dp.as_chunks::<LANES>().0);
         let outputs = p_row.as_chunks_mut::<LANES>().0.iter_mut();
         let outputs = outputs.zip(ds_row.as_chunks_mut::<LANES>().0);
-        let used = seen.div_ceil(LANES);
+        let used = seen.end.div_ceil(LANES);
         for (index, ((scores, dp), (p_row, ds_row))) in blocks.zip(outputs).take(used).enumerate() {
             for lane in 0..LANES {
                 let p = exp_or_zero(scores[lane] * shape.scale - lse);
                 let ds = shape.scale * (p * (dp[lane] - delta));
-                let is_seen = index * LANES + lane < seen;
+                let is_seen = seen.contains(&(index * LANES + lane));
                 p_row[lane] = E::from_f32(if is_seen { p } else { 0.0 });
                 ds_row[lane] = E::from_f32(if is_seen { ds } else { 0.0 });
             }

@@ -1,6 +1,8 @@
 //! The forward: online softmax over tiles of keys.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use super::{
     ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
     for_each_task, gemm_bytes, slots_bytes,
@@ -19,12 +21,11 @@ pub fn forward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usiz
 
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
     let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
-    let width = shape.head_dim;
-    let scores = gemm_bytes::<E>(queries, keys, width);
-    let values = gemm_bytes::<E>(queries, width, keys);
+    let scores = gemm_bytes::<E>(queries, keys, shape.head_dim);
+    let values = gemm_bytes::<E>(queries, shape.value_dim, keys);
     carved_bytes::<f32>(queries * keys)
         + carved_bytes::<E>(queries * keys)
-        + carved_bytes::<f32>(queries * width)
+        + carved_bytes::<f32>(queries * shape.value_dim)
         + 2 * carved_bytes::<f32>(queries)
         + scores.max(values).next_multiple_of(ALIGNMENT)
         + ALIGNMENT
@@ -32,6 +33,8 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
 
 /// Writes `out` and `lse`, with the GEMMs on the best tier; layouts as in the [module](super)'s
 /// table.
+///
+/// `sinks` has the score of each head's sink, if there are any, in the scale of scaled scores.
 ///
 /// A row whose scores hold a NaN or a positive infinity comes out NaN.
 ///
@@ -45,11 +48,12 @@ pub fn attention_forward<E: Element>(
     q: &[E],
     k: &[E],
     v: &[E],
+    sinks: Option<&[f32]>,
     out: &mut [E],
     lse: &mut [f32],
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
-    attention_forward_on(best_tier(), shape, q, k, v, out, lse, workspace)
+    attention_forward_on(best_tier(), shape, q, k, v, sinks, out, lse, workspace)
 }
 
 /// [`attention_forward`] with the GEMMs on a given tier.
@@ -63,6 +67,7 @@ pub fn attention_forward_on<E: Element>(
     q: &[E],
     k: &[E],
     v: &[E],
+    sinks: Option<&[f32]>,
     out: &mut [E],
     lse: &mut [f32],
     workspace: &mut [u8],
@@ -70,8 +75,9 @@ pub fn attention_forward_on<E: Element>(
     shape.check(&[
         ("q", q.len(), shape.query_len()),
         ("k", k.len(), shape.key_len()),
-        ("v", v.len(), shape.key_len()),
-        ("out", out.len(), shape.query_len()),
+        ("v", v.len(), shape.value_len()),
+        ("sinks", sinks.map_or(shape.heads, <[f32]>::len), shape.heads),
+        ("out", out.len(), shape.out_len()),
         ("lse", lse.len(), shape.lse_len()),
     ])?;
     let (out, lse) = (SharedOutput::new(out), SharedOutput::new(lse));
@@ -80,7 +86,14 @@ pub fn attention_forward_on<E: Element>(
         let mut buffers = Buffers::<E>::carve(shape, slot);
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             let head = Head { batch, head, kv_head };
-            for queries in AttentionShape::tiles(shape.seq, QUERY_TILE) {
+            for queries in shape.query_tiles() {
+                // A sink is the first score that each query of its head sees.
+                let (greatest, total) = match sinks {
+                    Some(sinks) => (sinks[head.head], 1.0),
+                    None => (f32::NEG_INFINITY, 0.0),
+                };
+                buffers.greatest.fill(greatest);
+                buffers.total.fill(total);
                 forward_tile(tier, shape, head, queries, q, k, v, &mut buffers)?;
                 // SAFETY: these rows of this head belong to this task alone, and no other part
                 // of it is held.
@@ -97,7 +110,7 @@ struct Buffers<'a, E> {
     scores: &'a mut [f32],
     /// `[queries, keys]`, the exponentials over the greatest score so far.
     weights: &'a mut [E],
-    /// `[queries, head_dim]`, the weighted sum of values so far.
+    /// `[queries, value_dim]`, the weighted sum of values so far.
     sum: &'a mut [f32],
     /// The greatest scaled score of each query so far.
     greatest: &'a mut [f32],
@@ -113,7 +126,7 @@ impl<'a, E: Element> Buffers<'a, E> {
         Self {
             scores: carver.take(queries * keys),
             weights: carver.take(queries * keys),
-            sum: carver.take(queries * shape.head_dim),
+            sum: carver.take(queries * shape.value_dim),
             greatest: carver.take(queries),
             total: carver.take(queries),
             gemm: carver.rest(),
@@ -141,11 +154,11 @@ impl<'a, E: Element> Buffers<'a, E> {
             || {
                 for (row, lse) in lse.iter_mut().enumerate() {
                     *lse = self.greatest[row] + self.total[row].ln();
-                    let offset = head.query_offset(shape, queries.first + row);
+                    let offset = head.out_offset(shape, queries.first + row);
                     // SAFETY: the caller's promise; the rows do not overlap.
-                    let out = unsafe { out.part(offset, shape.head_dim) };
+                    let out = unsafe { out.part(offset, shape.value_dim) };
                     let scale = 1.0 / self.total[row];
-                    let sum = &self.sum[row * shape.head_dim..][..shape.head_dim];
+                    let sum = &self.sum[row * shape.value_dim..][..shape.value_dim];
                     for (out, &sum) in out.iter_mut().zip(sum) {
                         *out = E::from_f32(sum * scale);
                     }
@@ -166,11 +179,9 @@ fn forward_tile<E: Element>(
     v: &[E],
     buffers: &mut Buffers<'_, E>,
 ) -> Result<(), AttentionError> {
-    let width = shape.head_dim;
-    buffers.greatest.fill(f32::NEG_INFINITY);
-    buffers.total.fill(0.0);
-    for keys in AttentionShape::tiles(shape.keys_seen(queries), KEY_TILE) {
-        let is_first = keys.first == 0;
+    let (width, value_width) = (shape.head_dim, shape.value_dim);
+    for (index, keys) in shape.key_tiles(queries).enumerate() {
+        let is_first = index == 0;
         let (q, k) = (head.query_rows(shape, q, queries), head.key_rows(shape, k, keys));
         let scores = &mut buffers.scores[..queries.count * keys.count];
         let out = Output::F32 { data: scores, accumulate: false };
@@ -181,10 +192,11 @@ fn forward_tile<E: Element>(
         );
 
         let weights = Operand::rows(&buffers.weights[..queries.count * keys.count], keys.count);
-        let values = head.key_rows(shape, v, keys).transposed();
-        let sum = &mut buffers.sum[..queries.count * width];
+        let values = head.value_rows(shape, v, keys).transposed();
+        let sum = &mut buffers.sum[..queries.count * value_width];
         let out = Output::F32 { data: sum, accumulate: !is_first };
-        gemm_serial(tier, queries.count, width, keys.count, weights, values, out, buffers.gemm)?;
+        let (m, n, k) = (queries.count, value_width, keys.count);
+        gemm_serial(tier, m, n, k, weights, values, out, buffers.gemm)?;
     }
     Ok(())
 }
@@ -199,50 +211,44 @@ fn soften<E: Element>(
     buffers: &mut Buffers<'_, E>,
 ) {
     for row in 0..queries.count {
-        let seen = visible(shape, queries.first + row, keys);
+        let seen = shape.visible(queries.first + row, keys);
         let scores = &buffers.scores[row * keys.count..][..keys.count];
         let weights = &mut buffers.weights[row * keys.count..][..keys.count];
         let (greatest, total) = (&mut buffers.greatest[row], &mut buffers.total[row]);
         let shrink = soften_row(scores, seen, shape.scale, greatest, total, weights);
         if !is_first && shrink != 1.0 {
-            for sum in &mut buffers.sum[row * shape.head_dim..][..shape.head_dim] {
+            for sum in &mut buffers.sum[row * shape.value_dim..][..shape.value_dim] {
                 *sum *= shrink;
             }
         }
     }
 }
 
-/// How many of a tile's keys the query at `token` sees; they are the first ones.
-#[inline(always)]
-pub(super) fn visible(shape: &AttentionShape, token: usize, keys: Tile) -> usize {
-    if shape.causal { (token + 1).saturating_sub(keys.first).min(keys.count) } else { keys.count }
-}
-
-/// One row of a tile: weights `exp(scale * score - greatest)`, zero beyond `seen`. Returns what
+/// One row of a tile: weights `exp(scale * score - greatest)`, zero outside of `seen`. Returns what
 /// earlier sums shrink by.
 #[inline(always)]
 fn soften_row<E: Element>(
     scores: &[f32],
-    seen: usize,
+    seen: Range<usize>,
     scale: f32,
     greatest: &mut f32,
     total: &mut f32,
     weights: &mut [E],
 ) -> f32 {
-    if seen == 0 {
+    if seen.is_empty() {
         weights.fill(E::from_f32(0.0));
         return 1.0;
     }
     // A copy of fixed length, so that all loops run over whole vectors.
     let mut row = [0.0f32; KEY_TILE];
-    row[..seen].copy_from_slice(&scores[..seen]);
-    let used = seen.next_multiple_of(LANES).min(KEY_TILE);
+    row[..seen.end].copy_from_slice(&scores[..seen.end]);
+    let used = seen.end.next_multiple_of(LANES).min(KEY_TILE);
     let blocks = row[..used].as_chunks_mut::<LANES>().0;
 
     let mut greatest_lanes = [f32::NEG_INFINITY; LANES];
     for (index, block) in blocks.iter_mut().enumerate() {
         for lane in 0..LANES {
-            let is_seen = index * LANES + lane < seen;
+            let is_seen = seen.contains(&(index * LANES + lane));
             block[lane] = if is_seen { block[lane] * scale } else { f32::NEG_INFINITY };
             greatest_lanes[lane] = greater(greatest_lanes[lane], block[lane]);
         }

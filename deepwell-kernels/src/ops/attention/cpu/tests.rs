@@ -13,6 +13,7 @@ struct Case<E> {
     k: Vec<E>,
     v: Vec<E>,
     dout: Vec<E>,
+    sinks: Option<Vec<f32>>,
 }
 
 /// What forward and backward write.
@@ -23,37 +24,57 @@ struct Results<E> {
     dq: Vec<E>,
     dk: Vec<E>,
     dv: Vec<E>,
+    dsinks: Vec<f32>,
 }
 
 impl<E: Element> Case<E> {
+    fn with_sinks(shape: AttentionShape) -> Self {
+        let sinks = Random::new(shape.seq as u64).normals(shape.heads);
+        Self { sinks: Some(sinks), ..Self::random(shape) }
+    }
+
     fn random(shape: AttentionShape) -> Self {
         let mut random = Random::new((shape.seq * 101 + shape.head_dim) as u64);
         Self {
             shape,
             q: random.normals(shape.query_len()),
             k: random.normals(shape.key_len()),
-            v: random.normals(shape.key_len()),
-            dout: random.normals(shape.query_len()),
+            v: random.normals(shape.value_len()),
+            dout: random.normals(shape.out_len()),
+            sinks: None,
         }
     }
 
+    fn sinks_f64(&self) -> Vec<f64> {
+        to_f64(self.sinks.as_deref().unwrap_or_default())
+    }
+
     fn run(&self, tier: Tier, workspace_threads: usize) -> Results<E> {
-        let Self { shape, q, k, v, dout } = self;
+        let Self { shape, q, k, v, dout, sinks } = self;
+        let sinks = sinks.as_deref();
         let mut results = Results {
-            out: poisoned(q.len()),
+            out: poisoned(dout.len()),
             lse: poisoned(shape.lse_len()),
             dq: poisoned(q.len()),
             dk: poisoned(k.len()),
-            dv: poisoned(k.len()),
+            dv: poisoned(v.len()),
+            dsinks: poisoned(sinks.map_or(0, <[f32]>::len)),
         };
-        let Results { out, lse, dq, dk, dv } = &mut results;
+        let Results { out, lse, dq, dk, dv, dsinks } = &mut results;
         let bytes = forward_workspace_bytes::<E>(shape, workspace_threads);
         let mut workspace = vec![0xff; bytes];
-        attention_forward_on(tier, shape, q, k, v, out, lse, &mut workspace).unwrap();
+        attention_forward_on(tier, shape, q, k, v, sinks, out, lse, &mut workspace).unwrap();
         let bytes = backward_workspace_bytes::<E>(shape, workspace_threads);
         let mut workspace = vec![0xff; bytes];
         attention_backward_on(tier, shape, dout, q, k, v, out, lse, dq, dk, dv, &mut workspace)
             .unwrap();
+        if let Some(sinks) = sinks {
+            sink_gradients(shape, dout, out, lse, sinks, false, dsinks).unwrap();
+            let once = dsinks.clone();
+            sink_gradients(shape, dout, out, lse, sinks, true, dsinks).unwrap();
+            assert!(dsinks.iter().zip(&once).all(|(twice, once)| *twice == 2.0 * once));
+            dsinks.copy_from_slice(&once);
+        }
         results
     }
 }
@@ -77,6 +98,8 @@ fn norm_of_products(a: &[f64], b: &[f64]) -> f64 {
 ///   `u sum |dout| |out|`, and out's own error;
 /// - ds errs by `|scale| p` times the errors of dp and delta, plus the errors of p on it, plus
 ///   `u |ds|` for its rounding;
+/// - a sink's gradient errs, in each row, by its weight times the error of delta, and by the
+///   weight's own error, which is that of lse;
 /// - each product passes on these errors times its other operand, and adds `(terms + 2) e` of the
 ///   size of its terms, which `sums` stands for.
 struct Allowed {
@@ -85,30 +108,33 @@ struct Allowed {
     dq: Vec<f64>,
     dk: Vec<f64>,
     dv: Vec<f64>,
+    dsinks: Vec<f64>,
 }
 
 fn allowed<E: Element>(case: &Case<E>, shape: &oracle::Shape) -> Allowed {
     let u = if E::NAME == "bf16" { f64::from(E::UNIT_ROUNDOFF) } else { 0.0 };
     let e = 2f64.powi(-24);
-    let width = shape.head_dim;
+    let (width, value_width) = (shape.head_dim, shape.value_dim());
     let (q, k, v) = (to_f64(&case.q), to_f64(&case.k), to_f64(&case.v));
-    let dout = to_f64(&case.dout);
-    let forward = oracle::forward(shape, &q, &k, &v);
+    let (dout, sinks) = (to_f64(&case.dout), case.sinks_f64());
+    let forward = oracle::forward(shape, &q, &k, &v, &sinks);
     let sums = (shape.seq * shape.heads / shape.kv_heads + 2) as f64 * e;
 
     let mut allowed = Allowed {
-        out: vec![0.0; q.len()],
+        out: vec![0.0; dout.len()],
         lse: vec![],
         dq: vec![0.0; q.len()],
         dk: vec![0.0; k.len()],
-        dv: vec![0.0; k.len()],
+        dv: vec![0.0; v.len()],
+        dsinks: vec![0.0; sinks.len()],
     };
     for row @ (batch, head, token) in shape.rows() {
-        let (p, lse) = oracle::probabilities(shape, &q, &k, row);
-        let at = shape.query(batch, token, head);
-        let (query, dout) = (&q[at..][..width], &dout[at..][..width]);
-        let out = &forward.out[at..][..width];
+        let (p, lse) = oracle::probabilities(shape, &q, &k, &sinks, row);
+        let (at, out_at) = (shape.query(batch, token, head), shape.out(batch, token, head));
+        let (query, dout) = (&q[at..][..width], &dout[out_at..][..value_width]);
+        let out = &forward.out[out_at..][..value_width];
         let keys: Vec<usize> = (0..p.len()).map(|key| shape.key(batch, key, head)).collect();
+        let values: Vec<usize> = (0..p.len()).map(|key| shape.value(batch, key, head)).collect();
 
         let score_size = |key: usize| norm_of_products(query, &k[key..][..width]);
         let greatest_size = keys.iter().map(|&key| score_size(key)).fold(0.0, f64::max);
@@ -119,27 +145,33 @@ fn allowed<E: Element>(case: &Case<E>, shape: &oracle::Shape) -> Allowed {
         allowed.lse.push(score_error + 8.0 * e + 2.0 * e * lse.abs());
 
         let value_size =
-            |d: usize| -> f64 { keys.iter().zip(&p).map(|(&key, p)| p * v[key + d].abs()).sum() };
+            |d: usize| -> f64 { values.iter().zip(&p).map(|(&at, p)| p * v[at + d].abs()).sum() };
         let mut delta_error = 0.0;
         let mut delta = 0.0;
-        for d in 0..width {
+        for d in 0..value_width {
             let size = value_size(d);
             let error = (2.0 * p_relative + u + sums) * size + (u + e) * out[d].abs();
-            allowed.out[at + d] = error;
+            allowed.out[out_at + d] = error;
             delta_error +=
-                dout[d].abs() * error + (width + 2) as f64 * e * (dout[d] * out[d]).abs();
+                dout[d].abs() * error + (value_width + 2) as f64 * e * (dout[d] * out[d]).abs();
             delta += dout[d] * out[d];
         }
-        for (&key, &p) in keys.iter().zip(&p) {
-            let value = &v[key..][..width];
+        if let Some(sink) = sinks.get(head) {
+            let weight = (sink - lse).exp();
+            allowed.dsinks[head] += weight * (delta_error + (p_relative + sums) * delta.abs());
+        }
+        for ((&key, &value_at), &p) in keys.iter().zip(&values).zip(&p) {
+            let value = &v[value_at..][..value_width];
             let dp: f64 = dout.iter().zip(value).map(|(a, b)| a * b).sum();
-            let dp_error = (width + 2) as f64 * e * norm_of_products(dout, value);
+            let dp_error = (value_width + 2) as f64 * e * norm_of_products(dout, value);
             let ds = shape.scale * p * (dp - delta);
             let ds_error = shape.scale.abs() * p * (dp_error + delta_error)
                 + (p_relative + 4.0 * e + u) * ds.abs();
             let p_error = (p_relative + u) * p;
+            for (allowed, dout) in allowed.dv[value_at..].iter_mut().zip(dout) {
+                *allowed += (p_error + sums * p) * dout.abs();
+            }
             for d in 0..width {
-                allowed.dv[key + d] += (p_error + sums * p) * dout[d].abs();
                 allowed.dk[key + d] += (ds_error + sums * ds.abs()) * query[d].abs();
                 allowed.dq[at + d] += (ds_error + sums * ds.abs()) * k[key + d].abs();
             }
@@ -148,15 +180,17 @@ fn allowed<E: Element>(case: &Case<E>, shape: &oracle::Shape) -> Allowed {
     allowed
 }
 
-fn check<E: Element>(shape: AttentionShape) {
-    let case = Case::<E>::random(shape);
-    let AttentionShape { batch, seq, heads, kv_heads, head_dim, scale, causal } = shape;
-    let scale = f64::from(scale);
-    let oracle_shape = oracle::Shape { batch, seq, heads, kv_heads, head_dim, scale, causal };
+fn check<E: Element>(case: &Case<E>) {
+    let shape = case.shape;
+    let AttentionShape { batch, seq, heads, kv_heads, head_dim, scale, causal, window, .. } = shape;
+    let (scale, value_dim) = (f64::from(scale), Some(shape.value_dim));
+    let oracle_shape =
+        oracle::Shape { batch, seq, heads, kv_heads, head_dim, value_dim, scale, causal, window };
     let (q, k, v) = (to_f64(&case.q), to_f64(&case.k), to_f64(&case.v));
-    let forward = oracle::forward(&oracle_shape, &q, &k, &v);
-    let backward = oracle::backward(&oracle_shape, &to_f64(&case.dout), &q, &k, &v);
-    let allowed = allowed(&case, &oracle_shape);
+    let (dout, sinks) = (to_f64(&case.dout), case.sinks_f64());
+    let forward = oracle::forward(&oracle_shape, &q, &k, &v, &sinks);
+    let backward = oracle::backward(&oracle_shape, &dout, &q, &k, &v, &sinks);
+    let allowed = allowed(case, &oracle_shape);
     // The gradients' last rounding, to E.
     let relative = f64::from(E::UNIT_ROUNDOFF);
     for tier in tiers() {
@@ -167,6 +201,8 @@ fn check<E: Element>(shape: AttentionShape) {
         assert_close_each(&name("dq"), &got.dq, &backward.dq, relative, &allowed.dq);
         assert_close_each(&name("dk"), &got.dk, &backward.dk, relative, &allowed.dk);
         assert_close_each(&name("dv"), &got.dv, &backward.dv, relative, &allowed.dv);
+        let dsinks = &got.dsinks;
+        assert_close_each(&name("dsinks"), dsinks, &backward.dsinks, 1e-7, &allowed.dsinks);
     }
 }
 
@@ -176,7 +212,8 @@ fn shape(
     scale: f32,
     causal: bool,
 ) -> AttentionShape {
-    AttentionShape { batch, seq, heads, kv_heads, head_dim, scale, causal }
+    let (value_dim, window) = (head_dim, None);
+    AttentionShape { batch, seq, heads, kv_heads, head_dim, value_dim, scale, causal, window }
 }
 
 #[test]
@@ -198,8 +235,61 @@ fn agrees_with_the_oracle() {
         shape((1, 150), (1, 1, 16), 3.0, true),
         shape((1, 9), (1, 1, 8), 0.0, true),
     ] {
-        check::<f32>(shape);
-        check::<bf16>(shape);
+        check(&Case::<f32>::random(shape));
+        check(&Case::<bf16>::random(shape));
+    }
+}
+
+/// What a head may look at, beside all before it.
+#[test]
+fn windows_sinks_and_widths_of_values_agree_with_the_oracle() {
+    let of = |seq| shape((2, seq), (4, 2, 16), 0.3, true);
+    let window = |window, shape| AttentionShape { window: Some(window), ..shape };
+    let values = |value_dim, shape| AttentionShape { value_dim, ..shape };
+    for shape in [
+        of(17),
+        // A token alone, two, one less than all, all, more than all.
+        window(1, of(17)),
+        window(2, of(17)),
+        window(16, of(17)),
+        window(17, of(17)),
+        window(100, of(17)),
+        // Windows of a tile (128) and around it, and tiles that no query of another sees.
+        window(127, of(300)),
+        window(128, of(300)),
+        window(129, of(300)),
+        window(5, of(400)),
+        // Values narrower and wider than keys.
+        values(8, of(33)),
+        values(40, of(140)),
+        values(1, window(3, of(140))),
+        shape((1, 150), (2, 1, 16), 0.25, false),
+    ] {
+        check(&Case::<f32>::random(shape));
+        check(&Case::<f32>::with_sinks(shape));
+        check(&Case::<bf16>::with_sinks(shape));
+    }
+}
+
+/// A sink of minus infinity is none, one that is far above all scores leaves nothing, and a window
+/// of a whole sequence is none, to the bit.
+#[test]
+fn what_changes_nothing_changes_no_bit() {
+    let plain = Case::<f32>::random(shape((1, 200), (2, 1, 16), 0.25, true));
+    let windowed = Case {
+        shape: AttentionShape { window: Some(200), ..plain.shape },
+        ..Case::random(plain.shape)
+    };
+    let low = Case { sinks: Some(vec![-1e30; 2]), ..Case::random(plain.shape) };
+    let high = Case { sinks: Some(vec![1e30; 2]), ..Case::<f32>::random(plain.shape) };
+    for tier in tiers() {
+        let expected = plain.run(tier, 1);
+        assert_eq!(windowed.run(tier, 1), expected, "{tier:?}");
+        let got = low.run(tier, 1);
+        assert_eq!((&got.out, &got.lse), (&expected.out, &expected.lse), "{tier:?}");
+        assert_eq!((&got.dq, &got.dv), (&expected.dq, &expected.dv), "{tier:?}");
+        assert_eq!(got.dsinks, [0.0; 2]);
+        assert!(high.run(tier, 1).out.iter().all(|value| *value == 0.0), "{tier:?}");
     }
 }
 
@@ -263,7 +353,7 @@ fn errors_name_what_is_wrong() {
         let (q, k) = (vec![0.0f32; q_len], vec![0.0f32; 32]);
         let (mut out, mut lse) = (vec![0.0f32; 64], vec![0.0f32; 8]);
         let workspace = &mut vec![0; bytes];
-        attention_forward(&shape, &q, &k, &k, &mut out, &mut lse, workspace)
+        attention_forward(&shape, &q, &k, &k, None, &mut out, &mut lse, workspace)
             .unwrap_err()
             .to_string()
     };

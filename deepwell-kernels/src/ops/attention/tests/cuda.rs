@@ -26,13 +26,35 @@ pub(crate) enum Data {
 pub(crate) struct Case {
     pub(crate) shape: Shape,
     pub(crate) data: Data,
+    /// Sinks are uniform, of this size, if there are any.
+    pub(crate) sinks: Option<f32>,
 }
 
 impl Case {
     pub(crate) fn new(sizes: [usize; 5], causal: bool, data: Data) -> Case {
         let [batch, seq, heads, kv_heads, head_dim] = sizes;
         let scale = 1.0 / (head_dim as f64).sqrt();
-        Case { shape: Shape { batch, seq, heads, kv_heads, head_dim, scale, causal }, data }
+        let extended = Shape::default();
+        Case {
+            shape: Shape { batch, seq, heads, kv_heads, head_dim, scale, causal, ..extended },
+            data,
+            sinks: None,
+        }
+    }
+
+    pub(crate) fn window(mut self, window: usize) -> Case {
+        self.shape.window = Some(window);
+        self
+    }
+
+    pub(crate) fn values(mut self, value_dim: usize) -> Case {
+        self.shape.value_dim = Some(value_dim);
+        self
+    }
+
+    pub(crate) fn sinks(mut self, size: f32) -> Case {
+        self.sinks = Some(size);
+        self
     }
 
     /// Products of elements that scores take.
@@ -44,16 +66,20 @@ impl Case {
     /// Whether gradients are larger than what they may be wrong by. With equal keys or scores far
     /// apart they are zero but for what rounding leaves, and so is every first row.
     pub(crate) fn has_gradients(&self) -> bool {
-        self.shape.seq >= 15 && matches!(self.data, Data::Uniform(size) if size <= 8.0)
+        self.shape.seq >= 15
+            && self.shape.window.is_none_or(|window| window >= 15)
+            && self.sinks.is_none_or(|size| size <= 4.0)
+            && matches!(self.data, Data::Uniform(size) if size <= 8.0)
     }
 
     pub(crate) fn heads(&self) -> AttentionHeads {
-        let Shape { heads, kv_heads, head_dim, scale, causal, .. } = self.shape;
-        AttentionHeads { heads, kv_heads, head_dim, scale, causal }
+        let Shape { heads, kv_heads, head_dim, value_dim, scale, causal, window, .. } = self.shape;
+        let sinks = self.sinks.is_some();
+        AttentionHeads { heads, kv_heads, head_dim, value_dim, scale, causal, window, sinks }
     }
 
     pub(crate) fn name(&self) -> String {
-        format!("{:?} {:?}", self.shape, self.data)
+        format!("{:?} {:?} sinks {:?}", self.shape, self.data, self.sinks)
     }
 
     pub(crate) fn query_shape(&self) -> [usize; 2] {
@@ -62,6 +88,19 @@ impl Case {
 
     pub(crate) fn key_shape(&self) -> [usize; 2] {
         [self.shape.batch * self.shape.seq, self.shape.kv_heads * self.shape.head_dim]
+    }
+
+    pub(crate) fn out_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.heads * self.shape.value_dim()]
+    }
+
+    pub(crate) fn value_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.kv_heads * self.shape.value_dim()]
+    }
+
+    /// A score for each head, or none.
+    pub(crate) fn sink_scores(&self) -> Vec<f32> {
+        self.sinks.map_or(Vec::new(), |size| uniform(self.shape.heads, 5, size))
     }
 
     pub(crate) fn lse_shape(&self) -> [usize; 3] {
@@ -76,7 +115,9 @@ impl Case {
         let size = if let Data::Uniform(size) = self.data { size } else { 1.0 };
         let mut q = uniform(query_len, 1, size);
         let mut k = uniform(key_len, 2, 1.0);
-        let (v, dout) = (uniform(key_len, 3, 1.0), uniform(query_len, 4, 1.0));
+        let (value_len, out_len) =
+            (self.value_shape().iter().product(), self.out_shape().iter().product());
+        let (v, dout) = (uniform(value_len, 3, 1.0), uniform(out_len, 4, 1.0));
         let key_token = |index: usize| index / (kv_heads * head_dim) % seq;
         match self.data {
             Data::Uniform(_) => {}
@@ -98,8 +139,8 @@ impl Case {
         [
             HostTensor::bf16(&queries, &q),
             HostTensor::bf16(&keys, &k),
-            HostTensor::bf16(&keys, &v),
-            HostTensor::bf16(&queries, &dout),
+            HostTensor::bf16(&self.value_shape(), &v),
+            HostTensor::bf16(&self.out_shape(), &dout),
         ]
     }
 }
@@ -140,6 +181,45 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
+/// What a head may look at beside all keys, in tiles of 64 and of 128 elements.
+pub(crate) fn extended_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let of = |sizes| Case::new(sizes, true, Data::Uniform(1.0));
+    for head_dim in [64, 128] {
+        // A token alone, around tiles of keys (32, 64) and of queries (128), and all tokens.
+        for (seq, window) in [
+            (1, 1),
+            (130, 1),
+            (70, 31),
+            (200, 63),
+            (200, 64),
+            (200, 65),
+            (300, 127),
+            (300, 128),
+            (300, 129),
+            (257, 257),
+            (257, 1000),
+            (600, 33),
+        ] {
+            cases.push(of([1, seq, 4, 2, head_dim]).window(window));
+        }
+        for seq in [1, 64, 129] {
+            cases.push(of([2, seq, 4, 2, head_dim]).sinks(2.0));
+        }
+        // Sinks with next to all the weight, and with next to none.
+        cases.push(of([1, 133, 5, 1, head_dim]).sinks(40.0));
+        cases.push(Case::new([2, 100, 3, 3, head_dim], false, Data::Uniform(4.0)).sinks(1.0));
+        cases.push(of([2, 200, 4, 1, head_dim]).window(70).sinks(1.0));
+    }
+    // Keys, values.
+    for (head_dim, value_dim) in [(24, 16), (16, 40), (64, 128), (128, 64), (96, 72), (120, 8)] {
+        cases.push(of([2, 129, 4, 2, head_dim]).values(value_dim));
+        cases.push(of([1, 200, 2, 1, head_dim]).values(value_dim).window(66).sinks(1.0));
+        cases.push(Case::new([1, 70, 2, 1, head_dim], false, Data::Uniform(1.0)).values(value_dim));
+    }
+    cases
+}
+
 /// Largest [`Case::work`] on the emulator: a tile of queries and more, and every kind of data.
 pub(crate) const EMULATED_WORK: usize = 4 << 20;
 
@@ -155,10 +235,12 @@ pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
 /// [`check_forward`] with a kernel of its own.
 pub(crate) fn check_forward_with(gpu: &mut Gpu, case: &Case, options: RunOptions<'_>) {
     let [q, k, v, _] = case.inputs();
-    let expected = forward(&case.shape, &q.to_f64(), &k.to_f64(), &v.to_f64());
+    let sinks = case.sink_scores();
+    let sinks64: Vec<f64> = sinks.iter().map(|&x| x.into()).collect();
+    let expected = forward(&case.shape, &q.to_f64(), &k.to_f64(), &v.to_f64(), &sinks64);
     let magnitudes: Vec<f64> = v.to_f64().iter().map(|v| v.abs()).collect();
     // Weights are rounded to BF16 before they are multiplied, and the result is.
-    let weighted = forward(&case.shape, &q.to_f64(), &k.to_f64(), &magnitudes).out;
+    let weighted = forward(&case.shape, &q.to_f64(), &k.to_f64(), &magnitudes, &sinks64).out;
     let bounds: Vec<f64> = weighted
         .iter()
         .zip(&expected.out)
@@ -166,11 +248,13 @@ pub(crate) fn check_forward_with(gpu: &mut Gpu, case: &Case, options: RunOptions
         .collect();
     let op = Attention { heads: case.heads() };
     let outputs = [
-        HostTensor::output(DType::Bf16, &case.query_shape()),
+        HostTensor::output(DType::Bf16, &case.out_shape()),
         HostTensor::output(DType::F32, &case.lse_shape()),
     ];
     let options = RunOptions { seq: case.shape.seq, ..options };
-    let got = gpu.run_with(op, &[q.clone(), k.clone(), v], &outputs, options);
+    let mut inputs = vec![q.clone(), k.clone(), v];
+    inputs.extend(case.sinks.map(|_| HostTensor::f32(&[case.shape.heads], &sinks)));
+    let got = gpu.run_with(op, &inputs, &outputs, options);
     let name = case.name();
     // Where scores follow from the place alone, all rows have the same few probabilities, whose
     // rounding to BF16 they share.
@@ -180,7 +264,8 @@ pub(crate) fn check_forward_with(gpu: &mut Gpu, case: &Case, options: RunOptions
     let most = |x: &HostTensor| {
         x.to_f64().iter().filter(|x| !x.is_nan()).fold(1.0, |most: f64, x| most.max(x.abs()))
     };
-    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q) * most(&k);
+    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q) * most(&k)
+        + f64::from(case.sinks.unwrap_or(0.0));
     let lse_bound = (1.0 + scores) * 2f64.powi(-20);
     let bounds = vec![lse_bound; expected.lse.len()];
     assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
@@ -190,6 +275,16 @@ trial!(attention_of_any_size);
 fn attention_of_any_size() {
     let mut gpu = Gpu::open();
     for case in cases() {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check_forward(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(attention_with_windows_sinks_and_other_values);
+fn attention_with_windows_sinks_and_other_values() {
+    let mut gpu = Gpu::open();
+    for case in extended_cases() {
         if gpu.runs(case.work(), EMULATED_WORK) {
             check_forward(&mut gpu, &case);
         }
@@ -216,7 +311,14 @@ fn what_the_kernels_do_not_take_is_said() {
         (64, 0.125, DType::F32, Some("takes bf16 operands, not f32")),
     ];
     for (head_dim, scale, dtype, expected) in rows {
-        let heads = AttentionHeads { heads: 4, kv_heads: 2, head_dim, scale, causal: true };
+        let heads = AttentionHeads {
+            heads: 4,
+            kv_heads: 2,
+            head_dim,
+            scale,
+            causal: true,
+            ..AttentionHeads::default()
+        };
         let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
         let (query, key) = (of(dtype, &[10, 4 * head_dim]), of(dtype, &[10, 2 * head_dim]));
         let lse = of(DType::F32, &[2, 4, 5]);
@@ -242,6 +344,16 @@ pub(crate) fn heads() -> impl Iterator<Item = Case> {
     [16, 32, 48, 64, 96, 128].into_iter().map(case)
 }
 
+/// Every width of extended kernels: windows that begin within and between tiles, sinks, values of
+/// another width.
+pub(crate) fn extended_heads() -> impl Iterator<Item = Case> {
+    let case = |head_dim| Case::new([1, 400, 4, 2, head_dim], true, Data::Uniform(1.0));
+    [case(64).window(100).sinks(1.0).values(40), case(128).window(150).sinks(1.0).values(96)]
+        .into_iter()
+}
+
 emulated! {
-    attention on Sm100a: |gpu| heads().for_each(|case| check_forward(gpu, &case))
+    attention on Sm100a: |gpu| {
+        heads().chain(extended_heads()).for_each(|case| check_forward(gpu, &case));
+    }
 }

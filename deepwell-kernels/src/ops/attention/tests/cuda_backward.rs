@@ -4,39 +4,50 @@ use deepwell_ir::DType;
 use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::ops::attention::oracle::{backward, forward, probabilities};
 
-use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases};
+use crate::attention::{
+    Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, extended_cases, extended_heads, heads,
+};
 use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
 /// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
 /// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
-fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 4]) -> [Vec<f64>; 3] {
-    let [dout, q, k, v] = inputs;
+fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 5]) -> [Vec<f64>; 4] {
+    let [dout, q, k, v, sinks] = inputs;
     let (shape, width) = (&case.shape, case.shape.head_dim);
+    let values = shape.value_dim();
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    let mut dsinks = vec![0.0; sinks.len()];
     for row in shape.rows() {
         let (batch, head, token) = row;
-        let (p, _) = probabilities(shape, q, k, row);
+        let (p, lse) = probabilities(shape, q, k, sinks, row);
         let query = shape.query(batch, token, head);
-        let dout = &dout[query..][..width];
+        let out_at = shape.out(batch, token, head);
+        let dout = &dout[out_at..][..values];
         // delta is summed from an output that was rounded.
-        let delta: f64 = (0..width).map(|d| dout[d] * out[query + d]).sum();
+        let delta: f64 = (0..values).map(|d| dout[d] * out[out_at + d]).sum();
         let delta_error: f64 =
-            (0..width).map(|d| HALF_ULP * (dout[d] * out[query + d]).abs()).sum();
+            (0..values).map(|d| HALF_ULP * (dout[d] * out[out_at + d]).abs()).sum();
+        if let Some(sink) = sinks.get(head) {
+            dsinks[head] += (sink - lse).exp() * (delta_error + 2f64.powi(-13) * delta.abs());
+        }
         for (index, p) in p.iter().enumerate() {
             let key = shape.key(batch, index, head);
-            let dp: f64 = (0..width).map(|d| dout[d] * v[key + d]).sum();
+            let value = shape.value(batch, index, head);
+            let dp: f64 = (0..values).map(|d| dout[d] * v[value + d]).sum();
             // FP32 holds p to 2^-13 as long as scores stay below 2^10.
             let relative = HALF_ULP + 2f64.powi(-13);
             let error = shape.scale * p * (relative * (dp - delta).abs() + delta_error);
             for d in 0..width {
                 dq[query + d] += error * k[key + d].abs();
                 dk[key + d] += error * q[query + d].abs();
-                dv[key + d] += relative * p * dout[d].abs();
+            }
+            for d in 0..values {
+                dv[value + d] += relative * p * dout[d].abs();
             }
         }
     }
-    [dq, dk, dv]
+    [dq, dk, dv, dsinks]
 }
 
 pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
@@ -47,19 +58,28 @@ pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
 pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOptions<'_>) {
     let [q, k, v, dout] = case.inputs();
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
-    let result = forward(&case.shape, &q64, &k64, &v64);
-    let expected = backward(&case.shape, &dout64, &q64, &k64, &v64);
-    let bounds = backward_bounds(case, &result.out, [&dout64, &q64, &k64, &v64]);
+    let sinks = case.sink_scores();
+    let sinks64: Vec<f64> = sinks.iter().map(|&x| x.into()).collect();
+    let result = forward(&case.shape, &q64, &k64, &v64, &sinks64);
+    let expected = backward(&case.shape, &dout64, &q64, &k64, &v64, &sinks64);
+    let bounds = backward_bounds(case, &result.out, [&dout64, &q64, &k64, &v64, &sinks64]);
     let narrow = |values: &[f64]| values.iter().map(|&x| x as f32).collect::<Vec<_>>();
-    let out = HostTensor::bf16(&case.query_shape(), &narrow(&result.out));
+    let out = HostTensor::bf16(&case.out_shape(), &narrow(&result.out));
     let lse = HostTensor::f32(&case.lse_shape(), &narrow(&result.lse));
     let op = AttentionBackward { heads: case.heads() };
-    let outputs = [case.query_shape(), case.key_shape(), case.key_shape()]
-        .map(|shape| HostTensor::output(DType::Bf16, &shape));
+    let mut inputs = vec![dout, q, k, v, out, lse];
+    let mut outputs = [case.query_shape(), case.key_shape(), case.value_shape()]
+        .map(|shape| HostTensor::output(DType::Bf16, &shape))
+        .to_vec();
+    let of_sinks = [case.shape.heads];
+    if case.sinks.is_some() {
+        inputs.push(HostTensor::f32(&of_sinks, &sinks));
+        outputs.push(HostTensor::output(DType::F32, &of_sinks));
+    }
     let options = RunOptions { seq: case.shape.seq, ..options };
-    let got = gpu.run_with(op, &[dout, q, k, v, out, lse], &outputs, options);
-    let expected = [expected.dq, expected.dk, expected.dv];
-    for (index, what) in ["dq", "dk", "dv"].into_iter().enumerate() {
+    let got = gpu.run_with(op, &inputs, &outputs, options);
+    let expected = [expected.dq, expected.dk, expected.dv, expected.dsinks];
+    for (index, what) in ["dq", "dk", "dv", "dsinks"].into_iter().enumerate().take(got.len()) {
         // With one key, dp - delta cancels but for the rounding of FP32 sums.
         let bounds: Vec<f64> = bounds[index]
             .iter()
@@ -69,7 +89,8 @@ pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOption
         let name = format!("{}: {what}", case.name());
         let compared = assert_within(&name, &got[index].to_f64(), &expected[index], &bounds);
         // Narrow heads have few elements a token, and bounds that add up over all keys.
-        if case.has_gradients() && case.shape.head_dim >= 64 {
+        let is_wide = case.shape.head_dim.min(case.shape.value_dim()) >= 64;
+        if case.has_gradients() && is_wide && index < 3 {
             compared.must_tell();
         }
     }
@@ -86,8 +107,18 @@ fn attention_backward_of_any_size() {
     }
 }
 
+trial!(attention_backward_with_windows_sinks_and_other_values);
+fn attention_backward_with_windows_sinks_and_other_values() {
+    let mut gpu = Gpu::open();
+    for case in extended_cases() {
+        if gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check_backward(&mut gpu, &case);
+        }
+    }
+}
+
 emulated! {
     attention_backward on Sm100a: |gpu| {
-        crate::attention::heads().for_each(|case| check_backward(gpu, &case));
+        heads().chain(extended_heads()).for_each(|case| check_backward(gpu, &case));
     }
 }

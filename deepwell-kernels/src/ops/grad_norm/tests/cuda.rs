@@ -26,6 +26,38 @@ pub(crate) fn check(gpu: &mut Gpu, lengths: &[usize]) {
     assert_close(&what, &[norm(gpu, &gradients)], &[expected], tolerance);
 }
 
+/// Sums of each tensor, and the norm of all from them.
+pub(crate) fn check_sums(gpu: &mut Gpu, lengths: &[usize]) {
+    let gradients: Vec<HostTensor> = lengths
+        .iter()
+        .enumerate()
+        .map(|(index, &len)| HostTensor::f32(&[len], &uniform(len, index as u64, 3.0)))
+        .collect();
+    let output = [HostTensor::output(DType::U64, &[lengths.len()])];
+    let sums = gpu.run(ops::SumsOfSquares {}, &gradients, &output, false, 1).remove(0);
+    let values: Vec<f64> = sums.to_u64().into_iter().map(f64::from_bits).collect();
+    // A rounding of FP64 for each element at most.
+    for ((sum, tensor), &length) in values.iter().zip(&gradients).zip(lengths) {
+        let expected: f64 = tensor.to_f64().iter().map(|x| x * x).sum();
+        let bound = length as f64 * f64::EPSILON * expected;
+        assert!((sum - expected).abs() <= bound, "{sum} beside {expected}");
+    }
+    let output = [HostTensor::output(DType::F32, &[1])];
+    let got = gpu.run(ops::NormOfSums {}, &[sums], &output, false, 1)[0].to_f64();
+    let expected = values.iter().sum::<f64>().sqrt();
+    assert_eq!(got, [f64::from(expected as f32)], "one order, one rounding");
+}
+
+trial!(sums_of_parts_give_the_norm);
+fn sums_of_parts_give_the_norm() {
+    let mut gpu = Gpu::open();
+    for lengths in [&[1usize][..], &[8191, 8192, 8193], &[5, 0, 3], &[100_003, 24_577]] {
+        if gpu.runs(lengths.iter().sum(), 1 << 18) {
+            check_sums(&mut gpu, lengths);
+        }
+    }
+}
+
 trial!(tables_of_tensors_as_the_oracle);
 fn tables_of_tensors_as_the_oracle() {
     let mut gpu = Gpu::open();
@@ -75,5 +107,8 @@ fn what_is_not_finite_shows_wherever_it_is() {
 }
 
 emulated! {
-    grad_norm on Sm100a: |gpu| check(gpu, &[5, 110_003])
+    grad_norm on Sm100a: |gpu| {
+        check(gpu, &[5, 110_003]);
+        check_sums(gpu, &[5, 60_003]);
+    }
 }

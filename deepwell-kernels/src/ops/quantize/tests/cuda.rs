@@ -235,8 +235,56 @@ fn every_bf16() {
     }
 }
 
+/// A stack of matrices of FP32 as experts' weights are: each as if it were alone, counters of all.
+fn check_stack(gpu: &mut Gpu, matrices: usize, [rows, columns]: [usize; 2], quantize: &Quantize) {
+    let kinds = KINDS.into_iter().cycle().take(matrices);
+    let numbers: Vec<Vec<f32>> = kinds.map(|kind| numbers(kind, rows, columns)).collect();
+    let each: Vec<Vec<Vec<u8>>> =
+        numbers.iter().map(|x| reference(x, rows, columns, quantize)).collect();
+    let empty: Vec<HostTensor> = outputs(quantize.axis, rows, columns)
+        .iter()
+        .map(|output| match output.dtype {
+            DType::U64 => output.clone(),
+            dtype => HostTensor::output(dtype, &[&[matrices], &output.shape[..]].concat()),
+        })
+        .collect();
+    let planes = (0..empty.len() - 1)
+        .map(|plane| each.iter().flat_map(|outputs| outputs[plane].clone()).collect());
+    let mut expected: Vec<Vec<u8>> = planes.collect();
+    let mut counters = [0u64; Quantize::STATISTICS];
+    for outputs in &each {
+        let words = outputs.last().expect("counters").as_chunks::<8>().0;
+        for (index, (all, word)) in counters.iter_mut().zip(words).enumerate() {
+            let own = u64::from_ne_bytes(*word);
+            // The first are the bits of the largest magnitude.
+            *all = if index == 0 { (*all).max(own) } else { *all + own };
+        }
+    }
+    expected.push(bytemuck::cast_slice(&counters).to_vec());
+    let x = HostTensor::f32(&[matrices, rows, columns], &numbers.concat());
+    let got = gpu.run(quantize.clone(), &[x], &empty, false, 1);
+    assert_same(&format!("{matrices} of {rows}x{columns} {quantize:?}"), &got, &expected);
+}
+
+fn check_stacks(gpu: &mut Gpu) {
+    for axis in [Axis::Row, Axis::Column, Axis::Both] {
+        let quantize = |format| Quantize { format, axis };
+        // Scales of a matrix do not fill a tile, so that the next one's begin anew.
+        check_stack(gpu, 3, [40, 160], &quantize(QuantFormat::MXFP8));
+        check_stack(gpu, 1, [32, 32], &quantize(QuantFormat::MXFP8));
+        let square = QuantFormat::MXFP8.with_granularity(Granularity::G128).square();
+        check_stack(gpu, 2, [128, 256], &quantize(square));
+    }
+}
+
+trial!(stacks_of_matrices);
+fn stacks_of_matrices() {
+    check_stacks(&mut Gpu::open());
+}
+
 emulated! {
     quantize on Sm100a: |gpu| {
+        check_stacks(gpu);
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             for granularity in [Granularity::G32, Granularity::G128] {
                 let spec = QuantFormat::MXFP8.with_granularity(granularity);

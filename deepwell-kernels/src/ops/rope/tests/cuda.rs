@@ -44,7 +44,9 @@ pub(crate) fn check(gpu: &mut Gpu, case: &Case) {
         head_dim,
         inverse_frequencies: case.frequencies.clone(),
         attention_factor,
+        ..ops::Rope::default()
     };
+    let of = oracle::Shape { heads, head_dim, seq, ..oracle::Shape::default() };
     let wide: Vec<f64> = case.frequencies.iter().map(|&f| f64::from(f)).collect();
     let factor = f64::from(attention_factor);
     let scaled = |values: Vec<f64>| -> Vec<f64> { values.iter().map(|x| x * factor).collect() };
@@ -55,12 +57,12 @@ pub(crate) fn check(gpu: &mut Gpu, case: &Case) {
     let output = [HostTensor::output(DType::Bf16, &shape)];
 
     let got = gpu.run(rope.clone(), slice::from_ref(&x), &output, false, seq);
-    let expected = scaled(oracle::forward(&x.to_f64(), heads, head_dim, seq, &wide));
+    let expected = scaled(oracle::forward(&x.to_f64(), &of, &wide));
     assert_close(&format!("forward, {what}"), &got[0].to_f64(), &expected, tolerance);
 
     let got =
         gpu.run(ops::RopeBackward { forward: rope }, slice::from_ref(&x), &output, false, seq);
-    let expected = scaled(oracle::backward(&x.to_f64(), heads, head_dim, seq, &wide));
+    let expected = scaled(oracle::backward(&x.to_f64(), &of, &wide));
     assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
 }
 
@@ -75,7 +77,13 @@ fn has_the_bits_of_the_cpu() {
         let inverse_frequencies: Vec<f32> = (0..head_dim / 2)
             .map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64) as f32)
             .collect();
-        let rope = ops::Rope { heads, head_dim, inverse_frequencies, attention_factor };
+        let rope = ops::Rope {
+            heads,
+            head_dim,
+            inverse_frequencies,
+            attention_factor,
+            ..ops::Rope::default()
+        };
         let shape = [rows, heads * head_dim];
         let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 9, 4.0));
         let numbers: Vec<bf16> = bytemuck::pod_collect_to_vec(&x.bytes);
@@ -83,7 +91,7 @@ fn has_the_bits_of_the_cpu() {
             (vec![0.0; seq * head_dim / 2], vec![0.0; seq * head_dim / 2]);
         cpu::rope_tables(&rope.inverse_frequencies, seq, &mut cosines, &mut sines);
         cosines.iter_mut().chain(&mut sines).for_each(|value| *value *= attention_factor);
-        let of_rows = cpu::RopeShape { heads, head_dim, seq };
+        let of_rows = cpu::RopeShape { heads, head_dim, seq, ..cpu::RopeShape::default() };
         let output = [HostTensor::output(DType::Bf16, &shape)];
         let mut expected = vec![bf16::ZERO; numbers.len()];
         let what = format!("{heads} heads of {head_dim}");
@@ -151,6 +159,7 @@ fn what_is_not_finite_stays_with_its_pair() {
         head_dim: 16,
         inverse_frequencies: short_frequencies(8),
         attention_factor: 1.0,
+        ..ops::Rope::default()
     };
     let mut x = vec![1.0; 48];
     x[16] = f32::NAN;

@@ -1,0 +1,236 @@
+//! GEMMs of groups of rows, such as the tokens of each expert of a mixture.
+
+use std::ffi::c_void;
+
+use deepwell_ir::ops::{
+    GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, GroupedRows, ScaledGroupedGemm,
+};
+use deepwell_ir::{DType, GemmKind};
+
+use crate::gemm::{dtype, format, scale_shape};
+use crate::session::{Memory, Request, not_null, run, size};
+use crate::status::{DwStatus, Failure, guard};
+
+/// `groups` groups of a multiple of `align` rows.
+fn grouped(groups: i32, align: i32) -> Result<GroupedRows, Failure> {
+    Ok(GroupedRows { groups: size("groups", groups)?, align: size("align", align)? })
+}
+
+fn offsets_input(offsets: *const c_void, grouped: &GroupedRows) -> Memory {
+    Memory::input("offsets", offsets, DType::I32, &[grouped.groups + 1])
+}
+
+/// The scales of a stack of matrices, each of which was quantized by itself.
+fn stacked_scale_shape(matrices: usize, rows: usize, columns: usize) -> Vec<usize> {
+    [vec![matrices], scale_shape(rows, columns)].concat()
+}
+
+/// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
+/// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
+/// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
+/// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
+///
+/// # Safety
+/// Each pointer is memory of the chosen device of as many numbers as said, no offset is larger than
+/// `rows`, and nobody else uses what is written during the call.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // C has no other way
+pub unsafe extern "C" fn dw_grouped_gemm_bf16(
+    a: *const c_void,
+    b: *const c_void,
+    offsets: *const c_void,
+    out: *mut c_void,
+    groups: i32,
+    align: i32,
+    rows: i32,
+    n: i32,
+    k: i32,
+) -> DwStatus {
+    guard(|| {
+        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
+        let grouped = grouped(groups, align)?;
+        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
+        let inputs = vec![
+            Memory::input("a", a, DType::Bf16, &[rows, k]),
+            Memory::input("b", b, DType::Bf16, &[grouped.groups, n, k]),
+            offsets_input(offsets, &grouped),
+        ];
+        let outputs = vec![Memory::output("out", out, DType::Bf16, &[rows, n])];
+        run(&Request::new(GroupedGemm { grouped }, inputs, outputs))
+    })
+}
+
+/// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
+/// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
+///
+/// # Safety
+/// As [`dw_grouped_gemm_bf16`].
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // C has no other way
+pub unsafe extern "C" fn dw_grouped_gemm_bf16_dgrad(
+    a: *const c_void,
+    b: *const c_void,
+    offsets: *const c_void,
+    out: *mut c_void,
+    groups: i32,
+    align: i32,
+    rows: i32,
+    n: i32,
+    k: i32,
+) -> DwStatus {
+    guard(|| {
+        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
+        let grouped = grouped(groups, align)?;
+        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
+        let inputs = vec![
+            Memory::input("a", a, DType::Bf16, &[rows, n]),
+            Memory::input("b", b, DType::Bf16, &[grouped.groups, n, k]),
+            offsets_input(offsets, &grouped),
+        ];
+        let outputs = vec![Memory::output("out", out, DType::Bf16, &[rows, k])];
+        run(&Request::new(GroupedGemmInputGrad { grouped }, inputs, outputs))
+    })
+}
+
+/// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
+/// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
+/// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
+/// [`dw_grouped_gemm_bf16`].
+///
+/// # Safety
+/// As [`dw_grouped_gemm_bf16`].
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // C has no other way
+pub unsafe extern "C" fn dw_grouped_gemm_bf16_wgrad(
+    a: *const c_void,
+    b: *const c_void,
+    offsets: *const c_void,
+    out: *mut c_void,
+    groups: i32,
+    align: i32,
+    rows: i32,
+    n: i32,
+    k: i32,
+    accumulate: i32,
+) -> DwStatus {
+    guard(|| {
+        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
+        let grouped = grouped(groups, align)?;
+        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
+        let inputs = vec![
+            Memory::input("a", a, DType::Bf16, &[rows, n]),
+            Memory::input("b", b, DType::Bf16, &[rows, k]),
+            offsets_input(offsets, &grouped),
+        ];
+        let outputs = vec![Memory::output("out", out, DType::F32, &[grouped.groups, n, k])];
+        let op = GroupedGemmWeightGrad { grouped };
+        run(&Request { accumulate: accumulate != 0, ..Request::new(op, inputs, outputs) })
+    })
+}
+
+/// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
+/// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
+/// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
+/// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
+/// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
+/// groups of a multiple of 128 rows.
+///
+/// # Safety
+/// As [`dw_grouped_gemm_bf16`], with scales of `dw_mxfp8_scale_bytes` bytes for each matrix.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // C has no other way
+pub unsafe extern "C" fn dw_grouped_gemm_mxfp8(
+    a: *const c_void,
+    a_scales: *const c_void,
+    b: *const c_void,
+    b_scales: *const c_void,
+    offsets: *const c_void,
+    out: *mut c_void,
+    out_dtype: i32,
+    groups: i32,
+    align: i32,
+    rows: i32,
+    n: i32,
+    k: i32,
+    granularity: i32,
+    b_square: i32,
+) -> DwStatus {
+    guard(|| {
+        not_null(&[("a", a), ("a_scales", a_scales), ("b", b), ("b_scales", b_scales)])?;
+        not_null(&[("offsets", offsets), ("out", out)])?;
+        let grouped = grouped(groups, align)?;
+        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
+        let output = dtype("out_dtype", out_dtype)?;
+        let op = ScaledGroupedGemm {
+            kind: GemmKind::Fprop,
+            grouped,
+            output,
+            a: format("granularity", granularity, 0)?,
+            b: format("granularity", granularity, b_square)?,
+        };
+        let b_scale_shape = stacked_scale_shape(grouped.groups, n, k);
+        let inputs = vec![
+            Memory::input("a", a, DType::E4m3, &[rows, k]),
+            Memory::input("a_scales", a_scales, DType::E8m0, &scale_shape(rows, k)),
+            Memory::input("b", b, DType::E4m3, &[grouped.groups, n, k]),
+            Memory::input("b_scales", b_scales, DType::E8m0, &b_scale_shape),
+            offsets_input(offsets, &grouped),
+        ];
+        let outputs = vec![Memory::output("out", out, output, &[rows, n])];
+        run(&Request::new(op, inputs, outputs))
+    })
+}
+
+/// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
+/// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
+/// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
+/// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
+///
+/// # Safety
+/// As [`dw_grouped_gemm_mxfp8`].
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // C has no other way
+pub unsafe extern "C" fn dw_grouped_gemm_mxfp8_wgrad(
+    a: *const c_void,
+    a_scales: *const c_void,
+    b: *const c_void,
+    b_scales: *const c_void,
+    offsets: *const c_void,
+    out: *mut c_void,
+    groups: i32,
+    align: i32,
+    rows: i32,
+    m: i32,
+    n: i32,
+    granularity: i32,
+    accumulate: i32,
+) -> DwStatus {
+    guard(|| {
+        not_null(&[("a", a), ("a_scales", a_scales), ("b", b), ("b_scales", b_scales)])?;
+        not_null(&[("offsets", offsets), ("out", out)])?;
+        let grouped = grouped(groups, align)?;
+        let (rows, m, n) = (size("rows", rows)?, size("m", m)?, size("n", n)?);
+        let format = format("granularity", granularity, 0)?;
+        if !grouped.align.is_multiple_of(usize::from(format.block.k)) {
+            return Err(Failure::InvalidArgument(format!(
+                "`align`: expected a multiple of `granularity`, {granularity}, got {align}"
+            )));
+        }
+        let op = ScaledGroupedGemm {
+            kind: GemmKind::Wgrad,
+            grouped,
+            output: DType::F32,
+            a: format,
+            b: format,
+        };
+        let inputs = vec![
+            Memory::input("a", a, DType::E4m3, &[m, rows]),
+            Memory::input("a_scales", a_scales, DType::E8m0, &scale_shape(m, rows)),
+            Memory::input("b", b, DType::E4m3, &[n, rows]),
+            Memory::input("b_scales", b_scales, DType::E8m0, &scale_shape(n, rows)),
+            offsets_input(offsets, &grouped),
+        ];
+        let outputs = vec![Memory::output("out", out, DType::F32, &[grouped.groups, m, n])];
+        run(&Request { accumulate: accumulate != 0, ..Request::new(op, inputs, outputs) })
+    })
+}

@@ -1,0 +1,14 @@
+// Sums over the lanes of a warp up to each of them.
+#pragma once
+
+#include "common/types.cuh"
+
+// The sum of `value` over the lanes up to the calling one, itself included. All of a warp call it.
+__device__ __forceinline__ uint32 inclusive_sum_of_warp(uint32 value) {
+#pragma unroll
+    for (uint32 distance = 1; distance < 32; distance *= 2) {
+        const uint32 other = __shfl_up_sync(0xffffffffu, value, distance);
+        value += threadIdx.x % 32 >= distance ? other : 0;
+    }
+    return value;
+}

@@ -1,0 +1,68 @@
+// The first part of attention's gradients: of each row of scores lse in powers of two, and delta.
+#pragma once
+
+#include "common/bf16x8.cuh"
+#include "common/infinity.cuh"
+#include "common/types.cuh"
+#include "mma/sm90_attention_backward_frame.cuh"
+
+namespace sm90_attention {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+constexpr int kStatisticsThreads = 256;
+
+// Of 128 rows of a head, `kLanes` lanes each, the first of which have 16 bytes.
+template <int kLanes>
+__device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* out,
+                                                const float* lse, const Statistics& statistics,
+                                                uint32 seq, uint32 heads, uint32 head_dim) {
+    constexpr int kRowsAtOnce = kStatisticsThreads / kLanes;
+    constexpr int kPasses = kStatisticsRows / kRowsAtOnce;
+    const uint32 tiles = (seq + kStatisticsRows - 1) / kStatisticsRows;
+    const uint32 batch_head = blockIdx.x / tiles;
+    const uint32 first_query = (blockIdx.x - batch_head * tiles) * kStatisticsRows;
+    const uint32 batch = batch_head / heads;
+    const uint32 head = batch_head - batch * heads;
+    const uint32 unit = threadIdx.x % kLanes;
+    const uint32 units = head_dim / 8;
+    uint4 out_words[kPasses];
+    uint4 dout_words[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32 query = first_query + pass * kRowsAtOnce + threadIdx.x / kLanes;
+        out_words[pass] = dout_words[pass] = make_uint4(0, 0, 0, 0);
+        if (unit < units && query < seq) {
+            const uint64 token = static_cast<uint64>(batch) * seq + query;
+            const uint64 at = (token * heads + head) * units + unit;
+            out_words[pass] = reinterpret_cast<const uint4*>(out)[at];
+            dout_words[pass] = reinterpret_cast<const uint4*>(dout)[at];
+        }
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32 query = first_query + pass * kRowsAtOnce + threadIdx.x / kLanes;
+        float a[8], b[8];
+        unpack_bf16x8(out_words[pass], a);
+        unpack_bf16x8(dout_words[pass], b);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            sum = fmaf(a[i], b[i], sum);
+        }
+#pragma unroll
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        }
+        if (unit == 0) {
+            const uint64 row = static_cast<uint64>(batch_head) * tiles * kStatisticsRows + query;
+            const bool is_inside = query < seq;
+            const uint64 source = static_cast<uint64>(batch_head) * seq + query;
+            statistics.lse_log2[row] =
+                is_inside ? lse[source] * kLog2E : -minus_infinity();
+            statistics.delta[row] = sum;
+        }
+    }
+}
+
+}  // namespace sm90_attention

@@ -1,0 +1,24 @@
+//! Waits of the host for the device, which may wait for other ranks.
+
+use super::CudaBackend;
+use crate::cuda::driver::{Driver, DriverError};
+
+impl CudaBackend {
+    /// Lets the host wait for the device: of one of several ranks no longer than the others are
+    /// waited for.
+    pub(super) fn wait(
+        &mut self,
+        mut wait: impl FnMut(&mut dyn Driver) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let driver = self.driver.as_mut();
+        match &mut self.comm {
+            Some(comm) => comm.wait(&mut || wait(driver)),
+            None => wait(driver),
+        }
+    }
+
+    /// [`CudaBackend::wait`] until all streams are empty.
+    pub(super) fn wait_for_all(&mut self) -> Result<(), DriverError> {
+        self.wait(|driver| driver.synchronize())
+    }
+}

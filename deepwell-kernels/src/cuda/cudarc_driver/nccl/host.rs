@@ -1,0 +1,218 @@
+//! Exchanges of host memory among ranks, through buffers on the device.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use deepwell_ir::ops::CollectiveKind;
+
+use super::super::context::{Context, new_stream};
+use super::super::error::check;
+use super::{NcclRank, Shared};
+use crate::cuda::comm::DeviceExchange;
+use crate::cuda::driver::{DevicePtr, DriverResult};
+use crate::{Comm, CommError, Exchange};
+
+/// Bytes of each of the two buffers: longer exchanges are several.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Parts of an exchange begin at multiples of it.
+const ALIGNMENT: usize = 16;
+
+/// [`Comm`] by NCCL: what hosts tell each other, among groups of [`NcclRank`].
+///
+/// It has a stream and buffers of its own, and is never recorded.
+pub struct NcclHost {
+    buffers: Buffers,
+    shared: Arc<Shared>,
+}
+
+/// Dropped before what it is made in.
+struct Buffers {
+    context: Arc<Context>,
+    stream: sys::CUstream,
+    input: DevicePtr,
+    output: DevicePtr,
+}
+
+// SAFETY: the driver's handles belong to no thread; the context is made current in every call.
+unsafe impl Send for Buffers {}
+
+impl NcclRank {
+    /// What exchanges host memory with the other ranks.
+    ///
+    /// # Errors
+    /// No memory for its buffers.
+    pub fn host(&self) -> DriverResult<NcclHost> {
+        let context = Arc::clone(&self.shared.context);
+        context.enter()?;
+        let mut buffers = Buffers {
+            stream: new_stream(context.high_priority())?,
+            context,
+            input: DevicePtr(0),
+            output: DevicePtr(0),
+        };
+        for buffer in [&mut buffers.input, &mut buffers.output] {
+            // SAFETY: writes one address.
+            let code = unsafe { sys::cuMemAlloc_v2(&mut buffer.0, BUFFER_BYTES) };
+            check("cuMemAlloc", code)?;
+        }
+        Ok(NcclHost { buffers, shared: Arc::clone(&self.shared) })
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        for buffer in [self.input, self.output].into_iter().filter(|buffer| buffer.0 != 0) {
+            // SAFETY: given in `host`, freed once.
+            let _ = unsafe { sys::cuMemFree_v2(buffer.0) };
+        }
+        // SAFETY: made in `host`, destroyed once.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+    }
+}
+
+impl NcclHost {
+    /// Exchanges one piece of each part of the input for one of each part of the output.
+    fn exchange_piece(
+        &self,
+        exchange: &Exchange,
+        pieces: &[&[u8]],
+        results: &mut [&mut [u8]],
+    ) -> DriverResult<()> {
+        let Buffers { context, stream, input, output } = &self.buffers;
+        context.enter()?;
+        let mut input_bytes = 0;
+        for piece in pieces {
+            let target = input.offset(input_bytes).0;
+            // SAFETY: the pieces of an exchange fit into the buffer together, and live until the
+            // stream is waited for, which is before the return.
+            let code = unsafe {
+                sys::cuMemcpyHtoDAsync_v2(target, piece.as_ptr().cast(), piece.len(), *stream)
+            };
+            check("cuMemcpyHtoDAsync", code)?;
+            input_bytes += piece.len();
+        }
+        let output_bytes = results.iter().map(|result| result.len()).sum();
+        let of_device = DeviceExchange {
+            exchange: exchange.clone(),
+            input: *input,
+            input_bytes,
+            output: *output,
+            output_bytes,
+        };
+        let exchanged = self.shared.enqueue(&of_device, *stream);
+        let mut offset = 0;
+        for result in results {
+            if exchanged.is_ok() {
+                let source = output.offset(offset).0;
+                // SAFETY: as above; the results are borrowed until the stream is waited for.
+                let code = unsafe {
+                    sys::cuMemcpyDtoHAsync_v2(
+                        result.as_mut_ptr().cast(),
+                        source,
+                        result.len(),
+                        *stream,
+                    )
+                };
+                check("cuMemcpyDtoHAsync", code)?;
+            }
+            offset += result.len();
+        }
+        let waited = self.shared.wait(|| {
+            // SAFETY: the stream is alive.
+            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*stream) })
+        });
+        waited.and(exchanged)
+    }
+}
+
+/// In how many parts an exchange has its input and its output, all of them equally long.
+fn parts(kind: &CollectiveKind, ranks: usize) -> (usize, usize) {
+    match kind {
+        CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => (1, 1),
+        CollectiveKind::ReduceScatter { .. } => (ranks, 1),
+        CollectiveKind::AllGather => (1, ranks),
+        CollectiveKind::AllToAll => (ranks, ranks),
+        CollectiveKind::Send { .. } => (1, 0),
+        CollectiveKind::Recv { .. } => (0, 1),
+    }
+}
+
+impl Comm for NcclHost {
+    fn rank(&self) -> u32 {
+        self.shared.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.shared.world_size
+    }
+
+    fn exchange(
+        &mut self,
+        exchange: &Exchange,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let failed = |error: crate::cuda::DriverError| match self.shared.failed() {
+            Some((rank, reason)) => CommError::Failed { rank, reason },
+            None => CommError::Request { what: error.call, reason: error.reason },
+        };
+        let whole = DeviceExchange {
+            exchange: exchange.clone(),
+            input: self.buffers.input,
+            input_bytes: input.len(),
+            output: self.buffers.output,
+            output_bytes: output.len(),
+        };
+        self.shared.accept(&whole).map_err(failed)?;
+        let ranks = exchange.group.ranks.len();
+        let (inputs, outputs) = parts(&exchange.kind, ranks);
+        let part = input.len().checked_div(inputs).unwrap_or(output.len());
+        let most = BUFFER_BYTES / ranks / ALIGNMENT * ALIGNMENT;
+        let mut begin = 0;
+        while begin < part {
+            let end = part.min(begin + most);
+            let pieces: Vec<&[u8]> =
+                input.chunks_exact(part).map(|part| &part[begin..end]).collect();
+            let mut results: Vec<&mut [u8]> =
+                output.chunks_exact_mut(part).map(|part| &mut part[begin..end]).collect();
+            debug_assert_eq!((pieces.len(), results.len()), (inputs, outputs));
+            self.exchange_piece(exchange, &pieces, &mut results).map_err(failed)?;
+            begin = end;
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.shared.fail(self.shared.rank, reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::Reduction;
+
+    use super::*;
+
+    /// What a kind is said to take and give is what `Exchange::check` asks for.
+    #[test]
+    fn parts_of_each_kind() {
+        let sum = Reduction::Sum;
+        for kind in [
+            CollectiveKind::AllReduce { reduction: sum },
+            CollectiveKind::ReduceScatter { reduction: sum },
+            CollectiveKind::AllGather,
+            CollectiveKind::AllToAll,
+            CollectiveKind::Broadcast { root: 1 },
+            CollectiveKind::Send { to: 1 },
+        ] {
+            let group = super::super::host_group(3);
+            let (inputs, outputs) = parts(&kind, 3);
+            let exchange = Exchange { kind, group, dtype: deepwell_ir::DType::F32 };
+            let checked = exchange.check((0, 3), inputs * 8, outputs * 8);
+            assert_eq!(checked, Ok(()), "{:?}", exchange.kind);
+        }
+    }
+}

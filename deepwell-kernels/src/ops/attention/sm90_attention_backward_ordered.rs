@@ -1,0 +1,259 @@
+//! `sm90_attention_backward_ordered.cu`: gradients of attention on wgmma, every product once, dq
+//! summed over CTAs in a fixed order.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::sm90_attention::head_boxes;
+use super::sm90_attention_backward::least_section;
+use crate::KernelError;
+use crate::cuda::driver::{Argument, TensorMapSpec};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::Rates;
+
+/// Threads of a CTA of the work on keys, as in the source.
+const THREADS: u32 = 384;
+/// Those of the first and the last launch.
+const ROW_THREADS: u32 = 256;
+/// Keys of a tile, and rows to which statistics are padded.
+const TILE_ROWS: usize = 128;
+/// Keys of a consumer, and so of a box of results.
+const WAVE_ROWS: usize = 64;
+/// FP32 of a block of queries: its rows times elements of a head.
+const SUMS_OF_BLOCK: usize = 8192;
+/// Tiles and stages that there is room for, and stages of ds.
+const SLOTS: usize = 2;
+const STAGES: usize = 2;
+const SCORE_STAGES: usize = 2;
+/// Elements of a box of a head: one swizzle.
+const BOX_ELEMENTS: usize = 64;
+/// Shared memory for barriers, and to align the rest.
+const SHARED_BESIDE_TILES: usize = 1024 + 256;
+/// Parts of a workspace begin at multiples of so many bytes.
+const PART_BYTES: usize = 256;
+/// Tiles taken, CTAs done.
+const COUNTERS: usize = 2;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm90_attention_backward_ordered",
+    ops: &["attention_backward"],
+    epilogue: no_epilogue,
+    architectures: &[Architecture::Sm90a],
+    library: None,
+    reject,
+    predict,
+    workspace_bytes,
+    select_tile: None,
+    prepare,
+}];
+
+/// Elements of a head that there is a kernel for, and queries of a block there.
+fn shape(head_dim: usize) -> Option<(usize, usize)> {
+    let width = [64, 128].into_iter().find(|&width| head_dim <= width)?;
+    Some((width, SUMS_OF_BLOCK / width))
+}
+
+/// Dynamic shared memory: tiles of keys and values, stages of queries, dout and statistics, ds.
+fn shared_bytes((width, block): (usize, usize)) -> u32 {
+    let rows = 2 * SLOTS * TILE_ROWS + 2 * STAGES * block;
+    let statistics = 2 * STAGES * block * size_of::<f32>();
+    let scores = SCORE_STAGES * TILE_ROWS * block * 2;
+    (rows * width.next_multiple_of(BOX_ELEMENTS) * 2 + statistics + scores + SHARED_BESIDE_TILES)
+        as u32
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionBackward(op) = request.op else {
+        return Some("takes `attention_backward`".to_string());
+    };
+    reject_extension(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
+        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+}
+
+/// Share of the peak. No GPU has timed it: less than what `sm90_attention_backward` reached, so
+/// that a plan takes that one.
+const SHARE: f64 = 0.30;
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    Rates::of(target).roofline_s(request, SHARE)
+}
+
+/// Where the parts of a workspace begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Workspace {
+    /// Of each row, padded by sequence: delta; lse in powers of two is at 0.
+    delta: usize,
+    /// Tiles that have added to a block.
+    counts: usize,
+    /// Sums of dq, FP32.
+    sums: usize,
+    bytes: usize,
+}
+
+impl Workspace {
+    /// `lse` is its shape.
+    fn of(lse: &[usize], block: usize) -> Workspace {
+        let [batch, heads, seq] = [0, 1, 2].map(|axis| lse[axis]);
+        let rows = batch * heads * seq.next_multiple_of(TILE_ROWS);
+        let blocks = batch * heads * seq.div_ceil(block);
+        let part = |count: usize| (count * size_of::<f32>()).next_multiple_of(PART_BYTES);
+        let delta = part(rows);
+        let counts = delta + part(rows);
+        let sums = counts + part(blocks);
+        Workspace { delta, counts, sums, bytes: sums + part(blocks * SUMS_OF_BLOCK) }
+    }
+}
+
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
+    let (_, block) = shape(op.heads.head_dim).expect("`reject` refuses others");
+    Workspace::of(&request.operands[5].shape, block).bytes
+}
+
+/// The head from which on tiles go the longest first: about half of the last section's, and as
+/// many as have work for every SM.
+fn longest_first_from(causal: bool, key_heads: usize, section: usize) -> usize {
+    if !causal {
+        return 0;
+    }
+    let last_section = (key_heads - 1) / section * section;
+    // One section only: half of the heads.
+    if last_section == 0 { key_heads.div_ceil(2) } else { last_section }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::AttentionBackward(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention_backward`"));
+    };
+    let [dout, q, k, v, out, lse] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
+    let [dq, dk, dv] = [0, 1, 2].map(|index| call.output(index));
+    let sizes = Sizes::new(&op.heads, &lse.shape);
+    if lse.elements() == 0 {
+        return Ok(Vec::new());
+    }
+    let Some(shape @ (width, block)) = shape(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let (heads, kv_heads, batch) = (sizes.heads, sizes.kv_heads, lse.shape[0]);
+    let parts = Workspace::of(&lse.shape, block);
+    let lse_log2 = call.workspace().0;
+    let statistics = [lse_log2, lse_log2.offset(parts.delta)].map(Argument::Pointer);
+    let [counts, sums] =
+        [parts.counts, parts.sums].map(|offset| Argument::Pointer(lse_log2.offset(offset)));
+    let numbers = |sizes: &[usize]| -> Vec<Argument> {
+        sizes.iter().map(|&size| Argument::U32(size as u32)).collect()
+    };
+    let mut function = |of: &str, shared: u32| {
+        let name = format!("sm90_attention_backward_ordered_{of}_d{width}");
+        device.function("sm90_attention_backward_ordered", &name, shared)
+    };
+    let (of_rows, of_keys, of_round) =
+        (function("rows", 0)?, function("keys", shared_bytes(shape))?, function("round", 0)?);
+
+    let tiles = sizes.seq.div_ceil(TILE_ROWS);
+    let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
+    let (l2_bytes, sms) = (device.driver.properties().l2_bytes, device.sm_count() as usize);
+
+    let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
+    arguments.extend(statistics);
+    arguments.push(counts);
+    arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
+    let ctas = (tiles * sizes.batch_heads) as u32;
+    let rows = Device::launch(of_rows, ctas, ROW_THREADS, 0, arguments);
+
+    // Queries and dout of a group are streamed, and sums of dq are twice as wide.
+    let section =
+        sizes.section(key_heads, 4 * group, l2_bytes).max(least_section(tiles, sms, key_heads));
+    let maps: [TensorMapSpec; 6] = [
+        head_boxes(&dout, &sizes, heads, block),
+        head_boxes(&q, &sizes, heads, block),
+        head_boxes(&k, &sizes, kv_heads, TILE_ROWS),
+        head_boxes(&v, &sizes, kv_heads, TILE_ROWS),
+        head_boxes(&dk, &sizes, kv_heads, WAVE_ROWS),
+        head_boxes(&dv, &sizes, kv_heads, WAVE_ROWS),
+    ];
+    let mut arguments = Vec::with_capacity(20);
+    for map in maps {
+        arguments.push(Argument::TensorMap(device.tensor_map(&map)?));
+    }
+    arguments.extend(statistics);
+    arguments.extend([counts, sums]);
+    arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
+    let first = longest_first_from(op.heads.causal, key_heads, section);
+    let all = tiles * key_heads;
+    arguments.extend(numbers(&[sizes.seq, heads, kv_heads, batch, section, all, group, first]));
+    arguments.push(Argument::U32(op.heads.causal.into()));
+    arguments.push(Argument::F32(op.heads.scale as f32));
+    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    // CTAs stay and take one tile after the other.
+    let ctas = all.min(sms) as u32;
+    let keys = Device::launch(of_keys, ctas, THREADS, shared_bytes(shape), arguments);
+
+    let mut arguments = vec![sums, dq.argument()];
+    arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
+    arguments.push(Argument::F32(op.heads.scale as f32));
+    let ctas = (sizes.seq.div_ceil(block) * sizes.batch_heads) as u32;
+    let round = Device::launch(of_round, ctas, ROW_THREADS, 0, arguments);
+    Ok(vec![rows, keys, round])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_and_names_are_those_of_the_source() {
+        let source = include_str!("sm90_attention_backward_ordered.cu");
+        for (head_dim, expected, bytes) in
+            [(8, (64, 128), 199_936), (64, (64, 128), 199_936), (72, (128, 64), 231_680)]
+        {
+            let shape = shape(head_dim).unwrap();
+            assert_eq!((shape, shared_bytes(shape)), (expected, bytes), "{head_dim}");
+            assert!(shared_bytes(shape) <= 227 << 10);
+            let (width, block) = shape;
+            let line = format!("KEYS(d{width}, {width}, {block}, {SLOTS}, {STAGES})");
+            assert!(source.contains(&line), "{line}");
+        }
+        assert_eq!(shape(136), None);
+    }
+
+    #[test]
+    fn a_workspace_has_room_for_padded_rows_and_whole_blocks() {
+        // (lse, block, rows of statistics, blocks)
+        for (lse, block, rows, blocks) in [
+            ([2, 3, 0], 64, 0, 0),
+            ([1, 1, 1], 64, 128, 1),
+            ([2, 3, 129], 64, 6 * 256, 6 * 3),
+            ([2, 3, 129], 128, 6 * 256, 6 * 2),
+        ] {
+            let got = Workspace::of(&lse, block);
+            let counts_bytes = usize::next_multiple_of(blocks * 4, PART_BYTES);
+            let expected = Workspace {
+                delta: rows * 4,
+                counts: rows * 8,
+                sums: rows * 8 + counts_bytes,
+                bytes: rows * 8 + counts_bytes + blocks * SUMS_OF_BLOCK * 4,
+            };
+            assert_eq!(got, expected, "{lse:?} {block}");
+        }
+    }
+
+    #[test]
+    fn the_last_heads_go_the_longest_first() {
+        for (causal, key_heads, section, expected) in [
+            (false, 32, 9, 0),
+            (true, 32, 9, 27),
+            (true, 32, 16, 16),
+            (true, 32, 32, 16),
+            (true, 1, 1, 1),
+            (true, 2, 9, 1),
+        ] {
+            let got = longest_first_from(causal, key_heads, section);
+            assert_eq!(got, expected, "{causal} {key_heads} {section}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! `dispatch.cu`: the places of pairs in rows that are grouped by expert.
+
+use deepwell_ir::ops::Dispatch;
+use deepwell_ir::{KernelRequest, Op, Target};
+use deepwell_moe::Capacity;
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Threads of a CTA, as in the source.
+const THREADS: u32 = 256;
+/// Pairs that are worth a CTA.
+const RUN_MIN: usize = 256;
+/// Runs that the last CTA adds up in little time.
+const RUNS_MAX: usize = 128;
+/// Pairs that a thread reads at a time.
+const WIDTH: usize = 4;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_dispatch",
+    ops: &["dispatch"],
+    epilogue: no_epilogue,
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    predict: roofline,
+    workspace_bytes,
+    select_tile: None,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let rows = &request.operands[4].shape;
+    let limit = i32::MAX as usize;
+    let too_many = rows.iter().any(|&rows| rows > limit);
+    too_many.then(|| format!("takes at most {limit} rows, not {rows:?}"))
+}
+
+/// How many runs so many pairs are cut into, and the pairs of each.
+fn runs(pairs: usize) -> (usize, usize) {
+    let run = pairs.div_ceil(RUNS_MAX).max(RUN_MIN).next_multiple_of(WIDTH);
+    (pairs.div_ceil(run).max(1), run)
+}
+
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    let Op::Dispatch(op) = request.op else { return 0 };
+    let (runs, _) = runs(request.operands[0].shape.iter().product());
+    runs * op.grouped.groups * size_of::<u32>()
+}
+
+/// Pairs that an expert takes at most.
+fn capacity(op: &Dispatch, tokens: usize, top_k: usize) -> Result<usize, String> {
+    match op.capacity_factor {
+        // Pairs may name an expert twice for one token; all are kept.
+        None => Ok(tokens * top_k),
+        Some(factor) => Capacity::Factor(factor)
+            .tokens_per_expert_max(tokens, top_k, op.grouped.groups)
+            .map_err(|error| error.to_string()),
+    }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::Dispatch(op) = &call.call.op else {
+        return Err(call.refuse("expected `dispatch`"));
+    };
+    let chosen = call.input(0);
+    let (tokens, top_k) = (chosen.shape[0], chosen.shape[1]);
+    let capacity = capacity(op, tokens, top_k).map_err(|what| call.refuse(what))?;
+    let [offsets, load, rows, pairs] = [0, 1, 2, 3].map(|index| call.output(index));
+    let (ctas, run) = runs(chosen.elements());
+    let number = |number: usize| Argument::U32(number as u32);
+    let (pair_count, experts, run) =
+        (number(chosen.elements()), number(op.grouped.groups), number(run));
+    let counts = Argument::Pointer(call.workspace().0);
+    // What is left of a CTA's threads shares the pairs of a run.
+    let across = number(op.grouped.groups.next_power_of_two().min(THREADS as usize));
+
+    let count = device.function("dispatch", "dispatch_count", 0)?;
+    let of_count = vec![
+        chosen.argument(),
+        offsets.argument(),
+        load.argument(),
+        rows.argument(),
+        pairs.argument(),
+        counts,
+        Argument::Pointer(device.arrival_counters(1)?),
+        pair_count,
+        number(pairs.elements()),
+        experts,
+        number(op.grouped.align),
+        number(capacity),
+        run,
+        across,
+    ];
+    let place = device.function("dispatch", "dispatch_place", 0)?;
+    let of_place = vec![
+        chosen.argument(),
+        offsets.argument(),
+        rows.argument(),
+        pairs.argument(),
+        counts,
+        pair_count,
+        experts,
+        number(capacity),
+        run,
+        across,
+    ];
+    let ctas = ctas as u32;
+    Ok(vec![
+        Device::launch(count, ctas, THREADS, 0, of_count),
+        Device::launch(place, ctas, THREADS, 0, of_place),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_neither_short_nor_many() {
+        for (pairs, expected) in [
+            (0, (1, 256)),
+            (1, (1, 256)),
+            (256, (1, 256)),
+            (257, (2, 256)),
+            (32_768, (128, 256)),
+            (32_769, (127, 260)),
+            (131_072, (128, 1024)),
+        ] {
+            assert_eq!(runs(pairs), expected, "{pairs}");
+        }
+    }
+}

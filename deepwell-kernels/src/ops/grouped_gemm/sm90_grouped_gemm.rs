@@ -1,0 +1,223 @@
+//! `sm90_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, of MXFP8 operands at granularity
+//! 128. Only the device knows the groups' offsets: a launch is sized for all rows.
+
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
+
+use crate::KernelError;
+use crate::cuda::driver::{Argument, Launch};
+use crate::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::cuda::launch::tcgen05::{Operands, k_major_boxes, scale_boxes};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{STAGE_K, THREADS, TILE_COLUMNS, TileShape};
+use crate::predict::Rates;
+
+/// The tile, whose last in a group may have half of the rows.
+const TILE: TileShape = TileShape { waves: 2, across: 1 };
+/// Rows of which a group has a multiple: those of a scale tile, and of half a tile.
+const GROUP_ROWS: usize = 128;
+/// Rows of `a` in a box: those of half a tile.
+pub(super) const BOX_ROWS: usize = 128;
+/// Elements by which rows of operands are apart, as tensor copies need.
+const WIDTH: usize = 16;
+/// Share of the FP8 peak that fprop and dgrad reach, and wgrad, whose columns have scales of their
+/// own: 36 to 54 % and 24 to 37 % on an H200 with experts of ordinary size
+/// (`benchmarks/grouped_gemm_2026-11-23.md`).
+const SHARE: f64 = 0.45;
+const WGRAD_SHARE: f64 = 0.3;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm90_mxfp8_grouped_gemm",
+    ops: &["scaled_grouped_gemm"],
+    epilogue: no_epilogue,
+    architectures: &[Architecture::Sm90a],
+    library: None,
+    reject,
+    predict,
+    workspace_bytes: no_workspace,
+    select_tile: None,
+    prepare,
+}];
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    let is_wgrad = matches!(request.op, Op::ScaledGroupedGemm(op) if op.kind == GemmKind::Wgrad);
+    Rates::of(target).roofline_s(request, if is_wgrad { WGRAD_SHARE } else { SHARE })
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::ScaledGroupedGemm(op) = request.op else {
+        return Some(format!("takes scaled_grouped_gemm, not {}", request.op.name()));
+    };
+    for (name, format) in [("a", op.a), ("b", op.b)] {
+        let elements = usize::from(format.block.k);
+        if elements != STAGE_K {
+            return Some(format!(
+                "takes one scale for {STAGE_K} elements, `{name}` has one for {elements}"
+            ));
+        }
+    }
+    let align = op.grouped.align;
+    if !align.is_multiple_of(GROUP_ROWS) {
+        return Some(format!("takes groups of a multiple of {GROUP_ROWS} rows, not of {align}"));
+    }
+    let output = request.operands[request.input_count].dtype;
+    if op.kind != GemmKind::Wgrad && output != DType::Bf16 {
+        return Some(format!("gives bf16, not {output}"));
+    }
+    let k = request.operands[0].shape[1];
+    if !k.is_multiple_of(WIDTH) {
+        return Some(format!("takes a contraction in multiples of {WIDTH}, not {k}"));
+    }
+    not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
+}
+
+/// Sizes of a call: results of `rows` by `columns`, operands with `k` along the contraction.
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) k: usize,
+}
+
+impl Sizes {
+    /// `a` and `b` are the shapes of the operands' data.
+    fn new(kind: GemmKind, a: &[usize], b: &[usize]) -> Sizes {
+        let columns = if kind == GemmKind::Wgrad { b[0] } else { b[1] };
+        Sizes { rows: a[0], columns, k: a[1] }
+    }
+
+    /// Tiles of all groups, at most.
+    pub(super) fn tiles_max(&self, kind: GemmKind, groups: usize) -> usize {
+        let down = match kind {
+            GemmKind::Wgrad => groups * self.rows.div_ceil(TILE.rows()),
+            // Each group, and what lies behind them, may end with a tile that is not full.
+            _ => self.rows / TILE.rows() + groups + 1,
+        };
+        down * self.columns.div_ceil(TILE_COLUMNS)
+    }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::ScaledGroupedGemm(op) = &call.call.op else {
+        let got = call.call.op.name();
+        return Err(call.refuse(format!("expected scaled_grouped_gemm, got {got}")));
+    };
+    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let sizes = Sizes::new(op.kind, &a.shape, &b.shape);
+    let name = match (op.kind, op.b.block.is_square()) {
+        // Rows of a square have its scale, each of them.
+        (GemmKind::Wgrad, _) => "sm90_grouped_gemm_wgrad",
+        (_, true) => "sm90_grouped_gemm_squares",
+        (_, false) => "sm90_grouped_gemm_rows",
+    };
+    let shared_bytes = TILE.shared_bytes();
+    let function = device.function("sm90_grouped_gemm", name, shared_bytes)?;
+    // The matrices of a stack lie one below the other.
+    let rows_of_b = b.elements() / sizes.k;
+    let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
+    let boxes = [
+        k_major_boxes(&a, Operands::Mx, BOX_ROWS),
+        scale_boxes(&call.input(1)),
+        k_major_boxes(&b, Operands::Mx, TILE_COLUMNS),
+        scale_boxes(&call.input(3)),
+    ];
+    let mut arguments = Vec::with_capacity(11);
+    for boxes in boxes {
+        arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+    }
+    arguments.extend([
+        call.input(op.plane_inputs()).argument(),
+        out.argument(),
+        Argument::I32(op.grouped.groups as i32),
+        Argument::I32(sizes.rows as i32),
+        Argument::I32(sizes.columns as i32),
+        Argument::I32(sizes.k as i32),
+    ]);
+    if op.kind == GemmKind::Wgrad {
+        arguments.push(Argument::U32(call.accumulate().into()));
+    }
+    let ctas = sizes.tiles_max(op.kind, op.grouped.groups).min(device.sm_count() as usize);
+    Ok(vec![Step::Launch(Launch {
+        function,
+        grid: [ctas as u32, 1, 1],
+        block: [THREADS, 1, 1],
+        cluster: [1, 1, 1],
+        shared_bytes,
+        programmatic: false,
+        arguments,
+    })])
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::{Axis, GroupedRows, ScaledGroupedGemm};
+    use deepwell_ir::{OperandType, Storage};
+    use deepwell_precision::QuantFormat;
+
+    use super::*;
+
+    /// Operands of fprop: data and scales of `a`, of a stack `b`, offsets, result.
+    fn operands(op: &ScaledGroupedGemm, k: usize) -> Vec<OperandType> {
+        let (rows, n, groups) = (512, 24, op.grouped.groups);
+        let planes = |format, rows: usize, stack: &[usize]| -> Vec<OperandType> {
+            let storage =
+                Storage::Planes { format, axis: Axis::Row, shape: [rows, k].map(Into::into) };
+            let planes = storage.planes().unwrap().into_iter();
+            let shape = |shape: deepwell_ir::Shape| [stack, &shape.as_fixed().unwrap()].concat();
+            planes
+                .map(|plane| OperandType { dtype: plane.dtype, shape: shape(plane.shape) })
+                .collect()
+        };
+        let mut all = planes(op.a, rows, &[]);
+        all.extend(planes(op.b, n, &[groups]));
+        all.push(OperandType { dtype: DType::I32, shape: vec![groups + 1] });
+        all.push(OperandType { dtype: op.output, shape: vec![rows, n] });
+        all
+    }
+
+    #[test]
+    fn refusals_say_what_is_taken() {
+        let (fine, coarse) = (QuantFormat::MXFP8, QuantFormat::MXFP8_128);
+        for (format, align, output, k, expected) in [
+            (coarse, 128, DType::Bf16, 64, None),
+            (coarse, 256, DType::Bf16, 16, None),
+            (
+                coarse,
+                32,
+                DType::Bf16,
+                64,
+                Some("takes groups of a multiple of 128 rows, not of 32"),
+            ),
+            (
+                fine,
+                128,
+                DType::Bf16,
+                64,
+                Some("takes one scale for 128 elements, `a` has one for 32"),
+            ),
+            (coarse, 128, DType::F32, 64, Some("gives bf16, not f32")),
+            (coarse, 128, DType::Bf16, 40, Some("takes a contraction in multiples of 16, not 40")),
+            (coarse, 128, DType::Bf16, 0, Some("takes no empty matrices")),
+        ] {
+            let op = ScaledGroupedGemm {
+                kind: GemmKind::Fprop,
+                grouped: GroupedRows { groups: 3, align },
+                output,
+                a: format,
+                b: format,
+            };
+            let operands = operands(&op, k);
+            let (op, input_count) = (Op::from(op), operands.len() - 1);
+            let request = KernelRequest { op: &op, operands: &operands, input_count };
+            assert_eq!(reject(&request).as_deref(), expected, "{} {align} {k}", format.name());
+        }
+    }
+
+    #[test]
+    fn grids_cover_every_way_to_fill_the_groups() {
+        let sizes = Sizes { rows: 1024, columns: 130, k: 16 };
+        // Four tiles of 256 rows, and one more for each group and for what lies behind; two across.
+        assert_eq!(sizes.tiles_max(GemmKind::Fprop, 3), 2 * (4 + 3 + 1));
+        assert_eq!(sizes.tiles_max(GemmKind::Wgrad, 3), 2 * 3 * 4);
+    }
+}

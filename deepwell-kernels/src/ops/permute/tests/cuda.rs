@@ -1,0 +1,70 @@
+//! `permute.cu`.
+
+use deepwell_ir::{DType, ops};
+use deepwell_kernels::ops::permute::oracle;
+
+use crate::compare::{EXACT, assert_close, assert_within};
+use crate::harness::{Gpu, HostTensor, uniform};
+use crate::mixture::{Choice, HARD, Mixture};
+
+fn check(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
+    let what = format!("{mixture:?} of {columns}, capacity {capacity}");
+    let (tokens, rows) = (mixture.tokens, mixture.rows());
+    let grouped = mixture.grouped(capacity);
+    let maps = mixture.maps(&grouped);
+    let x = HostTensor::bf16(&[tokens, columns], &uniform(tokens * columns, 1, 4.0));
+    let inputs = [&[x.clone()][..], &maps].concat();
+    let out = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let got = gpu.run(ops::Permute {}, &inputs, &[out], false, 1)[0].to_f64();
+    let expected = oracle::permute(&x.to_f64(), &grouped.pairs, mixture.top_k, columns);
+    assert_close(&format!("permute {what}"), &got, &expected, EXACT);
+
+    // What no pair has is not read.
+    let mut y = uniform(rows * columns, 2, 4.0);
+    for (row, _) in grouped.pairs.iter().enumerate().filter(|(_, pair)| **pair < 0) {
+        y[row * columns..][..columns].fill(f32::NAN);
+    }
+    let y = HostTensor::bf16(&[rows, columns], &y);
+    let wide = y.to_f64();
+    let expected = oracle::unpermute(&wide, &grouped.rows, mixture.top_k, columns);
+    let sizes: Vec<f64> = wide.iter().map(|y| y.abs()).collect();
+    let sizes = oracle::unpermute(&sizes, &grouped.rows, mixture.top_k, columns);
+    // An addition for each choice, each rounded by 2^-24 of the magnitudes, and one rounding.
+    let additions = mixture.top_k as f64 * 2f64.powi(-24);
+    let bounds: Vec<f64> =
+        expected.iter().zip(&sizes).map(|(y, size)| y.abs() / 256.0 + additions * size).collect();
+    let inputs = [&[y][..], &maps].concat();
+    let out = HostTensor::output(DType::Bf16, &[tokens, columns]);
+    let got = gpu.run(ops::Unpermute {}, &inputs, &[out], false, 1)[0].to_f64();
+    assert_within(&format!("unpermute {what}"), &got, &expected, &bounds);
+}
+
+/// Few columns and many, whole vectors and not, rows of one lane and of several turns of a warp.
+fn check_hard(gpu: &mut Gpu) {
+    for (mixture, columns) in HARD.into_iter().zip([8, 64, 3, 24, 33, 512, 64, 9, 40, 1]) {
+        for capacity in [usize::MAX, 7, 0] {
+            check(gpu, mixture, columns, capacity);
+        }
+    }
+}
+
+trial!(rows_go_there_and_back);
+fn rows_go_there_and_back() {
+    let mut gpu = Gpu::open();
+    check_hard(&mut gpu);
+    if gpu.runs(1, 0) {
+        let large = Mixture { tokens: 5000, experts: 64, top_k: 8, ..HARD[1] };
+        check(&mut gpu, large, 2048, usize::MAX);
+    }
+}
+
+emulated! {
+    permute on Sm90a: |gpu| {
+        check_hard(gpu);
+        let mixture =
+            Mixture { tokens: 200, experts: 8, top_k: 2, choice: Choice::Spread, align: 32 };
+        for columns in [264, 33] {
+            check(gpu, mixture, columns, 60);
+        }
+    }
+}

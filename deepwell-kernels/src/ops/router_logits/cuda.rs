@@ -1,0 +1,198 @@
+//! `router_logits.cu`: the projection of a router in FP32, and its backward.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::gemm::extents_fit;
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Threads of a CTA, as in the source.
+const THREADS: u32 = 256;
+/// Rows and columns of a tile.
+const TILE: [usize; 2] = [64, 64];
+/// Experts of a tile of the kernels for few of them, and what is along its other side.
+const FEW: usize = 32;
+const MANY: usize = 128;
+/// What a CTA multiplies at a time of the contraction: runs are multiples of it.
+const STEP: usize = 16;
+/// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for all
+/// devices.
+const CTAS_WANTED: usize = 512;
+/// Runs that the last CTA can join in little time.
+const RUNS_MAX: usize = 32;
+/// What is worth a run.
+const RUN_MIN: usize = 256;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_router_logits",
+        ops: &["router_logits"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| reject(request, &[0]),
+        predict: roofline,
+        workspace_bytes,
+        select_tile: None,
+        prepare: prepare_forward,
+    },
+    CudaKernelSpec {
+        name: "cuda_router_logits_backward",
+        ops: &["router_logits_backward"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| reject(request, &[1, 3]),
+        predict: roofline,
+        workspace_bytes,
+        select_tile: None,
+        prepare: prepare_backward,
+    },
+];
+
+/// Wants activations in BF16: what else there is is FP32 by the op.
+fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> {
+    all_bf16(request, activations).or_else(|| extents_fit(request, &[0, 1]))
+}
+
+/// CTAs for the tiles of a result.
+fn tiles([rows, columns]: [usize; 2], [m, n]: [usize; 2]) -> usize {
+    rows.div_ceil(m) * columns.div_ceil(n)
+}
+
+/// A GEMM with a result of few rows or columns, and how it is divided among CTAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Elements of the result.
+    elements: usize,
+    /// Whether the kernel for few experts takes it.
+    is_few: bool,
+    /// Tiles of the result, one at least.
+    tiles: usize,
+    /// Runs that the contraction is cut into, and the length of each.
+    runs: usize,
+    run: usize,
+}
+
+impl Division {
+    fn new(result: [usize; 2], tile: [usize; 2], is_few: bool, contraction: usize) -> Division {
+        let tiles = tiles(result, tile).max(1);
+        let wanted = (CTAS_WANTED / tiles).min(RUNS_MAX).min(contraction.div_ceil(RUN_MIN)).max(1);
+        let run = contraction.div_ceil(wanted).next_multiple_of(STEP).max(STEP);
+        let runs = contraction.div_ceil(run).max(1);
+        Division { elements: result[0] * result[1], is_few, tiles, runs, run }
+    }
+
+    /// Of logits.
+    fn of_logits([tokens, experts, width]: [usize; 3]) -> Division {
+        let is_few = experts <= FEW;
+        let tile = if is_few { [MANY, FEW] } else { TILE };
+        Division::new([tokens, experts], tile, is_few, width)
+    }
+
+    /// Of the gradient of the weights.
+    fn of_weights([tokens, experts, width]: [usize; 3]) -> Division {
+        let is_few = experts <= FEW;
+        let tile = if is_few { [FEW, MANY] } else { TILE };
+        Division::new([experts, width], tile, is_few, tokens)
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        if self.runs > 1 { self.runs * self.elements * size_of::<f32>() } else { 0 }
+    }
+
+    /// The launch of `<entry>` or `<entry>_few`, which take operands, partial sums, arrival
+    /// counters, sizes, runs, and what `rest` says.
+    fn launch(
+        &self,
+        call: &CallView<'_>,
+        device: &mut Device<'_>,
+        entry: &str,
+        operands: Vec<Argument>,
+        sizes: [usize; 3],
+        rest: &[Argument],
+    ) -> Result<Step, KernelError> {
+        let suffix = if self.is_few { "_few" } else { "" };
+        let function = device.function("router_logits", &format!("{entry}{suffix}"), 0)?;
+        let mut arguments = operands;
+        arguments.push(Argument::Pointer(call.workspace().0));
+        arguments.push(Argument::Pointer(device.arrival_counters(self.tiles)?));
+        arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
+        arguments.extend([Argument::I32(self.run as i32), Argument::U32(self.runs as u32)]);
+        arguments.extend_from_slice(rest);
+        let ctas = (self.tiles * self.runs) as u32;
+        Ok(Device::launch(function, ctas, THREADS, 0, arguments))
+    }
+}
+
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    let shape = |index: usize| &request.operands[index].shape;
+    let (x, w) = match request.op {
+        Op::RouterLogitsBackward(_) => (shape(1), shape(2)),
+        _ => (shape(0), shape(1)),
+    };
+    let sizes = [x[0], w[0], w[1]];
+    match request.op {
+        Op::RouterLogitsBackward(_) => Division::of_weights(sizes).workspace_bytes(),
+        _ => Division::of_logits(sizes).workspace_bytes(),
+    }
+}
+
+fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::RouterLogits(op) = &call.call.op else {
+        return Err(call.refuse("expected `router_logits`"));
+    };
+    let (x, w) = (call.input(0), call.input(1));
+    let bias = if op.bias { call.input(2).pointer } else { DevicePtr(0) };
+    let sizes = [x.shape[0], w.shape[0], w.shape[1]];
+    let logits = call.output(0).argument();
+    let operands = vec![x.argument(), w.argument(), Argument::Pointer(bias), logits];
+    let division = Division::of_logits(sizes);
+    Ok(vec![division.launch(call, device, "router_logits", operands, sizes, &[])?])
+}
+
+fn prepare_backward(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let [dlogits, x, w] = [0, 1, 2].map(|index| call.input(index));
+    let [dx, dw] = [0, 1].map(|index| call.output(index));
+    let sizes = [x.shape[0], w.shape[0], w.shape[1]];
+
+    let function = device.function("router_logits", "router_logits_input_grad", 0)?;
+    let mut arguments = vec![dlogits.argument(), w.argument(), dx.argument()];
+    arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
+    let ctas = tiles([sizes[0], sizes[2]], TILE).max(1) as u32;
+    let of_input = Device::launch(function, ctas, THREADS, 0, arguments);
+
+    let operands = vec![dlogits.argument(), x.argument(), dw.argument()];
+    let adds = [Argument::U32(call.accumulate().into())];
+    let entry = "router_logits_weight_grad";
+    let division = Division::of_weights(sizes);
+    Ok(vec![of_input, division.launch(call, device, entry, operands, sizes, &adds)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_fill_a_gpu_and_are_worth_it() {
+        for (sizes, logits, weights) in [
+            ([0, 8, 64], (true, 1, 1, 64), (true, 1, 1, 16)),
+            ([1, 1, 1], (true, 1, 1, 16), (true, 1, 1, 16)),
+            ([257, 8, 64], (true, 3, 1, 64), (true, 1, 2, 144)),
+            ([16_384, 32, 1024], (true, 128, 4, 256), (true, 8, 32, 512)),
+            ([16_384, 128, 2048], (false, 512, 1, 2048), (false, 64, 8, 2048)),
+        ] {
+            let of = |it: Division| (it.is_few, it.tiles, it.runs, it.run);
+            let got = (of(Division::of_logits(sizes)), of(Division::of_weights(sizes)));
+            assert_eq!(got, (logits, weights), "{sizes:?}");
+        }
+    }
+}

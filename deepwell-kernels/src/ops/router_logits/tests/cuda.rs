@@ -1,0 +1,86 @@
+//! `router_logits.cu`: FP32 GEMMs against f64 sums.
+
+use deepwell_ir::DType;
+use deepwell_ir::ops::{RouterLogits, RouterLogitsBackward};
+use deepwell_kernels::ops::linear::oracle;
+
+use crate::compare::assert_within;
+use crate::harness::{Gpu, HostTensor, uniform};
+
+/// A sum of `k` products in FP32: each addition rounds by 2^-24 of the magnitudes at most, and so
+/// do what is added to it and the sum of runs.
+fn bounds(expected: &[f64], magnitudes: &[f64], k: usize, rounding: f64) -> Vec<f64> {
+    let share = (k + 34) as f64 * 2f64.powi(-24);
+    let bound = |(x, size): (&f64, &f64)| share * size + rounding * x.abs() + 1e-30;
+    expected.iter().zip(magnitudes).map(bound).collect()
+}
+
+fn check(gpu: &mut Gpu, tokens: usize, experts: usize, width: usize) {
+    let what = format!("{tokens} tokens, {experts} experts, width {width}");
+    let x = HostTensor::bf16(&[tokens, width], &uniform(tokens * width, 1, 2.0));
+    let w = HostTensor::f32(&[experts, width], &uniform(experts * width, 2, 1.0));
+    let bias = HostTensor::f32(&[experts], &uniform(experts, 3, 1.0));
+    let dlogits = HostTensor::f32(&[tokens, experts], &uniform(tokens * experts, 4, 1.0));
+    let before = HostTensor::f32(&[experts, width], &uniform(experts * width, 5, 4.0));
+    let sizes =
+        |tensor: &HostTensor| -> Vec<f64> { tensor.to_f64().iter().map(|x| x.abs()).collect() };
+    let numbers = |tensor: &HostTensor| tensor.to_f64();
+
+    for has_bias in [false, true] {
+        let of = |values: Vec<f64>| has_bias.then_some(values);
+        let (added, size) = (of(numbers(&bias)), of(sizes(&bias)));
+        let expected = oracle::forward(&numbers(&x), &numbers(&w), added.as_deref(), width);
+        let magnitudes = oracle::forward(&sizes(&x), &sizes(&w), size.as_deref(), width);
+        let mut inputs = vec![x.clone(), w.clone()];
+        inputs.extend(has_bias.then(|| bias.clone()));
+        let output = [HostTensor::output(DType::F32, &[tokens, experts])];
+        let got = gpu.run(RouterLogits { bias: has_bias }, &inputs, &output, false, 1);
+        let bounds = bounds(&expected, &magnitudes, width, 0.0);
+        assert_within(&format!("logits {what}"), &got[0].to_f64(), &expected, &bounds);
+    }
+
+    let dx = oracle::data_gradient(&numbers(&dlogits), &numbers(&w), width);
+    let of_dx = oracle::data_gradient(&sizes(&dlogits), &sizes(&w), width);
+    let dw = oracle::weight_gradient(&numbers(&dlogits), &numbers(&x), experts, width);
+    let of_dw = oracle::weight_gradient(&sizes(&dlogits), &sizes(&x), experts, width);
+    for accumulate in [false, true] {
+        let inputs = [dlogits.clone(), x.clone(), w.clone()];
+        // Only `dw` adds to what is there.
+        let there = HostTensor::bf16(&[tokens, width], &vec![f32::NAN; tokens * width]);
+        let outputs = [there, before.clone()];
+        let got = gpu.run(RouterLogitsBackward {}, &inputs, &outputs, accumulate, 1);
+        let within = bounds(&dx, &of_dx, experts, 1.0 / 256.0);
+        assert_within(&format!("dx {what}"), &got[0].to_f64(), &dx, &within);
+        let add = |(sum, there): (&f64, f64)| if accumulate { sum + there } else { *sum };
+        let dw: Vec<f64> = dw.iter().zip(numbers(&before)).map(add).collect();
+        let of_dw: Vec<f64> = of_dw.iter().zip(sizes(&before)).map(add).collect();
+        let within = bounds(&dw, &of_dw, tokens, 2f64.powi(-23));
+        assert_within(&format!("dw {what}"), &got[1].to_f64(), &dw, &within);
+    }
+}
+
+fn check_hard(gpu: &mut Gpu) {
+    for (tokens, experts, width) in
+        [(1, 1, 1), (1, 8, 64), (31, 33, 100), (33, 8, 64), (65, 130, 36), (64, 64, 16), (5, 4, 7)]
+    {
+        check(gpu, tokens, experts, width);
+    }
+}
+
+trial!(gemms_as_the_oracle);
+fn gemms_as_the_oracle() {
+    let mut gpu = Gpu::open();
+    check_hard(&mut gpu);
+    if gpu.runs(1, 0) {
+        check(&mut gpu, 3000, 128, 2048);
+    }
+}
+
+// Three runs of tokens for the weight gradient and of columns for the logits, the last not whole.
+emulated! {
+    router_logits on Sm90a: |gpu| {
+        check_hard(gpu);
+        check(gpu, 600, 8, 530);
+        check(gpu, 70, 70, 130);
+    }
+}

@@ -1,0 +1,15 @@
+//! Selection biases that follow the load: counts of chosen experts, and the update.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("count_experts", cpu::prepare_counts),
+        CpuKernel::new("selection_bias_update", cpu::prepare_update),
+    ],
+    cuda: &[],
+};

@@ -1,0 +1,15 @@
+//! A matrix taken apart into two side by side, and put together again.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("split_columns", cpu::prepare_split),
+        CpuKernel::new("join_columns", cpu::prepare_join),
+    ],
+    cuda: &[],
+};

@@ -1,0 +1,21 @@
+//! Embedding, output head and cross-entropy where ranks have some rows of the vocabulary each.
+
+pub mod cpu;
+pub mod head;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("vocab_parallel_embedding", cpu::prepare_embedding),
+        CpuKernel::new("vocab_parallel_embedding_backward", cpu::prepare_embedding_backward),
+        CpuKernel::new("vocab_parallel_sums", head::prepare_sums).scratch(head::workspace).tiered(),
+        CpuKernel::new("vocab_parallel_cross_entropy", head::prepare_loss),
+        CpuKernel::new("vocab_parallel_cross_entropy_grad", head::prepare_gradients)
+            .scratch(head::workspace)
+            .tiered(),
+    ],
+    cuda: &[],
+};
