@@ -316,8 +316,11 @@ impl<'r> Fit<'r> {
             log.sync()?;
         }
         if self.heldout_losses.is_empty() && !interrupted {
-            // Resumed after the last evaluation, whose line has the mean alone.
+            // Resumed after the last evaluation, whose line has the mean alone, and whose GEMMs the
+            // checkpoint has counted.
+            let counts = self.engine.counts();
             self.heldout_losses = losses_on(self.engine, &self.heldout)?;
+            self.engine.set_counts(counts);
         }
         self.speeds.sort_by(f64::total_cmp);
         let are_finite = self.heldout_losses.iter().all(|loss| loss.is_finite());

@@ -57,7 +57,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
             setting: "ranks",
             expected: format!("a multiple of {tensor} tensor times {pipeline} pipeline ranks"),
             got: settings.ranks.to_string(),
-            hint: Some("`--devices cpu:2 --tp 2`".to_string()),
+            hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
         });
     }
     parallel.check()?;

@@ -50,20 +50,6 @@ enum Ties {
     Processes(Arc<Member>),
 }
 
-/// FIXME: with equal weights, data-parallel groups of tensor-parallel ranks evaluate the same batch
-/// 1e-4 apart in MXFP8; until it is known why, they are refused.
-fn check_degrees(parallel: &deepwell_plan::Parallel) -> Result<(), TrainError> {
-    if parallel.tensor == 1 || parallel.data == 1 {
-        return Ok(());
-    }
-    Err(TrainError::Setting {
-        setting: "ranks",
-        expected: "as many as split each layer, where ranks split layers".to_string(),
-        got: format!("{} groups of {}", parallel.data, parallel.tensor),
-        hint: Some("leave out `--tp`, or give as many `--devices` as its ranks".to_string()),
-    })
-}
-
 impl World {
     /// Plans and lowers a model once, and loads it for each rank that `options` asks for. Weights
     /// are zero until they are initialized or loaded, on each rank.
@@ -97,7 +83,6 @@ impl World {
         options: &CompileOptions,
     ) -> Result<World, TrainError> {
         options.device.check_ranks()?;
-        check_degrees(&options.parallel)?;
         let mut lowered = Lowered::of(graph, hardware, options)?;
         let ties = comms.first().map_or(Ties::Alone, |comm| Ties::Threads(comm.monitor()));
         let mut engines = Vec::with_capacity(comms.len());

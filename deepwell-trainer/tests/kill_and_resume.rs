@@ -61,20 +61,34 @@ fn counts(out: &Path) -> [serde_json::Value; 3] {
         .map(|name| summary[name].clone())
 }
 
+/// A folder with what [`start`] reads.
+fn prepare() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write_corpus(&folder.path().join("corpus.txt"));
+    let cache = folder.path().join("cache").display().to_string();
+    let run = "checkpoint_every = 3\neval_every = 10\neval_tokens = 512";
+    std::fs::write(folder.path().join("run.toml"), format!("{run}\ncache_dir = {cache:?}\n"))
+        .expect("a temporary folder can be written");
+    folder
+}
+
+/// A kill between the last checkpoint and the summary leaves this to the next start, which
+/// evaluates once more for the losses of each window, and once counted those GEMMs twice.
+#[test]
+fn a_run_resumed_after_its_last_checkpoint_counts_the_last_evaluation_once() {
+    let folder = prepare();
+    let folder = folder.path();
+    assert!(start(folder, "run", false).wait().expect("it runs").success());
+    let whole = counts(&folder.join("run"));
+    std::fs::remove_file(folder.join("run/summary.json")).expect("a summary");
+    assert!(start(folder, "run", true).wait().expect("it runs").success());
+    assert_eq!(counts(&folder.join("run")), whole);
+}
+
 #[test]
 fn a_run_killed_at_any_moment_resumes_to_the_same_bits() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = prepare();
     let folder = folder.path();
-    write_corpus(&folder.join("corpus.txt"));
-    let cache = folder.join("cache");
-    std::fs::write(
-        folder.join("run.toml"),
-        format!(
-            "checkpoint_every = 3\neval_every = 10\neval_tokens = 512\ncache_dir = {:?}\n",
-            cache.display().to_string()
-        ),
-    )
-    .expect("a temporary folder can be written");
 
     let status = start(folder, "whole", false).wait().expect("it runs");
     assert!(status.success(), "{status}");

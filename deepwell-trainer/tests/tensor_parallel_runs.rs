@@ -100,7 +100,7 @@ fn any_world_loads_what_another_saved() {
         }
         all.concat()
     };
-    for (tensor, data, zero) in [(2, 1, 0), (4, 1, 0)] {
+    for (tensor, data, zero) in [(2, 1, 0), (4, 1, 0), (2, 2, 1)] {
         let name = format!("tensor-{tensor}-{data}-{zero}");
         let saved = Settings { zero, steps: 2, ..settings(&place, &name, tensor, data) };
         go(&saved, Start::New).unwrap();
@@ -118,7 +118,7 @@ fn any_world_loads_what_another_saved() {
             Parallel::data(2),
             Parallel { tensor: 2, ..Parallel::data(1) },
             Parallel { tensor: 4, ..Parallel::data(1) },
-            Parallel { tensor: 2, ..Parallel::data(1) },
+            Parallel { tensor: 2, zero: 1, ..Parallel::data(2) },
         ] {
             let mut world = World::compile(graph(), hardware(), &options(parallel)).unwrap();
             let loaded = world.on_all(|engine| {
@@ -139,7 +139,7 @@ fn options(parallel: Parallel) -> CompileOptions {
 #[test]
 fn ranks_go_on_where_they_stopped() {
     let place = Place::new();
-    for (name, tensor, data, zero) in [("two", 2, 1, 0), ("four", 4, 1, 0)] {
+    for (name, tensor, data, zero) in [("two", 2, 1, 0), ("four", 4, 1, 0), ("both", 2, 2, 1)] {
         let whole = Settings { zero, ..settings(&place, name, tensor, data) };
         let summary = go(&whole, Start::New).unwrap();
         assert_eq!(summary.ranks, tensor * data);

@@ -25,7 +25,7 @@ fn stacked_scale_shape(matrices: usize, rows: usize, columns: usize) -> Vec<usiz
     [vec![matrices], scale_shape(rows, columns)].concat()
 }
 
-/// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
+/// fprop: `out [rows, n]` is a GEMM of the rows of group e of `a [rows, k]` with matrix e of
 /// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
 /// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
 /// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16(
     })
 }
 
-/// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
+/// dgrad: `out [rows, k]` is a GEMM of the rows of group e of `a [rows, n]` with matrix e of
 /// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
 ///
 /// # Safety
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_dgrad(
     })
 }
 
-/// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
+/// wgrad: matrix e of `out [groups, n, k]`, in FP32, is a GEMM of the rows of group e of
 /// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
 /// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
 /// [`dw_grouped_gemm_bf16`].
@@ -128,10 +128,11 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_wgrad(
     })
 }
 
-/// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
-/// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
-/// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
-/// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
+/// fprop and dgrad of MXFP8 operands: `out [rows, n]` is a GEMM of the rows of group e of
+/// `a [rows, k]` with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are
+/// quantized along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself,
+/// with its scales behind those of the one before; for dgrad that is the weight quantized
+/// columnwise.
 /// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
 /// groups of a multiple of 128 rows.
 ///
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn dw_grouped_gemm_mxfp8(
     })
 }
 
-/// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
+/// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is a GEMM of the
 /// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
 /// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
 /// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.

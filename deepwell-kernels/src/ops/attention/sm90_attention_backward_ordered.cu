@@ -1,6 +1,6 @@
-// Gradients of attention (attention.cu) on wgmma with each product made once, where
-// sm90_attention_backward.cu makes scores and their gradients twice; arguments and notation are
-// its.
+// Gradients of attention (attention.cu) on wgmma with five GEMMs, where
+// sm90_attention_backward.cu has seven: it makes scores and their gradients twice. Arguments and
+// notation are its.
 //
 // Three kernels: `rows` makes lse in powers of two and delta, `keys` dk and dv of a tile of 128
 // keys over all queries of all heads that share them, and adds its part of dq to sums in FP32,
@@ -12,7 +12,7 @@
 // the tile as rows of scores: p and ds are left operands as they lie in registers. For dq both
 // leave ds in shared memory, and each makes a part of 64 x 64: of the columns of 64 queries where
 // D = 128, of 128 queries where D = 64. It does so one block late, so that no consumer waits for
-// the other's ds, and adds under the products of dk.
+// the other's ds, and adds under the GEMM of dk.
 //
 // Budget of 128 keys x 64 queries with D = 128, in cycles: tensor cores (4096 FLOP) 5 x 512 =
 // 2560; shared memory (128 bytes) 2 x 512 for scores and dp, which read both operands from there,

@@ -1,4 +1,4 @@
-//! `sm90_attention_backward_ordered.cu`: gradients of attention on wgmma, every product once, dq
+//! `sm90_attention_backward_ordered.cu`: gradients of attention on wgmma with five GEMMs, dq
 //! summed over CTAs in a fixed order.
 
 use deepwell_ir::{KernelRequest, Op, Target};
