@@ -158,7 +158,7 @@ enum DwStatus dw_bf16_gemm(const void *a,
                            int32_t n,
                            int32_t k);
 
-// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
+// fprop: `out [rows, n]` is a GEMM of the rows of group e of `a [rows, k]` with matrix e of
 // `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
 // `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
 // INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
@@ -176,7 +176,7 @@ enum DwStatus dw_grouped_gemm_bf16(const void *a,
                                    int32_t n,
                                    int32_t k);
 
-// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
+// dgrad: `out [rows, k]` is a GEMM of the rows of group e of `a [rows, n]` with matrix e of
 // `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
 //
 // # Safety
@@ -191,7 +191,7 @@ enum DwStatus dw_grouped_gemm_bf16_dgrad(const void *a,
                                          int32_t n,
                                          int32_t k);
 
-// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
+// wgrad: matrix e of `out [groups, n, k]`, in FP32, is a GEMM of the rows of group e of
 // `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
 // added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
 // [`dw_grouped_gemm_bf16`].
@@ -209,10 +209,11 @@ enum DwStatus dw_grouped_gemm_bf16_wgrad(const void *a,
                                          int32_t k,
                                          int32_t accumulate);
 
-// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
-// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
-// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
-// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
+// fprop and dgrad of MXFP8 operands: `out [rows, n]` is a GEMM of the rows of group e of
+// `a [rows, k]` with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are
+// quantized along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself,
+// with its scales behind those of the one before; for dgrad that is the weight quantized
+// columnwise.
 // `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
 // groups of a multiple of 128 rows.
 //
@@ -233,7 +234,7 @@ enum DwStatus dw_grouped_gemm_mxfp8(const void *a,
                                     int32_t granularity,
                                     int32_t b_square);
 
-// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
+// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is a GEMM of the
 // columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
 // along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
 // are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
@@ -265,236 +266,6 @@ enum DwStatus dw_set_device(const char *device);
 // Why the last call of this thread failed, in UTF-8, empty if it did not. Valid until the next
 // call of this thread.
 const char *dw_last_error(void);
-
-// Why the last call of this thread failed, in UTF-8, empty if it did not. Valid until the next
-// call of this thread.
-const char *dw_last_error(void);
-
-// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
-// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
-// (pointers are addresses of host memory). Without it they run on `cuda:0`.
-//
-// # Safety
-// `device` is a string that ends with a zero byte.
-enum DwStatus dw_set_device(const char *device);
-
-// Scaled dot-product attention in BF16, of heads that lie one behind the other: q, k, v and o are
-// `[B, H, S, D]`. The scores are multiplied by `1/sqrt(D)`; where `causal` is not 0 a token sees
-// itself and what came before. `Q` and `K`, the lengths of queries and keys, are the same.
-//
-// # Safety
-// Each pointer is memory of the chosen device of `B * H * S * D` BF16 numbers that nobody else
-// writes (and for `o`, reads) during the call.
-enum DwStatus dw_fmha_bf16_forward(const void *q,
-                                   const void *k,
-                                   const void *v,
-                                   void *o,
-                                   int32_t B,
-                                   int32_t H,
-                                   int32_t Q,
-                                   int32_t K,
-                                   int32_t D,
-                                   int32_t causal);
-
-// Scaled dot-product attention in BF16 with grouped query heads, of tokens that lie one behind the
-// other: q and o are `[batch, seq, heads, head_dim]`, k and v `[batch, seq, kv_heads, head_dim]`,
-// `lse` is `[batch, heads, seq]` in FP32, the natural logarithm of the sum of exponentials of the
-// scaled scores; the backward reads it. `scale` multiplies the scores, 0 stands for
-// `1/sqrt(head_dim)`. Where `causal` is not 0 a token sees itself and what came before.
-//
-// # Safety
-// Each pointer is memory of the chosen device of as many elements as said, and nobody else writes
-// it (or reads what is written) during the call.
-enum DwStatus dw_attention_bf16_forward(const void *q,
-                                        const void *k,
-                                        const void *v,
-                                        void *o,
-                                        void *lse,
-                                        int32_t batch,
-                                        int32_t seq,
-                                        int32_t heads,
-                                        int32_t kv_heads,
-                                        int32_t head_dim,
-                                        double scale,
-                                        int32_t causal);
-
-// Gradients of [`dw_attention_bf16_forward`] by q, k and v: `dout` is that of o, `o` and `lse` are
-// what the forward wrote, and the sizes are those of the forward.
-//
-// # Safety
-// As [`dw_attention_bf16_forward`].
-enum DwStatus dw_attention_bf16_backward(const void *dout,
-                                         const void *q,
-                                         const void *k,
-                                         const void *v,
-                                         const void *o,
-                                         const void *lse,
-                                         void *dq,
-                                         void *dk,
-                                         void *dv,
-                                         int32_t batch,
-                                         int32_t seq,
-                                         int32_t heads,
-                                         int32_t kv_heads,
-                                         int32_t head_dim,
-                                         double scale,
-                                         int32_t causal);
-
-// Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; those of the
-// columnwise operand are `dw_mxfp8_scale_bytes(columns, rows)`. Scales lie in tiles of 128 rows by
-// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a
-// size is negative.
-size_t dw_mxfp8_scale_bytes(int32_t rows, int32_t columns);
-
-// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
-// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed,
-// into `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null.
-// `granularity` elements, 32 or 128, share an exponent; where `square` is not 0 so do as many
-// rows.
-//
-// # Safety
-// Each pointer that is not null is memory of the chosen device of as many elements as said
-// (scales: [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
-enum DwStatus dw_mxfp8_quantize(const void *x,
-                                int32_t x_dtype,
-                                int32_t rows,
-                                int32_t columns,
-                                int32_t granularity,
-                                int32_t square,
-                                void *data,
-                                void *scales,
-                                void *data_t,
-                                void *scales_t);
-
-// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized
-// along `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
-// `b_square` says whether `b` has squares. `out_dtype` is a `DwDType`; where it is FP32 and
-// `accumulate` is not 0 the result is added to `out`.
-//
-// # Safety
-// Each pointer is memory of the chosen device of as many elements as said (scales:
-// [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
-enum DwStatus dw_mxfp8_gemm(const void *a,
-                            const void *a_scales,
-                            const void *b,
-                            const void *b_scales,
-                            void *out,
-                            int32_t out_dtype,
-                            int32_t m,
-                            int32_t n,
-                            int32_t k,
-                            int32_t a_granularity,
-                            int32_t b_granularity,
-                            int32_t b_square,
-                            int32_t accumulate);
-
-// `out [m, n] = a [m, k] · b [n, k]ᵀ` in BF16, accumulated in FP32.
-//
-// # Safety
-// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else
-// uses what is written during the call.
-enum DwStatus dw_bf16_gemm(const void *a,
-                           const void *b,
-                           void *out,
-                           int32_t m,
-                           int32_t n,
-                           int32_t k);
-
-// fprop: `out [rows, n]`, of the rows of group e of `a [rows, k]` the product with matrix e of
-// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
-// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
-// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
-//
-// # Safety
-// Each pointer is memory of the chosen device of as many numbers as said, no offset is larger than
-// `rows`, and nobody else uses what is written during the call.
-enum DwStatus dw_grouped_gemm_bf16(const void *a,
-                                   const void *b,
-                                   const void *offsets,
-                                   void *out,
-                                   int32_t groups,
-                                   int32_t align,
-                                   int32_t rows,
-                                   int32_t n,
-                                   int32_t k);
-
-// dgrad: `out [rows, k]`, of the rows of group e of `a [rows, n]` the product with matrix e of
-// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
-//
-// # Safety
-// As [`dw_grouped_gemm_bf16`].
-enum DwStatus dw_grouped_gemm_bf16_dgrad(const void *a,
-                                         const void *b,
-                                         const void *offsets,
-                                         void *out,
-                                         int32_t groups,
-                                         int32_t align,
-                                         int32_t rows,
-                                         int32_t n,
-                                         int32_t k);
-
-// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the product of the rows of group e of
-// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
-// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
-// [`dw_grouped_gemm_bf16`].
-//
-// # Safety
-// As [`dw_grouped_gemm_bf16`].
-enum DwStatus dw_grouped_gemm_bf16_wgrad(const void *a,
-                                         const void *b,
-                                         const void *offsets,
-                                         void *out,
-                                         int32_t groups,
-                                         int32_t align,
-                                         int32_t rows,
-                                         int32_t n,
-                                         int32_t k,
-                                         int32_t accumulate);
-
-// fprop and dgrad of MXFP8 operands: `out [rows, n]`, of the rows of group e of `a [rows, k]` the
-// product with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are quantized
-// along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself, with its
-// scales behind those of the one before; for dgrad that is the weight quantized columnwise.
-// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
-// groups of a multiple of 128 rows.
-//
-// # Safety
-// As [`dw_grouped_gemm_bf16`], with scales of `dw_mxfp8_scale_bytes` bytes for each matrix.
-enum DwStatus dw_grouped_gemm_mxfp8(const void *a,
-                                    const void *a_scales,
-                                    const void *b,
-                                    const void *b_scales,
-                                    const void *offsets,
-                                    void *out,
-                                    int32_t out_dtype,
-                                    int32_t groups,
-                                    int32_t align,
-                                    int32_t rows,
-                                    int32_t n,
-                                    int32_t k,
-                                    int32_t granularity,
-                                    int32_t b_square);
-
-// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the product of the
-// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
-// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
-// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
-//
-// # Safety
-// As [`dw_grouped_gemm_mxfp8`].
-enum DwStatus dw_grouped_gemm_mxfp8_wgrad(const void *a,
-                                          const void *a_scales,
-                                          const void *b,
-                                          const void *b_scales,
-                                          const void *offsets,
-                                          void *out,
-                                          int32_t groups,
-                                          int32_t align,
-                                          int32_t rows,
-                                          int32_t m,
-                                          int32_t n,
-                                          int32_t granularity,
-                                          int32_t accumulate);
 
 #ifdef __cplusplus
 }  // extern "C"
