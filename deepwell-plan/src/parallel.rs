@@ -170,10 +170,6 @@ impl Parallel {
                 return refuse(what, "at least 1", degree.to_string());
             }
         }
-        if tensor > 1 && pipeline > 1 {
-            let expected = "1 in a pipeline, as both together are not there yet";
-            return refuse("tensor-parallel ranks", expected, tensor.to_string());
-        }
         if expert != 1 {
             let expected = "1, as more are not there yet";
             return refuse("expert-parallel ranks", expected, expert.to_string());

@@ -35,6 +35,11 @@ fn graph() -> Graph {
     capture(&config()).unwrap()
 }
 
+/// Settings of so many tensor-parallel ranks, stages and data-parallel ranks.
+fn staged(place: &Place, out: &str, [tensor, pipeline, data]: [usize; 3]) -> Settings {
+    Settings { pipeline, ranks: tensor * pipeline * data, ..settings(place, out, tensor, data) }
+}
+
 fn settings(place: &Place, out: &str, tensor: usize, data: usize) -> Settings {
     let path = place.path("config.json");
     fs::write(&path, config().to_json().to_string()).expect("a file");
@@ -100,9 +105,11 @@ fn any_world_loads_what_another_saved() {
         }
         all.concat()
     };
-    for (tensor, data, zero) in [(2, 1, 0), (4, 1, 0), (2, 2, 1)] {
-        let name = format!("tensor-{tensor}-{data}-{zero}");
-        let saved = Settings { zero, steps: 2, ..settings(&place, &name, tensor, data) };
+    for (degrees, zero) in
+        [([2, 1, 1], 0), ([4, 1, 1], 0), ([2, 1, 2], 1), ([2, 2, 1], 0), ([2, 2, 2], 1)]
+    {
+        let name = format!("{degrees:?}-{zero}");
+        let saved = Settings { zero, steps: 2, ..staged(&place, &name, degrees) };
         go(&saved, Start::New).unwrap();
         let entries = deepwell_ckpt::list(&Trainer::checkpoints_path(&saved.out)).unwrap();
         let entry = entries.last().unwrap();
@@ -119,6 +126,7 @@ fn any_world_loads_what_another_saved() {
             Parallel { tensor: 2, ..Parallel::data(1) },
             Parallel { tensor: 4, ..Parallel::data(1) },
             Parallel { tensor: 2, zero: 1, ..Parallel::data(2) },
+            Parallel { tensor: 2, pipeline: 2, zero: 1, ..Parallel::data(2) },
         ] {
             let mut world = World::compile(graph(), hardware(), &options(parallel)).unwrap();
             let loaded = world.on_all(|engine| {
@@ -139,10 +147,16 @@ fn options(parallel: Parallel) -> CompileOptions {
 #[test]
 fn ranks_go_on_where_they_stopped() {
     let place = Place::new();
-    for (name, tensor, data, zero) in [("two", 2, 1, 0), ("four", 4, 1, 0), ("both", 2, 2, 1)] {
-        let whole = Settings { zero, ..settings(&place, name, tensor, data) };
+    for (name, degrees, zero) in [
+        ("two", [2, 1, 1], 0),
+        ("four", [4, 1, 1], 0),
+        ("both", [2, 1, 2], 1),
+        ("stages", [2, 2, 1], 0),
+        ("all", [2, 2, 2], 1),
+    ] {
+        let whole = Settings { zero, ..staged(&place, name, degrees) };
         let summary = go(&whole, Start::New).unwrap();
-        assert_eq!(summary.ranks, tensor * data);
+        assert_eq!(summary.ranks, degrees.iter().product::<usize>());
         let parts = Settings { out: place.path(&format!("{name}-parts")), ..whole.clone() };
         assert!(go_until(&parts, 3).fit.interrupted);
         let resumed = go(&parts, Start::Resume).unwrap();

@@ -114,9 +114,7 @@ impl Lowering<'_> {
         let pipeline = self.pipeline?;
         let most = pipeline.cut.parameters_of_largest_stage();
         if gradients.len() < most {
-            let name = "grad_norm.nothing".to_string();
-            let nothing = self.add(name, DType::F32, vec![0], MemoryKind::Activations);
-            gradients.resize(most, nothing);
+            gradients.resize(most, self.no_gradient());
         }
         Some((pipeline.group, pipeline.ranks()))
     }

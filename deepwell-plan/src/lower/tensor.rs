@@ -87,8 +87,10 @@ impl Lowering<'_> {
     /// tensor-parallel ranks, and the other stages of a pipeline.
     pub(super) fn norm_of_parts(&mut self, parts: Parts) -> Result<(), PlanError> {
         let Parts { mut gradients, mut groups } = parts;
-        groups.extend(rank_of(self.target).map(|rank| (rank.group, rank.ranks as u32)));
+        // Stages first: what a tensor-parallel rank has of all layers is added up as it is without
+        // stages, to the same bits.
         groups.extend(self.fill_up_for_stages(&mut gradients));
+        groups.extend(rank_of(self.target).map(|rank| (rank.group, rank.ranks as u32)));
         let mut count = gradients.len();
         let sums = |this: &mut Self, name: &str, count| {
             this.add(name.to_string(), DType::U64, vec![count], MemoryKind::Activations)
@@ -119,17 +121,22 @@ impl Lowering<'_> {
     /// Gradients with what another rank counts left out: of nothing the sum of squares is zero, and
     /// ranks give equally many sums.
     pub(super) fn counted(&mut self, gradients: Vec<(ValueId, bool)>) -> Vec<ValueId> {
-        let mut nothing = None;
         let mut counted = Vec::with_capacity(gradients.len());
         for (gradient, is_split) in gradients {
             counted.push(match self.counts(is_split) {
                 true => gradient,
-                false => *nothing.get_or_insert_with(|| {
-                    let name = "grad_norm.nothing".to_string();
-                    self.add(name, DType::F32, vec![0], MemoryKind::Activations)
-                }),
+                false => self.no_gradient(),
             });
         }
         counted
+    }
+
+    /// A gradient of no elements, of which there is one.
+    pub(super) fn no_gradient(&mut self) -> ValueId {
+        const NAME: &str = "grad_norm.nothing";
+        match self.values.iter().position(|value| value.name == NAME) {
+            Some(index) => ValueId(index as u32),
+            None => self.add(NAME.to_string(), DType::F32, vec![0], MemoryKind::Activations),
+        }
     }
 }

@@ -8,24 +8,24 @@ use std::collections::HashSet;
 
 use bytemuck::cast_slice;
 use deepwell_ckpt::{CkptDtype, Section};
-use deepwell_ir::{ByteRange, Program};
+use deepwell_ir::{ByteRange, ParameterState, Program};
 
-use super::{Described, sections};
+use super::{Described, own_sections, sections};
 use crate::engine::{Moment, Whole};
 use crate::{Engine, TrainError};
 
 /// Masters, moments and copies of all stages but the first, on rank 0; nothing on the others, whose
-/// first rank of each stage sends them. `moments` are those that a rank has collected of its stage.
+/// first rank of each stage sends them. `parts` are those that a rank has collected of its stage.
 /// Of a table that two stages have, one is enough.
 pub(super) fn collect(
     engine: &mut Engine,
-    moments: &[Whole],
+    parts: &[Whole],
 ) -> Result<Vec<(Described, Vec<u8>)>, TrainError> {
     let parallel = engine.plan().parallel;
     let ranks = parallel.world_size() / parallel.pipeline;
     if !engine.peers.is_first() {
         if engine.rank().is_multiple_of(ranks) {
-            send(engine, moments)?;
+            send(engine, parts)?;
         }
         return Ok(Vec::new());
     }
@@ -46,43 +46,57 @@ pub(super) fn collect(
 }
 
 /// Sends what [`all_of`] this rank's program says to rank 0.
-fn send(engine: &mut Engine, moments: &[Whole]) -> Result<(), TrainError> {
-    for kept in sections(engine.program()) {
+fn send(engine: &mut Engine, parts: &[Whole]) -> Result<(), TrainError> {
+    for kept in own_sections(engine) {
         let mut bytes = vec![0; engine.program().value(kept.id).range.bytes];
         engine.read_value(kept.id, &mut bytes)?;
         engine.peers.send(0, &bytes)?;
     }
-    for moment in moments {
-        engine.peers.send(0, cast_slice(&moment.values))?;
+    for part in parts {
+        engine.peers.send(0, cast_slice(&part.values))?;
     }
     Ok(())
 }
 
-/// What a stage with such a program has: values of its own, then the moments that its ranks have
-/// slices of, in the order of [`Engine::collect_parts`].
+/// What a stage with such a program has: values that its first rank has whole, then what its ranks
+/// have slices of, in the order of [`Engine::collect_parts`].
 fn all_of(program: &Program) -> Vec<Described> {
-    let own = sections(program).into_iter().map(|kept| Described::of(program, kept));
-    let mut sharded: Vec<usize> = program
+    let own = sections(program).into_iter().filter(|kept| kept.whole.is_none());
+    let own = own.map(|kept| Described::of(program, kept));
+    let sharded: HashSet<usize> = program
         .shards
         .iter()
         .flat_map(|shard| &shard.parameters)
         .map(|(index, _)| *index)
         .collect();
-    sharded.sort_unstable();
-    let of_parameter = |index: usize| {
-        let state = &program.parameters[index];
-        let master = program.value(state.master);
-        Moment::ALL.map(|moment| Described {
-            name: moment.name_of(&state.name),
+    let of_parameter = |(index, state): (usize, &ParameterState)| {
+        let (is_split, is_sharded) = (state.split.is_some(), sharded.contains(&index));
+        let shape = program.whole_shape(state);
+        let described = move |name: String, section| Described {
+            name,
             dtype: CkptDtype::F32,
-            shape: master.shape.clone(),
-            section: match moment {
-                Moment::First => Section::MomentFirst,
-                Moment::Second => Section::MomentSecond,
+            range: ByteRange {
+                offset: 0,
+                bytes: shape.iter().product::<usize>() * size_of::<f32>(),
             },
-            range: ByteRange { offset: 0, bytes: master.range.bytes },
+            shape: shape.clone(),
+            section,
             in_tiles: false,
-        })
+        };
+        let moments = [
+            (Moment::First, state.first_moment, Section::MomentFirst),
+            (Moment::Second, state.second_moment, Section::MomentSecond),
+        ];
+        let mut parts = Vec::new();
+        if is_split {
+            parts.push(described(state.name.clone(), Section::Master));
+        }
+        for (moment, id, section) in moments {
+            if is_sharded || (is_split && id.is_some()) {
+                parts.push(described(moment.name_of(&state.name), section));
+            }
+        }
+        parts
     };
-    own.chain(sharded.into_iter().flat_map(of_parameter)).collect()
+    own.chain(program.parameters.iter().enumerate().flat_map(of_parameter)).collect()
 }

@@ -166,20 +166,11 @@ impl Engine {
     pub(crate) fn collect_parts(&mut self) -> Result<Vec<Whole>, TrainError> {
         let mut parts = self.collect_splits()?;
         for shard in self.program().shards.clone() {
-            let group = self.program().target.ranks.named(&shard.group);
-            let group = group.map_or_else(Vec::new, |(_, group)| group.ranks.clone());
-            let is_pipeline = self.plan.parallel.pipeline > 1;
-            let ranks: Vec<usize> = match is_pipeline {
-                true => group.iter().map(|&rank| rank as usize).collect(),
-                false => (0..self.peers.world_size()).collect(),
-            };
+            let ranks = self.ranks_of_stage();
             for moment in Moment::ALL {
                 let mut own = vec![0f32; self.program().value(shard.master).elements()];
                 self.read_value(moment.slice_of(&shard), cast_slice_mut(&mut own))?;
-                let slices = match is_pipeline {
-                    true => self.peers.collect_among(&group, &own)?,
-                    false => self.peers.collect(&own)?,
-                };
+                let slices = self.collect_of_stage(&ranks, &own)?;
                 if slices.is_empty() {
                     continue;
                 }
@@ -189,6 +180,7 @@ impl Engine {
                     let of_tensor_rank = |place: usize| {
                         let mut values = vec![0f32; elements];
                         for (&rank, slice) in ranks.iter().zip(&slices) {
+                            let rank = rank as usize;
                             let is_its = self.plan.parallel.tensor_place(rank) == place;
                             let range = self.slice(&shard, rank);
                             if let Some((from, to)) = part(range, offset, elements)
@@ -208,8 +200,30 @@ impl Engine {
         Ok(parts)
     }
 
+    /// The ranks of this rank's stage of a pipeline: all, where there is one stage.
+    fn ranks_of_stage(&self) -> Vec<u32> {
+        let parallel = self.plan.parallel;
+        let stage = parallel.pipeline_place(self.rank());
+        let ranks = 0..parallel.world_size();
+        let is_of_stage = |rank: &usize| parallel.pipeline_place(*rank) == stage;
+        ranks.filter(is_of_stage).map(|rank| rank as u32).collect()
+    }
+
+    /// The numbers of this stage's ranks on the first of them; nothing on the others.
+    fn collect_of_stage(
+        &mut self,
+        ranks: &[u32],
+        own: &[f32],
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        match self.plan.parallel.pipeline {
+            1 => self.peers.collect(own),
+            _ => self.peers.collect_among(ranks, own),
+        }
+    }
+
     /// Masters, and moments that are no shards, of which tensor-parallel ranks have slices.
     fn collect_splits(&mut self) -> Result<Vec<Whole>, TrainError> {
+        let ranks = self.ranks_of_stage();
         let mut wholes = Vec::new();
         for parameter in 0..self.program().parameters.len() {
             let state = self.program().parameters[parameter].clone();
@@ -224,14 +238,15 @@ impl Engine {
                 let Some(id) = id else { continue };
                 let mut own = vec![0f32; self.program().value(id).elements()];
                 self.read_value(id, cast_slice_mut(&mut own))?;
-                let slices = self.peers.collect(&own)?;
+                let slices = self.collect_of_stage(&ranks, &own)?;
                 if slices.is_empty() {
                     continue;
                 }
                 let parallel = self.plan.parallel;
                 let of_tensor_rank = |place: usize| {
-                    let is_its = |(rank, _): &(usize, _)| parallel.tensor_place(*rank) == place;
-                    let slice = slices.iter().enumerate().find(is_its);
+                    let is_its =
+                        |(rank, _): &(&u32, _)| parallel.tensor_place(**rank as usize) == place;
+                    let slice = ranks.iter().zip(&slices).find(is_its);
                     slice.map(|(_, slice)| slice.clone()).unwrap_or_default()
                 };
                 let values = self.joined(parameter, &of_tensor_rank);

@@ -15,12 +15,12 @@ pub(crate) struct Apart {
 impl Apart {
     /// For the table of a program, if its head has no other.
     pub(crate) fn of(program: &Program) -> Option<Apart> {
-        let writes = |call: &&Call| matches!(call.op, Op::EmbeddingBackward(_));
+        let writes = |call: &&Call| is_of_embedding(&call.op);
         let call = program.calls.iter().find(writes)?;
         let gradient = call.outputs().first()?.value;
         let elements = program.value(gradient).elements();
         let [head, embedding] = [vec![0.0; elements], vec![0.0; elements]];
-        let is_head = |call: &&Call| matches!(call.op, Op::LinearCrossEntropyGrad(_));
+        let is_head = |call: &&Call| is_of_head(&call.op);
         let head_call = program.calls.iter().find(is_head)?;
         let is_tied = head_call.outputs().iter().any(|output| output.value == gradient);
         is_tied.then_some(Apart { gradient, head, embedding, is_summed: false })
@@ -28,11 +28,19 @@ impl Apart {
 
     fn part(&mut self, op: &Op) -> Option<&mut Vec<f32>> {
         match op {
-            Op::LinearCrossEntropyGrad(_) => Some(&mut self.head),
-            Op::EmbeddingBackward(_) => Some(&mut self.embedding),
+            op if is_of_head(op) => Some(&mut self.head),
+            op if is_of_embedding(op) => Some(&mut self.embedding),
             _ => None,
         }
     }
+}
+
+fn is_of_embedding(op: &Op) -> bool {
+    matches!(op, Op::EmbeddingBackward(_) | Op::VocabParallelEmbeddingBackward(_))
+}
+
+fn is_of_head(op: &Op) -> bool {
+    matches!(op, Op::LinearCrossEntropyGrad(_) | Op::VocabParallelCrossEntropyGrad(_))
 }
 
 impl Observer for Apart {

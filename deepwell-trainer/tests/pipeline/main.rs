@@ -11,6 +11,7 @@ mod faults;
 #[path = "../ranks/mod.rs"]
 #[expect(dead_code, reason = "models here have more layers than that of other tests")]
 mod ranks;
+mod tensor;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
