@@ -1,5 +1,6 @@
 //! An engine's state into a checkpoint and back.
 
+mod fits;
 mod of_stages;
 
 use std::borrow::Cow;
@@ -25,6 +26,8 @@ use crate::audit::AuditReport;
 use crate::engine::{Moment, Whole};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
+
+pub use self::fits::{Reads, reads};
 
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,6 +11,7 @@ use deepwell_plan::Parallel;
 use crate::console::{Console, print_json};
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
+use crate::plan_file::PlanFile;
 use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
 use crate::world::{Launched, Member, supervise};
@@ -40,6 +41,9 @@ pub struct TrainArgs {
     /// Run file in TOML
     #[arg(long, value_name = "FILE")]
     pub run_file: Option<PathBuf>,
+    /// What `deepwell plan MODEL --json` printed: model, ranks, batches and precision are its
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
     /// Preset, config.json, model folder or .pt2 archive
     #[arg(long)]
     pub model: Option<String>,
@@ -203,6 +207,12 @@ impl TrainArgs {
             None => Settings::default(),
         };
         let args = self.clone();
+        settings.plan = args.plan.or(settings.plan);
+        let plan = settings.plan.as_deref().map(PlanFile::read).transpose()?;
+        if let Some(plan) = &plan {
+            plan.apply(&mut settings, &Settings::default())?;
+        }
+        let planned = settings.clone();
         settings.model = args.model.unwrap_or(settings.model);
         settings.train_frozen |= args.train_frozen;
         settings.tokenizer = args.tokenizer.or(settings.tokenizer);
@@ -241,7 +251,7 @@ impl TrainArgs {
         settings.pp_layers = args.degrees.pp_layers.or(settings.pp_layers);
         let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, Vec::len);
         let degrees = Degrees {
-            dp: args.degrees.dp,
+            dp: args.degrees.dp.or(plan.as_ref().map(|it| it.plan.parallel.data)),
             zero: args.degrees.zero.or(Some(settings.zero)),
             tp: args.degrees.tp.or(Some(settings.tensor)),
             pp: args.degrees.pp.or(Some(stages)),
@@ -256,6 +266,9 @@ impl TrainArgs {
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         if !args.data.is_empty() {
             settings.data = args.data;
+        }
+        if let Some(plan) = &plan {
+            plan.apply(&mut settings, &planned)?;
         }
         settings.check()?;
         Ok(settings)

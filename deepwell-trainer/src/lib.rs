@@ -58,6 +58,7 @@ pub mod lock;
 pub mod memory;
 pub mod metrics;
 pub mod parity;
+pub mod plan_file;
 pub mod profile;
 pub mod quantize_file;
 pub mod reference;

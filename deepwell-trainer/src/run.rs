@@ -19,6 +19,7 @@ use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
 use crate::fit::Fit;
 use crate::formats::quantized_formats;
 use crate::memory::MemorySampler;
+use crate::plan_file::PlanFile;
 use crate::profile::Profile;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::trainer::{FitReport, Progress};
@@ -166,6 +167,9 @@ pub(crate) fn run_as(
     let policy = settings.precision_policy()?;
     let graph = model.capture(Some(settings.seq_len))?;
     let graph = with_router_training(&graph, &settings.router)?;
+    if let Some(path) = &settings.plan {
+        PlanFile::read(path)?.check_model(&graph)?;
+    }
     settings.resolve_learning_rate(graph.parameter_count());
     let settings = &settings;
     let dataset = open_data(settings, progress)?;

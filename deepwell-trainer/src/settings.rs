@@ -10,6 +10,7 @@ use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
+use crate::plan_file::PlanFile;
 use crate::{Device, ModelSource, Schedule, TrainError, settings_check};
 
 /// Held-out tokens of an evaluation, unless someone says otherwise.
@@ -42,6 +43,9 @@ pub(crate) const PARITY_INTERIM_PART: u64 = 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
+    /// What `deepwell plan MODEL --json` printed; the other settings agree with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PathBuf>,
     /// A preset, a `config.json` or a model folder.
     pub model: String,
     /// Whether parameters that were exported with `requires_grad = false` are trained like any
@@ -143,6 +147,7 @@ fn is_zero(stage: &u8) -> bool {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
+            plan: None,
             model: "parity-3m".to_string(),
             train_frozen: false,
             data: Vec::new(),
@@ -236,14 +241,17 @@ impl Settings {
     /// Reads a run file. `place` names it in errors, which point at line and column.
     ///
     /// # Errors
-    /// Text that is no run file, or values that cannot be.
+    /// Text that is no run file, values that cannot be, or others than those of its plan.
     pub fn from_toml(text: &str, place: &str) -> Result<Settings, TrainError> {
-        let settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
+        let mut settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
             setting: "run file",
             expected: "settings in TOML".to_string(),
             got: format!("{place}: {error}"),
             hint: None,
         })?;
+        if let Some(path) = settings.plan.clone() {
+            PlanFile::read(&path)?.apply(&mut settings, &Settings::default())?;
+        }
         settings.check()?;
         Ok(settings)
     }
@@ -278,6 +286,9 @@ impl Settings {
     /// # Errors
     /// An unknown preset or a broken policy file.
     pub fn precision_policy(&self) -> Result<PrecisionPolicy, TrainError> {
+        if let Some(path) = &self.plan {
+            return Ok(PlanFile::read(path)?.plan.policy);
+        }
         match &self.policy {
             // Before a device is known, the finer blocks stand for both.
             None if self.precision == Settings::AUTO => Ok(PrecisionPolicy::preset("mxfp8")?),

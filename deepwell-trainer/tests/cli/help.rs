@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 18] = [
     &["probe"],
     &["capture"],
     &["plan"],
@@ -17,6 +17,7 @@ const COMMANDS: [&[&str]; 17] = [
     &["ckpt", "inspect"],
     &["ckpt", "verify"],
     &["ckpt", "diff"],
+    &["ckpt", "fits"],
     &["export", "hf"],
     &["quantize"],
     &["tokenizer", "train"],

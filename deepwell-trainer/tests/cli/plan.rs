@@ -106,3 +106,106 @@ fn clusters_that_cannot_be_planned_for() {
     check(&on(&["--seq", "0"]), 2, &["--seq: expected at least 1, got 0"]);
     check(&on(&["--gpu-memory", "8GB"]), 1, &["no plan fits", "more memory than a GPU has"]);
 }
+
+/// A run that is given a plan trains as one that says the same by hand, and takes nothing that
+/// contradicts the plan.
+#[test]
+fn a_run_keeps_to_its_plan() {
+    let folder = Folder::new();
+    let corpus: String = (0..2000).map(|line| format!("line {line} says {}\n", line % 7)).collect();
+    let (data, cache) = (folder.file("corpus.txt", corpus), folder.path("cache"));
+    let sizes = ["--micro-batch", "1", "--precision", "bf16"];
+    let ranks = ["--devices", "cpu:2", "--pp", "2", "--pp-layers", "1,1"];
+    let batch = ["--seq", "32", "--batch", "4", "--recompute", "full"];
+    let plan_of = |name: &str, options: &[&[&str]]| {
+        let args = [&["plan", "llama-micro", "--json"], &options.concat()[..]].concat();
+        folder.file(name, stdout_of(&args))
+    };
+    let plan = plan_of("plan.json", &[&sizes, &ranks, &batch]);
+    let out = |name: &str| folder.path(name);
+    let common = ["train", "--data", &data, "--cache-dir", &cache, "--eval-tokens", "128"];
+    let train = |name: &str, options: &[&[&str]]| {
+        let out = out(name);
+        let args = [&common[..], &["--steps", "2", "--json", "--out", &out], &options.concat()];
+        let summary = json_of(&args.concat());
+        assert_eq!(summary["ranks"], 2, "{summary}");
+        let record = fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
+        let lines = record.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let lines: Vec<serde_json::Value> = lines.collect();
+        lines.iter().map(|it| [&it["loss"], &it["val_loss"]].map(Clone::clone)).collect::<Vec<_>>()
+    };
+    let planned = train("planned", &[&["--plan", &plan]]);
+    let by_hand = ["--model", "llama-micro", "--seq-len", "32", "--batch-size", "4"];
+    let by_hand = train("by-hand", &[&by_hand, &sizes, &ranks, &["--recompute", "full"]]);
+    assert_eq!(planned, by_hand);
+    let run = fs::read_to_string(format!("{}/run.json", out("planned"))).expect("run.json");
+    for part in ["\"seq_len\": 32", "\"batch_size\": 4", "\"format\": \"bf16\""] {
+        assert!(run.contains(part), "expected `{part}` in: {run}");
+    }
+
+    let refused = |options: &[&str], contains: &[&str]| {
+        let new = out("refused");
+        check_error(&[&common[..], &["--out", &new], options].concat(), 2, contains);
+        assert!(!std::path::Path::new(&new).exists(), "{options:?} left a folder");
+    };
+    let kept = "hint: leave it to the plan, or make another plan";
+    refused(&["--plan", &plan, "--seq-len", "64"], &["seq_len: expected 32, as the plan", kept]);
+    refused(&["--plan", &plan, "--precision", "mxfp8"], &["precision: expected", "got \"mxfp8\""]);
+    refused(&["--plan", &plan, "--device", "emulated:sm90"], &["device: expected", kept]);
+    refused(&["--plan", &plan, "--devices", "cpu:4"], &["to be the 4 ranks of `--devices`"]);
+    refused(&["--plan", &plan, "--model", "gpt2-micro"], &["model: expected \"llama-micro\""]);
+    let other = plan_of("other.json", &[&["--seq", "32"]]);
+    let renamed = fs::read_to_string(&other).unwrap().replace("\"llama-micro\"", "\"gpt2-micro\"");
+    let renamed = folder.file("renamed.json", renamed);
+    refused(&["--plan", &renamed], &["plan: expected one of this model, got one of `gpt2-micro`"]);
+    refused(&["--plan", &data], &["expected what `deepwell plan MODEL --json` prints"]);
+    let cluster = ["plan", "llama-134m", "--hardware", "h200-x8", "--pin", "cp=2", "--json"];
+    let cluster = folder.file("cluster.json", stdout_of(&cluster));
+    refused(&["--plan", &cluster], &["does not run yet: context-parallel ranks: expected 1"]);
+}
+
+/// A checkpoint of one rank loads under plans of others, and not under one of a wider model.
+#[test]
+fn whether_a_checkpoint_fits_a_plan() {
+    let folder = Folder::new();
+    let corpus: String = (0..2000).map(|line| format!("line {line} says {}\n", line % 7)).collect();
+    let (data, cache) = (folder.file("corpus.txt", corpus), folder.path("cache"));
+    let out = folder.path("run");
+    let run = ["train", "--model", "llama-micro", "--seq-len", "32", "--batch-size", "4"];
+    let rest = ["--data", &data, "--cache-dir", &cache, "--steps", "1", "--eval-tokens", "128"];
+    stdout_of(&[&run[..], &rest, &["--out", &out]].concat());
+    let plan_of = |name: &str, options: &[&str]| {
+        let args = [&["plan", "--json", "--seq", "32", "--batch", "4"], options].concat();
+        folder.file(name, stdout_of(&args))
+    };
+    let micro = |name: &str, options: &[&str]| plan_of(name, &[&["llama-micro"], options].concat());
+    let alone = micro("alone.json", &[]);
+    let shares = micro("shares.json", &["--devices", "cpu:4", "--zero", "1"]);
+    let stages = micro("stages.json", &["--devices", "cpu:2", "--pp", "2"]);
+    let fit = |plan: &str| json_of(&["ckpt", "fits", &out, "--plan", plan, "--json"]);
+    let of_alone = fit(&alone);
+    assert_eq!(of_alone["fits"], true, "{of_alone}");
+    let tensors = |rank: &serde_json::Value| rank["tensors"].as_u64().expect("a count");
+    let all = tensors(&of_alone["ranks"][0]);
+    let of_shares = fit(&shares);
+    assert_eq!(of_shares["fits"], true, "{of_shares}");
+    assert_eq!(tensors(&of_shares["ranks"][0]), all, "{of_shares}");
+    assert_eq!(of_shares["ranks"][0]["alike"].as_array().map(Vec::len), Some(3));
+    let of_stages = fit(&stages);
+    let ranks = of_stages["ranks"].as_array().expect("ranks");
+    assert_eq!((ranks.len(), ranks.iter().map(tensors).sum::<u64>()), (2, all), "{of_stages}");
+    let page = stdout_of(&["ckpt", "fits", &out, "--plan", &shares]);
+    assert!(page.contains("rank 0 and 3 like it: peak "), "{page}");
+
+    let config = fs::read_to_string(format!("{out}/model/config.json")).expect("the run's model");
+    let wider = config.replace("\"intermediate_size\": 160", "\"intermediate_size\": 192");
+    assert_ne!(wider, config);
+    let wider = folder.file("wider.json", wider);
+    let wider = plan_of("wider-plan.json", &[&wider]);
+    let output = super::deepwell(&["ckpt", "fits", &out, "--plan", &wider]);
+    assert_eq!(output.status.code(), Some(1));
+    let page = String::from_utf8_lossy(&output.stdout);
+    for part in ["does not load: step 1", "the plan has [192, 64] F32, the checkpoint [160, 64]"] {
+        assert!(page.contains(part), "expected `{part}` in: {page}");
+    }
+}

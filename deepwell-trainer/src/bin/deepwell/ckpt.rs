@@ -1,4 +1,4 @@
-//! `deepwell ckpt inspect`, `deepwell ckpt verify` and `deepwell ckpt diff`.
+//! `deepwell ckpt inspect`, `verify` and `diff`; `fits` is in ckpt_fits.rs.
 
 use std::path::PathBuf;
 
@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::Outcome;
 use crate::checkpoint_path::{Wanted, find};
+use crate::ckpt_fits::{self, FitsArgs};
 use crate::output::{note, print, print_json};
 
 /// Look into checkpoints
@@ -23,6 +24,7 @@ enum CkptCommand {
     Inspect(InspectArgs),
     Verify(VerifyArgs),
     Diff(DiffArgs),
+    Fits(FitsArgs),
 }
 
 const INSPECT_AFTER_HELP: &str = "\
@@ -108,6 +110,7 @@ pub(crate) fn run(args: &CkptArgs) -> Result<Outcome> {
         CkptCommand::Inspect(args) => run_inspect(args),
         CkptCommand::Verify(args) => run_verify(args),
         CkptCommand::Diff(args) => run_diff(args),
+        CkptCommand::Fits(args) => ckpt_fits::run(args),
     }
 }
 

@@ -9,6 +9,7 @@ mod bytes;
 mod capture;
 mod checkpoint_path;
 mod ckpt;
+mod ckpt_fits;
 mod cluster;
 mod completions;
 mod corpus;
@@ -60,6 +61,7 @@ Examples:
   deepwell bench norms --peers                  kernels beside roofline and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
+  deepwell ckpt fits runs/a --plan plan.json    will it load under another plan, and at what peak
   deepwell export hf runs/book --to ./book      a folder for `from_pretrained`
   deepwell quantize ./llama ./q --format nvfp4  weights in four bits
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`

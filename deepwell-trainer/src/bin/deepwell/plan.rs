@@ -34,6 +34,7 @@ Examples:
   deepwell plan parity-3m --explain                    with what was not taken, and why
   deepwell plan ./my-model --seq 512 --batch 32 --memory-limit 2GiB
   deepwell plan parity-3m --policy policy.toml --json > plan.json
+  deepwell train --plan plan.json                      trains as planned
   deepwell plan llama-3-70b --hardware h100:nodes=32 --seq 8192 --global-batch 512
   deepwell plan deepseek-v3 --hardware h100:nodes=256,price=2.5 --tokens 15T
   deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --global-batch 64 --explain
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
     }
     let planned = planning.plan()?.planned;
     let explained = Explained {
+        model: planning.model.clone(),
         bytes_on_link: planned.prediction.ranks[0].bytes_on_link,
         rejected_plans: planned.rejected,
         kernels: kernel_choices(&planned.program),
@@ -107,6 +109,8 @@ fn cluster(planning: &PlanningArgs) -> Result<Option<Cluster>> {
 /// A plan beside what was not taken.
 #[derive(Debug, Serialize)]
 struct Explained {
+    /// As it was named.
+    model: String,
     plan: Plan,
     rejected_plans: Vec<String>,
     kernels: Vec<KernelChoices>,

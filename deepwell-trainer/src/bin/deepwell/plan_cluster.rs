@@ -98,6 +98,8 @@ fn tokens(text: &str) -> Result<f64, String> {
 /// What a plan for a cluster prints as JSON.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
+    /// As it was named.
+    model: &'a str,
     plan: &'a ClusterPlan,
     /// What each rank runs; none where the trainer does not run the plan yet.
     program: Option<&'a Plan>,
@@ -132,6 +134,7 @@ pub(crate) fn run(
     let numbers = if explain { what_if(&request, &found)? } else { Vec::new() };
     if json {
         return print_json(&Printed {
+            model: &planning.model,
             plan: &plan,
             program: program.as_ref(),
             memory_as: count.as_ref(),

@@ -26,6 +26,7 @@ Examples:
   deepwell train --run-file run.toml --resume
   deepwell train --devices cpu:4 --zero 1
   deepwell train --devices cuda:0,cuda:1
+  deepwell train --plan plan.json                 as `deepwell plan MODEL --json > plan.json` has it
   torchrun --no-python --nproc-per-node 2 deepwell train --launched --device cuda
 
 A run file:
