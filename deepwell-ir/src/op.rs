@@ -259,6 +259,8 @@ ops! {
     RouterLossGrad,
     /// Where each pair of token and expert goes.
     Dispatch,
+    /// Where each pair goes among the ranks that have the experts.
+    DispatchToRanks,
     /// Rows of tokens to rows of pairs.
     Permute,
     /// Sums of rows of pairs to rows of tokens.

@@ -40,6 +40,8 @@ impl ProcessGroup {
     pub const EMBEDDING: &str = "embedding";
     /// The name of the ranks that have some of the experts each.
     pub const EXPERT: &str = "expert";
+    /// The name of the data-parallel ranks that have the same experts.
+    pub const EXPERT_DATA: &str = "expert_data";
 
     /// The name of all ranks of a world, for what their hosts tell each other.
     pub const HOST: &str = "host";

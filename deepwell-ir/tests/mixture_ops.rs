@@ -83,7 +83,7 @@ fn outputs_and_costs() {
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 21] = [
+    let rows: [Row; 23] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -100,10 +100,24 @@ fn outputs_and_costs() {
         ),
         // 30 pairs in 8 groups of whole 32 rows are 32 + 248, in whole 32: 288.
         (
-            ops::Dispatch { grouped: GROUPED, capacity_factor: None }.into(),
+            ops::Dispatch { grouped: GROUPED, capacity_factor: None, from_ranks: false }.into(),
             vec![i32s(&[10, 3])],
             &[&[9], &[2, 8], &[10, 3], &[288]],
             60,
+        ),
+        // Of two ranks with four experts each a token can want three: 30 rows for each.
+        (
+            ops::DispatchToRanks { experts: 8, ranks: 2, capacity_factor: None }.into(),
+            vec![i32s(&[10, 3])],
+            &[&[10, 3], &[2, 8], &[60], &[60, 3]],
+            60,
+        ),
+        // The rows that came have a pair each.
+        (
+            ops::Dispatch { grouped: GROUPED, capacity_factor: None, from_ranks: true }.into(),
+            vec![i32s(&[60, 3])],
+            &[&[9], &[2, 8], &[60, 3], &[320]],
+            360,
         ),
         (ops::Permute {}.into(), [&[f32s(&[10, 64])], &maps[..]].concat(), &[&[288, 64]], 0),
         (
@@ -278,7 +292,8 @@ fn operands_that_do_not_fit_are_refused() {
             "expected operand 0 as f32, got bf16",
         ),
         (
-            ops::Dispatch { grouped: GROUPED, capacity_factor: Some(0.0) }.into(),
+            ops::Dispatch { grouped: GROUPED, capacity_factor: Some(0.0), from_ranks: false }
+                .into(),
             vec![operand(DType::I32, &[10, 3])],
             "expected a finite capacity factor over 0, got 0",
         ),

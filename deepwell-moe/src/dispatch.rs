@@ -154,6 +154,11 @@ impl Dispatch {
         Dispatch::new(routing.experts(), config.top_k, config.experts, capacity)
     }
 
+    /// Experts that a token chose.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
     /// The place of each pair in the buffer, `[tokens * top_k]`; [`DROPPED`] for none.
     pub fn slots(&self) -> &[u32] {
         &self.slots

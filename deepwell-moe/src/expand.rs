@@ -2,9 +2,23 @@
 //! differentiation.
 
 use deepwell_ir::ops::{
-    Dispatch, ExpertSwiGlu, Experts, GroupedBias, GroupedGemm, GroupedRows, Permute, Unpermute,
+    Collective, CollectiveKind, Dispatch, DispatchToRanks, ExpertSwiGlu, Experts, GroupedBias,
+    GroupedGemm, GroupedRows, Permute, Unpermute,
 };
-use deepwell_ir::{Graph, IrError, Node, NodeId, Op, OpError, Stage, TensorId};
+use deepwell_ir::{
+    Dim, Graph, GroupId, IrError, Node, NodeId, Op, OpError, Split, Stage, TensorId, TensorKind,
+};
+
+/// A rank of a group whose ranks have some of the experts of each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertRank {
+    /// Among which of its groups it exchanges.
+    pub group: GroupId,
+    /// Its place in the group.
+    pub place: usize,
+    /// How many ranks the group has.
+    pub ranks: usize,
+}
 
 /// Replaces each [`Experts`] of a captured graph by ops that there are kernels and derivatives of:
 /// [`Dispatch`] → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`]
@@ -17,9 +31,42 @@ use deepwell_ir::{Graph, IrError, Node, NodeId, Op, OpError, Stage, TensorId};
 /// # Errors
 /// A graph that is not at [`Stage::Captured`].
 pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
+    Ok(expand_with(graph, align, None)?.0)
+}
+
+/// [`expand`] for a rank that has some of the experts of each layer, and which slice it has of each
+/// parameter, in the order of [`Graph::parameters`]; none of one that is whole.
+///
+/// A rank sorts its pairs by the rank that has their experts ([`DispatchToRanks`]) and exchanges
+/// rows, gates and choices; it sorts what came by its own experts, multiplies, and sends the rows
+/// back to where they came from. Activations of a token pass through the same numbers as with one
+/// rank. The gradient of an expert is summed over the tokens of all ranks of the group, in their
+/// order.
+///
+/// # Errors
+/// As [`expand`]; [`IrError::Split`] for experts that the ranks do not divide, and for a graph
+/// without experts.
+pub fn expand_on_rank(
+    graph: &Graph,
+    align: usize,
+    rank: ExpertRank,
+) -> Result<(Graph, Vec<Option<Split>>), IrError> {
+    if !graph.nodes.iter().any(|node| matches!(node.op, Op::Experts(_))) {
+        let what = "expected a model with experts, got one without".to_string();
+        return Err(IrError::Split { name: graph.name.clone(), ranks: rank.ranks, what });
+    }
+    expand_with(graph, align, Some(rank))
+}
+
+fn expand_with(
+    graph: &Graph,
+    align: usize,
+    rank: Option<ExpertRank>,
+) -> Result<(Graph, Vec<Option<Split>>), IrError> {
+    let whole = || vec![None; graph.parameters().count()];
     let has_experts = graph.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     if !has_experts {
-        return Ok(graph.clone());
+        return Ok((graph.clone(), whole()));
     }
     if graph.stage != Stage::Captured {
         let (pass, wants) = ("expand", Stage::Captured);
@@ -29,7 +76,10 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
     for node in &graph.nodes {
         match &node.op {
             Op::Experts(op) => {
-                let nodes = experts(&mut result, node, op, align)?;
+                if let Some(rank) = rank {
+                    split_parameters(&mut result, node, rank)?;
+                }
+                let nodes = experts(&mut result, node, op, align, rank)?;
                 result.nodes.extend(nodes);
             }
             _ => result.nodes.push(node.clone()),
@@ -39,7 +89,31 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
         node.source = NodeId(index as u32);
     }
     deepwell_ir::verify(&result)?;
-    Ok(result)
+    let Some(ExpertRank { place, ranks, .. }) = rank else { return Ok((result, whole())) };
+    let is_split = |id| result.tensor(id).shape != graph.tensor(id).shape;
+    let split = |(id, _)| is_split(id).then_some(Split { dim: 0, place, parts: ranks });
+    let splits = graph.parameters().map(split).collect();
+    Ok((result, splits))
+}
+
+/// Gives a node's stacks of weights and biases the experts of one rank.
+fn split_parameters(graph: &mut Graph, node: &Node, rank: ExpertRank) -> Result<(), IrError> {
+    for &id in &node.inputs[3..] {
+        let tensor = &mut graph.tensors[id.index()];
+        let refuse = |what: String| {
+            let (name, ranks) = (tensor.name.clone(), rank.ranks);
+            Err(IrError::Split { name, ranks, what })
+        };
+        let experts = tensor.shape.0[0].as_fixed().unwrap_or_default();
+        if !matches!(tensor.kind, TensorKind::Parameter { .. }) {
+            return refuse("expected the experts to be parameters".to_string());
+        }
+        if rank.ranks == 0 || !experts.is_multiple_of(rank.ranks) {
+            return refuse(format!("expected experts that they divide, got {experts}"));
+        }
+        tensor.shape.0[0] = Dim::fixed(experts / rank.ranks);
+    }
+    Ok(())
 }
 
 fn experts(
@@ -47,6 +121,7 @@ fn experts(
     node: &Node,
     op: &Experts,
     align: usize,
+    rank: Option<ExpertRank>,
 ) -> Result<Vec<Node>, IrError> {
     // The op has checked how many there are.
     let [x, gates, chosen] = std::array::from_fn(|index| node.inputs[index]);
@@ -63,7 +138,13 @@ fn experts(
     };
     let grouped = GroupedRows { groups, align };
     let mut made = Expansion { graph, node, nodes: Vec::with_capacity(10) };
-    let dispatch = Dispatch { grouped, capacity_factor: op.capacity_factor };
+    let sent = match rank {
+        Some(rank) => Some(made.send(op, rank, groups, [x, gates, chosen])?),
+        None => None,
+    };
+    let [x, gates, chosen] = sent.as_ref().map_or([x, gates, chosen], |sent| sent.received);
+    let capacity_factor = op.capacity_factor.filter(|_| sent.is_none());
+    let dispatch = Dispatch { grouped, capacity_factor, from_ranks: sent.is_some() };
     let &[offsets, _, rows, pairs] = made.add("dispatch", dispatch, &[chosen])?.as_slice() else {
         unreachable!("a dispatch has four outputs");
     };
@@ -80,11 +161,27 @@ fn experts(
     let up = project(&mut made, "up_proj", sorted, 1, false)?;
     let swiglu = ExpertSwiGlu { activation: op.activation };
     let active = made.add("swiglu", swiglu, &[gate, up, gates, rows, pairs])?[0];
-    let down = project(&mut made, "down_proj", active, 2, true)?;
+    let mut down = project(&mut made, "down_proj", active, 2, true)?;
+    let (mut rows, mut pairs) = (rows, pairs);
+    if let (Some(sent), Some(rank)) = (sent, rank) {
+        let unsorted = made.add("unpermute.received", Unpermute {}, &[down, rows, pairs])?[0];
+        down = made.exchange("returned", rank, unsorted)?;
+        (rows, pairs) = (sent.rows, sent.pairs);
+    }
     let Expansion { graph, mut nodes, .. } = made;
     let (inputs, output) = ([down, rows, pairs], Some(node.outputs[0]));
     nodes.push(graph.node_beside(node, &node.name, Unpermute {}, &inputs, output)?);
     Ok(nodes)
+}
+
+/// What a rank sent to the others, and what came from them.
+struct Sent {
+    /// The row of each own pair among those for all ranks.
+    rows: TensorId,
+    /// The own pair of each row.
+    pairs: TensorId,
+    /// Rows, gates and choices that ranks sent here.
+    received: [TensorId; 3],
 }
 
 /// The ops that take the place of a node so far.
@@ -107,6 +204,37 @@ impl Expansion<'_> {
         let outputs = made.outputs.clone();
         self.nodes.push(made);
         Ok(outputs)
+    }
+
+    /// Slab `q` of the rank at place `p` becomes slab `p` of that at place `q`.
+    fn exchange(&mut self, name: &str, rank: ExpertRank, x: TensorId) -> Result<TensorId, IrError> {
+        let op = Collective::new(CollectiveKind::AllToAll, rank.group, rank.ranks as u32);
+        Ok(self.add(&format!("all_to_all.{name}"), op, &[x])?[0])
+    }
+
+    /// Sends rows, gates and choices to the ranks that have the experts, `groups` each.
+    fn send(
+        &mut self,
+        op: &Experts,
+        rank: ExpertRank,
+        groups: usize,
+        [x, gates, chosen]: [TensorId; 3],
+    ) -> Result<Sent, IrError> {
+        let (ranks, capacity_factor) = (rank.ranks, op.capacity_factor);
+        let to_ranks = DispatchToRanks { experts: groups * ranks, ranks, capacity_factor };
+        let outputs = self.add("dispatch_to_ranks", to_ranks, &[chosen])?;
+        let &[rows, _, pairs, wanted] = outputs.as_slice() else {
+            unreachable!("a dispatch to ranks has four outputs");
+        };
+        let x = self.add("permute.sent", Permute {}, &[x, rows, pairs])?[0];
+        // A row takes all gates of its token along; the receiver reads the one of its pair.
+        let gates = self.add("permute.gates", Permute {}, &[gates, rows, pairs])?[0];
+        let received = [
+            self.exchange("rows", rank, x)?,
+            self.exchange("gates", rank, gates)?,
+            self.exchange("wanted", rank, wanted)?,
+        ];
+        Ok(Sent { rows, pairs, received })
     }
 }
 

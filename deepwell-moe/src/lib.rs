@@ -63,6 +63,7 @@ mod dispatch;
 mod error;
 mod expand;
 mod losses;
+mod ranks;
 mod real;
 mod route;
 mod selection_bias;
@@ -70,8 +71,9 @@ mod training;
 
 pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
-pub use expand::expand;
+pub use expand::{ExpertRank, expand, expand_on_rank};
 pub use losses::{LossAndGradient, load_balancing_loss, router_losses, z_loss};
+pub use ranks::{RankMaps, group_from_ranks};
 pub use real::Real;
 pub use route::{Routing, TokenRouter, route};
 pub use selection_bias::update_selection_bias;

@@ -7,13 +7,14 @@ use deepwell_ir::{
     InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
     Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
     Shard, Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision,
-    TensorType, Unstored, Value, ValueId, apply_served_precision, differentiate,
-    expert_row_alignment, fuse, recompute, storage_bytes, verify_program,
+    TensorType, Unstored, Value, ValueId, apply_served_precision, differentiate, fuse, recompute,
+    storage_bytes, verify_program,
 };
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 
 use crate::{Plan, PlanError};
 
+mod expert;
 mod flops;
 mod inference;
 mod optimizer;
@@ -23,6 +24,8 @@ mod shard;
 mod streams;
 mod tensor;
 
+pub(crate) use self::expert::expand_experts;
+use self::expert::expand_for_rank;
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference};
 use self::pipeline::{Pipeline, part_of_rank};
@@ -77,7 +80,9 @@ pub fn lower_scheduled(
 ) -> Result<Program, PlanError> {
     plan.parallel.check()?;
     check_ranks(plan, target)?;
-    let (own, splits) = tensor::split(expand_experts(graph, &plan.policy)?, plan, target)?;
+    let (expanded, of_experts) = expand_for_rank(graph, &plan.policy, target)?;
+    let (own, mut splits) = tensor::split(expanded, plan, target)?;
+    splits.extend(of_experts);
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
@@ -110,8 +115,9 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let expanded = without_router_losses(&expand_experts(graph, &plan.policy)?);
-    let (own, splits) = tensor::split(expanded, plan, target)?;
+    let (expanded, of_experts) = expand_for_rank(graph, &plan.policy, target)?;
+    let (own, mut splits) = tensor::split(without_router_losses(&expanded), plan, target)?;
+    splits.extend(of_experts);
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
@@ -122,11 +128,6 @@ pub fn lower_evaluation(
     lowering.persistent_values(Mode::Evaluate);
     lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
-}
-
-/// Experts as ops that have kernels, in groups of rows that fit the formats of a policy.
-pub(crate) fn expand_experts(graph: &Graph, policy: &PrecisionPolicy) -> Result<Graph, IrError> {
-    deepwell_moe::expand(graph, expert_row_alignment(graph, policy)?)
 }
 
 /// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
@@ -365,7 +366,11 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
-        if matches!(node.op, Op::Dispatch(_)) {
+        let counts_own_tokens = match &node.op {
+            Op::Dispatch(op) => !op.from_ranks,
+            op => matches!(op, Op::DispatchToRanks(_)),
+        };
+        if counts_own_tokens {
             // The host reads how many tokens each expert got.
             let load = self.value(node.outputs[1]);
             self.values[load.index()].memory = MemoryKind::Host;

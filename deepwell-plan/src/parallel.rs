@@ -75,6 +75,11 @@ impl Parallel {
         let among_data = |at: usize| self.rank_at(at_tensor, at, at_pipeline);
         // The first of the data-parallel ranks that have the experts together.
         let first = at_data - at_data % expert.max(1);
+        // With one they are the data-parallel ranks, which have a group.
+        let same_experts = match expert {
+            0 | 1 => Vec::new(),
+            _ => (at_data % expert..data).step_by(expert).map(among_data).collect(),
+        };
         let of = |name: &str, ranks: Vec<u32>| ProcessGroup { name: name.to_string(), ranks };
         let groups = [
             of(ProcessGroup::DATA, (0..data).map(among_data).collect()),
@@ -87,6 +92,7 @@ impl Parallel {
                 (0..pipeline).map(|at| self.rank_at(at_tensor, at_data, at)).collect(),
             ),
             of(ProcessGroup::EXPERT, (first..first + expert).map(among_data).collect()),
+            of(ProcessGroup::EXPERT_DATA, same_experts),
             of(ProcessGroup::EMBEDDING, self.ends_of_pipeline(rank)),
         ];
         let groups = groups.into_iter().filter(|group| group.ranks.len() > 1).collect();
@@ -128,10 +134,20 @@ impl Parallel {
         rank / (self.tensor * self.data)
     }
 
+    /// Which of the experts of each layer a rank has, counted from 0.
+    pub const fn expert_place(&self, rank: usize) -> usize {
+        self.data_place(rank) % self.expert
+    }
+
+    /// Which slice a rank has of parameters that ranks have slices of, counted from 0.
+    pub const fn split_place(&self, rank: usize) -> usize {
+        if self.expert > 1 { self.expert_place(rank) } else { self.tensor_place(rank) }
+    }
+
     /// Ranks of one class have the same part of the model, and so one program
-    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor and pipeline place.
-    pub const fn class(&self, rank: usize) -> [usize; 2] {
-        [self.tensor_place(rank), self.pipeline_place(rank)]
+    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, pipeline and expert place.
+    pub const fn class(&self, rank: usize) -> [usize; 3] {
+        [self.tensor_place(rank), self.pipeline_place(rank), self.expert_place(rank)]
     }
 
     /// Sequences of a step that one rank has.
@@ -165,14 +181,28 @@ impl Parallel {
             ("data-parallel ranks", data),
             ("tensor-parallel ranks", tensor),
             ("pipeline stages", pipeline),
+            ("expert-parallel ranks", expert),
         ] {
             if degree == 0 {
                 return refuse(what, "at least 1", degree.to_string());
             }
         }
-        if expert != 1 {
-            let expected = "1, as more are not there yet";
-            return refuse("expert-parallel ranks", expected, expert.to_string());
+        if expert > 1 {
+            let got = expert.to_string();
+            if !data.is_multiple_of(expert) {
+                let expected = format!("a divisor of the {data} data-parallel ranks");
+                return refuse("expert-parallel ranks", &expected, got);
+            }
+            for (with, is_there) in [
+                ("tensor-parallel ranks", tensor > 1),
+                ("pipeline stages", pipeline > 1),
+                ("ranks that share the optimizer state", zero > 0),
+            ] {
+                if is_there {
+                    let expected = format!("1 with {with}, as both together are not there yet");
+                    return refuse("expert-parallel ranks", &expected, got);
+                }
+            }
         }
         Ok(())
     }
@@ -202,25 +232,47 @@ mod tests {
     #[test]
     fn ranks_are_counted_tensor_first_and_pipeline_last() {
         let parallel = Parallel { tensor: 2, pipeline: 2, expert: 2, ..Parallel::data(4) };
+        const NAMES: [&str; 5] = ["data", "tensor", "pipeline", "expert", "expert_data"];
         assert_eq!(parallel.world_size(), 16);
-        let check = |rank: usize, places: [usize; 3], groups: [&[u32]; 4]| {
+        let check = |rank: usize, places: [usize; 3], groups: [&[u32]; 5]| {
             let got = [parallel.tensor_place(rank), parallel.data_place(rank)];
             assert_eq!([got[0], got[1], parallel.pipeline_place(rank)], places, "{rank}");
             let ranks = parallel.ranks(rank);
             ranks.check().unwrap();
-            for (name, members) in ["data", "tensor", "pipeline", "expert"].iter().zip(groups) {
+            for (name, members) in NAMES.iter().zip(groups) {
                 assert_eq!(ranks.named(name).unwrap().1.ranks, members, "{rank} {name}");
             }
         };
-        check(0, [0, 0, 0], [&[0, 2, 4, 6], &[0, 1], &[0, 8], &[0, 2]]);
-        check(5, [1, 2, 0], [&[1, 3, 5, 7], &[4, 5], &[5, 13], &[5, 7]]);
-        check(15, [1, 3, 1], [&[9, 11, 13, 15], &[14, 15], &[7, 15], &[13, 15]]);
+        check(0, [0, 0, 0], [&[0, 2, 4, 6], &[0, 1], &[0, 8], &[0, 2], &[0, 4]]);
+        check(5, [1, 2, 0], [&[1, 3, 5, 7], &[4, 5], &[5, 13], &[5, 7], &[1, 5]]);
+        check(15, [1, 3, 1], [&[9, 11, 13, 15], &[14, 15], &[7, 15], &[13, 15], &[11, 15]]);
         let named = |parallel: Parallel| -> Vec<String> {
             parallel.ranks(0).groups.into_iter().map(|group| group.name).collect()
         };
         assert_eq!(named(Parallel::data(3)), ["data"]);
         assert_eq!(named(Parallel { tensor: 2, ..Parallel::data(1) }), ["tensor"]);
         assert!(Parallel::default().ranks(0).is_single());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let with = |data, expert| Parallel { expert, ..Parallel::data(data) };
+        for (parallel, expected) in [
+            (with(4, 2), None),
+            (with(4, 4), None),
+            (with(4, 0), Some("expert-parallel ranks: expected at least 1, got 0")),
+            (with(4, 3), Some("a divisor of the 4 data-parallel ranks, got 3")),
+            (Parallel { tensor: 2, ..with(2, 2) }, Some("1 with tensor-parallel ranks")),
+            (Parallel { pipeline: 2, ..with(2, 2) }, Some("1 with pipeline stages")),
+            (Parallel { zero: 1, ..with(2, 2) }, Some("1 with ranks that share the optimizer")),
+        ] {
+            let error = parallel.check().err().map(|error| error.to_string());
+            let is_expected = match (&error, expected) {
+                (Some(error), Some(expected)) => error.contains(expected),
+                (error, expected) => error.is_none() && expected.is_none(),
+            };
+            assert!(is_expected, "{parallel}: {error:?}, not {expected:?}");
+        }
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub struct Fingerprint {
     /// Ranks that split each layer: sums over its columns are sums of theirs.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor_ranks: usize,
+    /// Ranks that have some of the experts each: their gradients are sums over all their tokens.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub expert_ranks: usize,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Steps until it is reached.
@@ -119,6 +122,7 @@ impl Fingerprint {
             micro_batch: plan.micro_batch,
             data_ranks: plan.parallel.data,
             tensor_ranks: plan.parallel.tensor,
+            expert_ranks: plan.parallel.expert,
             learning_rate: schedule.peak,
             warmup_steps: schedule.warmup_steps,
             final_learning_rate_ratio: schedule.final_ratio,

@@ -356,8 +356,10 @@ fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, 
         let mut own = Vec::with_capacity(TURNS_AHEAD);
         for turn in first..turns.min(first + TURNS_AHEAD as u64) {
             let index = turn * places + place;
-            let loss = if index < windows.len() {
-                windows.fill(index, &mut batch);
+            // Ranks that have experts of each other evaluate together, the last window again where
+            // there are no more.
+            let loss = if index < windows.len() || parallel.expert > 1 {
+                windows.fill(index.min(windows.len() - 1), &mut batch);
                 f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)
             } else {
                 f64::NAN

@@ -95,6 +95,11 @@ pub struct Dispatch {
     /// Limits the pairs of an expert to so many times its even share; none drops nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// Whether tokens are rows that ranks sent ([`super::DispatchToRanks`]): a row has one expert
+    /// of this rank at most, and the others of its `K` are -1, pairs without a row. `R` is then of
+    /// `T` pairs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_ranks: bool,
 }
 
 impl OpRule for Dispatch {
@@ -103,7 +108,10 @@ impl OpRule for Dispatch {
     }
 
     fn attributes(&self) -> String {
-        let grouped = self.grouped.describe();
+        let mut grouped = self.grouped.describe();
+        if self.from_ranks {
+            grouped.push_str(" from_ranks");
+        }
         match self.capacity_factor {
             Some(factor) => format!("{grouped} capacity_factor={factor}"),
             None => grouped,
@@ -119,7 +127,8 @@ impl OpRule for Dispatch {
         if let Some(factor) = self.capacity_factor.filter(|f| !f.is_finite() || *f <= 0.0) {
             return Err(check.error("a finite capacity factor over 0", factor.to_string()));
         }
-        let rows = self.grouped.rows(experts[0].times(top_k));
+        let pairs = if self.from_ranks { experts[0] } else { experts[0].times(top_k) };
+        let rows = self.grouped.rows(pairs);
         let rows = rows.ok_or_else(|| check.error("tokens one by one", experts[0].to_string()))?;
         let i32s = |suffix, shape| OutputType::statistic(suffix, shape, DType::I32);
         let groups = self.grouped.groups;

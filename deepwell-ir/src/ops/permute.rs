@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
-use crate::op::{OpRule, OutputType, TensorType};
+use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, IrError, Node, OpError, Shape};
 
 /// x `[T, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[R, D]`: each row is that of its pair's token,
@@ -24,7 +24,7 @@ impl OpRule for Permute {
         check_maps(&check, 1)?;
         check.shape(1, &Shape(vec![x[0], check.rank(1, 2)?[1]]))?;
         let rows = check.rank(2, 1)?[0];
-        Ok(vec![OutputType::activation("", Shape(vec![rows, x[1]]), dtype)])
+        Ok(vec![like_rows(Shape(vec![rows, x[1]]), dtype)])
     }
 
     fn flops(&self, _shapes: &[Vec<usize>]) -> u64 {
@@ -58,7 +58,7 @@ impl OpRule for Unpermute {
         check_maps(&check, 1)?;
         check.shape(2, &Shape(vec![y[0]]))?;
         let tokens = check.rank(1, 2)?[0];
-        Ok(vec![OutputType::activation("", Shape(vec![tokens, y[1]]), dtype)])
+        Ok(vec![like_rows(Shape(vec![tokens, y[1]]), dtype)])
     }
 
     /// An addition for each element of each pair.
@@ -72,6 +72,11 @@ impl OpRule for Unpermute {
         let dy = context.emit_fresh(Permute {}, "", &inputs)?[0];
         context.contribute(node.inputs[0], dy)
     }
+}
+
+/// Rows of activations are activations; gates, which move too, stay in FP32.
+fn like_rows(shape: Shape, dtype: DType) -> OutputType {
+    OutputType { suffix: "".into(), shape, dtype, kind: OutputKind::SameAsInput }
 }
 
 /// Wants inputs `first` and the next to be `rows` and `pairs`.

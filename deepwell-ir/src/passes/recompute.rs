@@ -127,7 +127,7 @@ fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool
 /// Whether the op decides which experts tokens visit. That is small and kept: a second run on
 /// numbers that another kernel made could choose others than those whose outputs were added up.
 fn routes(op: &Op) -> bool {
-    matches!(op, Op::RouterLogits(_) | Op::Route(_) | Op::Dispatch(_))
+    matches!(op, Op::RouterLogits(_) | Op::Route(_) | Op::Dispatch(_) | Op::DispatchToRanks(_))
 }
 
 struct SecondRun<'a> {

@@ -7,7 +7,7 @@ use deepwell_ir::ops::{
     AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction, SelectionBiasUpdate,
 };
 use deepwell_ir::{
-    Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, ParameterState, Phase,
+    Access, Accumulate, DType, GroupId, MemoryKind, NodeId, Op, Operand, ParameterState, Phase,
     ProcessGroup, Tag, ValueId,
 };
 
@@ -74,7 +74,10 @@ impl Lowering<'_> {
         let trained = self.parameters.iter().zip(&self.is_counted).filter(is_trained);
         let gradients: Vec<(ValueId, bool)> =
             trained.filter_map(|(state, _)| with_gradient(state)).collect();
-        if self.target.ranks.named(ProcessGroup::TENSOR).is_some() || self.pipeline.is_some() {
+        let has_slices = [ProcessGroup::TENSOR, ProcessGroup::EXPERT]
+            .iter()
+            .any(|group| self.target.ranks.named(group).is_some());
+        if has_slices || self.pipeline.is_some() {
             let gradients = self.counted(gradients);
             return self.norm_of_parts(Parts { gradients, groups: Vec::new() });
         }
@@ -115,14 +118,22 @@ impl Lowering<'_> {
         let mut buckets = self.buckets(plan.bucket_bytes);
         // Gradients of shards are scattered below.
         buckets.retain(|bucket| !is_shared || self.is_counted[bucket.start]);
+        let of_all = (group, ranks);
+        let same_experts = target.ranks.named(ProcessGroup::EXPERT_DATA);
+        let same_experts = same_experts.map(|(id, group)| (id, group.ranks.len() as u32));
         let of_bucket = |(index, bucket): (usize, Range<usize>)| {
+            let summed_over = match self.is_of_expert_rank(bucket.start) {
+                true => same_experts?,
+                false => of_all,
+            };
             let gradients = self.parameters[bucket].iter().filter_map(|state| state.gradient);
-            (format!("all_reduce.gradients.{index}"), gradients.collect())
+            Some((format!("all_reduce.gradients.{index}"), gradients.collect(), summed_over))
         };
-        let mut sums: Vec<(String, Vec<ValueId>)> =
-            buckets.into_iter().enumerate().map(of_bucket).collect();
-        sums.extend(self.host.loss.map(|loss| ("all_reduce.loss".to_string(), vec![loss])));
-        for (name, tensors) in sums {
+        let mut sums: Vec<(String, Vec<ValueId>, (GroupId, u32))> =
+            buckets.into_iter().enumerate().filter_map(of_bucket).collect();
+        let loss = self.host.loss;
+        sums.extend(loss.map(|loss| ("all_reduce.loss".to_string(), vec![loss], of_all)));
+        for (name, tensors, (group, ranks)) in sums {
             let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks, tensors.len());
             let tensors = tensors.into_iter().map(update).collect();
@@ -149,7 +160,9 @@ impl Lowering<'_> {
                     if bucket.end == index
                         && bytes <= limit_bytes
                         && !is_counted(index)
-                        && !is_counted(bucket.start) =>
+                        && !is_counted(bucket.start)
+                        && self.is_of_expert_rank(index)
+                            == self.is_of_expert_rank(bucket.start) =>
                 {
                     bucket.end += 1;
                 }

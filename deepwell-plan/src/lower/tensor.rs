@@ -12,9 +12,10 @@ use deepwell_ir::{
     DType, Graph, GroupId, MemoryKind, ParameterState, ProcessGroup, Split, Target, TensorRank,
     ValueId, check_split_blocks, tensor_parallel,
 };
+use deepwell_moe::ExpertRank;
 
-use super::Lowering;
 use super::optimizer::{read, update, write};
+use super::{Lowering, expert};
 use crate::{Plan, PlanError};
 
 /// The rank of a target in its tensor-parallel group, if it has one.
@@ -56,9 +57,19 @@ pub(super) struct Parts {
 }
 
 impl Lowering<'_> {
+    /// This rank among those that have slices of parameters, if there are any: split by layers'
+    /// columns, or by experts.
+    fn group_of_slices(&self) -> Option<TensorRank> {
+        let of_experts = || {
+            let ExpertRank { group, place, ranks } = expert::rank_of(self.target)?;
+            Some(TensorRank { group, place, ranks })
+        };
+        rank_of(self.target).or_else(of_experts)
+    }
+
     /// Whether this rank counts a parameter, split or not, in what ranks add up.
     pub(super) fn counts(&self, is_split: bool) -> bool {
-        is_split || rank_of(self.target).is_none_or(|rank| rank.place == 0)
+        is_split || self.group_of_slices().is_none_or(|rank| rank.place == 0)
     }
 
     /// Sums the gradients of parameters that are whole on each tensor-parallel rank: neighbours in
@@ -90,7 +101,7 @@ impl Lowering<'_> {
         // Stages first: what a tensor-parallel rank has of all layers is added up as it is without
         // stages, to the same bits.
         groups.extend(self.fill_up_for_stages(&mut gradients));
-        groups.extend(rank_of(self.target).map(|rank| (rank.group, rank.ranks as u32)));
+        groups.extend(self.group_of_slices().map(|rank| (rank.group, rank.ranks as u32)));
         let mut count = gradients.len();
         let sums = |this: &mut Self, name: &str, count| {
             this.add(name.to_string(), DType::U64, vec![count], MemoryKind::Activations)
@@ -105,6 +116,9 @@ impl Lowering<'_> {
                 ProcessGroup::DATA => ["grad_norm.squares.ranks", "all_gather.grad_norm"],
                 ProcessGroup::PIPELINE => {
                     ["grad_norm.squares.stages", "all_gather.grad_norm.stages"]
+                }
+                ProcessGroup::EXPERT => {
+                    ["grad_norm.squares.experts", "all_gather.grad_norm.experts"]
                 }
                 _ => ["grad_norm.squares.tensor", "all_gather.grad_norm.tensor"],
             };

@@ -76,9 +76,14 @@ pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
     let of_body = |calls: std::ops::Range<usize>| -> Arc<[LoadCounters]> {
         let calls = program.calls[calls].iter().filter(|call| !call.recomputes);
         let counters = calls.filter_map(|call| {
-            let Op::Dispatch(op) = &call.op else { return None };
+            // What ranks sent, they have counted.
+            let experts = match &call.op {
+                Op::Dispatch(op) if !op.from_ranks => op.grouped.groups,
+                Op::DispatchToRanks(op) => op.experts,
+                _ => return None,
+            };
             let id = call.outputs().get(1)?.value;
-            Some(LoadCounters { id, layer: call.layer?, experts: op.grouped.groups })
+            Some(LoadCounters { id, layer: call.layer?, experts })
         });
         counters.collect()
     };

@@ -181,7 +181,7 @@ impl Engine {
                         let mut values = vec![0f32; elements];
                         for (&rank, slice) in ranks.iter().zip(&slices) {
                             let rank = rank as usize;
-                            let is_its = self.plan.parallel.tensor_place(rank) == place;
+                            let is_its = self.plan.parallel.split_place(rank) == place;
                             let range = self.slice(&shard, rank);
                             if let Some((from, to)) = part(range, offset, elements)
                                 && is_its
@@ -245,7 +245,7 @@ impl Engine {
                 let parallel = self.plan.parallel;
                 let of_tensor_rank = |place: usize| {
                     let is_its =
-                        |(rank, _): &(&u32, _)| parallel.tensor_place(**rank as usize) == place;
+                        |(rank, _): &(&u32, _)| parallel.split_place(**rank as usize) == place;
                     let slice = ranks.iter().zip(&slices).find(is_its);
                     slice.map(|(_, slice)| slice.clone()).unwrap_or_default()
                 };

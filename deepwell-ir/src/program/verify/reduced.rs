@@ -8,15 +8,26 @@ use crate::ops::{CollectiveKind, Reduction};
 use crate::{Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, ValueId};
 
 /// In the body of the optimizer, a sum over the ranks of the data group comes before all else that
-/// uses a gradient, or the loss, and comes once. So does one over the tensor group for parameters
-/// that are whole on each of its ranks, and none for those that are split.
+/// uses a gradient, or the loss, and comes once. Gradients of experts that expert-parallel ranks
+/// have some of each are summed over the ranks with the same ones in place of all. So are those of
+/// parameters that are whole on each rank of a tensor group over that, and none that are split.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.mode != Mode::Train {
         return Ok(());
     }
-    let gradients = || program.parameters.iter().filter_map(|state| state.gradient);
-    if let Some((group, members)) = program.target.ranks.named(ProcessGroup::DATA) {
-        check_group(program, group, members, gradients().chain(own_loss(program)).collect())?;
+    let ranks = &program.target.ranks;
+    let has_experts = ranks.named(ProcessGroup::EXPERT).is_some();
+    let gradients = |of_experts: bool| {
+        let is_its =
+            move |state: &&ParameterState| (has_experts && state.split.is_some()) == of_experts;
+        program.parameters.iter().filter(is_its).filter_map(|state| state.gradient)
+    };
+    if let Some((group, members)) = ranks.named(ProcessGroup::DATA) {
+        check_group(program, group, members, gradients(false).chain(own_loss(program)).collect())?;
+        refuse_sums(program, (group, members), gradients(true).collect())?;
+    }
+    if let Some((group, members)) = ranks.named(ProcessGroup::EXPERT_DATA) {
+        check_group(program, group, members, gradients(true).collect())?;
     }
     let Some((group, members)) = program.target.ranks.named(ProcessGroup::TENSOR) else {
         return Ok(());
@@ -24,11 +35,24 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     let is_split = |state: &&ParameterState| state.split.is_some();
     let (split, whole): (Vec<&ParameterState>, Vec<&ParameterState>) =
         program.parameters.iter().partition(is_split);
+    let split = split.into_iter().filter_map(|state| state.gradient);
+    refuse_sums(program, (group, members), split.collect())?;
+    let whole = whole.into_iter().filter_map(|state| state.gradient);
+    check_group(program, group, members, whole.collect())
+}
+
+/// Refuses sums over ranks that have a slice of a parameter each.
+fn refuse_sums(
+    program: &Program,
+    (group, members): (GroupId, &ProcessGroup),
+    split: Vec<ValueId>,
+) -> Result<(), String> {
     for call in program.calls.iter().filter(|call| sums_over(call, |of| of == group)) {
-        let sums = |state: &&&ParameterState| {
-            call.inputs().iter().any(|operand| Some(operand.value) == state.gradient)
+        let is_summed = |state: &&ParameterState| {
+            let is_its = |value: ValueId| Some(value) == state.gradient && split.contains(&value);
+            call.inputs().iter().any(|operand| is_its(operand.value))
         };
-        if let Some(state) = split.iter().find(sums) {
+        if let Some(state) = program.parameters.iter().find(is_summed) {
             let (call, name) = (&call.name, &state.name);
             return Err(format!(
                 "call `{call}` sums the gradient of `{name}`, of which each rank of group `{}` has \
@@ -37,8 +61,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
             ));
         }
     }
-    let whole = whole.into_iter().filter_map(|state| state.gradient);
-    check_group(program, group, members, whole.collect())
+    Ok(())
 }
 
 /// Whether a call of the optimizer sums over the ranks of a group.

@@ -1,8 +1,8 @@
 //! Sorting pairs of token and expert, by [`deepwell_moe`]'s definition.
 
 use deepwell_ir::Op;
-use deepwell_ir::ops::Dispatch;
-use deepwell_moe::{Capacity, GroupedMaps, MoeError};
+use deepwell_ir::ops::{Dispatch, DispatchToRanks};
+use deepwell_moe::{Capacity, GroupedMaps, MoeError, RankMaps, group_from_ranks};
 
 use crate::KernelError;
 use crate::cpu::calls::{Operands, Run};
@@ -18,6 +18,9 @@ pub fn dispatch(
     top_k: usize,
     maps: GroupedMaps<'_>,
 ) -> Result<(), MoeError> {
+    if op.from_ranks {
+        return group_from_ranks(chosen, op.grouped.groups, op.grouped.align, maps);
+    }
     // A negative number becomes one that no expert has.
     let chosen: Vec<u32> = chosen.iter().map(|&expert| expert as u32).collect();
     let capacity = op.capacity_factor.map_or(Capacity::Dropless, Capacity::Factor);
@@ -46,6 +49,44 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
+/// Sorts the pairs `chosen` `[tokens, top_k]` by the rank that has their experts.
+///
+/// # Errors
+///
+/// An expert that does not exist, a bad capacity factor, or maps of another length.
+pub fn dispatch_to_ranks(
+    op: &DispatchToRanks,
+    chosen: &[i32],
+    top_k: usize,
+    maps: RankMaps<'_>,
+) -> Result<(), MoeError> {
+    let chosen: Vec<u32> = chosen.iter().map(|&expert| expert as u32).collect();
+    let capacity = op.capacity_factor.map_or(Capacity::Dropless, Capacity::Factor);
+    let sorted = deepwell_moe::Dispatch::new(&chosen, top_k, op.experts, capacity)?;
+    sorted.write_for_ranks(op.ranks, maps)
+}
+
+pub(super) fn prepare_to_ranks(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::DispatchToRanks(op) = op else { return Err(operands.unknown_kernel()) };
+    let (op, top_k) = (op.clone(), operands.shape(0)[1]);
+    let chosen = operands.input::<i32>(0)?;
+    let [rows, load, pairs, wanted] = [
+        operands.target::<i32>(1)?,
+        operands.target::<i32>(2)?,
+        operands.target::<i32>(3)?,
+        operands.target::<i32>(4)?,
+    ];
+    Ok(Box::new(move |arena| {
+        let maps = RankMaps {
+            rows: rows.of(arena),
+            load: load.of(arena),
+            pairs: pairs.of(arena),
+            wanted: wanted.of(arena),
+        };
+        dispatch_to_ranks(&op, chosen.of(arena), top_k, maps).map_err(|error| error.to_string())
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use deepwell_ir::Dim;
@@ -58,7 +99,7 @@ mod tests {
     /// Compares with the oracle, with a buffer as long as the op says.
     fn check(chosen: &[i32], top_k: usize, experts: usize, align: usize, factor: Option<f64>) {
         let grouped = GroupedRows { groups: experts, align };
-        let op = Dispatch { grouped, capacity_factor: factor };
+        let op = Dispatch { grouped, capacity_factor: factor, from_ranks: false };
         let rows = grouped.rows(Dim::fixed(chosen.len())).unwrap().as_fixed().unwrap();
         assert!(grouped.pairs_of(rows) >= chosen.len() && rows.is_multiple_of(align));
         let mut got = Grouped {
@@ -106,6 +147,43 @@ mod tests {
     }
 
     #[test]
+    fn rows_for_ranks_match_the_oracle() {
+        for (experts, top_k, ranks) in [(8, 2, 2), (8, 3, 4), (4, 2, 4), (6, 1, 3)] {
+            for (tokens, spread) in [(0, 1), (1, 8), (33, 1), (33, 8), (127, 3)] {
+                let mut random = Random::new(tokens as u64);
+                let mut token = || {
+                    let first = random.below(spread);
+                    (0..top_k).map(move |choice| ((first + choice) % experts) as i32)
+                };
+                let chosen: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
+                for factor in [None, Some(0.3), Some(1.0)] {
+                    let op = DispatchToRanks { experts, ranks, capacity_factor: factor };
+                    let rows = op.rows(Dim::fixed(tokens), top_k).as_fixed().unwrap();
+                    let mut got = oracle::ForRanks {
+                        rows: vec![7; chosen.len()],
+                        load: vec![7; 2 * experts],
+                        pairs: vec![7; rows],
+                        wanted: vec![7; rows * top_k],
+                    };
+                    let maps = RankMaps {
+                        rows: &mut got.rows,
+                        load: &mut got.load,
+                        pairs: &mut got.pairs,
+                        wanted: &mut got.wanted,
+                    };
+                    dispatch_to_ranks(&op, &chosen, top_k, maps).unwrap();
+                    let share =
+                        |factor: f64| (factor * chosen.len() as f64 / experts as f64).ceil();
+                    let capacity = factor.map_or(usize::MAX, |factor| share(factor) as usize);
+                    let slab = rows / ranks;
+                    let expected = oracle::to_ranks(&chosen, top_k, experts, ranks, capacity, slab);
+                    assert_eq!(got, expected, "{experts} {top_k} {ranks} {tokens} {factor:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn an_expert_that_does_not_exist_is_refused() {
         let grouped = GroupedRows { groups: 2, align: 1 };
         for expert in [-1, 2] {
@@ -115,7 +193,7 @@ mod tests {
                 rows: &mut [0; 2],
                 pairs: &mut [0; 2],
             };
-            let op = Dispatch { grouped, capacity_factor: None };
+            let op = Dispatch { grouped, capacity_factor: None, from_ranks: false };
             let error = dispatch(&op, &[0, expert], 1, maps);
             assert!(matches!(error, Err(MoeError::ExpertOutOfRange { index: 1, .. })), "{error:?}");
         }

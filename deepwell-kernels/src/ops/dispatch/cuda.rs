@@ -34,6 +34,9 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    if matches!(request.op, Op::Dispatch(op) if op.from_ranks) {
+        return Some("every pair has an expert of this rank".to_string());
+    }
     let rows = &request.operands[4].shape;
     let limit = i32::MAX as usize;
     let too_many = rows.iter().any(|&rows| rows > limit);

@@ -7,5 +7,10 @@ pub mod oracle;
 use super::OpKernels;
 use crate::cpu::CpuKernel;
 
-pub(super) const KERNELS: OpKernels =
-    OpKernels { cpu: &[CpuKernel::new("dispatch", cpu::prepare)], cuda: &[cuda::SPECS] };
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("dispatch", cpu::prepare),
+        CpuKernel::new("dispatch_to_ranks", cpu::prepare_to_ranks),
+    ],
+    cuda: &[cuda::SPECS],
+};

@@ -44,3 +44,53 @@ pub fn forward(
     grouped.pairs.resize(rows, -1);
     grouped
 }
+
+/// The maps of rows for ranks, see [`deepwell_ir::ops::DispatchToRanks`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForRanks {
+    /// `[tokens, top_k]`.
+    pub rows: Vec<i32>,
+    /// `[2, experts]`.
+    pub load: Vec<i32>,
+    /// `[ranks * slab]`.
+    pub pairs: Vec<i32>,
+    /// `[ranks * slab, top_k]`.
+    pub wanted: Vec<i32>,
+}
+
+/// Gives each of `ranks` the pairs `chosen` `[tokens, top_k]` of its experts, at most `capacity` of
+/// each, in `slab` rows.
+pub fn to_ranks(
+    chosen: &[i32],
+    top_k: usize,
+    experts: usize,
+    ranks: usize,
+    capacity: usize,
+    slab: usize,
+) -> ForRanks {
+    let mut maps = ForRanks {
+        rows: vec![-1; chosen.len()],
+        load: vec![0; 2 * experts],
+        pairs: vec![-1; ranks * slab],
+        wanted: vec![-1; ranks * slab * top_k],
+    };
+    let of_rank = experts / ranks;
+    for rank in 0..ranks {
+        let mut row = rank * slab;
+        for own in 0..of_rank {
+            let expert = rank * of_rank + own;
+            for pair in (0..chosen.len()).filter(|&pair| chosen[pair] as usize == expert) {
+                maps.load[expert] += 1;
+                if maps.load[expert] as usize <= capacity {
+                    maps.load[experts + expert] += 1;
+                    maps.rows[pair] = row as i32;
+                    maps.pairs[row] = pair as i32;
+                    maps.wanted[row * top_k + pair % top_k] = own as i32;
+                    row += 1;
+                }
+            }
+        }
+        assert!(row <= (rank + 1) * slab, "the slab of rank {rank} is too short");
+    }
+    maps
+}

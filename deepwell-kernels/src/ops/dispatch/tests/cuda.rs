@@ -7,7 +7,7 @@ use crate::mixture::{Choice, HARD, Mixture, to_i32};
 
 fn check(gpu: &mut Gpu, mixture: Mixture, capacity_factor: Option<f64>) {
     let Mixture { tokens, experts, top_k, .. } = mixture;
-    let op = ops::Dispatch { grouped: mixture.grouped_rows(), capacity_factor };
+    let op = ops::Dispatch { grouped: mixture.grouped_rows(), capacity_factor, from_ranks: false };
     let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
     let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
     let outputs = [
