@@ -375,6 +375,12 @@ fn pinned_bytes(engine: &Engine) -> u64 {
     if engine.is_asynchronous() { checkpoint::host_bytes(engine) as u64 } else { 0 }
 }
 
+/// Layers of the stages of a pipeline.
+fn stages(engine: &Engine) -> String {
+    let layers: Vec<String> = engine.plan().stages.iter().map(usize::to_string).collect();
+    if layers.is_empty() { String::new() } else { format!(" of {} layers", layers.join(", ")) }
+}
+
 fn memory_table(world: &World) -> String {
     let engine = world.first();
     let program = engine.program();
@@ -393,7 +399,7 @@ fn memory_table(world: &World) -> String {
         program.precision.len(),
         match world.size() {
             1 => String::new(),
-            ranks => format!("{ranks} ranks of "),
+            ranks => format!("{ranks} ranks ({}{}), each ", engine.plan().parallel, stages(engine)),
         },
         program.micro_batches,
         program.batch,

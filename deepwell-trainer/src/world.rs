@@ -34,6 +34,10 @@ use crate::{Catalog, CompileOptions, Engine, TrainError};
 /// with room to spare.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
+/// Of the thread of a rank: as much as the first thread of a process has. Kernels that are compiled
+/// without optimization keep their tiles there.
+const RANK_STACK_BYTES: usize = 8 << 20;
+
 /// The ranks of a run, or the one of them that this process is.
 pub struct World {
     engines: Vec<Engine>,
@@ -221,17 +225,26 @@ impl World {
                 .zip(1usize..)
                 .map(|(engine, rank)| {
                     let guard = Ending { monitor, rank: rank as u32 };
-                    scope.spawn(move || {
+                    let work = move || {
                         let result = tell(rank, other(engine));
                         drop(guard);
                         result
+                    };
+                    let thread = thread::Builder::new().name(format!("rank {rank}"));
+                    let started = thread.stack_size(RANK_STACK_BYTES).spawn_scoped(scope, work);
+                    started.map_err(|error| {
+                        let reason = format!("the system gives it no thread: {error}");
+                        tell(rank, Err(TrainError::Elsewhere(reason)))
                     })
                 })
                 .collect();
             let guard = Ending { monitor, rank: 0 };
             let own = tell(0, first(own));
             drop(guard);
-            let others = threads.into_iter().map(|thread| thread.join());
+            let others = threads.into_iter().map(|thread| match thread {
+                Ok(thread) => thread.join(),
+                Err(not_started) => Ok(not_started),
+            });
             std::iter::once(Ok(own)).chain(others).collect()
         });
         let joined: thread::Result<Vec<Result<T, TrainError>>> = joined.into_iter().collect();

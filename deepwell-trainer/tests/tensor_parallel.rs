@@ -246,7 +246,8 @@ fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) ->
             }
         }
         // Of a pipeline the last stage has the loss, the others give zero.
-        let is_last = rank * options.parallel.pipeline >= ends.len() * (options.parallel.pipeline - 1);
+        let is_last =
+            rank * options.parallel.pipeline >= ends.len() * (options.parallel.pipeline - 1);
         assert!(!is_last || evaluated_there == evaluated, "rank {rank}: evaluations");
     }
     let gradients: Vec<Vec<Part>> =
@@ -315,10 +316,8 @@ fn beyond(
 #[test]
 fn ranks_train_as_one_does_but_for_roundings() {
     let parallel = |tensor, data, zero| Parallel { tensor, zero, ..Parallel::data(data) };
-    let staged = |tensor, pipeline, data, zero| Parallel {
-        pipeline,
-        ..parallel(tensor, data, zero)
-    };
+    let staged =
+        |tensor, pipeline, data, zero| Parallel { pipeline, ..parallel(tensor, data, zero) };
     for (name, precision, parallel) in [
         ("llama", "f32", parallel(2, 1, 0)),
         ("llama", "bf16", parallel(4, 1, 0)),
