@@ -7,7 +7,7 @@
 //! ```
 //! use deepwell_plan::collectives::{Collective, Fabric, Generation};
 //!
-//! let fabric = Fabric { generation: Generation::Hopper, domain_gpus: 8, nic_gbps: 50.0 };
+//! let fabric = Fabric::new(Generation::Hopper, 8, 50.0);
 //! let all_reduce = fabric.time(Collective::AllReduce, 1e9, 8, 8);
 //! assert!(all_reduce.seconds > 1e9 / 450e9 && all_reduce.seconds < 1e9 / 100e9);
 //! ```
@@ -83,6 +83,13 @@ pub struct Fabric {
     pub domain_gpus: usize,
     /// GB/s of the network in one direction for each GPU.
     pub nic_gbps: f64,
+    /// Share of the generation's NVLink bandwidth that is there, 1 for all of it.
+    #[serde(default = "whole")]
+    pub nvlink_share: f64,
+}
+
+fn whole() -> f64 {
+    1.0
 }
 
 /// Constants of one generation in GB/s; arrays are for one, two, and four or more nodes.
@@ -153,6 +160,16 @@ impl Generation {
 }
 
 impl Fabric {
+    /// GPUs with all the NVLinks of their generation.
+    pub const fn new(generation: Generation, domain_gpus: usize, nic_gbps: f64) -> Fabric {
+        Fabric { generation, domain_gpus, nic_gbps, nvlink_share: 1.0 }
+    }
+
+    /// GB/s of one GPU's NVLinks together in one direction, as NCCL counts them.
+    pub fn nvlink_gbps(&self) -> f64 {
+        self.nvlink_share * self.generation.nvlink_gbps()
+    }
+
     /// Time of a collective over `ranks` ranks, of which `local` are in one NVLink domain. `bytes`
     /// is the whole buffer: of a sum, of what is gathered, of what one rank sends to all.
     pub fn time(
@@ -195,7 +212,7 @@ impl Fabric {
     /// Seconds until `bytes` of one rank are at another one.
     pub fn send(&self, bytes: f64, within_domain: bool) -> f64 {
         let (gbps, hop_us) = if within_domain {
-            (self.generation.nvlink_gbps(), RING_NVLINK_US[2])
+            (self.nvlink_gbps(), RING_NVLINK_US[2])
         } else {
             (self.nic_gbps, RING_NET_US[2])
         };
@@ -204,7 +221,7 @@ impl Fabric {
 
     /// GB/s through which a ring's bytes pass: NVLink, or the NICs of the ranks of one domain.
     fn ring_gbps(&self, local: usize, nodes: usize) -> f64 {
-        let nvlink = self.generation.nvlink_gbps();
+        let nvlink = self.nvlink_gbps();
         let network = self.nic_gbps * local as f64;
         match (local, nodes) {
             (_, 1) => nvlink,
@@ -264,13 +281,13 @@ impl Fabric {
         if nodes > 1 || local < 3 {
             return None;
         }
-        let gbps = self.generation.nvlink_gbps() * efficiency;
+        let gbps = self.nvlink_gbps() * efficiency;
         Some(NVLS_US * 1e-6 + bytes / (gbps * 1e9))
     }
 
     fn all_to_all(&self, bytes: f64, ranks: usize, local: usize) -> CollectiveTime {
         let share = |count: usize| bytes * count as f64 / ranks as f64 / 1e9;
-        let inside = share(local - 1) / self.generation.nvlink_gbps();
+        let inside = share(local - 1) / self.nvlink_gbps();
         let outside = share(ranks - local) / self.nic_gbps.max(f64::MIN_POSITIVE);
         let hop_us = if ranks > local { RING_NET_US[2] } else { RING_NVLINK_US[2] };
         let seconds = (RING_BASE_US[2] + hop_us) * 1e-6 + inside.max(outside);
@@ -292,7 +309,7 @@ mod tests {
     use super::*;
 
     fn fabric(generation: Generation) -> Fabric {
-        Fabric { generation, domain_gpus: 8, nic_gbps: 25.0 }
+        Fabric::new(generation, 8, 25.0)
     }
 
     #[test]

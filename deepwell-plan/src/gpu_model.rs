@@ -46,10 +46,26 @@ pub struct GpuModel {
     pub attention_forward_efficiency: f64,
     /// Share of the peak of flash attention, backward.
     pub attention_backward_efficiency: f64,
+    /// GB/s between the GPU and its host in one direction, of the datasheet.
+    #[serde(default = "pcie_5_gbps")]
+    pub host_link_gbps: f64,
+    /// GB/s of the host's memory for each of its GPUs, of the datasheet.
+    #[serde(default = "ddr5_gbps")]
+    pub host_memory_gbps: f64,
     /// Between the end of a kernel and the begin of the next, in seconds.
     pub gap_s: f64,
     /// Where efficiencies are from.
     pub calibration: String,
+}
+
+/// PCIe 5.0 with 16 lanes.
+fn pcie_5_gbps() -> f64 {
+    64.0
+}
+
+/// Two sockets of eight channels of DDR5-4800 for eight GPUs.
+fn ddr5_gbps() -> f64 {
+    2.0 * 8.0 * 38.4 / 8.0
 }
 
 impl GpuModel {
@@ -69,6 +85,8 @@ impl GpuModel {
             memory_efficiency: 0.80,
             attention_forward_efficiency: 0.45,
             attention_backward_efficiency: 0.375,
+            host_link_gbps: pcie_5_gbps(),
+            host_memory_gbps: ddr5_gbps(),
             gap_s: 2e-6,
             calibration: "measured on an H200 (benchmarks/)".to_string(),
         }
@@ -84,9 +102,12 @@ impl GpuModel {
             nic_gbps: 25.0,
             gemm_efficiency: 0.82,
             fp8_gemm_efficiency: 0.82,
+            // PCIe 4.0, and two sockets of eight channels of DDR4-3200.
+            host_link_gbps: 32.0,
+            host_memory_gbps: 2.0 * 8.0 * 25.6 / 8.0,
             calibration: "datasheet; GEMMs at 82 % of it, the rest carried over from Hopper"
                 .to_string(),
-            ..GpuModel::hopper("a100", 2039e9, 80.0 * 1e9)
+            ..GpuModel::hopper("a100", 2039e9, 81_920.0 * 1_048_576.0)
         }
     }
 
@@ -121,7 +142,12 @@ impl GpuModel {
     /// NVIDIA GB200 in a rack.
     pub fn gb200() -> GpuModel {
         let board = GpuModel::blackwell("gb200", 2500e12, 8000e9, 189_471.0);
-        GpuModel { domain_gpus: 72, ..board }
+        GpuModel { domain_gpus: 72, ..board.with_grace() }
+    }
+
+    /// NVLink-C2C, and half of the 512 GB/s of a Grace with two GPUs.
+    fn with_grace(self) -> GpuModel {
+        GpuModel { host_link_gbps: 450.0, host_memory_gbps: 256.0, ..self }
     }
 
     /// NVIDIA B300 on an HGX board.
@@ -133,12 +159,16 @@ impl GpuModel {
     /// NVIDIA GB300 in a rack.
     pub fn gb300() -> GpuModel {
         let board = GpuModel::blackwell("gb300", 2500e12, 8000e9, 284_208.0);
-        GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board }
+        GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board.with_grace() }
     }
 
     /// A GPU whose name begins with, or contains, that of one of the models.
     pub fn named(name: &str) -> Option<GpuModel> {
         let sku = name.to_ascii_lowercase();
+        if sku.contains("a100") && sku.contains("40g") {
+            let memory_bytes = 40_960.0 * 1_048_576.0;
+            return Some(GpuModel { memory_bytes, memory_bytes_per_s: 1555e9, ..GpuModel::a100() });
+        }
         let all: [fn() -> GpuModel; 7] = [
             GpuModel::gb300,
             GpuModel::gb200,
@@ -184,6 +214,15 @@ impl GpuModel {
         let compute = 2.0 * m * n * k / flops * waste * fill;
         let bytes = element_bytes * (m * k + n * k) + 2.0 * m * n;
         compute.max(self.memory_s(bytes))
+    }
+
+    /// Seconds in which the host updates `parameters` master weights: FP32 gradients come, BF16
+    /// copies go back beside the update, which reads gradient, weight and two moments and writes
+    /// three of them and the copy.
+    pub fn host_optimizer_s(&self, parameters: f64) -> f64 {
+        let share = self.memory_efficiency * 1e9;
+        let link = 4.0 * parameters / (self.host_link_gbps * share);
+        link.max(30.0 * parameters / (self.host_memory_gbps * share))
     }
 
     /// Seconds of reading and writing `bytes`.
@@ -246,6 +285,8 @@ mod tests {
         check("NVIDIA GB200", Some("gb200"));
         check("B200", Some("b200"));
         check("NVIDIA A100-SXM4-80GB", Some("a100"));
+        let small = GpuModel::named("a100_40gb").unwrap();
+        assert_eq!((small.name.as_str(), small.memory_bytes / 1e9), ("a100", 42.94967296));
         check("T4", None);
     }
 }

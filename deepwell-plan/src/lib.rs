@@ -53,7 +53,7 @@ pub use model_shape::ModelShape;
 pub use parallel::Parallel;
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
 pub use stages::{balanced_stages, passes_of};
-pub use strategy::{ActivationRecompute, Strategy};
+pub use strategy::{ActivationRecompute, LayerSplit, Strategy};
 
 /// Bytes for people: `12.3 MiB`.
 pub fn format_bytes(bytes: u64) -> String {

@@ -4,6 +4,7 @@
 //! and compared. No constant of the model is fitted on a row that is scored here.
 
 mod bubbles;
+mod figure;
 mod fsdp;
 mod megatron;
 mod report;
@@ -13,6 +14,7 @@ mod time;
 use serde::Serialize;
 
 use crate::PlanError;
+pub use figure::{docs_table, figure};
 use table::Table;
 
 /// The tables of the repository: file name and text.
@@ -61,6 +63,12 @@ pub struct FitCounts {
     pub fits: usize,
     /// Where one sequence more does not.
     pub next_does_not: usize,
+    /// Where twice as many do not.
+    pub twice_does_not: usize,
+    /// Rows whose micro-batch is not the largest, as another row of the table shows.
+    pub refuted: usize,
+    /// Where one sequence more does not fit, of the rows that are not refuted.
+    pub next_does_not_of_others: usize,
 }
 
 /// A scored table.
@@ -233,9 +241,9 @@ mod tests {
             ("megatron_small_memory.csv", 0.0546, 0.05),
             ("korthikanti_time.csv", 0.036, 0.077),
             ("megatron_sc21_time.csv", 0.09, 0.123),
-            ("megatron_h100_weak_scaling.csv", 0.154, 0.232),
+            ("megatron_h100_weak_scaling.csv", 0.048, 0.13),
             ("vtrain_time.csv", 0.094, 0.233),
-            ("foundry_fsdp_h100.csv", 0.38, 0.59),
+            ("foundry_fsdp_h100.csv", 0.131, 0.327),
         ];
         for ((file, text), (name, mean, p90)) in TABLES.into_iter().zip(rows) {
             let scored = score(file, text).unwrap();
@@ -253,6 +261,38 @@ mod tests {
         assert!(memory.error_quantile(0.9) <= 0.014);
         let bubbles = score(TABLES[0].0, TABLES[0].1).unwrap();
         assert!(bubbles.error_quantile(1.0) <= 0.005);
+    }
+
+    /// What others took for their micro-batch fits, and twice of it does not where that much can be
+    /// said.
+    #[test]
+    fn micro_batches_fit_where_they_did() {
+        let table = score(TABLES[6].0, TABLES[6].1).unwrap();
+        let fits = table.fits.unwrap();
+        assert_eq!((fits.rows, fits.fits, fits.twice_does_not), (32, 32, 24), "{fits:?}");
+        assert_eq!((fits.refuted, fits.next_does_not_of_others), (11, 8), "{fits:?}");
+    }
+
+    /// Columns that a table may have: others take the place of what the kind of table says.
+    #[test]
+    fn optional_columns_are_read() {
+        let label = |columns: &str, cells: &str| {
+            let header = "a,h,L,TP,PP,nGPU,gbs,TF_per_GPU";
+            let text = format!("{header},{columns}\n40,5120,48,8,2,64,64,140,{cells}\n");
+            let scored = score("t.csv", &text).map_err(|error| error.to_string())?;
+            Ok::<_, String>((scored.rows[0].label.clone(), scored.rows[0].predicted))
+        };
+        let (_, free) = label("params", "1B").unwrap();
+        let (text, small) = label("params,mbs,VP", "1B,1,3").unwrap();
+        assert!(text.contains("VPP3") && text.contains("micro-batch 1 x 16"), "{text}");
+        assert!(small > free, "{small} {free}");
+        let (_, long) = label("params,s", "1B,8192").unwrap();
+        assert!(long > 1.9 * free, "{long} {free}");
+        let (_, fast) = label("params,gpu", "1B,b200").unwrap();
+        assert!(fast < 0.7 * free, "{fast} {free}");
+        let error = label("params,mbs", "1B,3").unwrap_err();
+        assert!(error.starts_with("t.csv, line 2: gbs of a data-parallel rank"), "{error}");
+        assert!(label("params,kv", "1B,7").unwrap_err().contains("`kv`: expected a divisor of 40"));
     }
 
     /// Neighbouring rows differ by one feature; the bytes between them are a formula's.

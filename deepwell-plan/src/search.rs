@@ -11,6 +11,7 @@ mod accounting;
 mod cluster_plan;
 mod dimension;
 mod machines;
+mod measured;
 mod page;
 mod pictures;
 mod rank_map;
@@ -26,11 +27,13 @@ use crate::memory::stage_memory_estimate;
 use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time, step_time_known};
 use crate::{PlanError, Strategy};
 
-pub(crate) use accounting::fsdp_memory;
 pub use accounting::{Accounting, Count};
 pub use cluster_plan::{ClusterPlan, RunCost, StagePlan};
 pub use dimension::{Dimension, Pin};
 pub use machines::Machines;
+pub use measured::{
+    CopyMeasurement, GemmMeasurement, GpuMeasurement, LinkMeasurement, MachineMeasurements,
+};
 pub use page::explanation;
 pub use pictures::Pictures;
 pub use rank_map::{RankGroup, RankMap};
@@ -107,24 +110,37 @@ const PASSES_MAX: usize = 2_000_000;
 pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     request.check()?;
     let mut fitting: Vec<Candidate> = Vec::new();
+    // With the optimizer on the host, of what does not fit without: nobody has measured it, so that
+    // it is a plan only where there is no other, and else said beside the plan.
+    let mut on_host: Vec<Candidate> = Vec::new();
     let mut dropped: Vec<Dropped> = Vec::new();
     let mut considered = 0;
     let (known, rules) = (LayerTimes::default(), request.step_rules());
     space::for_each(request, &mut |at, reason| {
         considered += 1;
-        match reason.map_or_else(|| memory(request, &at), Err) {
-            Ok(memory_bytes) => {
-                let (shape, machine) = (&request.shape, request.machines.parts());
-                let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
-                let (seconds, bubble) = (time.seconds, time.bubble);
-                fitting.push(Candidate { at, seconds, bubble, memory_bytes });
-            }
+        let predicted = |at: Strategy, memory_bytes: f64| {
+            let (shape, machine) = (&request.shape, request.machines.parts());
+            let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
+            let (seconds, bubble) = (time.seconds, time.bubble);
+            Candidate { at, seconds, bubble, memory_bytes }
+        };
+        let held = reason.map_or_else(|| memory(request, &at), Err);
+        if held == Err(TOO_LARGE) && !at.offload && space::pinned(request, Dimension::Offload, 1) {
+            considered += 1;
+            let at = Strategy { offload: true, ..at };
+            on_host.extend(memory(request, &at).ok().map(|bytes| predicted(at, bytes)));
+        }
+        match held {
+            Ok(memory_bytes) => fitting.push(predicted(at, memory_bytes)),
             Err(reason) => match dropped.iter_mut().find(|known| known.reason == reason) {
                 Some(known) => known.count += 1,
                 None => dropped.push(Dropped { reason, count: 1, example: at }),
             },
         }
     });
+    if fitting.is_empty() {
+        std::mem::swap(&mut fitting, &mut on_host);
+    }
     dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
     fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.at.cmp(&b.at)));
     let count = fitting.len();
@@ -141,8 +157,14 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     let step = simulated.unwrap_or_else(|| request.estimate(&best.at));
     let what_if = Dimension::ALL.into_iter().filter_map(|dimension| {
         let own = dimension.of(&best.at);
-        let other = fitting.iter().find(|candidate| dimension.of(&candidate.at) != own)?;
-        Some((dimension, other.clone()))
+        let other = fitting.iter().find(|candidate| dimension.of(&candidate.at) != own);
+        let other = match dimension {
+            Dimension::Offload => {
+                other.or_else(|| on_host.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)))
+            }
+            _ => other,
+        };
+        Some((dimension, other?.clone()))
     });
     Ok(Found {
         second: fitting.get(1).cloned(),
@@ -157,6 +179,9 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     })
 }
 
+/// Why a plan does not fit.
+const TOO_LARGE: &str = "needs more memory than a GPU has";
+
 /// Bytes of the fullest stage, or why they are too many.
 fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
     let rules = request.memory_rules();
@@ -167,11 +192,7 @@ fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
         bytes = bytes.max(of(fullest));
     }
     bytes += request.outside_bytes;
-    if bytes > request.memory_limit_bytes() {
-        Err("needs more memory than a GPU has")
-    } else {
-        Ok(bytes)
-    }
+    if bytes > request.memory_limit_bytes() { Err(TOO_LARGE) } else { Ok(bytes) }
 }
 
 /// Simulates the best one until it is one that was simulated: then no other is estimated better.

@@ -13,7 +13,7 @@ use crate::collectives::Fabric;
 use crate::gpu_model::GpuModel;
 use crate::memory::StageLayers;
 use crate::schedule::{OpTimes, PipelineSchedule, orders, simulate};
-use crate::{ModelShape, PlanError, Strategy};
+use crate::{LayerSplit, ModelShape, PlanError, Strategy};
 
 use layers::LayerTime;
 pub(crate) use layers::LayerTimes;
@@ -41,8 +41,9 @@ pub struct StepRules {
     pub p2p_blocks: bool,
     /// Bytes read and written for each logit by the loss, forward and backward.
     pub loss_traffic: (f64, f64),
-    /// Shares of the GPU's attention efficiency that the framework's kernels reach.
-    pub attention_share: f64,
+    /// Seconds that the framework's kernels take over those of Deepwell, which efficiencies are
+    /// calibrated on.
+    pub framework: f64,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// Whether linear layers are quantized to FP8.
@@ -63,10 +64,16 @@ impl StepRules {
         p2p_blocks: true,
         // To FP32, maximum, difference, exponential, sum, quotient; scaled and back to BF16.
         loss_traffic: (38.0, 14.0),
-        attention_share: 1.0,
+        framework: 1.0,
         expert_imbalance: 1.0,
         fp8: false,
     };
+
+    /// A step of PyTorch without `torch.compile` over one of Deepwell: llama-1.1b, 8 x 2048 tokens
+    /// in BF16 (`benchmarks/train_h200_2026-11-23.md`).
+    pub const PYTORCH_EAGER: f64 = 1.37;
+    /// The same with `torch.compile`, which fuses memory-bound kernels.
+    pub const PYTORCH_COMPILED: f64 = 1.21;
 
     /// Today's trainers: flash attention, gradients reduced beside the backward pass, half of the
     /// tensor-parallel communication hidden.
@@ -248,8 +255,13 @@ pub(crate) fn step_time_known(
 /// the most to compute and to hold of those between the first and the last.
 pub(crate) fn first_full_stage(shape: &ModelShape, at: &Strategy) -> usize {
     let dense = shape.experts.map_or(0, |experts| experts.dense_layers);
-    let each = shape.layers.div_ceil(at.pp * at.vpp).max(1);
-    dense.div_ceil(each).min(at.pp - 1)
+    // The embedding in the place of a layer is another one that is not full.
+    let (before, ends) = match at.split {
+        LayerSplit::Even => (dense, 0),
+        LayerSplit::Ends => (dense + 1, 2),
+    };
+    let each = (shape.layers + ends).div_ceil(at.pp * at.vpp).max(1);
+    before.div_ceil(each).min(at.pp - 1)
 }
 
 impl Cost<'_> {
@@ -281,7 +293,7 @@ impl Cost<'_> {
 
     fn stage_time(&self, stage: usize) -> OpTimes {
         let (shape, at) = (self.shape, self.at);
-        let held = StageLayers::even(shape.layers, stage, at.pp, at.vpp);
+        let held = StageLayers::of(shape, at, stage);
         let (dense, expert) = held.kinds(shape);
         let mut sum = LayerTime::default();
         let mut add = |count: usize, layer: usize| {
@@ -336,7 +348,7 @@ mod tests {
     #[test]
     fn steps_are_near_those_measured() {
         let gpu = GpuModel::h200();
-        let fabric = Fabric { generation: Generation::Hopper, domain_gpus: 1, nic_gbps: 50.0 };
+        let fabric = Fabric::new(Generation::Hopper, 1, 50.0);
         let rows = [
             ("llama-1.1b", 8, 2048, false, 219.5),
             ("llama-1.1b", 8, 2048, true, 175.7),

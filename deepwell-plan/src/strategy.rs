@@ -34,6 +34,33 @@ impl ActivationRecompute {
     }
 }
 
+/// How the layers of a model are divided over pipeline stages.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum LayerSplit {
+    /// In equal parts; the first chunks take what is left over.
+    #[default]
+    Even,
+    /// With the embedding and the head as a layer each, so that the first and the last stage have
+    /// fewer (`--account-for-embedding-in-pipeline-split` and `-loss-` of Megatron-LM).
+    Ends,
+}
+
+impl LayerSplit {
+    /// All of them.
+    pub const ALL: [LayerSplit; 2] = [LayerSplit::Even, LayerSplit::Ends];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LayerSplit::Even => "even",
+            LayerSplit::Ends => "ends",
+        }
+    }
+}
+
 /// How a model is divided over GPUs, and in which order a step runs.
 ///
 /// Attention's grid is `tp` x `cp` x `dp`, that of the experts `etp` x `ep` x the rest of the same
@@ -67,6 +94,12 @@ pub struct Strategy {
     pub micro_batches: usize,
     /// What the backward computes again.
     pub recompute: ActivationRecompute,
+    /// How layers are divided over stages.
+    #[serde(default)]
+    pub split: LayerSplit,
+    /// Whether master weights and moments are on the host, which updates them.
+    #[serde(default)]
+    pub offload: bool,
 }
 
 impl Strategy {
@@ -85,6 +118,8 @@ impl Strategy {
         micro_batch: 1,
         micro_batches: 1,
         recompute: ActivationRecompute::None,
+        split: LayerSplit::Even,
+        offload: false,
     };
 
     /// GPUs.
@@ -117,6 +152,14 @@ impl Strategy {
         if self.vpp > 1 {
             let expected = "1, as more are not there yet";
             return refuse("model chunks of a stage", expected, self.vpp.to_string());
+        }
+        if self.pp > 1 && self.schedule != PipelineSchedule::OneFOneB {
+            let expected = "1f1b, as gradients of inputs and of weights are one body";
+            return refuse("schedule", expected, self.schedule.to_string());
+        }
+        if self.offload {
+            let expected = "the GPU, as an optimizer on the host is not there yet";
+            return refuse("place of the optimizer", expected, "the host".to_string());
         }
         if self.ep > 1 && self.etp != self.tp {
             let expected = "as many as tensor-parallel ranks: experts are not folded yet";
@@ -151,6 +194,9 @@ impl fmt::Display for Strategy {
                 write!(f, " VPP{}", self.vpp)?;
             }
             write!(f, " {}", self.schedule)?;
+            if self.split == LayerSplit::Ends {
+                f.write_str(" ends as layers")?;
+            }
         }
         if self.cp > 1 {
             write!(f, " CP{}", self.cp)?;
@@ -169,7 +215,8 @@ impl fmt::Display for Strategy {
             self.micro_batch,
             self.micro_batches,
             self.recompute.name()
-        )
+        )?;
+        if self.offload { f.write_str(" optimizer on the host") } else { Ok(()) }
     }
 }
 
@@ -192,6 +239,9 @@ mod tests {
         check(Strategy { zero: 3, ..dp }, Err("ZeRO stage: expected 0, or 1"));
         check(Strategy { cp: 2, ..dp }, Err("context-parallel ranks: expected 1"));
         check(Strategy { pp: 2, vpp: 2, ..dp }, Err("model chunks of a stage: expected 1"));
+        let stages = Strategy { pp: 2, schedule: PipelineSchedule::ZbH1, ..dp };
+        check(stages, Err("schedule: expected 1f1b"));
+        check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));
         check(Strategy { tp: 2, ep: 4, ..dp }, Err("experts are not folded yet, got 1"));
     }
 }

@@ -66,7 +66,7 @@ impl StageMemory {
             };
             let host = match phase {
                 Phase::Checkpoint => self.host,
-                _ => self.host_batches,
+                _ => self.host_batches + self.host_optimizer,
             };
             PhaseMemory { phase, allocated, reserved, outside: self.outside, host }
         })
@@ -89,6 +89,7 @@ mod tests {
             workspace: gb,
             outside: 3.0 * gb,
             host_batches: 0.1 * gb,
+            host_optimizer: 0.0,
             host: 14.1 * gb,
         };
         let phases = memory.phases();

@@ -5,7 +5,7 @@ use super::time::gpu_of;
 use super::{FitCounts, Scored, ScoredRow};
 use crate::collectives::{Fabric, Generation};
 use crate::gpu_model::GpuModel;
-use crate::search::fsdp_memory;
+use crate::memory::{AttentionKernel, OUTSIDE_BYTES, fsdp_memory};
 use crate::step_time::{StepRules, step_time};
 use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
@@ -13,6 +13,9 @@ use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 pub(super) const COLUMNS: [&str; 6] = ["model", "seq", "nGPU", "mbs", "tok_s_gpu", "shard"];
 
 const VOCAB: usize = 50368;
+/// What the driver keeps of a GPU's memory: an H100 of 81,559 MiB has 79.11 GiB for those who
+/// allocate (vllm-project/vllm#27508).
+const DRIVER_BYTES: f64 = 81_559.0 * 1_048_576.0 - 79.11 * 1_073_741_824.0;
 
 /// Sizes of MPT: name, layers, hidden size, heads.
 const MPT: [(&str, usize, usize, usize); 6] = [
@@ -31,10 +34,11 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
     scored.ranks = true;
     scored.larger_is_better = true;
     let mut fits = FitCounts::default();
+    let mut runs: Vec<(Run, f64)> = Vec::new();
     for row in table.rows() {
         let run = Run::of(&row)?;
         let time = run.tokens_per_s(&row)?;
-        let group = format!("{} on {} GPUs or any", row.text("model"), row.text("gpu"));
+        let group = format!("{} on {}", row.text("model"), run.gpu.name);
         let label = format!(
             "{} seq{} {}GPU mbs{} {}",
             row.text("model"),
@@ -45,12 +49,20 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
         );
         let measured = row.positive("tok_s_gpu")?;
         let mut scored_row = ScoredRow::new(row.line, label, &group, time, measured);
-        let (this, next) = (run.bytes(&row, 0)?, run.bytes(&row, 1)?);
+        let (this, next) = (run.bytes(run.at.micro_batch), run.bytes(run.at.micro_batch + 1));
+        let limit = run.limit_bytes();
         fits.rows += 1;
-        fits.fits += usize::from(this <= run.gpu.memory_bytes);
-        fits.next_does_not += usize::from(next > run.gpu.memory_bytes);
+        fits.fits += usize::from(this <= limit);
+        fits.next_does_not += usize::from(next > limit);
+        fits.twice_does_not += usize::from(run.bytes(2 * run.at.micro_batch) > limit);
         scored_row.memory_gb = Some((this / 1e9, next / 1e9));
         scored.rows.push(scored_row);
+        runs.push((run, next));
+    }
+    for (run, next) in &runs {
+        let is_refuted = runs.iter().any(|(other, _)| other.shows_room_for_more_than(run));
+        fits.refuted += usize::from(is_refuted);
+        fits.next_does_not_of_others += usize::from(!is_refuted && *next > run.limit_bytes());
     }
     scored.fits = Some(fits);
     Ok(scored)
@@ -107,14 +119,13 @@ impl Run {
     fn tokens_per_s(&self, row: &Row<'_>) -> Result<f64, PlanError> {
         let (generation, domain_gpus) = (self.gpu.generation, 8);
         let nic_gbps = if generation == Generation::Ampere { 25.0 } else { 50.0 };
-        let fabric = Fabric { generation, domain_gpus, nic_gbps };
+        let fabric = Fabric::new(generation, domain_gpus, nic_gbps);
         let fp8 = row.text("prec").contains("fp8");
-        // FlashAttention 2 reaches 35 % of an H100 (arXiv 2407.08608), where cuDNN's reaches 45;
-        // the loss is one kernel each way.
+        // PyTorch without `torch.compile`; the loss is one kernel each way.
         let rules = StepRules {
             gradient_bytes: 2.0,
             fp8,
-            attention_share: 0.35 / 0.45,
+            framework: StepRules::PYTORCH_EAGER,
             loss_traffic: (8.0, 6.0),
             ..StepRules::MODERN
         };
@@ -122,11 +133,27 @@ impl Run {
         Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)
     }
 
-    /// Bytes on a GPU with the micro-batch larger by `more`, context and NCCL included.
-    fn bytes(&self, row: &Row<'_>, more: usize) -> Result<f64, PlanError> {
-        let at = Strategy { micro_batch: self.at.micro_batch + more, ..self.at };
-        let memory = fsdp_memory(&self.shape, &at, self.seq);
-        let memory = memory.map_err(|error| row.refuse(error.to_string()))?;
-        Ok(memory.allocated() + 2e9)
+    /// Bytes on a GPU with this micro-batch, context and NCCL included. MPT pads the output of its
+    /// attention kernel, which is another copy.
+    fn bytes(&self, micro_batch: usize) -> f64 {
+        let at = Strategy { micro_batch, ..self.at };
+        let copies = AttentionKernel::FusedWithCopy;
+        fsdp_memory(&self.shape, &at, self.seq, copies).allocated() + OUTSIDE_BYTES
+    }
+
+    /// Bytes that can be allocated.
+    fn limit_bytes(&self) -> f64 {
+        self.gpu.memory_bytes - DRIVER_BYTES
+    }
+
+    /// Whether this run had as many tokens in a micro-batch as one sequence more of `other` would,
+    /// on no more GPUs: then the micro-batch of `other` is not the largest that fits.
+    fn shows_room_for_more_than(&self, other: &Run) -> bool {
+        let (own, others) = (&self.at, &other.at);
+        self.shape.layers == other.shape.layers
+            && self.gpu == other.gpu
+            && (own.zero, own.recompute) == (others.zero, others.recompute)
+            && own.dp <= others.dp
+            && self.seq * own.micro_batch >= other.seq * (others.micro_batch + 1)
     }
 }

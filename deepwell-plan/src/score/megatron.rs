@@ -234,6 +234,7 @@ fn rules(row: &Row<'_>, flags: &Flags<'_>, case: &str) -> Result<MemoryRules, Pl
         mlp: listed(text, "mlp"),
         norms: listed(text, "layernorm"),
         mla_up: listed(text, "mla_up_proj"),
+        activation: false,
     });
     let base = MemoryRules::megatron();
     Ok(MemoryRules {

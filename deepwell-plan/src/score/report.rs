@@ -73,8 +73,17 @@ impl fmt::Display for Scored {
         if let Some(fits) = self.fits {
             writeln!(
                 f,
-                "  micro-batch    fits in {} of {}, one more does not in {}",
-                fits.fits, fits.rows, fits.next_does_not
+                "  micro-batch    fits in {} of {}; one sequence more does not in {}, twice as \
+                 many in {}",
+                fits.fits, fits.rows, fits.next_does_not, fits.twice_does_not
+            )?;
+            writeln!(
+                f,
+                "                 in {} rows the table itself shows that more fits; of the other \
+                 {} one more does not in {}",
+                fits.refuted,
+                fits.rows - fits.refuted,
+                fits.next_does_not_of_others
             )?;
         }
         if !self.published.is_empty() {

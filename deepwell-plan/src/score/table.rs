@@ -31,6 +31,12 @@ impl Table {
         };
         let header = header.trim_start_matches('\u{feff}');
         let columns = split(header).map_err(|what| refuse(header_line, what))?;
+        for (at, column) in columns.iter().enumerate() {
+            if !column.is_empty() && columns[..at].contains(column) {
+                let what = format!("expected each column once, got `{column}` twice");
+                return Err(refuse(header_line, what));
+            }
+        }
         let mut rows = Vec::new();
         for (line, text) in lines {
             let cells = split(text).map_err(|what| refuse(line, what))?;
@@ -172,6 +178,7 @@ mod tests {
         check("a,b\n", Err((2, "expected a row")));
         check("a,b\n1,2\n1\n", Err((3, "expected 2 columns, got 1")));
         check("a,b\n1,\"2\n", Err((2, "closing")));
+        check("# source\na,b, a\n1,2,3\n", Err((2, "`a` twice")));
     }
 
     #[test]

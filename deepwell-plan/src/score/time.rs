@@ -25,7 +25,7 @@ const A100_SEQ: usize = 2048;
 const A100_VOCAB: usize = 51200;
 
 fn a100_fabric() -> Fabric {
-    Fabric { generation: Generation::Ampere, domain_gpus: 8, nic_gbps: 25.0 }
+    Fabric::new(Generation::Ampere, 8, 25.0)
 }
 
 /// The GPU of a row: by its column `gpu`, where it has one.
@@ -40,13 +40,45 @@ pub(super) fn gpu_of(row: &Row<'_>, default: fn() -> GpuModel) -> Result<GpuMode
     })
 }
 
+/// The network of the table, or that of NVIDIA's own systems where a row names a GPU of another
+/// generation.
+fn fabric_of(gpu: &GpuModel, table: Fabric) -> Fabric {
+    if gpu.generation == table.generation {
+        table
+    } else {
+        Fabric::new(gpu.generation, gpu.domain_gpus, gpu.nic_gbps)
+    }
+}
+
+/// Tokens of a sequence, by one of the two names of the column.
+fn seq_of(row: &Row<'_>, default: usize) -> Result<usize, PlanError> {
+    let default = row.size_or("s", default)?;
+    row.size_or("seq", default)
+}
+
+/// Chunks of a stage where the table has them, by any of the names of the column.
+fn chunks_of(row: &Row<'_>) -> Result<Option<usize>, PlanError> {
+    for column in ["VP", "VPP", "interleave"] {
+        if !row.text(column).is_empty() {
+            return row.size(column).map(Some);
+        }
+    }
+    Ok(None)
+}
+
 fn gpt(row: &Row<'_>, seq: usize, vocab: usize) -> Result<ModelShape, PlanError> {
     let (layers, hidden, heads) = (row.size("L")?, row.size("h")?, row.size("a")?);
     if !hidden.is_multiple_of(heads) {
         return Err(row.refuse(format!("`h`: expected a multiple of {heads} heads, got {hidden}")));
     }
     let vocab = row.size_or("V", vocab)?;
-    Ok(ModelShape::gpt(layers, hidden, heads, vocab, seq))
+    let kv_heads = row.size_or("kv", heads)?;
+    if !heads.is_multiple_of(kv_heads) {
+        let what = format!("`kv`: expected a divisor of {heads} heads, got {kv_heads}");
+        return Err(row.refuse(what));
+    }
+    let ffn = row.size_or("ffn", 4 * hidden)?;
+    Ok(ModelShape { kv_heads, ffn, ..ModelShape::gpt(layers, hidden, heads, vocab, seq) })
 }
 
 /// Checks what every pipeline needs of a row: stages that have layers.
@@ -66,7 +98,8 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
     scored.published = "Calculon: 3.65 % average, 8.87 % at most, with the next table";
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::a100)?;
-        let shape = gpt(&row, A100_SEQ, A100_VOCAB)?;
+        let seq = seq_of(&row, A100_SEQ)?;
+        let shape = gpt(&row, seq, A100_VOCAB)?;
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let micro_batch = row.size("mbs")?;
@@ -77,7 +110,7 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
             dp,
             micro_batch,
             micro_batches,
-            vpp: row.size_or("interleave", 1)?,
+            vpp: chunks_of(&row)?.unwrap_or(1),
             ..Strategy::SINGLE
         };
         stages_fit(&row, &shape, &base)?;
@@ -89,7 +122,8 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
             let Some(measured) = row.number(column)? else { continue };
             let at = Strategy { sp, recompute, ..base };
             let rules = &StepRules::MEGATRON_2021;
-            let time = step_time(&shape, &at, &gpu, &a100_fabric(), rules, A100_SEQ);
+            let fabric = fabric_of(&gpu, a100_fabric());
+            let time = step_time(&shape, &at, &gpu, &fabric, rules, seq);
             let time = time.map_err(|error| row.refuse(error.to_string()))?;
             let label = format!("{} {}", row.text("model"), recompute.name());
             let group = recompute.name();
@@ -99,7 +133,7 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
     Ok(scored)
 }
 
-/// The micro-batch and chunks of the least predicted time that fit: the table does not have them.
+/// The micro-batch and chunks of the row, else those of the least predicted time that fit.
 fn chosen(
     row: &Row<'_>,
     shape: &ModelShape,
@@ -113,8 +147,17 @@ fn chosen(
     stages_fit(row, shape, &Strategy { micro_batches: per_rank, ..*base })?;
     let mut best: Option<(Strategy, f64)> = None;
     let mut first_error = None;
-    for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
-        for vpp in 1..=if base.pp > 1 { 8 } else { 1 } {
+    let given = (row.size_or("mbs", 0)?, chunks_of(row)?);
+    if given.0 > 0 {
+        row.share("gbs of a data-parallel rank", per_rank, given.0)?;
+    }
+    let sizes = if given.0 > 0 { vec![given.0] } else { vec![1, 2, 4, 8, 16] };
+    let chunks = match given.1 {
+        Some(vpp) => vpp..=vpp,
+        None => 1..=if base.pp > 1 { 8 } else { 1 },
+    };
+    for micro_batch in sizes.into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
+        for vpp in chunks.clone() {
             let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
             if vpp > 1 && !shape.layers.is_multiple_of(at.pp * vpp) {
                 continue;
@@ -122,7 +165,8 @@ fn chosen(
             let Ok(orders) = orders(at.schedule, at.pp, at.micro_batches, vpp) else { continue };
             let layers = StageLayers::even(shape.layers, 0, at.pp, vpp);
             let memory = stage_memory(shape, &at, rules.1, seq, &layers, &orders[0]);
-            if memory.allocated() > 0.9 * gpu.memory_bytes && (micro_batch, vpp) != (1, 1) {
+            let is_choice = given.0 == 0 && (micro_batch, vpp) != (1, 1);
+            if memory.allocated() > 0.9 * gpu.memory_bytes && is_choice {
                 continue;
             }
             match step_time(shape, &at, gpu, fabric, rules.0, seq) {
@@ -145,45 +189,49 @@ pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
     scored.published = "Calculon: 3.65 % average, 8.87 % at most, with the table before";
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::a100)?;
-        let shape = gpt(&row, A100_SEQ, A100_VOCAB)?;
+        let seq = seq_of(&row, A100_SEQ)?;
+        let shape = gpt(&row, seq, A100_VOCAB)?;
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base =
             Strategy { tp, pp, dp, recompute: ActivationRecompute::Full, ..Strategy::SINGLE };
         let memory = MemoryRules { attention: AttentionKernel::Unfused, ..MemoryRules::megatron() };
         let rules = (&StepRules::MEGATRON_2021, &memory);
-        let (at, time) = chosen(&row, &shape, &base, &gpu, &a100_fabric(), rules, A100_SEQ)?;
-        let measured = sc21_seconds(&row, &shape)?;
+        let fabric = fabric_of(&gpu, a100_fabric());
+        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
+        let measured = sc21_seconds(&row, &shape, seq)?;
         let label = format!("{}B {at}", row.text("params_B"));
         scored.rows.push(ScoredRow::new(row.line, label, "sc21", time, measured));
     }
-    scored
-        .notes
-        .push("micro-batch and interleaving are not in the table: those of least time".into());
+    scored.notes.push(
+        "where micro-batch and interleaving are not in the table: those of least time".into(),
+    );
     Ok(scored)
 }
 
 /// Seconds behind the paper's FLOP/s of a GPU, which count recomputation.
-fn sc21_seconds(row: &Row<'_>, shape: &ModelShape) -> Result<f64, PlanError> {
+fn sc21_seconds(row: &Row<'_>, shape: &ModelShape, seq: usize) -> Result<f64, PlanError> {
     let (layers, hidden) = (shape.layers as f64, shape.hidden as f64);
-    let tokens = (row.size("gbs")? * A100_SEQ) as f64;
-    let rest = A100_SEQ as f64 / (6.0 * hidden) + shape.vocab as f64 / (16.0 * layers * hidden);
+    let tokens = (row.size("gbs")? * seq) as f64;
+    let rest = seq as f64 / (6.0 * hidden) + shape.vocab as f64 / (16.0 * layers * hidden);
     let flops = 96.0 * tokens * layers * hidden * hidden * (1.0 + rest);
     Ok(flops / row.positive("TF_per_GPU")? / 1e12 / row.size("nGPU")? as f64)
 }
 
 pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
     let mut scored = Scored::new("step time, Megatron-Core weak scaling", "s", false);
-    let (seq, vocab) = (4096, 131_072);
-    let fabric = Fabric { generation: Generation::Hopper, domain_gpus: 8, nic_gbps: 50.0 };
+    let own = Fabric::new(Generation::Hopper, 8, 50.0);
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::h100)?;
-        let shape = ModelShape { tied: false, ..gpt(&row, seq, vocab)? };
+        let fabric = fabric_of(&gpu, own);
+        let seq = seq_of(&row, 4096)?;
+        let shape = ModelShape { tied: false, ..gpt(&row, seq, 131_072)? };
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base = Strategy { tp, pp, dp, sp: tp > 1, zero: 1, ..Strategy::SINGLE };
-        let rules =
-            (&StepRules::MODERN, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
+        // Transformer Engine's kernels are fused: as PyTorch's are by `torch.compile`.
+        let step = StepRules { framework: StepRules::PYTORCH_COMPILED, ..StepRules::MODERN };
+        let rules = (&step, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
         let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
         let tokens = (row.size("gbs")? * seq) as f64;
         let flops = shape.model_flops(tokens, seq);
@@ -191,9 +239,9 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let label = format!("{} {at}", row.text("params"));
         scored.rows.push(ScoredRow::new(row.line, label, "h100", time, measured));
     }
-    scored
-        .notes
-        .push("micro-batch and interleaving are not in the table: those of least time".into());
+    scored.notes.push(
+        "where micro-batch and interleaving are not in the table: those of least time".into(),
+    );
     Ok(scored)
 }
 
@@ -240,9 +288,10 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
         stages_fit(&row, &shape, &at)?;
         let half = StepRules { gradient_bytes: 2.0, ..StepRules::MEGATRON_2021 };
         let rules = if scheme == "zero3" { half } else { StepRules::MEGATRON_2021 };
-        let time = step_time(&shape, &at, &gpu, &a100_fabric(), &rules, A100_SEQ);
+        let fabric = fabric_of(&gpu, a100_fabric());
+        let time = step_time(&shape, &at, &gpu, &fabric, &rules, A100_SEQ);
         let time = time.map_err(|error| row.refuse(error.to_string()))?;
-        let measured = sc21_seconds(&row, &shape)?;
+        let measured = sc21_seconds(&row, &shape, A100_SEQ)?;
         let label = format!("{scheme} {billions}B {gpus} GPUs");
         let group = if scheme == "zero3" { "zero3" } else { "ptd" };
         scored.rows.push(ScoredRow::new(row.line, label, group, time.seconds, measured));
@@ -255,10 +304,11 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
     scored.published = "vTrain: 14.7 % over several nodes; regret: nobody";
     scored.ranks = true;
     // 800 Gbit/s of a node for its eight GPUs.
-    let fabric = Fabric { nic_gbps: 12.5, ..a100_fabric() };
+    let own = Fabric { nic_gbps: 12.5, ..a100_fabric() };
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::a100)?;
-        let seq = row.size_or("seq", A100_SEQ)?;
+        let fabric = fabric_of(&gpu, own);
+        let seq = seq_of(&row, A100_SEQ)?;
         let shape = gpt(&row, seq, A100_VOCAB)?;
         let (tp, dp, pp) = (row.size("TP")?, row.size("DP")?, row.size("PP")?);
         if tp * dp * pp != row.size_or("nGPU", tp * dp * pp)? {
@@ -272,6 +322,7 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
             dp,
             micro_batch,
             micro_batches,
+            vpp: chunks_of(&row)?.unwrap_or(1),
             recompute: ActivationRecompute::Full,
             ..Strategy::SINGLE
         };
@@ -279,8 +330,13 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
         let rules = &StepRules::MEGATRON_2021;
         let time = step_time(&shape, &at, &gpu, &fabric, rules, seq);
         let time = time.map_err(|error| row.refuse(error.to_string()))?;
-        let label = format!("{}B TP{tp} DP{dp} PP{pp} mbs{micro_batch}", row.text("params_B"));
-        let group = format!("{}B on {}", row.text("params_B"), row.text("nGPU"));
+        let size = match row.text("params_B") {
+            "" => format!("{:.1}", shape.parameters() / 1e9),
+            size => size.to_string(),
+        };
+        let label = format!("{size}B TP{tp} DP{dp} PP{pp} mbs{micro_batch}");
+        // Plans of one model and batch on as many GPUs are alternatives of each other.
+        let group = format!("{size}B on {}", tp * dp * pp);
         let measured = row.positive("iter_ms")? / 1e3;
         scored.rows.push(ScoredRow::new(row.line, label, &group, time.seconds, measured));
     }

@@ -6,9 +6,11 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::ClusterPlan;
-use crate::memory::{MemoryRules, StageLayers, StageMemory, layer_activation_bytes, stage_memory};
+use crate::memory::{
+    AttentionKernel, MemoryRules, StageLayers, StageMemory, fsdp_memory, stage_memory,
+};
 use crate::schedule::orders;
-use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
+use crate::{ModelShape, PlanError, Strategy};
 
 /// Whose way of counting memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -66,13 +68,17 @@ impl Count {
                     got: at.to_string(),
                 });
             }
-            let stages = vec![fsdp_memory(model, at, *seq)?];
+            let stages = vec![fsdp_memory(model, at, *seq, AttentionKernel::Flash)];
             return Ok(Count { accounting, stages, theoretical: None });
         }
-        let rules = MemoryRules { dropout: false, ..MemoryRules::megatron() };
+        let rules = MemoryRules {
+            dropout: false,
+            selective: MemoryRules::lean().selective,
+            ..MemoryRules::megatron()
+        };
         let orders = orders(at.schedule, at.pp, at.micro_batches, at.vpp)?;
         let of_stage = |(stage, order): (usize, &Vec<_>)| {
-            let layers = StageLayers::even(model.layers, stage, at.pp, at.vpp);
+            let layers = StageLayers::of(model, at, stage);
             stage_memory(model, at, &rules, *seq, &layers, order)
         };
         let stages: Vec<StageMemory> = orders.iter().enumerate().map(of_stage).collect();
@@ -100,36 +106,6 @@ fn theoretical_activations(shape: &ModelShape, at: &Strategy, seq: usize) -> f64
         bytes += tokens * hidden * 4.0 * (1.0 + shape.vocab as f64 / hidden);
     }
     bytes / tp
-}
-
-/// Memory of a rank under PyTorch's FSDP: FP32 parameters, gradients and two moments, 16 bytes, and
-/// BF16 parameters gathered layer by layer.
-///
-/// # Errors
-/// A schedule that the degrees do not allow.
-pub(crate) fn fsdp_memory(
-    shape: &ModelShape,
-    at: &Strategy,
-    seq: usize,
-) -> Result<StageMemory, PlanError> {
-    let rules = MemoryRules {
-        parameter_bytes: if at.zero >= 3 { 4.0 } else { 6.0 },
-        gradient_bytes: 4.0,
-        optimizer_bytes: 8.0,
-        // BF16 logits, the FP32 copy of the loss, and its gradient.
-        logit_bytes: 10.0,
-        workspace_bytes: 64.0 * (1u64 << 20) as f64,
-        ..MemoryRules::lean()
-    };
-    let layers = StageLayers::even(shape.layers, 0, 1, 1);
-    let order = orders(at.schedule, 1, 1, 1)?;
-    let mut memory = stage_memory(shape, at, &rules, seq, &layers, &order[0]);
-    if at.recompute == ActivationRecompute::Full {
-        // One layer is there in full while its backward runs.
-        let whole = Strategy { recompute: ActivationRecompute::None, ..*at };
-        memory.activations += layer_activation_bytes(shape, &whole, &rules, seq, 0);
-    }
-    Ok(memory)
 }
 
 impl fmt::Display for Count {

@@ -67,6 +67,9 @@ pub struct ClusterPlan {
     pub tokens_per_s: f64,
     /// The model's own FLOPs over the peak of the precision, 0 to 1.
     pub mfu: f64,
+    /// Rows of the busiest expert rank over the mean, as the step's time takes it.
+    #[serde(default = "balanced")]
+    pub expert_imbalance: f64,
     /// Bytes of a GPU that may be used.
     pub memory_limit_bytes: f64,
     /// Each stage.
@@ -79,6 +82,10 @@ pub struct ClusterPlan {
     pub not_run_yet: Option<String>,
     /// What to look at.
     pub warnings: Vec<String>,
+}
+
+fn balanced() -> f64 {
+    1.0
 }
 
 impl ClusterPlan {
@@ -112,6 +119,7 @@ impl ClusterPlan {
             strategy: at,
             mfu: flops / step.seconds / gpus / peak,
             tokens_per_s,
+            expert_imbalance: request.step_rules().expert_imbalance,
             memory_limit_bytes: request.memory_limit_bytes(),
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),
@@ -158,7 +166,7 @@ fn stages(request: &SearchRequest, at: &Strategy) -> Result<Vec<StagePlan>, Plan
     let ranks = at.gpus() / at.pp;
     let node = request.machines.node_gpus.max(1);
     let of_stage = |stage: usize| {
-        let layers = StageLayers::even(request.shape.layers, stage, at.pp, at.vpp);
+        let layers = StageLayers::of(&request.shape, at, stage);
         let rules = request.memory_rules();
         let (shape, seq) = (&request.shape, request.seq);
         let memory = match orders.get(stage) {

@@ -18,8 +18,12 @@ pub enum Dimension {
     Vpp,
     /// Schedule, by its place in [`PipelineSchedule::ALL`].
     Schedule,
+    /// How layers are divided over stages, by its place in [`crate::LayerSplit::ALL`].
+    Split,
     /// Tensor-parallel ranks.
     Tp,
+    /// Whether the tensor-parallel ranks divide the sequence between the GEMMs.
+    Sp,
     /// Context-parallel ranks.
     Cp,
     /// Expert-parallel ranks.
@@ -34,17 +38,21 @@ pub enum Dimension {
     Mbs,
     /// Recomputation: 0 none, 1 selective, 2 full.
     Recompute,
+    /// Whether the optimizer is on the host.
+    Offload,
     /// GPUs.
     Gpus,
 }
 
 impl Dimension {
     /// All of them.
-    pub const ALL: [Dimension; 12] = [
+    pub const ALL: [Dimension; 15] = [
         Dimension::Pp,
         Dimension::Vpp,
         Dimension::Schedule,
+        Dimension::Split,
         Dimension::Tp,
+        Dimension::Sp,
         Dimension::Cp,
         Dimension::Ep,
         Dimension::Etp,
@@ -52,6 +60,7 @@ impl Dimension {
         Dimension::Zero,
         Dimension::Mbs,
         Dimension::Recompute,
+        Dimension::Offload,
         Dimension::Gpus,
     ];
 
@@ -61,7 +70,9 @@ impl Dimension {
             Dimension::Pp => "pp",
             Dimension::Vpp => "vpp",
             Dimension::Schedule => "schedule",
+            Dimension::Split => "split",
             Dimension::Tp => "tp",
+            Dimension::Sp => "sp",
             Dimension::Cp => "cp",
             Dimension::Ep => "ep",
             Dimension::Etp => "etp",
@@ -69,6 +80,7 @@ impl Dimension {
             Dimension::Zero => "zero",
             Dimension::Mbs => "mbs",
             Dimension::Recompute => "recompute",
+            Dimension::Offload => "offload",
             Dimension::Gpus => "gpus",
         }
     }
@@ -79,7 +91,9 @@ impl Dimension {
             Dimension::Pp => at.pp,
             Dimension::Vpp => at.vpp,
             Dimension::Schedule => at.schedule as usize,
+            Dimension::Split => at.split as usize,
             Dimension::Tp => at.tp,
+            Dimension::Sp => usize::from(at.sp),
             Dimension::Cp => at.cp,
             Dimension::Ep => at.ep,
             Dimension::Etp => at.etp,
@@ -87,6 +101,7 @@ impl Dimension {
             Dimension::Zero => usize::from(at.zero),
             Dimension::Mbs => at.micro_batch,
             Dimension::Recompute => at.recompute as usize,
+            Dimension::Offload => usize::from(at.offload),
             Dimension::Gpus => at.gpus(),
         }
     }
@@ -96,6 +111,7 @@ impl Dimension {
         match self {
             Dimension::Schedule => at.schedule.name().to_string(),
             Dimension::Recompute => at.recompute.name().to_string(),
+            Dimension::Split => at.split.name().to_string(),
             _ => self.of(at).to_string(),
         }
     }
@@ -134,12 +150,12 @@ impl Pin {
         }
         let without = match text {
             "pp" | "vpp" | "tp" | "cp" | "ep" | "etp" | "dp" => 1,
-            "zero" | "recompute" => 0,
+            "zero" | "recompute" | "split" | "sp" | "offload" => 0,
             _ => {
                 return Err(PlanError::Request {
                     what: "dimension to forbid",
-                    expected: "pp, vpp, tp, cp, ep, etp, dp, zero or recompute, or a value of any \
-                               dimension such as schedule=zb-h2"
+                    expected: "pp, vpp, split, tp, sp, cp, ep, etp, dp, zero, recompute or \
+                               offload, or a value of any dimension such as schedule=zb-h2"
                         .to_string(),
                     got: format!("`{text}`"),
                 });
@@ -168,6 +184,8 @@ impl FromStr for Pin {
         let dimension = dimension.ok_or_else(wrong)?;
         let value = match (dimension, value.trim()) {
             (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
+            (Dimension::Split, "even") => 0,
+            (Dimension::Split, "ends") => 1,
             (Dimension::Recompute, "none") => 0,
             (Dimension::Recompute, "selective") => 1,
             (Dimension::Recompute, "full") => 2,

@@ -36,7 +36,7 @@ impl Machines {
             gpu,
             gpus,
             node_gpus: node_gpus.min(gpus.max(1)),
-            fabric: Fabric { generation, domain_gpus, nic_gbps },
+            fabric: Fabric::new(generation, domain_gpus, nic_gbps),
             rails: node_gpus,
             price_per_gpu_hour: None,
         }
@@ -73,11 +73,8 @@ impl Machines {
         let Some(domain) = nodes.nvlink_domain_gpus().or((gpus.len() == 1).then_some(1)) else {
             return Err(refuse("GPUs joined by NVLink", format!("{} on PCIe", first.name)));
         };
-        let fabric = Fabric {
-            generation: gpu.generation,
-            domain_gpus: domain as usize,
-            nic_gbps: nodes.network_gbps_per_gpu().unwrap_or(0.0),
-        };
+        let nic_gbps = nodes.network_gbps_per_gpu().unwrap_or(0.0);
+        let fabric = Fabric::new(gpu.generation, domain as usize, nic_gbps);
         if nodes.count * gpus.len() as u32 > domain && fabric.nic_gbps <= 0.0 {
             let expected = "NICs with a rate, as nodes have to reach each other";
             return Err(refuse(expected, format!("{} nodes without", nodes.count)));

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use super::{Candidate, ClusterPlan, Found, SearchRequest, StagePlan, WhatIf};
 use crate::Strategy;
+use crate::memory::layout;
 
 /// Rows of the front that are shown for each number of GPUs.
 const FRONT_MAX: usize = 6;
@@ -102,6 +103,13 @@ impl ClusterPlan {
         let domain = counted(fabric.domain_gpus.min(gpus), "GPU");
         writeln!(f, "  machines      NVLink domains of {domain}{network}")?;
         writeln!(f, "  efficiencies  {}", machines.gpu.calibration)?;
+        if at.pp > 1 {
+            writeln!(f, "  layout        {}", layout(model, at))?;
+        }
+        if model.experts.is_some() {
+            let times = self.expert_imbalance;
+            writeln!(f, "  experts       the busiest rank has {times} times the mean of rows")?;
+        }
         match &self.not_run_yet {
             Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}"),
             None => writeln!(f, "  the trainer   runs this plan"),
@@ -201,7 +209,11 @@ pub fn explanation(found: &Found, numbers: &[WhatIf]) -> String {
 }
 
 fn slower(found: &Found, other: &Candidate) -> String {
-    format!("{:.2} % slower", 100.0 * (other.seconds / found.best.seconds - 1.0))
+    let percent = 100.0 * (other.seconds / found.best.seconds - 1.0);
+    match percent < -0.005 {
+        true => format!("{:.2} % faster", -percent),
+        false => format!("{:.2} % slower", percent.abs()),
+    }
 }
 
 fn write_explanation(text: &mut String, found: &Found, numbers: &[WhatIf]) -> fmt::Result {
@@ -230,7 +242,7 @@ fn write_explanation(text: &mut String, found: &Found, numbers: &[WhatIf]) -> fm
     writeln!(text, "\nbest with one dimension at another value")?;
     for (dimension, other) in &found.what_if {
         let pin = format!("{dimension}={}", dimension.text_of(&other.at));
-        writeln!(text, "  {pin:<18} {:>14}  {}", slower(found, other), other.at)?;
+        writeln!(text, "  {pin:<20} {:>14}  {}", slower(found, other), other.at)?;
     }
     if !numbers.is_empty() {
         writeln!(text, "\nbest with one other number: time for a token, plan")?;

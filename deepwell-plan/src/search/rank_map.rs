@@ -29,6 +29,9 @@ pub struct RankGroup {
     pub domains: usize,
     /// Nodes that it reaches into.
     pub nodes: usize,
+    /// Rails that its ranks are on.
+    #[serde(default)]
+    pub rails: usize,
 }
 
 impl RankGroup {
@@ -112,6 +115,10 @@ impl RankMap {
                 let per = (ranks / stride).max(1);
                 size.div_ceil(per)
             };
+            let mut rails: Vec<usize> =
+                (0..size).map(|at| at * stride % node * machines.rails / node).collect();
+            rails.sort_unstable();
+            rails.dedup();
             RankGroup {
                 name: name.to_string(),
                 size,
@@ -119,6 +126,7 @@ impl RankMap {
                 stride,
                 domains: reaches(domain),
                 nodes: reaches(node),
+                rails: rails.len(),
             }
         };
         let is_group = |(name, size, _): &(&str, usize, usize)| {
@@ -140,18 +148,25 @@ type PlaceOf = fn(&RankPlace) -> usize;
 
 impl fmt::Display for RankMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "groups of ranks   size  groups  lie in            ranks of the first")?;
+        writeln!(
+            f,
+            "groups of ranks   size  groups  lie in                        ranks of the first"
+        )?;
         for group in &self.groups {
             let shown: Vec<String> =
                 group.first().take(LISTED_MAX).map(|rank| rank.to_string()).collect();
             let more = if group.size > LISTED_MAX { " ..." } else { "" };
             let lies = match group.domains {
                 1 => "1 NVLink domain".to_string(),
-                domains => format!("{domains} NVLink domains"),
+                domains => match group.rails {
+                    0 => format!("{domains} NVLink domains"),
+                    1 => format!("{domains} NVLink domains, 1 rail"),
+                    rails => format!("{domains} NVLink domains, {rails} rails"),
+                },
             };
             writeln!(
                 f,
-                "  {:<15} {:>4} {:>7}  {lies:<16}  {}{more}",
+                "  {:<15} {:>4} {:>7}  {lies:<28}  {}{more}",
                 group.name,
                 group.size,
                 group.count,

@@ -91,7 +91,7 @@ pub fn replan(now: &ClusterPlan, then: &ClusterPlan) -> Moves {
 /// routed experts.
 fn common_parameters(shape: &ModelShape, a: &Strategy, b: &Strategy) -> Vec<Vec<(f64, f64)>> {
     let stages = |at: &Strategy| -> Vec<StageLayers> {
-        (0..at.pp).map(|stage| StageLayers::even(shape.layers, stage, at.pp, at.vpp)).collect()
+        (0..at.pp).map(|stage| StageLayers::of(shape, at, stage)).collect()
     };
     let (of_a, of_b) = (stages(a), stages(b));
     let table = (shape.vocab * shape.hidden) as f64;

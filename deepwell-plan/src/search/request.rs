@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::memory::MemoryRules;
+use crate::memory::{MemoryRules, OUTSIDE_BYTES};
 use crate::step_time::{StepRules, StepTime, step_time_estimate};
 use crate::{ModelShape, PlanError, Strategy};
 
@@ -48,7 +48,7 @@ impl SearchRequest {
             gpus: vec![machines.gpus],
             machines,
             memory: MemoryRules::lean(),
-            outside_bytes: 3e9,
+            outside_bytes: OUTSIDE_BYTES,
             gpu_memory_bytes: None,
             pins: Vec::new(),
             fp8: false,

@@ -1,7 +1,7 @@
 //! The combinations, each with what forbids it.
 
 use crate::schedule::PipelineSchedule;
-use crate::{ActivationRecompute, Strategy};
+use crate::{ActivationRecompute, LayerSplit, Strategy};
 
 use super::{Dimension, SearchRequest};
 
@@ -20,7 +20,7 @@ fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Whether `size` of a dimension passes the pins, so that whole branches need not be walked.
-fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
+pub(super) fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
     let mut pins = request.pins.iter().filter(|pin| pin.dimension == dimension);
     pins.all(|pin| (pin.value == size) != pin.forbidden)
 }
@@ -49,37 +49,59 @@ pub(super) fn for_each(
                 visit(at, Some("the sequence does not divide by TP"));
                 continue;
             }
-            for cp in powers_of_two(CP_MAX) {
-                let at = Strategy { cp, ..at };
-                if !pinned(request, Dimension::Cp, cp) {
+            for sp in [true, false] {
+                let at = Strategy { sp, ..at };
+                let is_pinned = request.pins.iter().any(|pin| pin.dimension == Dimension::Sp);
+                match (sp, tp > 1) {
+                    (true, false) => continue,
+                    (false, true) if !is_pinned => {
+                        visit(at, Some("with SP, TP takes the same time and less memory"));
+                        continue;
+                    }
+                    _ => {}
+                }
+                if tp > 1 && !pinned(request, Dimension::Sp, usize::from(sp)) {
                     visit(at, Some("forbidden by a pin"));
                     continue;
                 }
-                if cp > 1 && request.seq / cp < 2048 {
-                    visit(at, Some("less than 2048 tokens for a context-parallel rank"));
-                    continue;
-                }
-                if !request.seq.is_multiple_of(2 * cp * tp) && cp > 1 {
-                    visit(at, Some("the sequence does not divide by 2 CP TP"));
-                    continue;
-                }
-                for pp in 1..=PP_MAX.min(shape.layers) {
-                    let at = Strategy { pp, ..at };
-                    if !pinned(request, Dimension::Pp, pp) {
-                        visit(at, Some("forbidden by a pin"));
-                        continue;
-                    }
-                    if !gpus.is_multiple_of(tp * cp * pp) {
-                        visit(at, Some("GPUs do not divide by TP x CP x PP"));
-                        continue;
-                    }
-                    with_data_parallel(
-                        request,
-                        Strategy { dp: gpus / (tp * cp * pp), ..at },
-                        visit,
-                    );
-                }
+                with_context(request, gpus, at, visit);
             }
+        }
+    }
+}
+
+fn with_context(
+    request: &SearchRequest,
+    gpus: usize,
+    at: Strategy,
+    visit: &mut dyn FnMut(Strategy, Option<&'static str>),
+) {
+    for cp in powers_of_two(CP_MAX) {
+        let at = Strategy { cp, ..at };
+        if !pinned(request, Dimension::Cp, cp) {
+            visit(at, Some("forbidden by a pin"));
+            continue;
+        }
+        if cp > 1 && request.seq / cp < 2048 {
+            visit(at, Some("less than 2048 tokens for a context-parallel rank"));
+            continue;
+        }
+        if !request.seq.is_multiple_of(2 * cp * at.tp) && cp > 1 {
+            visit(at, Some("the sequence does not divide by 2 CP TP"));
+            continue;
+        }
+        for pp in 1..=PP_MAX.min(request.shape.layers) {
+            let at = Strategy { pp, ..at };
+            if !pinned(request, Dimension::Pp, pp) {
+                visit(at, Some("forbidden by a pin"));
+                continue;
+            }
+            let ranks = at.tp * cp * pp;
+            if !gpus.is_multiple_of(ranks) {
+                visit(at, Some("GPUs do not divide by TP x CP x PP"));
+                continue;
+            }
+            with_data_parallel(request, Strategy { dp: gpus / ranks, ..at }, visit);
         }
     }
 }
@@ -128,8 +150,12 @@ fn with_schedule(
         } else {
             &PipelineSchedule::ALL[..1]
         };
-        for &schedule in schedules {
-            let at = Strategy { vpp, schedule, ..at };
+        let splits = if at.pp > 1 { &LayerSplit::ALL[..] } else { &LayerSplit::ALL[..1] };
+        let choices = schedules.iter().flat_map(|of| splits.iter().map(move |split| (*of, *split)));
+        for (schedule, split) in choices {
+            // Where nothing is pinned, the search goes to the host with what does not fit.
+            let offload = !pinned(request, Dimension::Offload, 0);
+            let at = Strategy { vpp, schedule, split, offload, ..at };
             if at.pp > 1 && at.micro_batches < at.pp {
                 visit(at, Some("fewer micro-batches than pipeline stages"));
                 continue;
@@ -143,6 +169,10 @@ fn with_schedule(
             }
             if vpp > 1 && at.pp * vpp > request.shape.layers {
                 visit(at, Some("fewer layers than chunks"));
+                continue;
+            }
+            if split == LayerSplit::Ends && request.shape.layers + 2 < 2 * at.pp * vpp {
+                visit(at, Some("a chunk with nothing but the embedding or the head"));
                 continue;
             }
             for zero in [0, 1, 2, 3] {
@@ -170,9 +200,6 @@ fn reason(request: &SearchRequest, at: &Strategy) -> Option<&'static str> {
     }
     if at.zero >= 2 && at.pp > 1 {
         return Some("ZeRO-2 and 3 reduce or gather for each micro-batch of a pipeline");
-    }
-    if at.recompute == ActivationRecompute::Selective && request.shape.experts.is_none() {
-        return Some("flash attention leaves nothing to recompute selectively");
     }
     None
 }

@@ -68,6 +68,48 @@ fn pins_hold_and_lose() {
     }
 }
 
+/// States of 70 billion parameters are more than eight GPUs have; those of the optimizer alone are
+/// two thirds of them.
+#[test]
+fn the_host_takes_what_does_not_fit() {
+    let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
+    let found = search(&request).unwrap();
+    assert!(found.best.at.offload, "{}", found.best.at);
+    let plan = ClusterPlan::new(&request, &found, None).unwrap();
+    let memory = plan.stages[0].memory;
+    assert!(memory.optimizer == 0.0 && memory.host_optimizer > 80e9, "{memory:?}");
+    assert!(plan.not_run_yet.is_some() && plan.step.optimizer > 1.0, "{:?}", plan.step);
+    request.pins = vec!["offload=0".parse().unwrap()];
+    assert!(matches!(search(&request), Err(PlanError::NothingFits { .. })));
+    // Where it fits without, it is what a dimension would do, or what is pinned.
+    request.gpus = vec![64];
+    request.machines = Machines::of_gpus(GpuModel::h100(), 64);
+    request.global_batch = 64;
+    request.pins.clear();
+    let found = search(&request).unwrap();
+    assert!(!found.best.at.offload);
+    assert!(found.what_if.iter().any(|(dimension, _)| *dimension == Dimension::Offload));
+    request.pins = vec!["offload=1".parse().unwrap()];
+    assert!(search(&request).unwrap().best.at.offload);
+}
+
+/// With four layers on each of eight stages the last one has the head as well, which is as much to
+/// compute as two layers of this model.
+#[test]
+fn ends_as_layers_balance_the_stages() {
+    let mut request = request("llama-3-8b", 8192, 128, GpuModel::h100(), 16);
+    let pins = ["pp=8", "tp=2", "cp=1", "vpp=1", "schedule=1f1b", "mbs=1", "recompute=selective"];
+    request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
+    let free = search(&request).unwrap().best;
+    assert_eq!(free.at.split, crate::LayerSplit::Ends);
+    request.pins.push("split=even".parse().unwrap());
+    let even = search(&request).unwrap().best;
+    assert!(even.seconds > 1.05 * free.seconds, "{} {}", even.seconds, free.seconds);
+    request.pins.push("sp=0".parse().unwrap());
+    let without = search(&request).unwrap().best;
+    assert!(!without.at.sp && without.memory_bytes > even.memory_bytes, "{}", without.at);
+}
+
 #[test]
 fn nothing_fits_says_why() {
     let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
@@ -132,7 +174,10 @@ fn other_numbers_do_what_they_should() {
     };
     assert!(change("network 25.0").unwrap() >= 0.0);
     assert!(change("network 100.0").unwrap() <= 0.0);
-    assert!(all.len() == 5 && change("batch 1024").is_some(), "{all:?}");
+    assert!(change("NVLink 185 GB/s").unwrap() >= 0.0);
+    assert!(change("NVLink 742 GB/s").unwrap() <= 0.0);
+    assert!(change("linear layers in MXFP8").unwrap() < 0.0);
+    assert!(all.len() == 8 && change("batch 1024").is_some(), "{all:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{Found, SearchRequest, search};
+use crate::collectives::Fabric;
 use crate::{PlanError, Strategy};
 
 /// A request with one other number.
@@ -16,8 +17,8 @@ pub struct WhatIf {
     pub time_change: Option<f64>,
 }
 
-/// Searches with the network at half and twice its rate, with a fifth less and more memory, and
-/// with twice the batch.
+/// Searches with the network and with NVLink at half and twice their rates, with a fifth less and
+/// more memory, with twice the batch, and with linear layers in the other precision.
 ///
 /// # Errors
 /// Those of [`search`], but that nothing fits.
@@ -37,6 +38,15 @@ pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, Pl
             });
         }
     }
+    if found.best.at.gpus() > 1 && fabric.domain_gpus > 1 {
+        for factor in [0.5, 2.0] {
+            let nvlink_share = fabric.nvlink_share * factor;
+            let gbps = Fabric { nvlink_share, ..fabric }.nvlink_gbps();
+            with(format!("NVLink {gbps:.0} GB/s for each GPU"), &|other| {
+                other.machines.fabric.nvlink_share = nvlink_share;
+            });
+        }
+    }
     for factor in [0.8, 1.2] {
         let bytes = request.memory_limit_bytes() * factor;
         with(format!("memory {:.1} GB", bytes / 1e9), &|other| {
@@ -45,6 +55,11 @@ pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, Pl
     }
     let batch = request.global_batch * 2;
     with(format!("batch {batch} sequences"), &|other| other.global_batch = batch);
+    let gpu = &request.machines.gpu;
+    if request.fp8 || gpu.fp8_flops > gpu.bf16_flops {
+        let precision = if request.fp8 { "BF16" } else { "MXFP8" };
+        with(format!("linear layers in {precision}"), &|other| other.fp8 = !request.fp8);
+    }
     let per_token = |request: &SearchRequest, seconds: f64| seconds / request.tokens();
     let now = per_token(request, found.best.seconds);
     let mut all = Vec::new();

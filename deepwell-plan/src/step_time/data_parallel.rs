@@ -25,7 +25,7 @@ impl Cost<'_> {
         bubble: f64,
     ) -> StepTime {
         let (shape, at) = (self.shape, self.at);
-        let held = StageLayers::even(shape.layers, 0, at.pp, at.vpp);
+        let held = StageLayers::of(shape, at, 0);
         let of_layers = layer_parameters(shape, at, &held);
         let (mut dense, routed) = (of_layers.dense, of_layers.routed);
         let tables = if at.pp == 1 && !shape.tied { 2.0 } else { 1.0 };
@@ -91,7 +91,10 @@ impl Cost<'_> {
             }
         }
         // Gradient, master weight and two moments read, three of them and the copy written.
-        let optimizer = self.kernels(held_states * 34.0, 40.0);
+        let optimizer = match at.offload {
+            false => self.kernels(held_states * 34.0, 40.0),
+            true => self.gpu.host_optimizer_s(held_states),
+        };
         // The first stage has a layer more than others where they do not divide evenly.
         let in_layers =
             self.layer(shape.layers - 1).communication.times(count * held.count() as f64);

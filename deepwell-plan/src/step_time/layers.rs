@@ -47,12 +47,12 @@ impl Cost<'_> {
             true => self.gpu.fp8_gemm_s(m, n, k),
             false => self.gpu.gemm_s(m, n, k),
         };
-        seconds + self.gpu.gap_s
+        self.rules.framework * (seconds + self.gpu.gap_s)
     }
 
     /// Kernels that read and write `bytes` together.
     pub(super) fn kernels(&self, bytes: f64, count: f64) -> f64 {
-        self.gpu.memory_s(bytes) + count * self.gpu.gap_s
+        self.rules.framework * (self.gpu.memory_s(bytes) + count * self.gpu.gap_s)
     }
 
     /// Forward, dgrad, wgrad of linear layers on `m` tokens.
@@ -87,9 +87,9 @@ impl Cost<'_> {
         if !self.rules.unfused_attention {
             // Causal: half of the square. Backward is five GEMMs where forward is two.
             let half = flops / 2.0 / gpu.bf16_flops;
-            let mut forward = half / gpu.attention_forward_efficiency / self.rules.attention_share;
-            let mut backward =
-                2.5 * half / gpu.attention_backward_efficiency / self.rules.attention_share;
+            let half = self.rules.framework * half;
+            let mut forward = half / gpu.attention_forward_efficiency;
+            let mut backward = 2.5 * half / gpu.attention_backward_efficiency;
             let mut context = Overlap::default();
             if at.cp > 1 {
                 // A ring of keys and values beside the computation, as fast as the slower of them.
@@ -145,6 +145,8 @@ impl Cost<'_> {
         let between = tokens * hidden / at.sequence_ranks() as f64;
         let width = shape.head_dim as f64;
         let heads = shape.heads as f64;
+        // Up-projections of latent attention.
+        let mut up: Vec<(f64, f64)> = Vec::new();
         let mut sizes: Vec<(f64, f64)> = match shape.latent {
             Some(latent) => {
                 let (q, kv) = (latent.q_rank as f64, latent.kv_rank as f64);
@@ -152,8 +154,8 @@ impl Cost<'_> {
                 let v = latent.v_dim as f64;
                 let down = (q + kv + latent.rope_dim as f64, hidden);
                 let q_in = if latent.q_rank > 0 { q } else { hidden };
-                let up = (heads * (latent.qk_dim as f64 + v) / tp, kv);
-                vec![down, (heads * qk / tp, q_in), up, (hidden, heads * v / tp)]
+                up = vec![(heads * qk / tp, q_in), (heads * (latent.qk_dim as f64 + v) / tp, kv)];
+                vec![down, up[0], up[1], (hidden, heads * v / tp)]
             }
             None => {
                 let qkv = (heads + 2.0 * shape.kv_heads as f64) * width / tp;
@@ -188,7 +190,10 @@ impl Cost<'_> {
         // Two in each direction.
         let tensor = Overlap::of(2.0 * collective, self.rules.tp_exposed);
         let mut expert = Overlap::default();
+        let mut expert_act = 0.0;
         if let Some(experts) = experts {
+            let rows = tokens * experts.top_k as f64 / tp * self.rules.expert_imbalance;
+            expert_act = rows * experts.ffn as f64 * 2.0 * (gate + 1.0);
             let (routed, dispatch) = self.routed(experts.experts, experts.top_k, experts.ffn);
             time.forward += routed.forward;
             time.input_grad += routed.input_grad;
@@ -203,8 +208,13 @@ impl Cost<'_> {
         time.communication.expert = expert.times(passes);
         match at.recompute {
             ActivationRecompute::None => {}
+            ActivationRecompute::Selective if self.rules.unfused_attention => {
+                time.input_grad += core_forward;
+            }
             ActivationRecompute::Selective => {
-                time.input_grad += if self.rules.unfused_attention { core_forward } else { 0.0 };
+                // Norms read and write, activation functions too; the up-projections of MLA.
+                time.input_grad += self.kernels(8.0 * between + act + expert_act, 3.0);
+                time.input_grad += up.iter().map(|&(n, k)| self.gemm(tokens, n, k)).sum::<f64>();
             }
             ActivationRecompute::Full => time.input_grad += time.forward,
         }

@@ -73,6 +73,24 @@ fn plans_as_files() {
     for part in ["\nwhat moves\n", "  gpus          64 to 32", "of master weights and moments"] {
         assert!(page.contains(part), "expected `{part}` in: {page}");
     }
+    // What a machine measured takes the place of what its kind of GPU reaches.
+    let mut machine = json_of(&["probe", "--hardware", "h200-x8", "--json"]);
+    let gemm = serde_json::json!({
+        "format": "bf16", "shape": [8192, 8192, 8192], "kernel": "any", "tflops": 300.0
+    });
+    machine["measured"] = serde_json::json!({ "gpus": [{ "gemms": [gemm] }] });
+    let machine = folder.file("machine.json", machine.to_string());
+    let page = stdout_of(&["plan", "llama-3-8b", "--hardware", &machine, "--precision", "bf16"]);
+    assert!(page.contains("BF16 GEMMs measured by `deepwell probe --measure`; the rest"), "{page}");
+
+    // Predictions over measurements as a picture, and a table that is not text.
+    let picture = folder.path("scores.svg");
+    stdout_of(&["score", "--svg", &picture]);
+    assert!(read(&picture).contains("megatron_small_memory"));
+    let broken = folder.path("broken.csv");
+    fs::write(&broken, b"a,b\n1,\xff\n").expect("a table was written");
+    check_error(&["score", &broken], 2, &["broken.csv, line 2: expected UTF-8 text"]);
+
     let small = folder.file("small.json", stdout_of(&["plan", "llama-micro", "--json"]));
     check_error(
         &["replan", &small, "--hardware", "h100-x8"],

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use deepwell_ir::Target;
+use deepwell_plan::search::MachineMeasurements;
 use deepwell_probe::{Cluster, Hardware, probe};
 use deepwell_trainer::Device;
 
@@ -21,6 +22,22 @@ pub(crate) fn hardware_and_target(
         _ => device.target(&hardware)?,
     };
     Ok((hardware, target))
+}
+
+/// What a machine measured of itself, where its file has that.
+pub(crate) fn measurements_of(name: &str) -> Result<Option<MachineMeasurements>> {
+    #[derive(serde::Deserialize)]
+    struct Probed {
+        measured: Option<MachineMeasurements>,
+    }
+    let path = Path::new(name);
+    if !path.exists() || path.extension().is_some_and(|end| end == "toml") {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+    let probed: Probed = serde_json::from_str(&text)
+        .with_context(|| format!("expected what `deepwell probe --json` prints in `{name}`"))?;
+    Ok(probed.measured)
 }
 
 /// The machine that a name or file describes, or else this one.

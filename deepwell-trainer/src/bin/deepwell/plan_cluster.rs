@@ -14,6 +14,7 @@ use deepwell_probe::{Cluster, Hardware};
 use deepwell_trainer::{Device, ModelSource};
 use serde::Serialize;
 
+use crate::hardware::measurements_of;
 use crate::output::{note, print, print_json};
 use crate::planning::PlanningArgs;
 
@@ -26,7 +27,7 @@ const STEP_TOKENS: usize = 4 << 20;
 #[command(next_help_heading = "For a cluster")]
 pub(crate) struct ClusterArgs {
     /// Hold a dimension at a value, or keep it from one: tp=4, zero=1, schedule!=1f1b; of pp, vpp,
-    /// schedule, tp, cp, ep, etp, dp, zero, mbs, recompute, gpus
+    /// schedule, split, tp, sp, cp, ep, etp, dp, zero, mbs, recompute, offload, gpus
     #[arg(long, value_name = "PIN")]
     pin: Vec<Pin>,
     /// Do without a dimension, or without a value of it: cp, recompute, tp=8
@@ -180,6 +181,10 @@ fn request(
     cluster: &Cluster,
 ) -> Result<SearchRequest> {
     let mut machines = Machines::of_cluster(cluster)?;
+    if let Some(measured) = planning.hardware.as_deref().map(measurements_of).transpose()?.flatten()
+    {
+        machines = machines.measured(&measured);
+    }
     machines.price_per_gpu_hour = args.price_per_gpu_hour.or(machines.price_per_gpu_hour);
     let seq = planning.seq.unwrap_or(SEQ);
     let shape = shape(&planning.model, seq)?;

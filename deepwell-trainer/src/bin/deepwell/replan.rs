@@ -8,7 +8,7 @@ use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchRequest, re
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
-use crate::hardware::cluster_of;
+use crate::hardware::{cluster_of, measurements_of};
 use crate::output::{print, print_json};
 
 const AFTER_HELP: &str = "\
@@ -71,6 +71,9 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         bail!("--hardware: expected machines with GPUs, got `{}`", args.hardware);
     };
     let mut machines = Machines::of_cluster(&cluster)?;
+    if let Some(measured) = measurements_of(&args.hardware)? {
+        machines = machines.measured(&measured);
+    }
     machines.price_per_gpu_hour = machines.price_per_gpu_hour.or(now.machines.price_per_gpu_hour);
     let request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),

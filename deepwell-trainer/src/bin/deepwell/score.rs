@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use deepwell_plan::score::{Scored, TABLES, score};
+use deepwell_plan::score::{Scored, TABLES, figure, score};
 
 use crate::Outcome;
 use crate::output::{print, print_json};
@@ -32,6 +32,9 @@ pub(crate) struct ScoreArgs {
     /// Print each row's prediction, measurement and error as CSV
     #[arg(long)]
     csv: bool,
+    /// Write predictions over measurements as SVG, a panel for each table
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print JSON
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -43,6 +46,10 @@ pub(crate) fn run(args: &ScoreArgs) -> Result<Outcome> {
     } else {
         args.files.iter().map(scored_file).collect::<Result<_>>()?
     };
+    if let Some(path) = &args.svg {
+        std::fs::write(path, figure(&tables))
+            .with_context(|| format!("cannot write `{}`", path.display()))?;
+    }
     if args.json {
         print_json(&tables)?;
         return Ok(Outcome::Success);
@@ -64,6 +71,11 @@ pub(crate) fn run(args: &ScoreArgs) -> Result<Outcome> {
 
 fn scored_file(path: &PathBuf) -> Result<Scored> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read `{name}`"))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|&&byte| byte == b'\n').count();
+        anyhow!("{name}, line {line}: expected UTF-8 text")
+    })?;
     Ok(score(&name, &text)?)
 }
