@@ -18,12 +18,7 @@ impl OpRule for AddPositions {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x", "table"])?;
-        let dtype = check.same_float(&[0, 1])?;
-        let x = check.rank(0, 2)?;
-        let positions = check.rank(1, 2)?[0];
-        check.shape(1, &Shape(vec![positions, x[1]]))?;
-        Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
+        infer_sum(self.name(), inputs)
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
@@ -53,12 +48,7 @@ impl OpRule for AddPositionsBackward {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["dout"])?;
-        check.same_float(&[0])?;
-        let width = check.rank(0, 2)?[1];
-        let positions =
-            self.positions.ok_or_else(|| check.error("a table of known height", "an open one"))?;
-        Ok(vec![OutputType::accumulator("dtable", Shape::new([positions.into(), width]))])
+        infer_table_gradient(self.name(), self.positions, inputs)
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
@@ -86,12 +76,7 @@ impl OpRule for AddPositionsOfPart {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x", "table"])?;
-        let dtype = check.same_float(&[0, 1])?;
-        let x = check.rank(0, 2)?;
-        let positions = check.rank(1, 2)?[0];
-        check.shape(1, &Shape(vec![positions, x[1]]))?;
-        Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
+        infer_sum(self.name(), inputs)
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
@@ -134,10 +119,34 @@ impl OpRule for AddPositionsOfPartBackward {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        AddPositionsBackward { positions: self.positions }.infer(inputs)
+        infer_table_gradient(self.name(), self.positions, inputs)
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         product(&shapes[0])
     }
+}
+
+/// x `[T, D]` and a table `[P, D]`; the sum is as x.
+fn infer_sum(name: &'static str, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+    let check = Check::count(name, inputs, &["x", "table"])?;
+    let dtype = check.same_float(&[0, 1])?;
+    let x = check.rank(0, 2)?;
+    let positions = check.rank(1, 2)?[0];
+    check.shape(1, &Shape(vec![positions, x[1]]))?;
+    Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
+}
+
+/// dout `[T, D]`; the gradient is `[positions, D]`.
+fn infer_table_gradient(
+    name: &'static str,
+    positions: Option<usize>,
+    inputs: &[TensorType],
+) -> Result<Vec<OutputType>, OpError> {
+    let check = Check::count(name, inputs, &["dout"])?;
+    check.same_float(&[0])?;
+    let width = check.rank(0, 2)?[1];
+    let positions =
+        positions.ok_or_else(|| check.error("a table of known height", "an open one"))?;
+    Ok(vec![OutputType::accumulator("dtable", Shape::new([positions.into(), width]))])
 }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use deepwell_ir::ops::{
     GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, GroupedRows, ScaledGroupedGemm,
 };
-use deepwell_ir::{DType, GemmKind};
+use deepwell_ir::{DType, GemmKind, Op};
 
 use crate::gemm::{dtype, format, scale_shape};
 use crate::session::{Memory, Request, not_null, run, size};
@@ -23,6 +23,37 @@ fn offsets_input(offsets: *const c_void, grouped: &GroupedRows) -> Memory {
 /// The scales of a stack of matrices, each of which was quantized by itself.
 fn stacked_scale_shape(matrices: usize, rows: usize, columns: usize) -> Vec<usize> {
     [vec![matrices], scale_shape(rows, columns)].concat()
+}
+
+/// The three GEMMs in BF16: `b` of wgrad is `[rows, k]`, a stack `[groups, n, k]` otherwise.
+fn gemm_bf16(
+    kind: GemmKind,
+    [a, b, offsets]: [*const c_void; 3],
+    out: *mut c_void,
+    [groups, align, rows, n, k]: [i32; 5],
+    accumulate: bool,
+) -> Result<(), Failure> {
+    not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
+    let grouped = grouped(groups, align)?;
+    let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
+    let stack = vec![grouped.groups, n, k];
+    let (op, of_a, of_b, of_out) = match kind {
+        GemmKind::Fprop => (Op::from(GroupedGemm { grouped }), vec![rows, k], stack, vec![rows, n]),
+        GemmKind::Dgrad => {
+            (GroupedGemmInputGrad { grouped }.into(), vec![rows, n], stack, vec![rows, k])
+        }
+        GemmKind::Wgrad => {
+            (GroupedGemmWeightGrad { grouped }.into(), vec![rows, n], vec![rows, k], stack)
+        }
+    };
+    let output = if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 };
+    let inputs = vec![
+        Memory::input("a", a, DType::Bf16, &of_a),
+        Memory::input("b", b, DType::Bf16, &of_b),
+        offsets_input(offsets, &grouped),
+    ];
+    let outputs = vec![Memory::output("out", out, output, &of_out)];
+    run(&Request { accumulate, ..Request::new(op, inputs, outputs) })
 }
 
 /// fprop: `out [rows, n]` is a GEMM of the rows of group e of `a [rows, k]` with matrix e of
@@ -47,16 +78,8 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16(
     k: i32,
 ) -> DwStatus {
     guard(|| {
-        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
-        let grouped = grouped(groups, align)?;
-        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
-        let inputs = vec![
-            Memory::input("a", a, DType::Bf16, &[rows, k]),
-            Memory::input("b", b, DType::Bf16, &[grouped.groups, n, k]),
-            offsets_input(offsets, &grouped),
-        ];
-        let outputs = vec![Memory::output("out", out, DType::Bf16, &[rows, n])];
-        run(&Request::new(GroupedGemm { grouped }, inputs, outputs))
+        let sizes = [groups, align, rows, n, k];
+        gemm_bf16(GemmKind::Fprop, [a, b, offsets], out, sizes, false)
     })
 }
 
@@ -79,16 +102,8 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_dgrad(
     k: i32,
 ) -> DwStatus {
     guard(|| {
-        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
-        let grouped = grouped(groups, align)?;
-        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
-        let inputs = vec![
-            Memory::input("a", a, DType::Bf16, &[rows, n]),
-            Memory::input("b", b, DType::Bf16, &[grouped.groups, n, k]),
-            offsets_input(offsets, &grouped),
-        ];
-        let outputs = vec![Memory::output("out", out, DType::Bf16, &[rows, k])];
-        run(&Request::new(GroupedGemmInputGrad { grouped }, inputs, outputs))
+        let sizes = [groups, align, rows, n, k];
+        gemm_bf16(GemmKind::Dgrad, [a, b, offsets], out, sizes, false)
     })
 }
 
@@ -114,17 +129,8 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_wgrad(
     accumulate: i32,
 ) -> DwStatus {
     guard(|| {
-        not_null(&[("a", a), ("b", b), ("offsets", offsets), ("out", out)])?;
-        let grouped = grouped(groups, align)?;
-        let (rows, n, k) = (size("rows", rows)?, size("n", n)?, size("k", k)?);
-        let inputs = vec![
-            Memory::input("a", a, DType::Bf16, &[rows, n]),
-            Memory::input("b", b, DType::Bf16, &[rows, k]),
-            offsets_input(offsets, &grouped),
-        ];
-        let outputs = vec![Memory::output("out", out, DType::F32, &[grouped.groups, n, k])];
-        let op = GroupedGemmWeightGrad { grouped };
-        run(&Request { accumulate: accumulate != 0, ..Request::new(op, inputs, outputs) })
+        let sizes = [groups, align, rows, n, k];
+        gemm_bf16(GemmKind::Wgrad, [a, b, offsets], out, sizes, accumulate != 0)
     })
 }
 

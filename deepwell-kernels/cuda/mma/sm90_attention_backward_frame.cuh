@@ -158,6 +158,18 @@ struct Layout {
     }
 };
 
+// Rows of a tile of two matrices, from row `row` on, into a slot.
+template <typename Shared>
+__device__ __forceinline__ void copy_tile(const Shared& shared, uint32 slot,
+                                          const TensorMap& first, const TensorMap& second,
+                                          int32 row, uint32 head, uint32 batch) {
+    using Own = typename Shared::Own;
+    uint64* full = shared.own_full + slot;
+    mbarrier_expect(full, 2 * Own::kBytes);
+    copy_rows<Own>(shared.own[0] + slot * Own::kBytes, first, row, head, batch, full);
+    copy_rows<Own>(shared.own[1] + slot * Own::kBytes, second, row, head, batch, full);
+}
+
 // A consumer's results, on their way out of a slot, which is then free.
 class Leaving {
     uint64* empty_ = nullptr;

@@ -97,11 +97,7 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
             break;
         }
         const KeyPlace place = key_place<S>(number, sizes);
-        mbarrier_expect(own_full, 2 * Own::kBytes);
-        copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.k, place.first_key,
-                       place.kv_head, place.batch, own_full);
-        copy_rows<Own>(shared.own[1] + slot.index * Own::kBytes, maps.v, place.first_key,
-                       place.kv_head, place.batch, own_full);
+        copy_tile(shared, slot.index, maps.k, maps.v, place.first_key, place.kv_head, place.batch);
         slot.advance();
         for (uint32 i = 0; i < group; ++i) {
             const uint32 head = place.kv_head * group + i;
@@ -308,11 +304,8 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             break;
         }
         const QueryPlace place = query_place<S>(number, sizes);
-        mbarrier_expect(own_full, 2 * Own::kBytes);
-        copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.q, place.first_query,
-                       place.head, place.batch, own_full);
-        copy_rows<Own>(shared.own[1] + slot.index * Own::kBytes, maps.dout, place.first_query,
-                       place.head, place.batch, own_full);
+        copy_tile(shared, slot.index, maps.q, maps.dout, place.first_query, place.head,
+                  place.batch);
         slot.advance();
         const uint32 kv_head = place.head / group;
         for (int32 block = 0; block < place.blocks; ++block) {

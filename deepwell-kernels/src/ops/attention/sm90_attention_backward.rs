@@ -13,21 +13,21 @@ use crate::epilogue::no_epilogue;
 use crate::predict::Rates;
 
 /// Threads of a CTA, as in the source.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// Those of the first launch.
-const STATISTICS_THREADS: u32 = 256;
+pub(super) const STATISTICS_THREADS: u32 = 256;
 /// Rows of a tile, of keys or of queries, and rows to which statistics are padded.
-const TILE_ROWS: usize = 128;
+pub(super) const TILE_ROWS: usize = 128;
 /// Rows of a consumer, and so of a box of results.
-const WAVE_ROWS: usize = 64;
+pub(super) const WAVE_ROWS: usize = 64;
 /// lse and delta of a row, FP32 each.
 const STATISTICS: usize = 2;
 /// Elements of a box of a head: one swizzle.
-const BOX_ELEMENTS: usize = 64;
+pub(super) const BOX_ELEMENTS: usize = 64;
 /// Shared memory for barriers, and to align the rest.
-const SHARED_BESIDE_TILES: usize = 1024 + 256;
+pub(super) const SHARED_BESIDE_TILES: usize = 1024 + 256;
 /// Tiles taken, CTAs done.
-const COUNTERS: usize = 2;
+pub(super) const COUNTERS: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm90_attention_backward",
@@ -104,7 +104,7 @@ fn select_tile(request: &KernelRequest<'_>, _: &Target) -> TileSelection {
     TileSelection { tile, rejected: others.into_iter().map(reason).collect() }
 }
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {
         return Some("takes `attention_backward`".to_string());
     };

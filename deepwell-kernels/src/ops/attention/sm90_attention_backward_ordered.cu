@@ -48,7 +48,7 @@ struct Shape {
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kBlock = kBlockQueries;  // of a stage
     static_assert(kHeadDim * kBlock == kSumsOfBlock, "a part of dq for each consumer");
-    // Products for dv begin before ds is made, where there are registers for p as BF16 beside p.
+    // The GEMM of dv begins before ds is made, where there are registers for p as BF16 beside p.
     static constexpr bool kEarly = kBlock <= 64;
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
@@ -76,11 +76,7 @@ __device__ __forceinline__ void produce(const typename S::Shared& shared, const 
             break;
         }
         const typename S::Tile tile(number, sizes, order);
-        mbarrier_expect(own_full, 2 * Own::kBytes);
-        copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.k, tile.first_key(),
-                       tile.kv_head, tile.batch, own_full);
-        copy_rows<Own>(shared.own[1] + slot.index * Own::kBytes, maps.v, tile.first_key(),
-                       tile.kv_head, tile.batch, own_full);
+        copy_tile(shared, slot.index, maps.k, maps.v, tile.first_key(), tile.kv_head, tile.batch);
         slot.advance();
         for (uint32 i = 0; i < order.group; ++i) {
             const uint32 head = tile.kv_head * order.group + i;

@@ -3,39 +3,29 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::cuda::{Sizes, scale_log2};
 use super::sm90_attention::head_boxes;
-use super::sm90_attention_backward::least_section;
+use super::sm90_attention_backward::{
+    BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS_THREADS, THREADS, TILE_ROWS, WAVE_ROWS,
+    least_section, reject,
+};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, TensorMapSpec};
-use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::Rates;
 
-/// Threads of a CTA of the work on keys, as in the source.
-const THREADS: u32 = 384;
-/// Those of the first and the last launch.
-const ROW_THREADS: u32 = 256;
-/// Keys of a tile, and rows to which statistics are padded.
-const TILE_ROWS: usize = 128;
-/// Keys of a consumer, and so of a box of results.
-const WAVE_ROWS: usize = 64;
+/// Threads of a CTA of the last launch.
+const ROUND_THREADS: u32 = 256;
 /// FP32 of a block of queries: its rows times elements of a head.
 const SUMS_OF_BLOCK: usize = 8192;
 /// Tiles and stages that there is room for, and stages of ds.
 const SLOTS: usize = 2;
 const STAGES: usize = 2;
 const SCORE_STAGES: usize = 2;
-/// Elements of a box of a head: one swizzle.
-const BOX_ELEMENTS: usize = 64;
-/// Shared memory for barriers, and to align the rest.
-const SHARED_BESIDE_TILES: usize = 1024 + 256;
 /// Parts of a workspace begin at multiples of so many bytes.
 const PART_BYTES: usize = 256;
-/// Tiles taken, CTAs done.
-const COUNTERS: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm90_attention_backward_ordered",
@@ -63,15 +53,6 @@ fn shared_bytes((width, block): (usize, usize)) -> u32 {
     let scores = SCORE_STAGES * TILE_ROWS * block * 2;
     (rows * width.next_multiple_of(BOX_ELEMENTS) * 2 + statistics + scores + SHARED_BESIDE_TILES)
         as u32
-}
-
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let Op::AttentionBackward(op) = request.op else {
-        return Some("takes `attention_backward`".to_string());
-    };
-    reject_extension(&op.heads)
-        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
 /// Share of the peak on an H200, below that of `sm90_attention_backward`: waiting for turns and
@@ -173,7 +154,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(counts);
     arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
     let ctas = (tiles * sizes.batch_heads) as u32;
-    let rows = Device::launch(of_rows, ctas, ROW_THREADS, 0, arguments);
+    let rows = Device::launch(of_rows, ctas, STATISTICS_THREADS, 0, arguments);
 
     // Queries and dout of a group are streamed, and sums of dq are twice as wide.
     let section =
@@ -207,7 +188,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
     arguments.push(Argument::F32(op.heads.scale as f32));
     let ctas = (sizes.seq.div_ceil(block) * sizes.batch_heads) as u32;
-    let round = Device::launch(of_round, ctas, ROW_THREADS, 0, arguments);
+    let round = Device::launch(of_round, ctas, ROUND_THREADS, 0, arguments);
     Ok(vec![rows, keys, round])
 }
 
