@@ -76,6 +76,7 @@ Exit codes:
   1    a check or verdict failed: a damaged checkpoint, two checkpoints that differ, a model that
        does not fit, no parity
   2    the command line, an input or an output cannot be used
+  3    the data does not settle the question: parity wants more seeds or a larger evaluation set
   130  interrupted
 
 Environment:
