@@ -81,7 +81,7 @@ pub struct Tile {
     pub m: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Depth of the contraction.
+    /// Elements of the contraction.
     pub k: usize,
     /// Tiles, one below the other and side by side, that are computed at the same time and share
     /// what they read of the operands; 1 and 1 if each is alone.

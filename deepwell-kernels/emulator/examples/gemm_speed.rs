@@ -59,8 +59,8 @@ fn processors_s() -> Option<f64> {
     Some((times.next()?.ok()? + times.next()?.ok()?) / 100.0)
 }
 
-/// E4M3 codes without NaN.
-fn codes(seed: u64) -> Vec<u8> {
+/// E4M3 bit patterns without NaN.
+fn element_bits(seed: u64) -> Vec<u8> {
     let mut state = seed;
     (0..SIDE * SIDE)
         .map(|_| {
@@ -76,8 +76,8 @@ fn run(text: &str, kernel: &Kernel, tracker: bool) -> Result<Took, Box<dyn Error
     let module = emulator.load(text)?;
     let mut arguments = Arguments::new();
     for (operand, rows) in [(1, 128), (2, kernel.columns / kernel.cluster)] {
-        let matrix = emulator.allocate(SIDE * SIDE, "codes");
-        emulator.write(matrix, &codes(operand))?;
+        let matrix = emulator.allocate(SIDE * SIDE, "element_bits");
+        emulator.write(matrix, &element_bits(operand))?;
         // Tiles of 512 bytes, one after the other, in boxes of two rows of 256.
         let scales = emulator.allocate(SIDE * SIDE / 32, "scales");
         emulator.write(scales, &vec![127; (SIDE * SIDE / 32) as usize])?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use deepwell_emulator::number::{Format, Rounding, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+    Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 /// Uniform bits (xorshift64).
@@ -29,7 +29,7 @@ impl Random {
 #[derive(Clone, Copy, PartialEq)]
 enum Data {
     /// Every finite code as likely as any other.
-    Codes,
+    ElementBits,
     /// Normal values; the 8-bit and smaller formats use their range as a quantizer would.
     Normal,
 }
@@ -43,7 +43,7 @@ fn elements(format: Format, data: Data, count: usize, random: &mut Random) -> Ve
     };
     (0..count)
         .map(|_| match data {
-            Data::Codes => loop {
+            Data::ElementBits => loop {
                 let code = (random.next() >> 32) as u32 & (u32::MAX >> (32 - format.bits()));
                 if deepwell_emulator::number::decode(format, code).is_finite() {
                     break code;
@@ -69,15 +69,20 @@ fn measure(spec: &MmaSpec, side: usize, data: Data) -> f64 {
         _ => (Format::UE8M0, 32),
     };
     let scaled = matches!(spec.kind, Kind::Mxf4nvf4 | Kind::Mxf8f6f4);
-    let codes: Vec<u8> = match format {
+    let element_bits: Vec<u8> = match format {
         Format::UE4M3 => scales.iter().map(|&code| code - 80).collect(),
         _ => scales,
     };
     let operand = |elements| {
         if scaled {
-            Operand::scaled(Codes::U32(elements), format, block, &codes[..m * k / block])
+            Operand::scaled(
+                ElementBits::U32(elements),
+                format,
+                block,
+                &element_bits[..m * k / block],
+            )
         } else {
-            Operand::new(Codes::U32(elements))
+            Operand::new(ElementBits::U32(elements))
         }
     };
     let (a, b) = (operand(&a), operand(&b));
@@ -95,7 +100,7 @@ fn measure(spec: &MmaSpec, side: usize, data: Data) -> f64 {
 fn main() {
     let side = std::env::args().nth(1).and_then(|side| side.parse().ok()).unwrap_or(512);
     println!("GMAC/s of {side}^3, one thread (and all):");
-    println!("{:<38}{:>16}{:>16}{:>16}{:>16}", "", "hw codes", "hw normal", "exact", "fuzz");
+    println!("{:<38}{:>16}{:>16}{:>16}{:>16}", "", "hw element_bits", "hw normal", "exact", "fuzz");
     use Accumulate::{F16, F32, I32};
     use TensorCore::{Ampere, Blackwell, Hopper, HopperWarp};
     for (architecture, kind, format, accumulate) in [
@@ -115,7 +120,7 @@ fn main() {
     ] {
         let mut line = String::new();
         for (model, data) in [
-            (ResultMode::Hardware, Data::Codes),
+            (ResultMode::Hardware, Data::ElementBits),
             (ResultMode::Hardware, Data::Normal),
             (ResultMode::Exact, Data::Normal),
             (ResultMode::Fuzz(1), Data::Normal),

@@ -34,7 +34,7 @@ pub struct FaultReport {
     /// File (an index into [`crate::ptx::Module::files`]) and line of the source, from `.loc`.
     pub source: Option<(u32, u32)>,
     /// Position of the CTA in the grid.
-    pub block: [u32; 3],
+    pub cta: [u32; 3],
     /// Position of the thread in the CTA; `None` for an asynchronous operation.
     pub thread: Option<[u32; 3]>,
 }
@@ -45,7 +45,7 @@ impl fmt::Display for FaultReport {
         if let Some((file, line)) = self.source {
             write!(f, " (line {line} of file {file})")?;
         }
-        write!(f, ", CTA {:?}", self.block)?;
+        write!(f, ", CTA {:?}", self.cta)?;
         match self.thread {
             Some(thread) => write!(f, ", thread {thread:?}"),
             None => write!(f, ", in an asynchronous operation"),
@@ -57,7 +57,7 @@ impl fmt::Display for FaultReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// Position of the CTA in the grid.
-    pub block: [u32; 3],
+    pub cta: [u32; 3],
     /// Warp of the CTA.
     pub warp: u32,
     /// Lanes of the warp, one bit each.
@@ -75,7 +75,7 @@ impl fmt::Display for Waiter {
         write!(
             f,
             "CTA {:?} warp {} lanes {:#010x} at PTX line {}",
-            self.block, self.warp, self.lanes, self.ptx_line
+            self.cta, self.warp, self.lanes, self.ptx_line
         )?;
         if let Some((file, line)) = self.source {
             write!(f, " (line {line} of file {file})")?;

@@ -54,7 +54,7 @@ pub struct Settings {
     pub sm_count: u32,
     /// CTAs that an SM runs at a time, at most; fewer when their threads or their shared memory
     /// do not fit.
-    pub blocks_per_sm: u32,
+    pub ctas_per_sm: u32,
     /// Instructions of all warps after which a launch is given up.
     pub step_limit: u64,
     /// End a launch when a hazard was found, with its work undone: the first ones are reported.
@@ -72,7 +72,7 @@ impl Default for Settings {
             rules: Rules::default(),
             lane_bits: LaneBits::Checked,
             sm_count: 4,
-            blocks_per_sm: 2,
+            ctas_per_sm: 2,
             step_limit: 20_000_000_000,
             stop_at_hazard: false,
             trace_limit: 0,
@@ -499,8 +499,8 @@ fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Sh
     if program.explicit_cluster && program.required_cluster.is_none() && !asked {
         return Err("the kernel is `.explicitcluster`: the launch must name a cluster".to_owned());
     }
-    let blocks: u64 = cluster.iter().map(|axis| u64::from(*axis)).product();
-    if blocks == 0 || blocks > 16 {
+    let ctas: u64 = cluster.iter().map(|axis| u64::from(*axis)).product();
+    if ctas == 0 || ctas > 16 {
         return Err(format!("a cluster of {cluster:?} CTAs: expected 1 to 16 in all"));
     }
     if (0..3).any(|axis| !spec.grid[axis].is_multiple_of(cluster[axis])) {

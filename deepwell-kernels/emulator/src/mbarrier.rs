@@ -51,11 +51,11 @@ pub struct MbarrierTable {
 }
 
 impl MbarrierTable {
-    /// A table for a cluster of `blocks` CTAs, without any object.
-    pub fn new(blocks: u32) -> MbarrierTable {
+    /// A table for a cluster of `ctas` CTAs, without any object.
+    pub fn new(ctas: u32) -> MbarrierTable {
         MbarrierTable {
             objects: HashMap::new(),
-            live: (0..blocks).map(|_| LiveWords::default()).collect(),
+            live: (0..ctas).map(|_| LiveWords::default()).collect(),
         }
     }
 

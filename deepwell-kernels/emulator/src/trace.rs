@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
     /// Position of the CTA in the grid.
-    pub block: [u32; 3],
+    pub cta: [u32; 3],
     /// Warp of the CTA.
     pub warp: u32,
     /// Lanes that ran it, one bit each.
@@ -17,7 +17,7 @@ pub struct TraceRecord {
 
 impl fmt::Display for TraceRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [x, y, z] = self.block;
+        let [x, y, z] = self.cta;
         write!(
             f,
             "CTA {x},{y},{z} warp {:2} lanes {:08x} line {}",

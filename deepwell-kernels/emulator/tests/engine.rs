@@ -69,7 +69,7 @@ fn saxpy_with_a_tail() {
 }
 
 #[test]
-fn a_sum_whose_last_block_is_told_by_a_counter() {
+fn a_sum_whose_last_cta_is_told_by_a_counter() {
     for completion in modes() {
         let (mut emulator, module) = device(completion);
         let x: Vec<u32> = (0..5000).map(|i| i * i % 1013).collect();
@@ -81,7 +81,7 @@ fn a_sum_whose_last_block_is_told_by_a_counter() {
             Arguments::new().u64(x_at).u64(partial).u64(arrivals).u64(total).u32(x.len() as u32);
         let report = emulator.launch(module, &spec("sum", 12, 96, arguments)).unwrap();
         clean(&report);
-        assert_eq!(report.counts.blocks, 12);
+        assert_eq!(report.counts.ctas, 12);
         assert_eq!(download(&emulator, total, 1), [x.iter().sum::<u32>()], "{completion:?}");
     }
 }
@@ -111,7 +111,7 @@ fn lanes_that_went_apart_come_together() {
 }
 
 #[test]
-fn resident_blocks_wait_for_each_other() {
+fn resident_ctas_wait_for_each_other() {
     for completion in modes() {
         let (mut emulator, module) = device(completion);
         let token = upload(&mut emulator, &[0], "token");
@@ -135,7 +135,7 @@ fn lanes_of_a_warp_take_a_lock_in_turn() {
 }
 
 #[test]
-fn blocks_of_a_cluster_write_to_each_other() {
+fn ctas_of_a_cluster_write_to_each_other() {
     for completion in modes() {
         let (mut emulator, module) = device(completion);
         let found = emulator.allocate(4 * 32 * 8, "found");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use deepwell_emulator::number::Format;
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+    Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 fn read(name: &str) -> Vec<u8> {
@@ -27,8 +27,10 @@ fn differing(kind: &str, inputs: &str, model: ResultMode, architecture: TensorCo
     };
     let (a_halves, b_halves) = (halves(&a), halves(&b));
     let (kind, format, k, a, b) = match kind {
-        "fp8" => (Kind::F8f6f4, Format::E4M3, 128, Codes::U8(&a), Codes::U8(&b)),
-        _ => (Kind::Bf16, Format::BF16, 64, Codes::U16(&a_halves), Codes::U16(&b_halves)),
+        "fp8" => (Kind::F8f6f4, Format::E4M3, 128, ElementBits::U8(&a), ElementBits::U8(&b)),
+        _ => {
+            (Kind::Bf16, Format::BF16, 64, ElementBits::U16(&a_halves), ElementBits::U16(&b_halves))
+        }
     };
     let accumulate = Accumulate::F32;
     let spec = MmaSpec { model, architecture, kind, a: format, b: format, accumulate };

@@ -62,7 +62,7 @@ fn code(element: Type, random: u64) -> u32 {
         Type::Tf32 | Type::F32 => (8, 23, 127),
         Type::E4m3 => (4, 3, 7),
         Type::E5m2 => (5, 2, 15),
-        other => panic!("no codes of {other}"),
+        other => panic!("no element_bits of {other}"),
     };
     let sign = u32::from(value < 0) << (exponent_bits + mantissa_bits);
     let magnitude = match value.unsigned_abs() {
@@ -75,7 +75,7 @@ fn code(element: Type, random: u64) -> u32 {
     sign | magnitude
 }
 
-/// Bytes filled with codes.
+/// Bytes filled with bit patterns.
 fn fill(bytes: &mut [u8], element: Type, seed: u64) {
     let size = element.bytes() as usize;
     for (index, target) in bytes.chunks_exact_mut(size).enumerate() {

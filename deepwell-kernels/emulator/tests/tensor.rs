@@ -21,19 +21,19 @@ impl Random {
         (self.0 >> 33) % limit
     }
 
-    /// E4M3 codes without NaN.
+    /// E4M3 bit patterns without NaN.
     fn e4m3(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.below(0x7F) as u8 | ((self.below(2) as u8) << 7)).collect()
     }
 
-    /// BF16 codes of numbers about 1.
+    /// BF16 bit patterns of numbers about 1.
     fn bf16(&mut self, count: usize) -> Vec<u8> {
         let code =
             |random: &mut Random| ((0x3E00 + random.below(0x300)) | (random.below(2) << 15)) as u16;
         (0..count).flat_map(|_| code(self).to_le_bytes()).collect()
     }
 
-    /// UE8M0 codes about 1.
+    /// UE8M0 bit patterns about 1.
     fn scales(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| 120 + self.below(14) as u8).collect()
     }
@@ -53,7 +53,7 @@ struct Case {
     tolerance: f64,
 }
 
-fn numbers(codes: &[u8], scales: Option<&[u8]>, k: usize) -> Vec<f64> {
+fn numbers(element_bits: &[u8], scales: Option<&[u8]>, k: usize) -> Vec<f64> {
     let value = |(at, code): (usize, &u8)| {
         let scale = scales.map_or(1.0, |scales| {
             let (row, column) = (at / k, at % k);
@@ -61,7 +61,7 @@ fn numbers(codes: &[u8], scales: Option<&[u8]>, k: usize) -> Vec<f64> {
         });
         f64::from(decode(Format::E4M3, u32::from(*code))) * scale
     };
-    codes.iter().enumerate().map(value).collect()
+    element_bits.iter().enumerate().map(value).collect()
 }
 
 fn bf16_numbers(bytes: &[u8]) -> Vec<f64> {

@@ -357,7 +357,7 @@ pub trait Driver: Send {
     ///
     /// # Errors
     /// A function of another driver.
-    fn blocks_per_sm(
+    fn ctas_per_sm(
         &mut self,
         function: Function,
         threads: u32,

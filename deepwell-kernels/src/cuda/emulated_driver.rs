@@ -17,7 +17,7 @@ use deepwell_emulator::error::EmulatorError;
 use deepwell_emulator::launch::{Emulator, ModuleId, Settings};
 
 pub use self::environment::{
-    BLOCKS_VARIABLE, COMPLETION_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
+    COMPLETION_VARIABLE, CTAS_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
 };
 pub use self::launch_files::RECORD_VARIABLE;
 pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, LaunchOutcome};
@@ -48,7 +48,7 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 ///
 /// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
 /// registers are not known, so the CTAs that an SM holds follow from threads, shared memory and
-/// [`Settings::blocks_per_sm`].
+/// [`Settings::ctas_per_sm`].
 ///
 /// ```
 /// use deepwell_kernels::cuda::emulator::launch::Settings;
@@ -284,7 +284,7 @@ impl Machine for EmulatedMachine {
         self.kernel(function).map(|kernel| kernel.name.as_str())
     }
 
-    fn blocks_per_sm(
+    fn ctas_per_sm(
         &self,
         function: Function,
         threads: u32,
@@ -297,7 +297,7 @@ impl Machine for EmulatedMachine {
         let chip = Chip::of(self.architecture);
         let by_threads = chip.threads_per_sm / threads.next_multiple_of(32).max(32);
         let by_shared = chip.shared_bytes_per_sm / shared;
-        Ok(by_threads.min(by_shared).min(self.emulator.settings.blocks_per_sm))
+        Ok(by_threads.min(by_shared).min(self.emulator.settings.ctas_per_sm))
     }
 
     fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap> {

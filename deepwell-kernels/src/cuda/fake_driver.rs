@@ -128,7 +128,7 @@ impl Machine for FakeMachine {
         kernel.map(String::as_str).ok_or_else(|| no_such("function", function.0))
     }
 
-    fn blocks_per_sm(
+    fn ctas_per_sm(
         &self,
         _function: Function,
         threads: u32,

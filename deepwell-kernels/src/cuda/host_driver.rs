@@ -244,13 +244,13 @@ impl<M: Machine> Driver for HostDriver<M> {
         Ok(function)
     }
 
-    fn blocks_per_sm(
+    fn ctas_per_sm(
         &mut self,
         function: Function,
         threads: u32,
         shared_bytes: u32,
     ) -> DriverResult<u32> {
-        self.state().machine.blocks_per_sm(function, threads, shared_bytes)
+        self.state().machine.ctas_per_sm(function, threads, shared_bytes)
     }
 
     fn tensor_map(&mut self, spec: &TensorMapSpec) -> DriverResult<TensorMap> {

@@ -39,7 +39,7 @@ pub use driver::{
 };
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{
-    BLOCKS_VARIABLE, COMPLETION_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
+    COMPLETION_VARIABLE, CTAS_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
     EmulatedMachine, LOG_VARIABLE, LaunchOutcome, RECORD_VARIABLE, RESULTS_VARIABLE,
     TRACKER_VARIABLE, emulator_settings,
 };

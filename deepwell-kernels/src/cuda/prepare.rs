@@ -218,7 +218,7 @@ impl Device<'_> {
         threads: u32,
         shared_bytes: u32,
     ) -> Result<u32, KernelError> {
-        let ctas = self.driver.blocks_per_sm(function, threads, shared_bytes)?;
+        let ctas = self.driver.ctas_per_sm(function, threads, shared_bytes)?;
         Ok(ctas.max(1) * self.sm_count())
     }
 

@@ -96,7 +96,7 @@ mod present {
 
     /// CTAs of an SM, where they fit: kernels whose CTAs wait for each other take long rows
     /// only with many.
-    const BLOCKS_PER_SM: u32 = 8;
+    const CTAS_PER_SM: u32 = 8;
 
     /// An emulated device, and what is launched on it.
     pub(crate) struct Emulated {
@@ -110,7 +110,7 @@ mod present {
     }
 
     pub(super) fn driver(architecture: Architecture) -> Box<dyn Driver> {
-        let defaults = Settings { blocks_per_sm: BLOCKS_PER_SM, ..Settings::default() };
+        let defaults = Settings { ctas_per_sm: CTAS_PER_SM, ..Settings::default() };
         Box::new(typed_driver(architecture, defaults))
     }
 
@@ -118,12 +118,12 @@ mod present {
         ptx::of_file("add", architecture)?;
         let defaults = Settings::default();
         let sm_count = sm_count.unwrap_or(defaults.sm_count);
-        let settings = Settings { sm_count, blocks_per_sm: BLOCKS_PER_SM, ..defaults };
+        let settings = Settings { sm_count, ctas_per_sm: CTAS_PER_SM, ..defaults };
         Ok(emulate_with(architecture, settings).gpu)
     }
 
-    pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
-        emulate_with(architecture, Settings { blocks_per_sm, ..Settings::default() })
+    pub(crate) fn emulate(architecture: Architecture, ctas_per_sm: u32) -> Emulated {
+        emulate_with(architecture, Settings { ctas_per_sm, ..Settings::default() })
     }
 
     /// Kernels are chosen as though there were no library; those that call one get the host's

@@ -135,7 +135,7 @@ fn a_kernel_runs_from_any_thread_in_clusters_and_programmatically() {
         .unwrap();
         assert_eq!(fixture.download(out), expected, "cluster {cluster}, {programmatic}");
     }
-    let blocks = fixture.driver.blocks_per_sm(fixture.add, THREADS, 0).unwrap();
+    let blocks = fixture.driver.ctas_per_sm(fixture.add, THREADS, 0).unwrap();
     assert!((1..=8).contains(&blocks), "{blocks} blocks of {THREADS} threads");
 }
 

@@ -12,7 +12,7 @@
 //! | `DEEPWELL_EMULATOR_COMPLETION` | `eager` (default), `lazy`, `lazy:SEED`, `demand` |
 //! | `DEEPWELL_EMULATOR_RESULTS` | `hw` (default), `exact`, `fuzz`, `fuzz:SEED` |
 //! | `DEEPWELL_EMULATOR_TRACKER` | `on` (default), `off` |
-//! | `DEEPWELL_EMULATOR_BLOCKS_PER_SM` | 1 to 32 (8 here, 1 in the table) |
+//! | `DEEPWELL_EMULATOR_CTAS_PER_SM` | 1 to 32 (8 here, 1 in the table) |
 //! | `DEEPWELL_EMULATOR_LOG` | a file: a line of JSON for each launch is added |
 //! | `DEEPWELL_EMULATOR_RECORD` | a folder: each launch is written there as a file |
 

@@ -31,7 +31,7 @@ pub enum PeerTask {
         m: usize,
         /// Columns of the result.
         n: usize,
-        /// Depth of the contraction.
+        /// Elements of the contraction.
         k: usize,
         /// Operands in FP8 with the scales that PyTorch offers, else in BF16.
         fp8: bool,

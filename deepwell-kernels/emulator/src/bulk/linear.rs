@@ -89,7 +89,7 @@ pub fn copy_between_shared(
     bytes: u32,
     memory: &mut dyn Memory,
 ) -> Result<u32, Fault> {
-    let data = read_for_other_block(source, target, bytes, memory)?;
+    let data = read_for_other_cta(source, target, bytes, memory)?;
     memory.write(Place::Shared { rank: target.0, offset: target.1 }, &data)?;
     Ok(bytes)
 }
@@ -128,13 +128,13 @@ pub fn reduce_to_shared(
     memory: &mut dyn Memory,
 ) -> Result<u32, Fault> {
     element.check(operation, false)?;
-    let data = read_for_other_block(source, target, bytes, memory)?;
+    let data = read_for_other_cta(source, target, bytes, memory)?;
     let place = Place::Shared { rank: target.0, offset: target.1 };
     combine(place, &data, operation, element, memory)?;
     Ok(bytes)
 }
 
-fn read_for_other_block(
+fn read_for_other_cta(
     source: (u32, u32),
     target: (u32, u32),
     bytes: u32,
@@ -146,7 +146,7 @@ fn read_for_other_block(
             "bulk-copy-same-cta",
             format!(
                 "a bulk copy from shared to shared memory needs another CTA of the cluster as \
-                 its target, got its own block {}",
+                 its target, got its own CTA {}",
                 source.0
             ),
         ));

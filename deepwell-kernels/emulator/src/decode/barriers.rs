@@ -40,7 +40,7 @@ impl Lowering<'_> {
         if semantics.is_some() != scope.is_some() && semantics != Some(Semantics::Relaxed) {
             return Err("order and scope come together".to_string());
         }
-        let scope = scope.unwrap_or(Scope::Block);
+        let scope = scope.unwrap_or(Scope::Cta);
         let is_own = |space: Space| {
             if space == Space::SharedCluster {
                 return Err("`.shared::cluster` is not there for this action".to_string());

@@ -119,7 +119,7 @@ impl Lowering<'_> {
             return Ok(Instruction::BulkCopy(BulkCopy {
                 direction: BulkDirection::Prefetch,
                 target: source,
-                target_is_own_block: false,
+                target_is_own_cta: false,
                 source,
                 bytes: self.source(&operands[1], Type::U32)?,
                 completion: BulkCompletion::None,
@@ -179,7 +179,7 @@ impl Lowering<'_> {
         Ok(Instruction::BulkCopy(BulkCopy {
             direction,
             target: self.plain_address(&operands[0])?,
-            target_is_own_block: target_space == Space::Shared,
+            target_is_own_cta: target_space == Space::Shared,
             source: self.plain_address(&operands[1])?,
             bytes: self.source(&operands[2], Type::U32)?,
             completion,
@@ -233,7 +233,7 @@ impl Lowering<'_> {
         if multicast && shared_space != Space::SharedCluster {
             return Err("`.multicast::cluster` needs `.shared::cluster`".to_string());
         }
-        let block_group = words.take_from(&[("cta_group::1", 1), ("cta_group::2", 2)]);
+        let cta_group = words.take_from(&[("cta_group::1", 1), ("cta_group::2", 2)]);
         let has_policy = words.take_cache_hints();
         let reduction = if reduces { Some(self.reduction(words)?) } else { None };
         let offsets = match mode {
@@ -295,11 +295,11 @@ impl Lowering<'_> {
             map,
             coordinates: coordinates?,
             shared,
-            shared_is_own_block: shared_space == Space::Shared,
+            shared_is_own_cta: shared_space == Space::Shared,
             completion,
             im2col,
             multicast,
-            block_group,
+            cta_group,
             reduction,
         }))
     }

@@ -145,7 +145,7 @@ impl Lowering<'_> {
                     }
                 }
                 let response = self.wide_source(response)?;
-                Ok(Instruction::QueryFirstBlock { destinations, response })
+                Ok(Instruction::QueryFirstCta { destinations, response })
             }
         }
     }

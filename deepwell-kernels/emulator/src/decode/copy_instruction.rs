@@ -50,7 +50,7 @@ pub struct BulkCopy {
     /// First byte written. For [`BulkDirection::Prefetch`] the same as the source.
     pub target: Address,
     /// The target is given in the window of the own CTA (`.shared::cta`).
-    pub target_is_own_block: bool,
+    pub target_is_own_cta: bool,
     /// First byte read.
     pub source: Address,
     /// A multiple of 16.
@@ -95,7 +95,7 @@ pub struct TensorCopy {
     /// In shared memory; a zero for prefetches.
     pub shared: Address,
     /// The shared address is given in the window of the own CTA (`.shared::cta`).
-    pub shared_is_own_block: bool,
+    pub shared_is_own_cta: bool,
     /// How it ends.
     pub completion: BulkCompletion,
     /// Offsets of the im2col modes.
@@ -103,7 +103,7 @@ pub struct TensorCopy {
     /// `.multicast::cluster`: a bit for each rank.
     pub multicast: Option<Source>,
     /// `.cta_group`: 1 or 2. With 2 the barrier may be that of the pair's other CTA.
-    pub block_group: Option<u32>,
+    pub cta_group: Option<u32>,
     /// `cp.reduce`: how to combine.
     pub reduction: Option<AtomicOperation>,
 }

@@ -20,7 +20,7 @@ impl Instruction {
             I::ConvertAddress { .. }
             | I::IsSpace { .. }
             | I::MapAddress { .. }
-            | I::BlockRank { .. } => "addresses",
+            | I::CtaRank { .. } => "addresses",
             I::Barrier(_)
             | I::WarpBarrier { .. }
             | I::ClusterArrive { .. }
@@ -33,7 +33,7 @@ impl Instruction {
             | I::Elect { .. }
             | I::Redux { .. } => "within a warp",
             I::LaunchDependents | I::DependencyWait => "griddepcontrol",
-            I::TryCancel { .. } | I::QueryCanceled { .. } | I::QueryFirstBlock { .. } => {
+            I::TryCancel { .. } | I::QueryCanceled { .. } | I::QueryFirstCta { .. } => {
                 "clusterlaunchcontrol"
             }
             I::Mbarrier(_) => "mbarrier",

@@ -8,7 +8,7 @@ use super::copy_instruction::{BulkCopy, StoreAsync, TensorCopy, TensorMapReplace
 use super::matrix_instruction::{LoadMatrix, StoreMatrix, WarpGroupMma, WarpMma};
 use super::memory_instruction::{Atomic, Load, Store};
 use super::scalar_instruction::{ReductionOperation, ScalarInstruction};
-use super::synchronize_instruction::{BlockBarrier, Fence, Match, Mbarrier, Shuffle, Vote};
+use super::synchronize_instruction::{CtaBarrier, Fence, Match, Mbarrier, Shuffle, Vote};
 use super::tensor_instruction::Tcgen05;
 use super::types::{Address, Barrier64, PredicateSource, Register, Scope, Source, Space, Type};
 
@@ -100,7 +100,7 @@ pub enum Instruction {
         space: Space,
     },
     /// `getctarank`: the CTA whose shared memory holds an address.
-    BlockRank {
+    CtaRank {
         /// Where to.
         destination: Register,
         /// The address.
@@ -114,7 +114,7 @@ pub enum Instruction {
         destination: Register,
     },
     /// `bar`, `barrier`.
-    Barrier(BlockBarrier),
+    Barrier(CtaBarrier),
     /// `bar.warp.sync`.
     WarpBarrier {
         /// Which lanes.
@@ -203,7 +203,7 @@ pub enum Instruction {
         response: [Source; 2],
     },
     /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`. Undefined when nothing was canceled.
-    QueryFirstBlock {
+    QueryFirstCta {
         /// x, y, z of the canceled cluster's first CTA, and one unused word.
         destinations: [Option<Register>; 4],
         /// The 128 bits of the answer, low half first.
@@ -302,9 +302,9 @@ pub enum SpecialRegister {
     /// `%tid` along axis 0 to 2. Axis 3 of this and the next ones is 0.
     ThreadIndex(u8),
     /// `%ntid`.
-    BlockSize(u8),
+    CtaSize(u8),
     /// `%ctaid`.
-    BlockIndex(u8),
+    CtaIndex(u8),
     /// `%nctaid`.
     GridSize(u8),
     /// `%clusterid`.
@@ -312,13 +312,13 @@ pub enum SpecialRegister {
     /// `%nclusterid`.
     ClusterCount(u8),
     /// `%cluster_ctaid`.
-    BlockInCluster(u8),
+    CtaInCluster(u8),
     /// `%cluster_nctaid`.
     ClusterSize(u8),
     /// `%cluster_ctarank`.
-    BlockRank,
+    CtaRank,
     /// `%cluster_nctarank`.
-    ClusterBlocks,
+    ClusterCtas,
     /// `%is_explicit_cluster` (a predicate in the ISA; read as 0 or 1).
     IsExplicitCluster,
     /// `%laneid`.

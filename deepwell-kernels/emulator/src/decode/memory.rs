@@ -292,7 +292,7 @@ impl Lowering<'_> {
                     });
                 }
                 let [d, a] = exactly(operands)?;
-                Ok(Instruction::BlockRank {
+                Ok(Instruction::CtaRank {
                     destination: self.destination(d, Type::U32)?,
                     source: self.address_value(a, value_type)?.0,
                     space,

@@ -11,12 +11,12 @@ pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Type)> {
         let axis = ["x", "y", "z", "w"].iter().position(|known| *known == axis)? as u8;
         let register = match base {
             "tid" => S::ThreadIndex(axis),
-            "ntid" => S::BlockSize(axis),
-            "ctaid" => S::BlockIndex(axis),
+            "ntid" => S::CtaSize(axis),
+            "ctaid" => S::CtaIndex(axis),
             "nctaid" => S::GridSize(axis),
             "clusterid" => S::ClusterIndex(axis),
             "nclusterid" => S::ClusterCount(axis),
-            "cluster_ctaid" => S::BlockInCluster(axis),
+            "cluster_ctaid" => S::CtaInCluster(axis),
             "cluster_nctaid" => S::ClusterSize(axis),
             _ => return None,
         };
@@ -24,8 +24,8 @@ pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Type)> {
     }
     let numbered = |prefix: &str| name.strip_prefix(prefix)?.parse::<u8>().ok();
     Some(match name {
-        "cluster_ctarank" => (S::BlockRank, Type::U32),
-        "cluster_nctarank" => (S::ClusterBlocks, Type::U32),
+        "cluster_ctarank" => (S::CtaRank, Type::U32),
+        "cluster_nctarank" => (S::ClusterCtas, Type::U32),
         "is_explicit_cluster" => (S::IsExplicitCluster, Type::Predicate),
         "laneid" => (S::Lane, Type::U32),
         "warpid" => (S::Warp, Type::U32),

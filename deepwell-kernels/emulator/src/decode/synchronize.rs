@@ -6,7 +6,7 @@ use super::scalar_instruction::ReductionOperation;
 use super::types::{Scope, Semantics, Space, Type};
 use super::words::Words;
 use super::{
-    BarrierAction, BlockBarrier, Fence, Instruction, Match, Shuffle, ShuffleMode, Vote, VoteMode,
+    BarrierAction, CtaBarrier, Fence, Instruction, Match, Shuffle, ShuffleMode, Vote, VoteMode,
 };
 use crate::ptx::Operand;
 
@@ -39,11 +39,11 @@ impl Lowering<'_> {
         let aligned = words.take("aligned") || name == "bar";
         if words.take("sync") {
             let operands = between(operands, 1, 2)?;
-            return self.block_barrier(operands, BarrierAction::Sync, aligned);
+            return self.cta_barrier(operands, BarrierAction::Sync, aligned);
         }
         if words.take("arrive") {
             let operands = between(operands, 2, 2)?;
-            return self.block_barrier(operands, BarrierAction::Arrive, aligned);
+            return self.cta_barrier(operands, BarrierAction::Arrive, aligned);
         }
         words.expect(&["red"])?;
         let counts = words.take("popc");
@@ -64,10 +64,10 @@ impl Lowering<'_> {
             let destination = self.predicate_register(destination)?;
             BarrierAction::CombinePredicates { all, destination, predicate }
         };
-        self.block_barrier(rest, action, aligned)
+        self.cta_barrier(rest, action, aligned)
     }
 
-    fn block_barrier(
+    fn cta_barrier(
         &mut self,
         operands: &[Operand],
         action: BarrierAction,
@@ -90,7 +90,7 @@ impl Lowering<'_> {
             }
             None => None,
         };
-        Ok(Instruction::Barrier(BlockBarrier { barrier, threads, action, aligned }))
+        Ok(Instruction::Barrier(CtaBarrier { barrier, threads, action, aligned }))
     }
 
     /// `membar`, `fence`.
@@ -110,7 +110,7 @@ impl Lowering<'_> {
         }
         if name == "membar" {
             let scope = words
-                .take_from(&[("cta", Scope::Block), ("gl", Scope::Device), ("sys", Scope::System)])
+                .take_from(&[("cta", Scope::Cta), ("gl", Scope::Device), ("sys", Scope::System)])
                 .ok_or("the level is missing")?;
             // A `membar` is a `fence.sc` of the same scope.
             let semantics = Semantics::SequentiallyConsistent;

@@ -6,7 +6,7 @@ use super::types::{
 
 /// `bar` and `barrier` of a CTA.
 #[derive(Clone, Debug, PartialEq)]
-pub struct BlockBarrier {
+pub struct CtaBarrier {
     /// Name, 0 to 15.
     pub barrier: Source,
     /// Threads that take part, a multiple of 32; `None` is all of the CTA.

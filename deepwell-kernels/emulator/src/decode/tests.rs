@@ -459,7 +459,7 @@ fn operands_become_what_families_need() {
     ) else {
         panic!("a copy")
     };
-    assert_eq!((copy.rank, copy.block_group), (2, Some(2)));
+    assert_eq!((copy.rank, copy.cta_group), (2, Some(2)));
     assert_eq!(copy.coordinates[1], Source::Immediate(3));
     assert_eq!(copy.map.offset, 128);
     assert_eq!(

@@ -195,7 +195,7 @@ pub enum Semantics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Scope {
-    Block,
+    Cta,
     Cluster,
     Device,
     System,

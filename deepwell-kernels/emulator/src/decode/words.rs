@@ -77,7 +77,7 @@ impl<'a> Words<'a> {
     /// `.cta`, `.cluster`, `.gpu`, `.sys`.
     pub(super) fn take_scope(&mut self) -> Option<Scope> {
         self.take_from(&[
-            ("cta", Scope::Block),
+            ("cta", Scope::Cta),
             ("cluster", Scope::Cluster),
             ("gpu", Scope::Device),
             ("sys", Scope::System),

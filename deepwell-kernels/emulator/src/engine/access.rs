@@ -126,9 +126,9 @@ pub(crate) fn global_place(
 /// A CTA of the cluster whose threads have not all exited.
 #[inline]
 pub(crate) fn live_rank(cluster: &ClusterState, own: u32, rank: u32) -> Result<usize, Fault> {
-    match cluster.blocks.get(rank as usize) {
+    match cluster.ctas.get(rank as usize) {
         Some(_) if rank == own => Ok(rank as usize),
-        Some(block) if block.live_threads > 0 => Ok(rank as usize),
+        Some(cta) if cta.live_threads > 0 => Ok(rank as usize),
         Some(_) => Err(Fault::new(
             "shared-of-exited-cta",
             format!("shared memory of CTA {rank} of the cluster, which has exited"),
@@ -137,7 +137,7 @@ pub(crate) fn live_rank(cluster: &ClusterState, own: u32, rank: u32) -> Result<u
             "shared-rank-out-of-range",
             format!(
                 "shared memory of CTA {rank} of the cluster, which has {} CTAs",
-                cluster.blocks.len()
+                cluster.ctas.len()
             ),
         )),
     }
@@ -198,10 +198,10 @@ pub(crate) fn load(
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
-                let block = live_rank(cluster, warp.rank, rank)?;
+                let cta = live_rank(cluster, warp.rank, rank)?;
                 places.push(lane, Place::Shared { rank, offset });
                 world.shared_access(warp, cluster, (rank, offset), bytes, false)?;
-                let (found, written) = cluster.blocks[block].shared.read(offset, bytes)?;
+                let (found, written) = cluster.ctas[cta].shared.read(offset, bytes)?;
                 if !written {
                     world.note_unwritten(warp.pc, || {
                         format!("{bytes} bytes at shared offset {offset:#x} of CTA {rank}")
@@ -284,10 +284,10 @@ pub(crate) fn store(
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
-                let block = live_rank(cluster, warp.rank, rank)?;
+                let cta = live_rank(cluster, warp.rank, rank)?;
                 places.push(lane, Place::Shared { rank, offset });
                 world.shared_access(warp, cluster, (rank, offset), bytes, true)?;
-                let target = cluster.blocks[block].shared.write(offset, bytes)?;
+                let target = cluster.ctas[cta].shared.write(offset, bytes)?;
                 target.copy_from_slice(&buffer[..bytes]);
             }
             Where::Local(offset) => {
@@ -339,11 +339,11 @@ pub(crate) fn atomic(
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
-                let block = live_rank(cluster, warp.rank, rank)?;
+                let cta = live_rank(cluster, warp.rank, rank)?;
                 places.push(lane, Place::Shared { rank, offset });
                 world.shared_access(warp, cluster, (rank, offset), bytes, true)?;
                 world.counts.bytes.shared_read += bytes as u64;
-                let shared = &mut cluster.blocks[block].shared;
+                let shared = &mut cluster.ctas[cta].shared;
                 if !shared.read(offset, bytes)?.1 {
                     world.note_unwritten(warp.pc, || {
                         format!("{bytes} bytes at shared offset {offset:#x} of CTA {rank}")
@@ -450,10 +450,10 @@ pub(crate) fn address(
             for lane in lanes(mask) {
                 let value = warp.registers.lane(source, lane);
                 let to = warp.registers.lane(rank, lane) as u32;
-                if to as usize >= cluster.blocks.len() {
+                if to as usize >= cluster.ctas.len() {
                     return Err(Fault::new(
                         "shared-rank-out-of-range",
-                        format!("`mapa` to CTA {to} of {}", cluster.blocks.len()),
+                        format!("`mapa` to CTA {to} of {}", cluster.ctas.len()),
                     ));
                 }
                 let (_, offset) = split_shared(value as u32);
@@ -462,7 +462,7 @@ pub(crate) fn address(
                 warp.registers.set_lane(destination, lane, window | mapped);
             }
         }
-        Instruction::BlockRank { destination, source, .. } => {
+        Instruction::CtaRank { destination, source, .. } => {
             map(warp, destination, source, &|value| u64::from(split_shared(value as u32).0));
         }
         Instruction::CreatePolicy { destination } => {

@@ -45,8 +45,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(blocks: u32) -> Queue {
-        Queue { bulk: Vec::new(), tensor: (0..blocks).map(|_| VecDeque::new()).collect() }
+    pub(crate) fn new(ctas: u32) -> Queue {
+        Queue { bulk: Vec::new(), tensor: (0..ctas).map(|_| VecDeque::new()).collect() }
     }
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn run(
                 if world.settings.completion == Completion::Eager {
                     complete_lane_copy((warp.rank, warp.index), &copy, cluster, world)?;
                 } else {
-                    cluster.blocks[rank as usize].shared.poison(offset, *bytes as usize)?;
+                    cluster.ctas[rank as usize].shared.poison(offset, *bytes as usize)?;
                     warp.copies.push(copy);
                 }
             }
@@ -268,11 +268,11 @@ pub(crate) fn wait_bulk_groups(
 
 /// Does what a CTA's tensor core has to do next. Returns whether there was anything.
 pub(crate) fn complete_tensor(
-    block: usize,
+    cta: usize,
     cluster: &mut ClusterState,
     world: &mut World<'_>,
 ) -> Result<bool, Fault> {
-    let Some(work) = cluster.queue.tensor[block].pop_front() else { return Ok(false) };
+    let Some(work) = cluster.queue.tensor[cta].pop_front() else { return Ok(false) };
     world.changes += 1;
     world.operation = Some(work.pc);
     super::tensor::complete(&work, cluster, world)?;
@@ -287,16 +287,16 @@ pub(crate) fn complete_random(
     world: &mut World<'_>,
 ) -> Result<bool, Fault> {
     let bulk = cluster.queue.bulk.len();
-    let blocks = cluster.queue.tensor.len();
-    let choice = world.random.below(bulk + blocks + warps.len());
+    let ctas = cluster.queue.tensor.len();
+    let choice = world.random.below(bulk + ctas + warps.len());
     if choice < bulk {
         complete_bulk(choice, cluster, world)?;
         return Ok(true);
     }
-    if choice < bulk + blocks {
+    if choice < bulk + ctas {
         return complete_tensor(choice - bulk, cluster, world);
     }
-    let warp = &mut warps[choice - bulk - blocks];
+    let warp = &mut warps[choice - bulk - ctas];
     Ok(complete_first_copy(warp, cluster, world)? || complete_wgmma(warp, cluster, world)?)
 }
 
@@ -343,8 +343,8 @@ pub(crate) fn complete_for(
         complete_bulk(at, cluster, world)?;
         return Ok(true);
     }
-    for block in 0..cluster.queue.tensor.len() {
-        if complete_tensor(block, cluster, world)? {
+    for cta in 0..cluster.queue.tensor.len() {
+        if complete_tensor(cta, cluster, world)? {
             return Ok(true);
         }
     }
@@ -377,7 +377,7 @@ pub(crate) fn lanes_exited(
     cluster: &mut ClusterState,
     world: &mut World<'_>,
 ) -> Result<(), Fault> {
-    if cluster.blocks[warp.rank as usize].live_threads > 0 {
+    if cluster.ctas[warp.rank as usize].live_threads > 0 {
         return Ok(());
     }
     let mut at = 0;
@@ -390,8 +390,8 @@ pub(crate) fn lanes_exited(
     }
     while complete_tensor(warp.rank as usize, cluster, world)? {}
     while complete_first_copy(warp, cluster, world)? {}
-    cluster.blocks[warp.rank as usize].warp_groups.check_exit()?;
-    cluster.blocks[warp.rank as usize].allocator.check_exit()
+    cluster.ctas[warp.rank as usize].warp_groups.check_exit()?;
+    cluster.ctas[warp.rank as usize].allocator.check_exit()
 }
 
 /// Where a generic or window address is, as a place of the cluster.

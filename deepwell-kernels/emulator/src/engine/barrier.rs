@@ -4,7 +4,7 @@ use crate::error::Fault;
 
 /// One of a CTA's 16 barriers.
 #[derive(Clone, Debug, Default)]
-struct BlockBarrier {
+struct CtaBarrier {
     /// Threads that arrived.
     arrived: u32,
     /// Threads that are to arrive; `None` before the first arrival, and `Some(None)` for all.
@@ -23,8 +23,8 @@ struct BlockBarrier {
 
 /// The barriers of one CTA.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BlockBarriers {
-    all: [BlockBarrier; 16],
+pub(crate) struct CtaBarriers {
+    all: [CtaBarrier; 16],
 }
 
 /// What a barrier still lacks.
@@ -33,7 +33,7 @@ pub(crate) struct Lacks {
     pub(crate) expected: Option<u32>,
 }
 
-impl BlockBarriers {
+impl CtaBarriers {
     /// `threads` threads arrive at `barrier`, of which `truths` come with a true predicate and
     /// `lies` with a false one. Returns the generation that they arrived in, and whether it is
     /// over.
@@ -133,7 +133,7 @@ impl BlockBarriers {
     }
 }
 
-impl BlockBarrier {
+impl CtaBarrier {
     fn finish(&mut self, live_threads: u32) -> bool {
         let expected = self.expected.flatten().unwrap_or(live_threads);
         if self.arrived < expected {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_barrier_of_all_counts_those_that_live() {
-        let mut barriers = BlockBarriers::default();
+        let mut barriers = CtaBarriers::default();
         let (generation, over) = barriers.arrive(0, 32, None, (1, 31), 96).unwrap();
         assert!(!over && !barriers.is_over(0, generation));
         assert!(!barriers.arrive(0, 32, None, (2, 30), 96).unwrap().1);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_barrier_of_some() {
-        let mut barriers = BlockBarriers::default();
+        let mut barriers = CtaBarriers::default();
         assert!(!barriers.arrive(3, 32, Some(64), (0, 0), 256).unwrap().1);
         let rule = |result: Result<_, Fault>| result.map(|_: (u64, bool)| ()).unwrap_err().rule;
         assert_eq!(rule(barriers.arrive(3, 32, None, (0, 0), 256)), "barrier-thread-count-differs");

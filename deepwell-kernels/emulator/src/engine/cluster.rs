@@ -1,7 +1,7 @@
 //! A cluster of CTAs: what its warps share.
 
 use super::asynchronous::Queue;
-use super::barrier::{BlockBarriers, ClusterBarrier};
+use super::barrier::{ClusterBarrier, CtaBarriers};
 use super::warp::Warp;
 use super::warp_group::WarpGroups;
 use crate::mbarrier::MbarrierTable;
@@ -10,14 +10,14 @@ use crate::tcgen05::Allocator;
 
 /// What the warps of one CTA share.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct Cta {
     /// Position in the grid.
     pub(crate) position: [u32; 3],
     /// The SM that it is on.
     pub(crate) sm_id: u32,
     pub(crate) shared: SharedMemory,
     pub(crate) tensor: TensorMemory,
-    pub(crate) barriers: BlockBarriers,
+    pub(crate) barriers: CtaBarriers,
     /// Threads that have not exited.
     pub(crate) live_threads: u32,
     /// Who owns which columns of tensor memory.
@@ -37,7 +37,7 @@ pub(crate) struct Block {
 pub(crate) struct ClusterState {
     /// Position among clusters, in units of clusters.
     pub(crate) position: [u32; 3],
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) ctas: Vec<Cta>,
     pub(crate) barriers: MbarrierTable,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) queue: Queue,
@@ -48,12 +48,12 @@ pub(crate) struct ClusterState {
 impl ClusterState {
     /// Threads of all CTAs that have not exited.
     pub(crate) fn live_threads(&self) -> u32 {
-        self.blocks.iter().map(|block| block.live_threads).sum()
+        self.ctas.iter().map(|cta| cta.live_threads).sum()
     }
 
     /// Changes of the allocations of a CTA's tensor memory, by which waiters see them.
     pub(crate) fn tensor_frees(&self, rank: u32) -> u64 {
-        self.blocks[rank as usize].tensor_frees
+        self.ctas[rank as usize].tensor_frees
     }
 }
 

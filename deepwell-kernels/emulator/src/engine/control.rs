@@ -74,10 +74,10 @@ pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut Worl
     world.changes += 1;
     warp.alive &= !mask;
     warp.active &= !mask;
-    let block = &mut cluster.blocks[warp.rank as usize];
-    block.live_threads -= mask.count_ones();
-    let live = block.live_threads;
-    for name in lanes(block.barriers.threads_exited(live)) {
+    let cta = &mut cluster.ctas[warp.rank as usize];
+    cta.live_threads -= mask.count_ones();
+    let live = cta.live_threads;
+    for name in lanes(cta.barriers.threads_exited(live)) {
         world.barrier_completes(cluster, warp.rank, name as u32);
     }
     let live = cluster.live_threads();

@@ -164,7 +164,7 @@ pub(crate) fn run(
             warp.registers.set_predicate(*destination, canceled, mask);
             Ok(Next::Advance)
         }
-        Instruction::QueryFirstBlock { destinations, response } => {
+        Instruction::QueryFirstCta { destinations, response } => {
             for lane in lanes(mask) {
                 let [low, high] = response.map(|source| warp.registers.lane(source, lane));
                 if high >> 32 != CANCELED {
@@ -264,7 +264,7 @@ fn multicast_ranks(
     let Some(source) = multicast else { return Ok(None) };
     let mask = warp.registers.lane(source, lane) as u32 & 0xFFFF;
     let ranks: Vec<u32> = (0..16).filter(|rank| mask >> rank & 1 == 1).collect();
-    let count = cluster.blocks.len() as u32;
+    let count = cluster.ctas.len() as u32;
     if ranks.is_empty() || ranks.iter().any(|rank| *rank >= count) {
         return Err(Fault::new(
             "multicast-mask",
@@ -380,7 +380,7 @@ fn bulk_copy(
         }
         tracked
     };
-    let own = copy.target_is_own_block;
+    let own = copy.target_is_own_cta;
     match copy.direction {
         BulkDirection::GlobalToShared => {
             let source = address_of(warp, Space::Global, &copy.source, lane);
@@ -500,7 +500,7 @@ fn tensor_copy(
         return Err(Fault::new("tensor-copy-im2col", "im2col copies are not emulated"));
     }
     world.counts.bulk_copies += 1;
-    let own = copy.shared_is_own_block;
+    let own = copy.shared_is_own_cta;
     let shared = target_place(warp, world, &copy.shared, own, lane)?;
     let swizzle = map.spec().swizzle;
     let issue = |world: &mut World<'_>, cluster: &ClusterState, unit| {
@@ -516,8 +516,8 @@ fn tensor_copy(
         let ranks = multicast_ranks(warp, cluster, copy.multicast, lane)?;
         let barrier = completion_barrier(warp, world, &copy.completion, own, lane)?;
         let barrier = barrier.ok_or_else(no_barrier)?;
-        let pair = copy.block_group == Some(2);
-        if pair && cluster.blocks.len() % 2 == 1 {
+        let pair = copy.cta_group == Some(2);
+        if pair && cluster.ctas.len() % 2 == 1 {
             return Err(super::tensor::no_pair());
         }
         let gather = copy.mode == TensorMode::Gather4;
@@ -577,14 +577,14 @@ fn try_cancel(
     let mut bytes = [0u8; 16];
     if world.next_cluster < world.cluster_count {
         let position = world.shape.cluster_position(world.next_cluster);
-        let first = world.shape.block_position(position, 0);
+        let first = world.shape.cta_position(position, 0);
         world.next_cluster += 1;
         for (axis, at) in first.iter().enumerate() {
             bytes[axis * 4..axis * 4 + 4].copy_from_slice(&at.to_le_bytes());
         }
         bytes[12] = CANCELED as u8;
     }
-    let ranks = if multicast { (0..cluster.blocks.len() as u32).collect() } else { vec![target.0] };
+    let ranks = if multicast { (0..cluster.ctas.len() as u32).collect() } else { vec![target.0] };
     for rank in ranks {
         let tracked = world.issued(warp, cluster, 1 << lane, Unit::LaunchControl);
         let copy = Copy::Answer { target: (rank, target.1), bytes };

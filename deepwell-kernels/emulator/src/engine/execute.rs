@@ -84,7 +84,7 @@ pub(crate) fn run(
             watch::touch(&step.instruction, touches, warp, cluster, world, mask);
         }
         if traces {
-            let position = cluster.blocks[warp.rank as usize].position;
+            let position = cluster.ctas[warp.rank as usize].position;
             world.record(position, warp.index, mask, warp.pc);
         }
         let next = match &step.instruction {
@@ -146,7 +146,7 @@ fn other_instruction(
         I::ConvertAddress { .. }
         | I::IsSpace { .. }
         | I::MapAddress { .. }
-        | I::BlockRank { .. }
+        | I::CtaRank { .. }
         | I::CreatePolicy { .. } => access::address(instruction, warp, cluster, world, mask),
         I::BranchIndexed { targets, index, uniform } => {
             control::branch_indexed(warp, targets, *index, *uniform, mask)
@@ -195,7 +195,7 @@ fn other_instruction(
         | I::TensorMapCopyFence { .. }
         | I::TryCancel { .. }
         | I::QueryCanceled { .. }
-        | I::QueryFirstBlock { .. } => asynchronous::run(instruction, warp, cluster, world, mask),
+        | I::QueryFirstCta { .. } => asynchronous::run(instruction, warp, cluster, world, mask),
         I::LoadMatrix(_)
         | I::StoreMatrix(_)
         | I::MoveMatrix { .. }

@@ -105,5 +105,5 @@ pub(crate) fn poison_targets(pending: &Pending, cluster: &mut ClusterState) -> R
         Copy::Answer { target, .. } => (*target, 16),
         _ => return Ok(()),
     };
-    cluster.blocks[target.0 as usize].shared.poison(target.1, bytes as usize)
+    cluster.ctas[target.0 as usize].shared.poison(target.1, bytes as usize)
 }

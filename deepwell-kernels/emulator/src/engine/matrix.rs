@@ -94,7 +94,7 @@ pub(crate) fn run(
         Instruction::WarpGroupFence => warp.watch.warp_group_fence(),
         Instruction::WarpGroupCommit => {
             warp.wgmma_groups += 1;
-            cluster.blocks[warp.rank as usize].warp_groups.committed(warp.index);
+            cluster.ctas[warp.rank as usize].warp_groups.committed(warp.index);
             warp.watch.warp_group_commit();
             world.group_committed(warp, cluster, mask, Group::WarpGroup);
         }
@@ -104,7 +104,7 @@ pub(crate) fn run(
             {
                 complete_first_wgmma(warp, cluster, world)?;
             }
-            let groups = &mut cluster.blocks[warp.rank as usize].warp_groups;
+            let groups = &mut cluster.ctas[warp.rank as usize].warp_groups;
             let wgmmas = groups.awaited(warp.index, *pending);
             if !groups.are_complete(warp.index, wgmmas) {
                 warp.spread();
@@ -198,7 +198,7 @@ fn group_mma(
             "`wgmma` needs four whole warps, the first of which has a multiple of 4 as its number",
         ));
     }
-    cluster.blocks[warp.rank as usize].warp_groups.wgmma(warp.index, warp.pc)?;
+    cluster.ctas[warp.rank as usize].warp_groups.wgmma(warp.index, warp.pc)?;
     let scales = warp.registers.predicate(mma.scale_d) & mask;
     if scales != 0 && scales != mask {
         return Err(Fault::new(
@@ -267,7 +267,7 @@ pub(crate) fn complete_first_wgmma(
         return Ok(false);
     }
     let wgmma = warp.wgmmas.remove(0);
-    cluster.blocks[warp.rank as usize].warp_groups.completed(warp.index);
+    cluster.ctas[warp.rank as usize].warp_groups.completed(warp.index);
     let mut fragments = [WarpFragments {
         warp: warp.index % 4,
         a: wgmma.a_rows,

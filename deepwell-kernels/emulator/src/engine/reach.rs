@@ -63,16 +63,15 @@ impl Memory for Reach<'_, '_> {
                 true
             }
             Place::Shared { rank, offset } => {
-                let block = live_rank(self.cluster, self.own, rank)?;
-                let (found, written) =
-                    self.cluster.blocks[block].shared.read(offset, bytes.len())?;
+                let cta = live_rank(self.cluster, self.own, rank)?;
+                let (found, written) = self.cluster.ctas[cta].shared.read(offset, bytes.len())?;
                 bytes.copy_from_slice(found);
                 written
             }
             Place::Tensor { rank, lane, column } => {
-                let block = live_rank(self.cluster, self.own, rank)?;
+                let cta = live_rank(self.cluster, self.own, rank)?;
                 let (found, written) =
-                    self.cluster.blocks[block].tensor.read(lane, column, bytes.len())?;
+                    self.cluster.ctas[cta].tensor.read(lane, column, bytes.len())?;
                 bytes.copy_from_slice(found);
                 written
             }
@@ -95,13 +94,13 @@ impl Memory for Reach<'_, '_> {
                 self.world.global.slice_mut(address, bytes.len())?.copy_from_slice(bytes);
             }
             Place::Shared { rank, offset } => {
-                let block = live_rank(self.cluster, self.own, rank)?;
-                let target = self.cluster.blocks[block].shared.write(offset, bytes.len())?;
+                let cta = live_rank(self.cluster, self.own, rank)?;
+                let target = self.cluster.ctas[cta].shared.write(offset, bytes.len())?;
                 target.copy_from_slice(bytes);
             }
             Place::Tensor { rank, lane, column } => {
-                let block = live_rank(self.cluster, self.own, rank)?;
-                let target = self.cluster.blocks[block].tensor.write(lane, column, bytes.len())?;
+                let cta = live_rank(self.cluster, self.own, rank)?;
+                let target = self.cluster.ctas[cta].tensor.write(lane, column, bytes.len())?;
                 target.copy_from_slice(bytes);
             }
         }

@@ -61,7 +61,7 @@ pub(crate) fn visit_registers(
             v.writes(atomic.destinations.iter_mut().flatten());
         }
         I::ConvertAddress { destination, source, .. }
-        | I::BlockRank { destination, source, .. }
+        | I::CtaRank { destination, source, .. }
         | I::MoveMatrix { destination, source } => {
             v.read(source);
             v.write(destination);
@@ -117,7 +117,7 @@ pub(crate) fn visit_registers(
             v.address(barrier);
         }
         I::QueryCanceled { response, .. } => v.reads(response),
-        I::QueryFirstBlock { destinations, response } => {
+        I::QueryFirstCta { destinations, response } => {
             v.reads(response);
             v.writes(destinations.iter_mut().flatten());
         }

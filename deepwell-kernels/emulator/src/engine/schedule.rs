@@ -1,8 +1,8 @@
 //! Which warp runs when, and what happens when none can.
 
 use super::asynchronous;
-use super::barrier::{BlockBarriers, ClusterBarrier};
-use super::cluster::{Block, Cluster, ClusterState};
+use super::barrier::{ClusterBarrier, CtaBarriers};
+use super::cluster::{Cluster, ClusterState, Cta};
 use super::execute::{self, Turn};
 use super::synchronize;
 use super::warp::{Wait, Warp, lanes};
@@ -125,9 +125,9 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
 fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) -> Cluster {
     let shape = world.shape.clone();
     let position = shape.cluster_position(index);
-    let count = shape.cluster_blocks();
+    let count = shape.cluster_ctas();
     let mut warps = Vec::with_capacity((count * shape.warps()) as usize);
-    let mut blocks = Vec::with_capacity(count as usize);
+    let mut ctas = Vec::with_capacity(count as usize);
     for rank in 0..count {
         for warp in 0..shape.warps() {
             warps.push(match pool.pop() {
@@ -138,12 +138,12 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
                 None => Warp::new(world.program, rank, warp, shape.block),
             });
         }
-        blocks.push(Block {
-            position: shape.block_position(position, rank),
+        ctas.push(Cta {
+            position: shape.cta_position(position, rank),
             sm_id: (place * count + rank) % world.settings.sm_count,
             shared: SharedMemory::new(shape.shared_bytes),
             tensor: TensorMemory::new(),
-            barriers: BlockBarriers::default(),
+            barriers: CtaBarriers::default(),
             live_threads: shape.threads(),
             allocator: Allocator::new(),
             tensor_frees: 0,
@@ -154,14 +154,14 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
     }
     let mut state = ClusterState {
         position,
-        blocks,
+        ctas,
         barriers: MbarrierTable::new(count),
         barrier: ClusterBarrier::default(),
         queue: asynchronous::Queue::new(count),
         tracked: 0,
     };
     world.cluster_starts(&mut state);
-    world.counts.blocks += u64::from(count);
+    world.counts.ctas += u64::from(count);
     Cluster { warps, state }
 }
 
@@ -239,7 +239,7 @@ fn waiters(resident: &[Cluster], world: &World<'_>) -> Vec<Waiter> {
             let mut add = |lanes_waiting: u32, pc: u32, what: String| {
                 let step = world.program.steps.get(pc as usize);
                 all.push(Waiter {
-                    block: cluster.state.blocks[warp.rank as usize].position,
+                    cta: cluster.state.ctas[warp.rank as usize].position,
                     warp: warp.index,
                     lanes: lanes_waiting,
                     ptx_line: step.map_or(0, |step| step.ptx_line),
@@ -284,7 +284,7 @@ fn located(
         kernel: world.program.name.clone(),
         ptx_line,
         source,
-        block: cluster.state.blocks[rank].position,
+        cta: cluster.state.ctas[rank].position,
         thread: warp.zip(lane).map(|(warp, lane)| warp.threads[lane].map(u32::from)),
     }))
 }

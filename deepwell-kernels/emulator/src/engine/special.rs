@@ -21,7 +21,7 @@ pub(crate) fn read(
     use SpecialRegister as S;
     let shape = &world.shape;
     let axis = |of: [u32; 3], axis: u8| of.get(axis as usize).copied().unwrap_or(0);
-    let block = &cluster.blocks[warp.rank as usize];
+    let cta = &cluster.ctas[warp.rank as usize];
     let lane_value = |lane: u32| -> u64 {
         u64::from(match register {
             S::ThreadIndex(along) => {
@@ -54,22 +54,22 @@ pub(crate) fn read(
     let count = |extents: [u32; 3]| extents.iter().product::<u32>();
     let time = world.instructions * NANOSECONDS_PER_INSTRUCTION;
     let value = match register {
-        S::BlockSize(along) => u64::from(axis(shape.block, along)),
-        S::BlockIndex(along) => u64::from(axis(block.position, along)),
+        S::CtaSize(along) => u64::from(axis(shape.block, along)),
+        S::CtaIndex(along) => u64::from(axis(cta.position, along)),
         S::GridSize(along) => u64::from(axis(shape.grid, along)),
         S::ClusterIndex(along) => u64::from(axis(cluster.position, along)),
         S::ClusterCount(along) => u64::from(axis(shape.clusters(), along)),
-        S::BlockInCluster(along) => {
+        S::CtaInCluster(along) => {
             let inside = super::world::position(u64::from(warp.rank), shape.cluster);
             u64::from(axis(inside, along))
         }
         S::ClusterSize(along) => u64::from(axis(shape.cluster, along)),
-        S::BlockRank => u64::from(warp.rank),
-        S::ClusterBlocks => u64::from(count(shape.cluster)),
+        S::CtaRank => u64::from(warp.rank),
+        S::ClusterCtas => u64::from(count(shape.cluster)),
         S::IsExplicitCluster => u64::from(shape.explicit_cluster),
         S::Warp => u64::from(warp.index),
         S::WarpCount => u64::from(shape.warps()),
-        S::SmId => u64::from(block.sm_id),
+        S::SmId => u64::from(cta.sm_id),
         S::SmCount => u64::from(world.settings.sm_count),
         S::Clock | S::Clock64 | S::GlobalTimer | S::GlobalTimerLow => time,
         S::ClockHigh | S::GlobalTimerHigh => time >> 32,

@@ -7,7 +7,7 @@ use super::track::order_of;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
 use crate::decode::{
-    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Scope,
+    Barrier64, BarrierAction, CtaBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Scope,
     Semantics, Space,
 };
 use crate::error::Fault;
@@ -23,7 +23,7 @@ pub(crate) fn run(
     mask: u32,
 ) -> Result<Next, Fault> {
     match instruction {
-        Instruction::Barrier(barrier) => block_barrier(barrier, warp, cluster, world, mask),
+        Instruction::Barrier(barrier) => cta_barrier(barrier, warp, cluster, world, mask),
         Instruction::ClusterArrive { relaxed, aligned } => {
             if *aligned && gather_lanes(warp, world, mask, warp.alive) == Gathered::Parked {
                 return Ok(Next::Select);
@@ -75,8 +75,8 @@ pub(crate) fn run(
     }
 }
 
-fn block_barrier(
-    barrier: &BlockBarrier,
+fn cta_barrier(
+    barrier: &CtaBarrier,
     warp: &mut Warp,
     cluster: &mut ClusterState,
     world: &mut World<'_>,
@@ -109,12 +109,12 @@ fn block_barrier(
     let arriving = if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
     let waits = barrier.action != BarrierAction::Arrive;
     world.barrier_arrives(warp, cluster, mask, name);
-    let block = &mut cluster.blocks[warp.rank as usize];
+    let cta = &mut cluster.ctas[warp.rank as usize];
     if waits {
-        block.barriers.waits(name, warp.index, mask);
+        cta.barriers.waits(name, warp.index, mask);
     }
-    let live = block.live_threads;
-    let (generation, over) = block.barriers.arrive(name, arriving, count, predicates, live)?;
+    let live = cta.live_threads;
+    let (generation, over) = cta.barriers.arrive(name, arriving, count, predicates, live)?;
     world.changes += 1;
     if over {
         world.barrier_completes(cluster, warp.rank, name);
@@ -128,7 +128,7 @@ fn block_barrier(
     }
     warp.spread();
     super::control::leave(warp, mask);
-    let wait = Wait::Block { barrier: name, generation, action: barrier.action };
+    let wait = Wait::CtaBarrier { barrier: name, generation, action: barrier.action };
     let next = warp.pc + 1;
     warp.park(mask, next, wait, world.instructions);
     Ok(Next::Select)
@@ -143,8 +143,8 @@ fn finish_barrier(
     action: BarrierAction,
     mask: u32,
 ) {
-    let block = &cluster.blocks[warp.rank as usize];
-    let (truths, lies) = block.barriers.predicates(name, generation);
+    let cta = &cluster.ctas[warp.rank as usize];
+    let (truths, lies) = cta.barriers.predicates(name, generation);
     match action {
         BarrierAction::CountPredicates { destination, .. } => {
             warp.registers.set_row32(destination, &[truths; 32], mask);
@@ -168,8 +168,8 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
         let parked = &warp.parked[index];
         let over = match &parked.wait {
             Wait::Lanes { .. } | Wait::WarpBarrier { .. } => false,
-            Wait::Block { barrier, generation, .. } => {
-                cluster.blocks[warp.rank as usize].barriers.is_over(*barrier, *generation)
+            Wait::CtaBarrier { barrier, generation, .. } => {
+                cluster.ctas[warp.rank as usize].barriers.is_over(*barrier, *generation)
             }
             Wait::Cluster { generation } => cluster.barrier.generation > *generation,
             Wait::Mbarrier { rank, offset, phase, .. } => {
@@ -177,7 +177,7 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
                     || cluster.barriers.get(*rank, *offset).is_none_or(|b| b.phase() != *phase)
             }
             Wait::Wgmmas { wgmmas } => {
-                let groups = &cluster.blocks[warp.rank as usize].warp_groups;
+                let groups = &cluster.ctas[warp.rank as usize].warp_groups;
                 groups.are_complete(warp.index, *wgmmas)
             }
             Wait::TensorColumns { frees } => cluster.tensor_frees(warp.rank) != *frees,
@@ -188,7 +188,7 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
         }
         let parked = warp.parked.swap_remove(index);
         world.waited(warp.index, parked.pc, parked.since);
-        if let Wait::Block { barrier, generation, action } = parked.wait {
+        if let Wait::CtaBarrier { barrier, generation, action } = parked.wait {
             finish_barrier(warp, cluster, barrier, generation, action, parked.lanes);
         }
         warp.blocked &= !parked.lanes;
@@ -302,7 +302,7 @@ fn mbarrier(
                 }
                 made.push((rank, offset, count));
                 super::access::live_rank(cluster, warp.rank, rank)?;
-                cluster.blocks[rank as usize].shared.write(offset, 8)?;
+                cluster.ctas[rank as usize].shared.write(offset, 8)?;
                 world.mbarrier_init(warp, cluster, 1 << lane, (rank, offset));
                 cluster.barriers.init(rank, offset, count)?;
             }
@@ -310,7 +310,7 @@ fn mbarrier(
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 world.mbarrier_inval(warp, cluster, 1 << lane, (rank, offset));
                 cluster.barriers.inval(rank, offset)?;
-                cluster.blocks[rank as usize].shared.poison(offset, 8)?;
+                cluster.ctas[rank as usize].shared.poison(offset, 8)?;
             }
             Mbarrier::ExpectTransaction { barrier, bytes } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
@@ -374,10 +374,10 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
         Wait::WarpBarrier { needed } => {
             format!("lanes {needed:#010x} of its warp, at `bar.warp.sync`")
         }
-        Wait::Block { barrier, .. } => {
-            let block = &cluster.blocks[warp.rank as usize];
-            let lacks = block.barriers.lacks(*barrier);
-            let of = lacks.expected.unwrap_or(block.live_threads);
+        Wait::CtaBarrier { barrier, .. } => {
+            let cta = &cluster.ctas[warp.rank as usize];
+            let lacks = cta.barriers.lacks(*barrier);
+            let of = lacks.expected.unwrap_or(cta.live_threads);
             format!("barrier {barrier} of the CTA: {} of {of} threads are there", lacks.arrived)
         }
         Wait::Cluster { .. } => format!(

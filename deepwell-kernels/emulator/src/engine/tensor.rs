@@ -76,7 +76,7 @@ pub(crate) fn run(
             let (rank, offset) = shared_place(warp, world, *space, address)?;
             let own = warp.rank as usize;
             let granted = if *group == 1 {
-                cluster.blocks[own].allocator.allocate(1, columns)?
+                cluster.ctas[own].allocator.allocate(1, columns)?
             } else {
                 allocate_pair(cluster, own, columns)?
             };
@@ -89,7 +89,7 @@ pub(crate) fn run(
                 warp.park(mask, pc, wait, world.instructions);
                 return Ok(Next::Select);
             };
-            cluster.blocks[own].tensor.poison(column, columns);
+            cluster.ctas[own].tensor.poison(column, columns);
             let tracked = world.by_threads(warp, cluster, 1 << lane);
             let mut reach = Reach::operation(cluster, world, warp.rank, tracked);
             reach.write(Place::Shared { rank, offset }, &column.to_le_bytes())?;
@@ -102,16 +102,16 @@ pub(crate) fn run(
             }
             let address = uniform(warp, *address, mask, "the tensor-memory address")?;
             let columns = uniform(warp, *columns, mask, "the count of columns")?;
-            let block = &mut cluster.blocks[warp.rank as usize];
-            block.allocator.deallocate(*group, address, columns)?;
+            let cta = &mut cluster.ctas[warp.rank as usize];
+            cta.allocator.deallocate(*group, address, columns)?;
             if let Some(thread) = world.thread(warp, cluster, mask)
                 && let Some(tracker) = &mut world.tracker
             {
                 let first = address & 0xFFFF;
                 tracker.tensor_free(thread, first..first + columns);
             }
-            for block in &mut cluster.blocks {
-                block.tensor_frees += 1;
+            for cta in &mut cluster.ctas {
+                cta.tensor_frees += 1;
             }
             world.changes += 1;
             Ok(Next::Advance)
@@ -119,7 +119,7 @@ pub(crate) fn run(
         Tcgen05::Relinquish { group } => {
             let rank = warp.rank as usize;
             let group = *group;
-            together(warp, world, mask, |_, _| cluster.blocks[rank].allocator.relinquish(group))
+            together(warp, world, mask, |_, _| cluster.ctas[rank].allocator.relinquish(group))
         }
         Tcgen05::Mma(mma) => {
             for lane in lanes(mask) {
@@ -132,10 +132,10 @@ pub(crate) fn run(
                 let plan = request.check()?;
                 check_group(cluster, warp, mma.group)?;
                 for rank in group_ranks(warp.rank, mma.group) {
-                    let block = cluster.blocks.get_mut(rank as usize).ok_or_else(no_pair)?;
-                    block.allocator.use_group(mma.group)?;
+                    let cta = cluster.ctas.get_mut(rank as usize).ok_or_else(no_pair)?;
+                    cta.allocator.use_group(mma.group)?;
                     for (_, column, columns) in plan.tensor_columns() {
-                        block.allocator.check_access(column, columns)?;
+                        cta.allocator.check_access(column, columns)?;
                     }
                 }
                 world.counts.mmas += 1;
@@ -163,9 +163,9 @@ pub(crate) fn run(
                 check_group(cluster, warp, *group)?;
                 let (column, columns) = plan.columns();
                 for rank in group_ranks(warp.rank, *group) {
-                    let block = cluster.blocks.get_mut(rank as usize).ok_or_else(no_pair)?;
-                    block.allocator.use_group(*group)?;
-                    block.allocator.check_access(column, columns)?;
+                    let cta = cluster.ctas.get_mut(rank as usize).ok_or_else(no_pair)?;
+                    cta.allocator.use_group(*group)?;
+                    cta.allocator.check_access(column, columns)?;
                 }
                 let tracked = world.issued(warp, cluster, 1 << lane, Unit::TensorCopy);
                 let descriptor = warp.registers.lane(*descriptor, lane);
@@ -182,8 +182,8 @@ pub(crate) fn run(
                 world.lane = Some(lane);
                 check_group(cluster, warp, *group)?;
                 for rank in group_ranks(warp.rank, *group) {
-                    let block = cluster.blocks.get_mut(rank as usize).ok_or_else(no_pair)?;
-                    block.allocator.use_group(*group)?;
+                    let cta = cluster.ctas.get_mut(rank as usize).ok_or_else(no_pair)?;
+                    cta.allocator.use_group(*group)?;
                 }
                 let address = address_of(warp, *space, barrier, lane);
                 let (rank, offset) = shared_place(warp, world, *space, address)?;
@@ -217,7 +217,7 @@ pub(crate) fn run(
                 lane_bits: world.settings.lane_bits,
             }
             .check()?;
-            let allocator = &cluster.blocks[warp.rank as usize].allocator;
+            let allocator = &cluster.ctas[warp.rank as usize].allocator;
             for (_, _, column, columns) in plan.extents() {
                 allocator.check_access(column, columns)?;
             }
@@ -253,7 +253,7 @@ pub(crate) fn run(
                 lane_bits: world.settings.lane_bits,
             }
             .check()?;
-            let allocator = &cluster.blocks[warp.rank as usize].allocator;
+            let allocator = &cluster.ctas[warp.rank as usize].allocator;
             for (_, _, column, columns) in plan.extents() {
                 allocator.check_access(column, columns)?;
             }
@@ -308,16 +308,16 @@ fn allocate_pair(
     own: usize,
     columns: u32,
 ) -> Result<Option<u32>, Fault> {
-    if let Some(granted) = cluster.blocks[own].tensor_granted.take() {
+    if let Some(granted) = cluster.ctas[own].tensor_granted.take() {
         return Ok(Some(granted));
     }
     let even = own & !1;
-    if even + 1 >= cluster.blocks.len() {
+    if even + 1 >= cluster.ctas.len() {
         return Err(no_pair());
     }
-    cluster.blocks[own].tensor_asked = Some(columns);
+    cluster.ctas[own].tensor_asked = Some(columns);
     let other = own ^ 1;
-    match cluster.blocks[other].tensor_asked {
+    match cluster.ctas[other].tensor_asked {
         None => return Ok(None),
         Some(asked) if asked != columns => {
             return Err(Fault::new(
@@ -327,12 +327,12 @@ fn allocate_pair(
         }
         Some(_) => {}
     }
-    let (left, right) = cluster.blocks.split_at_mut(even + 1);
+    let (left, right) = cluster.ctas.split_at_mut(even + 1);
     let (even, odd) = (&mut left[even], &mut right[0]);
     let granted = Allocator::allocate_pair(&mut even.allocator, &mut odd.allocator, columns)?;
     if let Some(column) = granted {
-        cluster.blocks[own].tensor_asked = None;
-        let other = &mut cluster.blocks[other];
+        cluster.ctas[own].tensor_asked = None;
+        let other = &mut cluster.ctas[other];
         (other.tensor_asked, other.tensor_granted) = (None, Some(column));
         other.tensor_frees += 1;
     }
@@ -355,7 +355,7 @@ fn group_ranks(rank: u32, group: u32) -> std::ops::Range<u32> {
 /// That the CTAs of a group are there.
 fn check_group(cluster: &ClusterState, warp: &Warp, group: u32) -> Result<(), Fault> {
     for rank in group_ranks(warp.rank, group) {
-        if rank as usize >= cluster.blocks.len() {
+        if rank as usize >= cluster.ctas.len() {
             return Err(no_pair());
         }
         live_rank(cluster, warp.rank, rank)?;

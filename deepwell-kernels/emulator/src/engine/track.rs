@@ -331,7 +331,7 @@ impl World<'_> {
 
     /// A barrier of a CTA is complete.
     pub(crate) fn barrier_completes(&mut self, cluster: &mut ClusterState, rank: u32, name: u32) {
-        let waiters = cluster.blocks[rank as usize].barriers.take_waiters(name);
+        let waiters = cluster.ctas[rank as usize].barriers.take_waiters(name);
         if let Some(tracker) = &mut self.tracker {
             let waiters: Vec<(WarpId, u32)> = (waiters.iter())
                 .map(|(warp, lanes)| (tracker.warp(cluster.tracked, rank, *warp), *lanes))
@@ -473,7 +473,7 @@ impl World<'_> {
     pub(crate) fn cluster_starts(&mut self, cluster: &mut ClusterState) {
         let warps = self.shape.warps();
         if let Some(tracker) = &mut self.tracker {
-            cluster.tracked = tracker.add_cluster(cluster.blocks.len() as u32, warps);
+            cluster.tracked = tracker.add_cluster(cluster.ctas.len() as u32, warps);
         }
     }
 

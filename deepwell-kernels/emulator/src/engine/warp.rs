@@ -22,7 +22,7 @@ pub(crate) enum Wait {
         needed: u32,
     },
     /// A barrier of the CTA.
-    Block {
+    CtaBarrier {
         /// Its name.
         barrier: u32,
         /// The use of it that must be over.

@@ -41,7 +41,7 @@ impl Shape {
     }
 
     /// CTAs of a cluster.
-    pub(crate) fn cluster_blocks(&self) -> u32 {
+    pub(crate) fn cluster_ctas(&self) -> u32 {
         self.cluster.iter().product()
     }
 
@@ -50,8 +50,8 @@ impl Shape {
         let by_threads = 2048 / (self.warps() * 32).max(1);
         // An SM has 228 KiB, of which the system takes one for each CTA.
         let by_shared = 228 * 1024 / (self.shared_bytes + 1024);
-        let blocks = by_threads.min(by_shared).clamp(1, settings.blocks_per_sm.max(1));
-        (blocks * settings.sm_count / self.cluster_blocks()).max(1)
+        let ctas = by_threads.min(by_shared).clamp(1, settings.ctas_per_sm.max(1));
+        (ctas * settings.sm_count / self.cluster_ctas()).max(1)
     }
 
     /// Clusters along each axis.
@@ -65,7 +65,7 @@ impl Shape {
     }
 
     /// Position in the grid of the CTA with a rank.
-    pub(crate) fn block_position(&self, cluster: [u32; 3], rank: u32) -> [u32; 3] {
+    pub(crate) fn cta_position(&self, cluster: [u32; 3], rank: u32) -> [u32; 3] {
         let inside = position(u64::from(rank), self.cluster);
         std::array::from_fn(|axis| cluster[axis] * self.cluster[axis] + inside[axis])
     }
@@ -113,9 +113,9 @@ pub(crate) struct World<'a> {
 impl World<'_> {
     /// Writes down that lanes run an instruction.
     #[cold]
-    pub(crate) fn record(&mut self, block: [u32; 3], warp: u32, lanes: u32, pc: u32) {
+    pub(crate) fn record(&mut self, cta: [u32; 3], warp: u32, lanes: u32, pc: u32) {
         let ptx_line = self.program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
-        let record = TraceRecord { block, warp, lanes, ptx_line };
+        let record = TraceRecord { cta, warp, lanes, ptx_line };
         self.trace.push(self.settings.trace_limit, record);
     }
 

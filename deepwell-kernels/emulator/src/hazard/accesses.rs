@@ -169,13 +169,13 @@ impl Memories<'_> {
             Place::Global(_) => (self.global.cell(index), GLOBAL_READS_MAX),
             Place::Shared { rank, .. } => {
                 let shared = &mut self.clusters[self.cluster as usize].shared;
-                let Some(of_block) = shared.get_mut(rank as usize) else { return };
-                (of_block.cell(index as usize), SHARED_READS_MAX)
+                let Some(of_cta) = shared.get_mut(rank as usize) else { return };
+                (of_cta.cell(index as usize), SHARED_READS_MAX)
             }
             Place::Tensor { rank, lane, column } => {
                 let tensor = &mut self.clusters[self.cluster as usize].tensor;
-                let Some(of_block) = tensor.get_mut(rank as usize) else { return };
-                (of_block.cell(lane / CELL_LANES, column), SHARED_READS_MAX)
+                let Some(of_cta) = tensor.get_mut(rank as usize) else { return };
+                (of_cta.cell(lane / CELL_LANES, column), SHARED_READS_MAX)
             }
         };
         match direction {
@@ -257,7 +257,7 @@ impl Tracker {
             };
             let mut pending: Option<(u64, Place, Record)> = None;
             for (lane, place) in places.iter().filter(|(lane, _)| lanes >> lane & 1 == 1) {
-                if let Some(rank) = other_block(*place, warp.rank)
+                if let Some(rank) = other_cta(*place, warp.rank)
                     && state.known.started >> rank & 1 == 0
                 {
                     early = Some((*place, 1 << lane));
@@ -293,8 +293,8 @@ impl Tracker {
         direction: Direction,
         place: Place,
     ) {
-        let (cluster, own_rank) = self.block(later.0);
-        let Some(rank) = other_block(place, own_rank) else { return };
+        let (cluster, own_rank) = self.cta(later.0);
+        let Some(rank) = other_cta(place, own_rank) else { return };
         let start = (self.warp(cluster, rank, 0), ALL_LANES, u32::MAX, Unit::Thread);
         let kind = HazardKind::PeerNotStarted;
         let later = (later, direction == Direction::Write);
@@ -382,7 +382,7 @@ impl Tracker {
         let (own_rank, started) = (warps[info.warp.0 as usize].rank, snapshot.known.started);
         let mut early = None;
         for (cell, place, mask) in cells {
-            if let Some(rank) = other_block(place, own_rank)
+            if let Some(rank) = other_cta(place, own_rank)
                 && started >> rank & 1 == 0
             {
                 early = Some(place);
@@ -462,7 +462,7 @@ impl Tracker {
 
 /// The CTA whose memory a place is in, if it is another than `own_rank`.
 #[inline]
-fn other_block(place: Place, own_rank: u32) -> Option<u32> {
+fn other_cta(place: Place, own_rank: u32) -> Option<u32> {
     match place {
         Place::Shared { rank, .. } | Place::Tensor { rank, .. } => {
             (rank != own_rank).then_some(rank)

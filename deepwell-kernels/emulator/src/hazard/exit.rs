@@ -32,7 +32,7 @@ impl Tracker {
                 },
             );
         }
-        if self.blocks > 1 {
+        if self.ctas > 1 {
             for (actor, write, place, rank) in self.foreign_uses(cluster) {
                 self.report_unfinished(actor, write, Some(place), rank, FOREIGN_REMEDY);
             }
@@ -47,7 +47,7 @@ impl Tracker {
         rank: u32,
         remedy: &str,
     ) {
-        let (cluster, _) = self.block(actor.0);
+        let (cluster, _) = self.cta(actor.0);
         let end = (self.warp(cluster, rank, 0), ALL_LANES, u32::MAX, Unit::Thread);
         let kind = HazardKind::UnfinishedAtExit;
         self.report_pair(kind, (actor, write), (end, false), place, || remedy.to_owned());
@@ -55,12 +55,12 @@ impl Tracker {
 
     fn unfinished_operations(&self, cluster: u32) -> Vec<(Actor, bool, u32)> {
         let of = &self.clusters[cluster as usize];
-        let own = of.first_warp..of.first_warp + self.blocks * self.warps_per_block;
+        let own = of.first_warp..of.first_warp + self.ctas * self.warps_per_cta;
         (self.operations[of.first_operation..].iter())
             .filter(|info| own.contains(&info.warp.0) && self.is_unfinished(info, cluster))
             .map(|info| {
                 let actor = (info.warp, info.lanes, info.step, info.unit);
-                (actor, info.unit != Unit::BulkStore, self.block(info.warp).1)
+                (actor, info.unit != Unit::BulkStore, self.cta(info.warp).1)
             })
             .collect()
     }
@@ -89,7 +89,7 @@ impl Tracker {
             for (offset, cell) in shared.cells() {
                 for (record, write) in cell.records() {
                     let actor = self.record_actor(record);
-                    if self.block(actor.0).1 != rank && !self.block_knows(rank, cluster, record) {
+                    if self.cta(actor.0).1 != rank && !self.cta_knows(rank, cluster, record) {
                         found.push((actor, write, Place::Shared { rank, offset }, rank));
                     }
                 }
@@ -119,7 +119,7 @@ impl Tracker {
     }
 
     /// Whether any thread of a CTA knows that the access of a record is over.
-    fn block_knows(&self, rank: u32, cluster: u32, record: &Record) -> bool {
+    fn cta_knows(&self, rank: u32, cluster: u32, record: &Record) -> bool {
         let (agent, lanes, value) = match record.operation() {
             Some(operation) => {
                 let info = &self.operations[operation as usize];
@@ -152,9 +152,9 @@ impl Tracker {
 
     fn warps_of(&self, cluster: u32, rank: u32) -> &[Warp] {
         let first = self.warp(cluster, rank, 0).0 as usize;
-        &self.warps[first..first + self.warps_per_block as usize]
+        &self.warps[first..first + self.warps_per_cta as usize]
     }
 }
 
 const FOREIGN_REMEDY: &str = "a wait of the CTA for what the other CTA does to its shared \
-    memory, or a `barrier.cluster.arrive` and `.wait` of all blocks, before it ends";
+    memory, or a `barrier.cluster.arrive` and `.wait` of all CTAs, before it ends";

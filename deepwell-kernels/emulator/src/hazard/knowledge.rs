@@ -171,7 +171,7 @@ pub(super) struct State {
 /// A scope as an index.
 pub(super) fn level(scope: Scope) -> usize {
     match scope {
-        Scope::Block => 0,
+        Scope::Cta => 0,
         Scope::Cluster => 1,
         Scope::Device | Scope::System => 2,
     }
@@ -185,7 +185,7 @@ pub(super) struct Party {
     pub(super) lanes: u32,
     pub(super) tick: u32,
     /// The CTA, as a bit.
-    pub(super) block: u16,
+    pub(super) cta: u16,
 }
 
 impl Party {
@@ -195,7 +195,7 @@ impl Party {
 
     /// Adds to a bundle what these lanes know of themselves.
     fn fold(self, own: &Own, bundle: &mut Bundle) {
-        bundle.started |= self.block;
+        bundle.started |= self.cta;
         bundle.generic.raise(self.agent(Kind::Generic), self.lanes, self.tick);
         for kind in ALL_KINDS {
             let (agent, at) = (self.agent(kind), kind as usize);
@@ -225,7 +225,7 @@ impl State {
     /// made ready, and what an earlier fence of at least this scope released.
     pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
         self.for_each_fenced(party, scope, |_, fenced| bundle.join_memory(fenced));
-        bundle.started |= self.known.started | party.block;
+        bundle.started |= self.known.started | party.cta;
         let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
         bundle.generic.raise(agent, party.lanes, fenced);
         bundle.async_shared.raise(agent, party.lanes, fenced);

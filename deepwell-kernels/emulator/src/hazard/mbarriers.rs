@@ -77,7 +77,7 @@ impl TrackedBarrier {
 impl Tracker {
     /// `mbarrier.init` of an object of the warp's cluster, by one lane.
     pub fn mbarrier_init(&mut self, thread: Thread, rank: u32, offset: u32) {
-        let (cluster, _) = self.block(thread.warp);
+        let (cluster, _) = self.cta(thread.warp);
         let warp = self.warp_mut(thread.warp);
         warp.streams.inits += 1;
         let number = warp.streams.inits;
@@ -104,7 +104,7 @@ impl Tracker {
     /// `mbarrier.inval`.
     pub fn mbarrier_inval(&mut self, thread: Thread, rank: u32, offset: u32) {
         self.check_mbarrier_init(thread, None, false, rank, offset);
-        let (cluster, _) = self.block(thread.warp);
+        let (cluster, _) = self.cta(thread.warp);
         let barrier = self.clusters[cluster as usize].barriers.remove(&(rank, offset));
         for (user, tick) in barrier.into_iter().flat_map(|barrier| barrier.users) {
             let itself = user.warp == thread.warp && user.lanes & !thread.lanes == 0;
@@ -142,7 +142,7 @@ impl Tracker {
         (order, scope): (Order, Scope),
         arrival: Arrival,
     ) {
-        let (cluster, own_rank) = self.block(thread.warp);
+        let (cluster, own_rank) = self.cta(thread.warp);
         self.check_mbarrier_init(thread, None, false, rank, offset);
         self.check_observed(thread, rank, offset, arrival);
         self.note_foreign(thread, None, rank, offset, arrival);
@@ -154,7 +154,7 @@ impl Tracker {
         barrier.used(thread, warp.tick);
         let distance = distance(own_rank, rank);
         let bundle = &mut barrier.current[distance];
-        if rules.mbarrier_scopes && distance == 1 && scope == Scope::Block {
+        if rules.mbarrier_scopes && distance == 1 && scope == Scope::Cta {
             bundle.started |= 1 << (own_rank & 15);
             warp.tick += 1;
         } else if order.releases() {
@@ -175,12 +175,12 @@ impl Tracker {
         (acquire, scope): (bool, Scope),
     ) {
         self.check_mbarrier_init(thread, None, false, rank, offset);
-        let (cluster, _) = self.block(thread.warp);
+        let (cluster, _) = self.cta(thread.warp);
         let Tracker { warps, clusters, rules, .. } = self;
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
             return;
         };
-        let is_narrow = rules.mbarrier_scopes && scope == Scope::Block;
+        let is_narrow = rules.mbarrier_scopes && scope == Scope::Cta;
         barrier.used(thread, warps[thread.warp.0 as usize].tick);
         barrier.observed = barrier.phases;
         let observed = barrier.observed;
@@ -207,7 +207,7 @@ impl Tracker {
         offset: u32,
         arrival: Arrival,
     ) {
-        let (cluster, own_rank) = self.block(thread.warp);
+        let (cluster, own_rank) = self.cta(thread.warp);
         if own_rank == rank {
             return;
         }
@@ -230,7 +230,7 @@ impl Tracker {
         rank: u32,
         offset: u32,
     ) {
-        let (cluster, _) = self.block(user.warp);
+        let (cluster, _) = self.cta(user.warp);
         let Some(barrier) = self.clusters[cluster as usize].barriers.get(&(rank, offset)) else {
             return;
         };
@@ -259,7 +259,7 @@ impl Tracker {
             match found {
                 HazardKind::MissingMbarrierInitSync => {
                     "after `mbarrier.init`: `fence.mbarrier_init.release.cluster` if the barrier \
-                     that follows is relaxed, and a barrier of the block or cluster before use"
+                     that follows is relaxed, and a barrier of the CTA or cluster before use"
                 }
                 _ => {
                     "`fence.mbarrier_init.release.cluster` (or `fence.proxy.async`) after \
@@ -281,7 +281,7 @@ impl Tracker {
         if !self.rules.warnings {
             return;
         }
-        let (cluster, _) = self.block(thread.warp);
+        let (cluster, _) = self.cta(thread.warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
         let last = barrier.last.replace(thread);

@@ -238,8 +238,8 @@ pub struct Tracker {
     sites: Vec<Site>,
     clusters: Vec<Cluster>,
     /// CTAs to a cluster and warps to a CTA, the same for all.
-    blocks: u32,
-    warps_per_block: u32,
+    ctas: u32,
+    warps_per_cta: u32,
     warps: Vec<Warp>,
     operations: Vec<OperationInfo>,
     global: GlobalShadow,
@@ -275,8 +275,8 @@ impl Tracker {
             rules,
             sites,
             clusters: Vec::new(),
-            blocks: 0,
-            warps_per_block: 0,
+            ctas: 0,
+            warps_per_cta: 0,
             warps: Vec::new(),
             operations: Vec::new(),
             global: GlobalShadow::default(),
@@ -286,19 +286,19 @@ impl Tracker {
         }
     }
 
-    /// CTAs that start: `blocks` of them (1 without clusters), of `warps_per_block` warps.
+    /// CTAs that start: `ctas` of them (1 without clusters), of `warps_per_cta` warps.
     /// Returns the cluster's number. All clusters of a launch have the same size.
-    pub fn add_cluster(&mut self, blocks: u32, warps_per_block: u32) -> u32 {
-        (self.blocks, self.warps_per_block) = (blocks, warps_per_block);
+    pub fn add_cluster(&mut self, ctas: u32, warps_per_cta: u32) -> u32 {
+        (self.ctas, self.warps_per_cta) = (ctas, warps_per_cta);
         let number = self.clusters.len() as u32;
         let first_warp = self.warps.len() as u32;
-        let warps = blocks * warps_per_block;
-        self.warps.extend((0..warps).map(|at| Warp::new(number, at / warps_per_block, at)));
+        let warps = ctas * warps_per_cta;
+        self.warps.extend((0..warps).map(|at| Warp::new(number, at / warps_per_cta, at)));
         self.clusters.push(Cluster {
             first_warp,
             first_operation: self.operations.len(),
-            shared: (0..blocks).map(|_| SharedShadow::default()).collect(),
-            tensor: (0..blocks).map(|_| TensorShadow::default()).collect(),
+            shared: (0..ctas).map(|_| SharedShadow::default()).collect(),
+            tensor: (0..ctas).map(|_| TensorShadow::default()).collect(),
             agents: warps * KINDS as u32,
             ..Cluster::default()
         });
@@ -312,7 +312,7 @@ impl Tracker {
         let of = &mut self.clusters[cluster as usize];
         let (first, operations) = (of.first_warp, of.first_operation);
         *of = Cluster { first_warp: first, agents: of.agents, ..Cluster::default() };
-        let warps = first..first + self.blocks * self.warps_per_block;
+        let warps = first..first + self.ctas * self.warps_per_cta;
         self.warps[warps.start as usize..warps.end as usize].iter_mut().for_each(Warp::forget);
         for operation in &mut self.operations[operations..] {
             if warps.contains(&operation.warp.0) {
@@ -325,7 +325,7 @@ impl Tracker {
 
     /// The number of a warp of a CTA.
     pub fn warp(&self, cluster: u32, rank: u32, warp: u32) -> WarpId {
-        WarpId(self.clusters[cluster as usize].first_warp + rank * self.warps_per_block + warp)
+        WarpId(self.clusters[cluster as usize].first_warp + rank * self.warps_per_cta + warp)
     }
 
     /// What was found so far, in the order found.
@@ -363,13 +363,7 @@ impl Tracker {
     fn actor(&self, warp: WarpId, lanes: u32, unit: Unit) -> Actor {
         let of = &self.warps[warp.0 as usize];
         let rank = of.rank;
-        Actor {
-            cluster: of.cluster,
-            rank,
-            warp: of.index - rank * self.warps_per_block,
-            lanes,
-            unit,
-        }
+        Actor { cluster: of.cluster, rank, warp: of.index - rank * self.warps_per_cta, lanes, unit }
     }
 }
 

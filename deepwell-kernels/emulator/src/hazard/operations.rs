@@ -160,12 +160,12 @@ impl Tracker {
     /// An asynchronous instruction executes. Operations of single threads are issued with one
     /// lane; `cp.async` with all that execute it; those of whole warps with all lanes.
     pub fn issue(&mut self, thread: Thread, unit: Unit) -> Operation {
-        let warps_per_block = self.warps_per_block;
+        let warps_per_cta = self.warps_per_cta;
         let warp = self.warp_mut(thread.warp);
         let value = warp.streams.next(unit);
         let view = Arc::new(warp.snapshot(thread.lanes));
         let agent = match unit {
-            Unit::WarpGroupMma => warp.warp_group_agent(warps_per_block),
+            Unit::WarpGroupMma => warp.warp_group_agent(warps_per_cta),
             _ => PREVIOUS_GRID,
         };
         if matches!(unit, Unit::TensorMma | Unit::TensorCopy) {
@@ -230,9 +230,9 @@ impl Tracker {
     /// `...wait_group pending`; `read` for `.read`. For `cp.async.wait_all`, commit and wait for
     /// 0 pending groups.
     pub fn wait_group(&mut self, thread: Thread, group: Group, pending: u32, read: bool) {
-        let warps_per_block = self.warps_per_block;
+        let warps_per_cta = self.warps_per_cta;
         let warp = self.warp_mut(thread.warp);
-        let wgmmas = warp.warp_group_agent(warps_per_block);
+        let wgmmas = warp.warp_group_agent(warps_per_cta);
         let mut left = thread.lanes;
         while left != 0 {
             let value = warp.streams.complete(group, left.trailing_zeros(), pending);
@@ -269,7 +269,7 @@ impl Tracker {
         let view = self.operations[at].view.clone();
         let user = Thread { warp, lanes, step };
         self.check_mbarrier_init(user, view.as_deref(), true, rank, offset);
-        let (cluster, own_rank) = self.block(warp);
+        let (cluster, own_rank) = self.cta(warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
         let distance = distance(own_rank, rank);
@@ -305,7 +305,7 @@ impl Tracker {
         self.note_foreign(user, Some((mark.kind, mark.value)), rank, offset, arrival);
         let agent = self.agent(mark.warp, mark.kind);
         let issue = self.agent(mark.warp, Kind::TensorIssue);
-        let (cluster, own_rank) = self.block(mark.warp);
+        let (cluster, own_rank) = self.cta(mark.warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
         let bundle = &mut barrier.current[distance(own_rank, rank)];

@@ -38,14 +38,14 @@ impl Warp {
     }
 
     pub(super) fn party(&self, lanes: u32) -> Party {
-        let block = 1 << (self.rank & 15);
-        Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick, block }
+        let cta = 1 << (self.rank & 15);
+        Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick, cta }
     }
 
     /// The agent of the MMAs of this warp's warp group.
-    pub(super) fn warp_group_agent(&self, warps_per_block: u32) -> Agent {
-        let in_block = self.index - self.rank * warps_per_block;
-        let first = self.index - in_block % 4;
+    pub(super) fn warp_group_agent(&self, warps_per_cta: u32) -> Agent {
+        let in_cta = self.index - self.rank * warps_per_cta;
+        let first = self.index - in_cta % 4;
         Agent::new(self.cluster, first * KINDS as u32 + Kind::WarpGroup as u32)
     }
 
@@ -149,7 +149,7 @@ impl Tracker {
     /// arrived) go on.
     pub fn barrier_complete(&mut self, waiters: &[(WarpId, u32)], barrier: u32) {
         let Some((first, _)) = waiters.first() else { return };
-        let (cluster, rank) = self.block(*first);
+        let (cluster, rank) = self.cta(*first);
         let named = &mut self.clusters[cluster as usize].named;
         let bundle = std::mem::take(named.entry((rank, barrier)).or_default());
         for (warp, lanes) in waiters {
@@ -256,13 +256,13 @@ impl Tracker {
     ) {
         let Tracker { warps, locations, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
-        let block = (warp.cluster, warp.rank);
+        let cta = (warp.cluster, warp.rank);
         let key = location_key(warp.cluster, place);
         let reads = matches!(access, StrongAccess::Load | StrongAccess::Atomic);
         if let (true, Some(location)) = (reads, locations.get(&key)) {
             let scope_level = super::knowledge::level(scope);
             warp.update(thread.lanes, |_, state| {
-                for (distance, bundle) in location.visible(scope_level, block) {
+                for (distance, bundle) in location.visible(scope_level, cta) {
                     if order.acquires() {
                         state.acquire(bundle);
                     } else {
@@ -284,7 +284,7 @@ impl Tracker {
         // not a fence stands before it: the last of those who arrive may reset it.
         let strong = warp.agent(Kind::Strong);
         let location = locations.entry(key).or_default();
-        let bundle = location.bundle(scope_level, block.0, block.1);
+        let bundle = location.bundle(scope_level, cta.0, cta.1);
         bundle.generic.raise(strong, thread.lanes, warp.tick);
         for (mask, state) in &warp.groups {
             let lanes = mask & thread.lanes;
@@ -294,16 +294,16 @@ impl Tracker {
             let party = warp.party(lanes);
             if order.releases() {
                 let location = locations.entry(key).or_default();
-                state.release(party, location.bundle(scope_level, block.0, block.1));
+                state.release(party, location.bundle(scope_level, cta.0, cta.1));
                 continue;
             }
             state.for_each_fenced(party, scope, |level, fenced| {
                 let location = locations.entry(key).or_default();
-                location.bundle(level, block.0, block.1).join_memory(fenced);
+                location.bundle(level, cta.0, cta.1).join_memory(fenced);
             });
             if state.has_tensor_to_release() {
                 let location = locations.entry(key).or_default();
-                state.release_tensor(party, location.bundle(scope_level, block.0, block.1));
+                state.release_tensor(party, location.bundle(scope_level, cta.0, cta.1));
             }
         }
         warp.tick += 1;
@@ -359,7 +359,7 @@ impl Tracker {
     /// `tcgen05.dealloc` of columns of the warp's CTA: all that used them must be complete for
     /// the warp.
     pub fn tensor_free(&mut self, thread: Thread, columns: std::ops::Range<u32>) {
-        let (_, rank) = self.block(thread.warp);
+        let (_, rank) = self.cta(thread.warp);
         self.check_tensor_free(thread, rank, 0..TENSOR_LANES, columns);
     }
 
@@ -380,7 +380,7 @@ impl Tracker {
     }
 
     /// Cluster and rank of a warp's CTA.
-    pub(super) fn block(&self, warp: WarpId) -> (u32, u32) {
+    pub(super) fn cta(&self, warp: WarpId) -> (u32, u32) {
         let warp = &self.warps[warp.0 as usize];
         (warp.cluster, warp.rank)
     }

@@ -40,7 +40,7 @@ pub struct Counts {
     /// Instructions of warps.
     pub instructions: u64,
     /// CTAs that ran.
-    pub blocks: u64,
+    pub ctas: u64,
     /// Bytes that moved.
     pub bytes: BytesMoved,
     /// Atomic operations and reductions of threads.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::number::{Format, Rounding, decode, encode_f64};
 
-/// Type of an element in a buffer. Formats below 8 bits are codes of a byte each.
+/// Type of an element in a buffer. Formats below 8 bits are bit patterns of a byte each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]

@@ -38,7 +38,8 @@ pub struct LaunchFile {
     /// CTAs that an SM runs at a time, at most, where their threads and shared memory fit; 2
     /// without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocks_per_sm: Option<u32>,
+    #[serde(alias = "blocks_per_sm")]
+    pub ctas_per_sm: Option<u32>,
     /// Rules that this kernel does without: it counts on what machines do beyond the ISA's text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lenient: Vec<Lenience>,

@@ -146,7 +146,7 @@ impl PreparedLaunch {
     pub fn settings(&self, settings: Settings) -> Settings {
         Settings {
             sm_count: self.file.sm_count.unwrap_or(settings.sm_count),
-            blocks_per_sm: self.file.blocks_per_sm.unwrap_or(settings.blocks_per_sm),
+            ctas_per_sm: self.file.ctas_per_sm.unwrap_or(settings.ctas_per_sm),
             ..self.file.lenient.iter().fold(settings, without)
         }
     }
@@ -162,7 +162,7 @@ impl PreparedLaunch {
     }
 
     /// CTAs of a cluster of the launch: what the kernel requires, or else the document says.
-    pub fn cluster_blocks(&self) -> u32 {
+    pub fn cluster_ctas(&self) -> u32 {
         let required = self.program().and_then(|program| program.required_cluster);
         required.unwrap_or(self.spec.cluster).iter().product()
     }
@@ -321,7 +321,7 @@ fn lay_out(
             ),
         ));
     }
-    let mut block = vec![0; program.parameter_bytes as usize];
+    let mut bytes_of_all = vec![0; program.parameter_bytes as usize];
     for (index, (parameter, argument)) in parameters.iter().zip(&file.arguments).enumerate() {
         let bytes = argument_bytes(argument, places, maps);
         let ParameterLayout { name, offset, bytes: expected, .. } = parameter;
@@ -336,9 +336,9 @@ fn lay_out(
             ));
         }
         let offset = *offset as usize;
-        block[offset..offset + bytes.len()].copy_from_slice(&bytes);
+        bytes_of_all[offset..offset + bytes.len()].copy_from_slice(&bytes);
     }
-    Ok(block)
+    Ok(bytes_of_all)
 }
 
 fn argument_bytes(

@@ -91,7 +91,7 @@ fn documents_are_written_as_they_are_read() {
         shared_bytes = 1024
         programmatic = true
         sm_count = 8
-        blocks_per_sm = 1
+        ctas_per_sm = 1
         sources = \"..\"
         [recorded]
         source = \"a\"
@@ -130,6 +130,9 @@ fn documents_are_written_as_they_are_read() {
         reason = \"nobody reads it\"
     ";
     let file = LaunchFile::parse(text, "t.toml").unwrap();
+    // As files said it before.
+    let older = text.replace("ctas_per_sm", "blocks_per_sm");
+    assert_eq!(LaunchFile::parse(&older, "t.toml").unwrap(), file);
     assert_eq!(file.tensor_maps[0].swizzle, MapSwizzle::Bytes128);
     assert_eq!(file.expectations[0].tolerance_other_results, Some(Tolerance::Any));
     assert_eq!(file.arguments[1].f32, Some(0.1));
@@ -319,11 +322,11 @@ fn a_deletion_is_noticed_or_has_a_reason() {
     assert!(matches!(&found[0], ("bar.sync", MutantEnd::Noticed(how)) if how.contains("missing")));
     assert_eq!(found[1], ("bar.warp.sync", MutantEnd::Unnoticed));
 
-    let because = || MutantEnd::Redundant("the block's barrier is enough".to_owned());
+    let because = || MutantEnd::Redundant("the CTA's barrier is enough".to_owned());
     let reason = |at: &str| {
         format!(
             "[[redundant]]\nwhat = \"bar.warp.sync\"\nat = \"{at}\"\n\
-             reason = \"the block's barrier is enough\"\n"
+             reason = \"the CTA's barrier is enough\"\n"
         )
     };
     for at in ["26", "swap.cu:12", "cuda/swap.cu:12"] {
@@ -340,7 +343,7 @@ fn a_deletion_is_noticed_or_has_a_reason() {
     }
     // By a comment in the source, behind the line or before it.
     fs::create_dir(folder.path().join("cuda")).unwrap();
-    let comment = "// redundant bar.warp.sync: the block's barrier is enough";
+    let comment = "// redundant bar.warp.sync: the CTA's barrier is enough";
     for (before, line) in
         [(String::new(), format!("x; {comment}")), (comment.to_owned(), "x;".into())]
     {

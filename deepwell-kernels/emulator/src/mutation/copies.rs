@@ -85,8 +85,8 @@ fn of_tensor(copy: &TensorCopy, spare: Spare, found: &mut Vec<Edit>) {
     }
     // Of copies that end by a barrier: the pair's other CTA may have it.
     if let BulkCompletion::Mbarrier(_) = copy.completion {
-        let group = Some(if copy.block_group == Some(2) { 1 } else { 2 });
-        let other = TensorCopy { block_group: group, ..copy.clone() };
+        let group = Some(if copy.cta_group == Some(2) { 1 } else { 2 });
+        let other = TensorCopy { cta_group: group, ..copy.clone() };
         found.push(Edit::new(Class::Group, "cta_group of cp.async.bulk.tensor", put(other)));
     }
 }

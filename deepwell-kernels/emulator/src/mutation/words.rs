@@ -3,7 +3,7 @@
 use super::operands::{Change, Spare};
 use super::{Class, Edit, Replacement};
 use crate::decode::{
-    Atomic, BlockBarrier, Fence, Instruction, Load, Mbarrier, MbarrierPhase, Scope, Semantics,
+    Atomic, CtaBarrier, Fence, Instruction, Load, Mbarrier, MbarrierPhase, Scope, Semantics,
     Source, Space, Store,
 };
 
@@ -25,7 +25,7 @@ pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
         I::Fence(fence) => of_fence(fence, found),
         I::TensorMapCopyFence { target, source, scope } if narrows(*scope) => {
             let (target, source) = (*target, *source);
-            let narrow = I::TensorMapCopyFence { target, source, scope: Scope::Block };
+            let narrow = I::TensorMapCopyFence { target, source, scope: Scope::Cta };
             found.push(Edit::new(Class::Order, "scope of tensormap.cp_fenceproxy", narrow));
         }
         I::Mbarrier(mbarrier) => of_mbarrier(mbarrier, spare, found),
@@ -49,15 +49,15 @@ pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
             found.push(Edit::new(Class::Count, "one group fewer of wgmma.wait_group", later));
         }
         I::Load(load) if is_strong(load.semantics) && narrows(load.scope) => {
-            let narrow = Load { scope: Scope::Block, ..load.clone() };
+            let narrow = Load { scope: Scope::Cta, ..load.clone() };
             found.push(Edit::new(Class::Order, "scope of ld", I::Load(narrow)));
         }
         I::Store(store) if is_strong(store.semantics) && narrows(store.scope) => {
-            let narrow = Store { scope: Scope::Block, ..store.clone() };
+            let narrow = Store { scope: Scope::Cta, ..store.clone() };
             found.push(Edit::new(Class::Order, "scope of st", I::Store(narrow)));
         }
         I::Atomic(atomic) if narrows(atomic.scope) => {
-            let narrow = Atomic { scope: Scope::Block, ..atomic.clone() };
+            let narrow = Atomic { scope: Scope::Cta, ..atomic.clone() };
             found.push(Edit::new(Class::Order, "scope of atom", I::Atomic(narrow)));
         }
         _ => {}
@@ -85,22 +85,22 @@ pub(super) fn masks(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
 
 /// Whether the scope of a CTA is another.
 fn narrows(scope: Scope) -> bool {
-    scope != Scope::Block
+    scope != Scope::Cta
 }
 
 fn is_strong(semantics: Semantics) -> bool {
     !matches!(semantics, Semantics::Weak | Semantics::Volatile | Semantics::Mmio)
 }
 
-fn of_barrier(barrier: &BlockBarrier, spare: Spare, found: &mut Vec<Edit>) {
+fn of_barrier(barrier: &CtaBarrier, spare: Spare, found: &mut Vec<Edit>) {
     if let Some(threads) = barrier.threads {
         let what = "more threads of bar.sync";
         found.push(spare.edit(Class::Count, what, threads, Change::Add(32), |threads| {
-            Instruction::Barrier(BlockBarrier { threads: Some(threads), ..barrier.clone() })
+            Instruction::Barrier(CtaBarrier { threads: Some(threads), ..barrier.clone() })
         }));
     }
     if !barrier.aligned {
-        let aligned = BlockBarrier { aligned: true, ..barrier.clone() };
+        let aligned = CtaBarrier { aligned: true, ..barrier.clone() };
         found.push(Edit::new(Class::Order, "aligned of barrier", Instruction::Barrier(aligned)));
     }
 }
@@ -109,7 +109,7 @@ fn of_fence(fence: &Fence, found: &mut Vec<Edit>) {
     let mut push = |what, fence| {
         found.push(Edit::new(Class::Order, what, Instruction::Fence(fence)));
     };
-    let scope = Scope::Block;
+    let scope = Scope::Cta;
     match fence {
         Fence::Thread { semantics, scope: of } if narrows(*of) => {
             push("scope of fence", Fence::Thread { semantics: *semantics, scope });
@@ -189,7 +189,7 @@ fn of_mbarrier(mbarrier: &Mbarrier, spare: Spare, found: &mut Vec<Edit>) {
                 let relaxed = ordered(Semantics::Relaxed, *scope);
                 found.push(Edit::new(Class::Order, "acquire of mbarrier.wait", relaxed));
                 if narrows(*scope) {
-                    let narrow = ordered(*semantics, Scope::Block);
+                    let narrow = ordered(*semantics, Scope::Cta);
                     found.push(Edit::new(Class::Order, "scope of mbarrier.wait", narrow));
                 }
             }
@@ -235,7 +235,7 @@ fn of_arrive(mbarrier: &Mbarrier, spare: Spare, found: &mut Vec<Edit>) {
         let relaxed = ordered(Semantics::Relaxed, *scope);
         found.push(Edit::new(Class::Order, "release of mbarrier.arrive", relaxed));
         if narrows(*scope) {
-            let narrow = ordered(*semantics, Scope::Block);
+            let narrow = ordered(*semantics, Scope::Cta);
             found.push(Edit::new(Class::Order, "scope of mbarrier.arrive", narrow));
         }
     }

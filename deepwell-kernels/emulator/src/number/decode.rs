@@ -1,4 +1,4 @@
-//! From codes to values.
+//! From bit patterns to values.
 
 use super::format::{Format, Specials};
 
@@ -49,7 +49,7 @@ fn decode_fields(format: Format, bits: u32) -> f32 {
     if negative { -magnitude } else { magnitude }
 }
 
-/// The values of all codes of a format of at most 8 bits; a longer format has its first 256.
+/// The values of all bit patterns of a format of at most 8 bits; a longer format has its first 256.
 pub fn decode_table(format: Format) -> [f32; 256] {
     std::array::from_fn(|code| decode(format, code as u32))
 }

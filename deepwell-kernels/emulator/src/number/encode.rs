@@ -1,4 +1,4 @@
-//! From values to codes.
+//! From values to bit patterns.
 
 use super::format::{Format, Specials};
 
@@ -108,8 +108,8 @@ fn split(value: f64) -> (u64, i32) {
     (bits & ((1 << 52) - 1) | implicit, field.max(1) - 1075)
 }
 
-/// The code without sign: codes count the values from zero on, so a carry out of the mantissa is
-/// right by itself.
+/// The bits without the sign. They count the values from zero on, so a carry out of the mantissa
+/// is right by itself.
 fn float_steps(
     format: Format,
     significand: u64,

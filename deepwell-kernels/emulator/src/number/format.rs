@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The meaning of the bits of one element. Codes are in the low bits of a `u32`.
+/// The meaning of the bits of one element. Bit patterns are in the low bits of a `u32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Format {
     /// IEEE binary32.
@@ -33,7 +33,7 @@ pub enum Format {
     U8,
 }
 
-/// What the codes with the largest exponent are.
+/// What the bit patterns with the largest exponent are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Specials {
     /// Infinity with mantissa 0, NaN else.
@@ -120,12 +120,12 @@ impl Format {
         !matches!(self, Format::UE8M0 | Format::UE4M3 | Format::U8)
     }
 
-    /// Whether codes are integers.
+    /// Whether bit patterns are integers.
     pub fn is_integer(self) -> bool {
         matches!(self, Format::S8 | Format::U8)
     }
 
-    /// What the codes with the largest exponent are.
+    /// What the bit patterns with the largest exponent are.
     pub fn specials(self) -> Specials {
         match self {
             Format::F32 | Format::F16 | Format::BF16 | Format::TF32 | Format::E5M2 => {

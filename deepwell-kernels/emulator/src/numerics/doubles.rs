@@ -67,17 +67,17 @@ fn each_element(
         None => 1.0,
         Some(scales) => {
             let per_row = span.k.div_ceil(scales.block);
-            let code = scales.codes[row * per_row + (span.start + index) / scales.block];
+            let code = scales.element_bits[row * per_row + (span.start + index) / scales.block];
             f64::from(decode(scales.format, code.into()))
         }
     };
     if format.bits() <= 8 {
         let table = decode_table(format);
-        operand.codes.for_each(start, start + span.length, |index, code| {
+        operand.element_bits.for_each(start, start + span.length, |index, code| {
             each(index, f64::from(table[(code & 0xff) as usize]) * scale(index));
         });
     } else {
-        operand.codes.for_each(start, start + span.length, |index, code| {
+        operand.element_bits.for_each(start, start + span.length, |index, code| {
             each(index, f64::from(decode(format, code)) * scale(index));
         });
     }

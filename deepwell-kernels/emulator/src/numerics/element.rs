@@ -62,8 +62,8 @@ fn table(format: Format) -> &'static [Element] {
     static TABLES: [OnceLock<Vec<Element>>; Format::ALL.len()] =
         [const { OnceLock::new() }; Format::ALL.len()];
     TABLES[format as usize].get_or_init(|| {
-        let codes = if format.bits() <= 8 { 1 << 8 } else { 1 << 16 };
-        (0..codes).map(|code| Element::new(format, decode(format, code))).collect()
+        let element_bits = if format.bits() <= 8 { 1 << 8 } else { 1 << 16 };
+        (0..element_bits).map(|code| Element::new(format, decode(format, code))).collect()
     })
 }
 

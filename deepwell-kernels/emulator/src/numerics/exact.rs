@@ -38,7 +38,7 @@ pub(super) fn multiply(
                     let a = &rows.values[a_row * span.length..][..span.length];
                     let b = &columns.values[block * span.length..][..span.length];
                     let extents = &columns.extents[block];
-                    add_block(format, a, rows.extents[a_row], b, extents, output);
+                    add_cta(format, a, rows.extents[a_row], b, extents, output);
                 }
             }
         });
@@ -51,7 +51,7 @@ pub(super) fn accumulator_format(spec: &MmaSpec) -> Format {
 }
 
 /// One row of A with a block of columns.
-fn add_block(
+fn add_cta(
     format: Format,
     a: &[f64],
     a_extent: Extent,

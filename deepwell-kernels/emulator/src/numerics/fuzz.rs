@@ -42,7 +42,7 @@ pub(super) fn multiply(
                     let b = &columns.values[block * span.length..][..span.length];
                     let place = (start as u64) << 42 ^ (row as u64) << 21 ^ block as u64;
                     let order = Order::new(mix(seed ^ mix(place)), span.length, model);
-                    order.add_block(format, a, b, output);
+                    order.add_cta(format, a, b, output);
                 }
             }
         });
@@ -73,7 +73,7 @@ impl Order {
         }
     }
 
-    fn add_block(&self, format: Format, a: &[f64], b: &[[f64; BLOCK]], output: &mut [u32]) {
+    fn add_cta(&self, format: Format, a: &[f64], b: &[[f64; BLOCK]], output: &mut [u32]) {
         let mut totals = [0.0; BLOCK];
         for (total, &bits) in totals.iter_mut().zip(output.iter()) {
             *total = f64::from(decode(format, bits));

@@ -6,7 +6,7 @@
 
 use super::hardware;
 use super::model::Model;
-use super::operand::{Codes, Operand};
+use super::operand::{ElementBits, Operand};
 use super::rounding::{NAN, NAN_HALF};
 use super::spec::{Accumulate, Kind, MmaSpec};
 use crate::number::{Format, Rounding, decode, encode};
@@ -27,14 +27,14 @@ pub(super) fn multiply(
         let length = (k - start).min(32);
         sums.fill(0);
         for upper in [false, true] {
-            let a = half(spec.a, &a.codes, (m, k), start, length, upper);
-            let b = half(spec.b, &b.codes, (n, k), start, length, upper);
+            let a = half(spec.a, &a.element_bits, (m, k), start, length, upper);
+            let b = half(spec.b, &b.element_bits, (n, k), start, length, upper);
             hardware::multiply(
                 &converted,
                 model,
                 (m, n, a.len() / m),
-                &Operand::new(Codes::U16(&a)),
-                &Operand::new(Codes::U16(&b)),
+                &Operand::new(ElementBits::U16(&a)),
+                &Operand::new(ElementBits::U16(&b)),
                 &mut sums,
                 negate,
             );
@@ -51,7 +51,7 @@ pub(super) fn multiply(
 /// The elements of a step whose index is 0 or 1 modulo 4, or 2 or 3, as F16.
 fn half(
     format: Format,
-    codes: &Codes<'_>,
+    element_bits: &ElementBits<'_>,
     (rows, k): (usize, usize),
     start: usize,
     length: usize,
@@ -60,7 +60,7 @@ fn half(
     let mut halves = Vec::with_capacity(rows * length.div_ceil(2));
     for row in 0..rows {
         let first = row * k + start;
-        codes.for_each(first, first + length, |index, code| {
+        element_bits.for_each(first, first + length, |index, code| {
             if (index & 2 != 0) == upper {
                 let value = decode(format, code);
                 let code = encode(Format::F16, value, Rounding::NearestEven, false, false);

@@ -22,7 +22,7 @@ use super::spec::{Accumulate, MmaSpec};
 
 /// Multiplications below which more threads cost more than they bring.
 const WORK_MIN: usize = 1 << 21;
-/// Elements of a matrix up to which its codes are kept, to see that it is the same.
+/// Elements of a matrix up to which its bit patterns are kept, to see that it is the same.
 const KEPT_MAX: usize = 512;
 /// What is taken off a term before it is rounded to the nearest, in units of the last bit kept:
 /// half less 2^-26, so that the largest term below the next unit, which is 2^-24 less, does not
@@ -53,9 +53,9 @@ pub(super) fn multiply(
         let Matrices { a: a_panel, b: b_panel, blocks } = &mut *step.matrices;
         // Instructions of a warp often have the same A, one after the other.
         let is_small = m * span.length <= KEPT_MAX && a.scales.is_none() && !negate;
-        if !(is_small && a_panel.is_of(spec.a, &a.codes, m, span)) {
+        if !(is_small && a_panel.is_of(spec.a, &a.element_bits, m, span)) {
             a_panel.fill(spec.a, a, m, span, negate);
-            a_panel.keep_codes(is_small.then_some((spec.a, &a.codes, span)));
+            a_panel.keep_element_bits(is_small.then_some((spec.a, &a.element_bits, span)));
         }
         b_panel.fill(spec.b, b, n, span, false);
         b_panel.fill_blocks(blocks);

@@ -44,7 +44,7 @@ pub(super) fn multiply(
 fn decode(format: Format, operand: &Operand<'_>, count: usize, negate: bool) -> Vec<i16> {
     let sign = if negate { -1 } else { 1 };
     let mut values = Vec::with_capacity(count);
-    operand.codes.for_each(0, count, |_, code| {
+    operand.element_bits.for_each(0, count, |_, code| {
         let byte = code as u8;
         let value = if format == Format::S8 { i16::from(byte as i8) } else { i16::from(byte) };
         values.push(value * sign);

@@ -10,7 +10,7 @@
 //! ```
 //! use deepwell_emulator::number::Format;
 //! use deepwell_emulator::numerics::{
-//!     Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
+//!     Accumulate, ElementBits, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 //! };
 //!
 //! let spec = MmaSpec {
@@ -22,8 +22,8 @@
 //!     accumulate: Accumulate::F32,
 //! };
 //! // One row of two elements each: 1.5 * 2 + 1 * 4.
-//! let a = Operand::new(Codes::U16(&[0x3fc0, 0x3f80]));
-//! let b = Operand::new(Codes::U16(&[0x4000, 0x4080]));
+//! let a = Operand::new(ElementBits::U16(&[0x3fc0, 0x3f80]));
+//! let b = Operand::new(ElementBits::U16(&[0x4000, 0x4080]));
 //! let mut sum = [0; 1];
 //! multiply(&spec, 1, 1, 2, &a, &b, &mut sum, false, false, false)?;
 //! assert_eq!(f32::from_bits(sum[0]), 7.0);
@@ -46,7 +46,7 @@ mod spec;
 mod wide;
 
 pub use model::Model;
-pub use operand::{Codes, Operand, Scales};
+pub use operand::{ElementBits, Operand, Scales};
 pub use spec::{Accumulate, Kind, MmaSpec, ResultMode, TensorCore};
 
 use crate::error::Fault;

@@ -4,7 +4,7 @@
 //! with all scales.
 
 use super::element::{Decoder, ZERO_EXPONENT, power_of_two, scale_parts};
-use super::operand::{Codes, Operand};
+use super::operand::{ElementBits, Operand};
 use crate::number::Format;
 
 /// Columns that are summed together.
@@ -61,29 +61,35 @@ pub(super) struct Panel {
     exponents: Vec<i16>,
     integers: Vec<i16>,
     length: usize,
-    /// The codes that the panel was made of, and their format, if they were kept.
-    codes: Vec<u32>,
+    /// The bit patterns that the panel was made of, and their format, if they were kept.
+    element_bits: Vec<u32>,
     format: Option<Format>,
 }
 
 impl Panel {
-    /// Whether the panel was made of these codes, whole and without scales.
-    pub(super) fn is_of(&self, format: Format, codes: &Codes<'_>, rows: usize, span: Span) -> bool {
+    /// Whether the panel was made of these bit patterns, whole and without scales.
+    pub(super) fn is_of(
+        &self,
+        format: Format,
+        element_bits: &ElementBits<'_>,
+        rows: usize,
+        span: Span,
+    ) -> bool {
         self.format == Some(format)
             && self.length == span.length
             && span.k == span.length
             && self.rows.len() == rows
-            && matches!(codes, Codes::U32(codes) if **codes == *self.codes)
+            && matches!(element_bits, ElementBits::U32(bits) if **bits == *self.element_bits)
     }
 
-    /// Keeps the codes that the panel was made of, or none.
-    pub(super) fn keep_codes(&mut self, of: Option<(Format, &Codes<'_>, Span)>) {
+    /// Keeps the bit patterns that the panel was made of, or none.
+    pub(super) fn keep_element_bits(&mut self, of: Option<(Format, &ElementBits<'_>, Span)>) {
         self.format = None;
-        if let Some((format, Codes::U32(codes), span)) = of
+        if let Some((format, ElementBits::U32(element_bits), span)) = of
             && span.k == span.length
         {
-            self.codes.clear();
-            self.codes.extend_from_slice(codes);
+            self.element_bits.clear();
+            self.element_bits.extend_from_slice(element_bits);
             self.format = Some(format);
         }
     }
@@ -115,13 +121,13 @@ impl Panel {
             let scale = scale_of(operand, row, span);
             let weight = scale.map_or(f64::NAN, power_of_two) * sign;
             let scale = scale.unwrap_or(0) as i16;
-            let codes = start..start + span.length;
+            let element_bits = start..start + span.length;
             let exponents = &mut panel.exponents[range.clone()];
             let decode = (&decoder, weight, scale);
-            let (leading, last, finite) = match operand.codes {
-                Codes::U8(all) => decode_row(&all[codes], decode, values, exponents),
-                Codes::U16(all) => decode_row(&all[codes], decode, values, exponents),
-                Codes::U32(all) => decode_row(&all[codes], decode, values, exponents),
+            let (leading, last, finite) = match operand.element_bits {
+                ElementBits::U8(all) => decode_row(&all[element_bits], decode, values, exponents),
+                ElementBits::U16(all) => decode_row(&all[element_bits], decode, values, exponents),
+                ElementBits::U32(all) => decode_row(&all[element_bits], decode, values, exponents),
             };
             let state = if leading == ZERO_EXPONENT {
                 Row { finite, ..Row::ZEROS }
@@ -179,13 +185,13 @@ impl Panel {
 /// of an element, the least of a last bit, and whether all are finite.
 #[inline(always)]
 fn decode_row<T: Copy + Into<u32>>(
-    codes: &[T],
+    element_bits: &[T],
     (decoder, weight, scale): (&Decoder, f64, i16),
     values: &mut [f64],
     exponents: &mut [i16],
 ) -> (i16, i16, bool) {
     let (mut leading, mut last, mut special) = (ZERO_EXPONENT, i16::MAX, 0);
-    for ((&code, value), exponent) in codes.iter().zip(values).zip(exponents) {
+    for ((&code, value), exponent) in element_bits.iter().zip(values).zip(exponents) {
         let element = decoder.decode(code.into());
         *value = f64::from(element.value) * weight;
         *exponent = element.exponent + scale;
@@ -210,6 +216,6 @@ pub(super) struct Block {
 fn scale_of(operand: &Operand<'_>, row: usize, span: Span) -> Option<i32> {
     let Some(scales) = &operand.scales else { return Some(0) };
     let per_row = span.k.div_ceil(scales.block);
-    let code = scales.codes[row * per_row + span.start / scales.block];
+    let code = scales.element_bits[row * per_row + span.start / scales.block];
     scale_parts(scales.format, code).0
 }

@@ -70,7 +70,7 @@ impl Rows {
         let mut values = Vec::with_capacity(rows * span.length);
         for row in 0..rows {
             let start = row * span.k + span.start;
-            operand.codes.for_each(start, start + span.length, |_, code| {
+            operand.element_bits.for_each(start, start + span.length, |_, code| {
                 values.push(DOUBLED[(code & 15) as usize] * sign);
             });
         }
@@ -89,7 +89,7 @@ fn scales_of(operand: &Operand<'_>, row: usize, span: Span) -> Option<Scales> {
     let per_row = span.k.div_ceil(scales.block);
     for (group, part) in parts.iter_mut().enumerate().take(span.length.div_ceil(GROUP)) {
         let index = row * per_row + (span.start + group * GROUP) / scales.block;
-        let (exponent, significand) = scale_parts(scales.format, scales.codes[index]);
+        let (exponent, significand) = scale_parts(scales.format, scales.element_bits[index]);
         *part = Scale { exponent: exponent?, significand: significand.into() };
     }
     Some(parts)

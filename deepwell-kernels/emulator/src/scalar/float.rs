@@ -134,7 +134,7 @@ fn extremum32(a: u32, b: u32, maximum: bool, modifiers: ExtremumModifiers) -> u3
     let sign = if modifiers.xor_sign { (a ^ b) & 0x8000_0000 } else { 0 };
     let (a, b) = (clean(a), clean(b));
     let is_nan = |bits: u32| bits & 0x7fff_ffff > 0x7f80_0000;
-    // Order of the codes, with -0 below 0.
+    // Order of the bit patterns, with -0 below 0.
     let order = |bits: u32| if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits };
     let first = (order(a) > order(b)) == maximum;
     let value = (if first { a } else { b }) | sign;

@@ -96,7 +96,7 @@ impl Half {
         code & 0x7fff > self.infinity()
     }
 
-    /// Zero for subnormal codes.
+    /// Zero for subnormal bit patterns.
     #[inline]
     fn flush(self, code: u16) -> u16 {
         let exponent = self.infinity();

@@ -12,13 +12,13 @@ pub const COLUMNS_MIN: u32 = 32;
 /// ```
 /// use deepwell_emulator::tcgen05::Allocator;
 ///
-/// let mut block = Allocator::new();
-/// let first = block.allocate(1, 256)?.expect("nothing else is allocated");
+/// let mut cta = Allocator::new();
+/// let first = cta.allocate(1, 256)?.expect("nothing else is allocated");
 /// assert_eq!(first, 0);
-/// assert_eq!(block.allocate(1, 256)?, Some(256));
-/// assert_eq!(block.allocate(1, 32)?, None, "all columns are taken: the warp waits");
-/// block.deallocate(1, first, 256)?;
-/// assert_eq!(block.check_exit().unwrap_err().rule, "tensor-memory-not-freed");
+/// assert_eq!(cta.allocate(1, 256)?, Some(256));
+/// assert_eq!(cta.allocate(1, 32)?, None, "all columns are taken: the warp waits");
+/// cta.deallocate(1, first, 256)?;
+/// assert_eq!(cta.check_exit().unwrap_err().rule, "tensor-memory-not-freed");
 /// # Ok::<(), deepwell_emulator::error::Fault>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -216,9 +216,9 @@ fn check_count(columns: u32) -> Result<(), Fault> {
 }
 
 /// The first range that is free in all CTAs. It begins at a multiple of its size.
-fn free_columns(blocks: &[&Allocator], columns: u32) -> Option<u32> {
+fn free_columns(ctas: &[&Allocator], columns: u32) -> Option<u32> {
     (0..TENSOR_COLUMNS).step_by(columns as usize).find(|&at| {
-        let taken = blocks.iter().flat_map(|block| &block.live);
+        let taken = ctas.iter().flat_map(|cta| &cta.live);
         taken.into_iter().all(|&(live, n)| live + n <= at || at + columns <= live)
     })
 }
@@ -230,34 +230,34 @@ mod tests {
     #[test]
     fn illegal_requests_have_names() {
         let rule = |result: Result<Option<u32>, Fault>| result.unwrap_err().rule;
-        let mut block = Allocator::new();
+        let mut cta = Allocator::new();
         for columns in [0, 16, 48, 1024] {
-            assert_eq!(rule(block.allocate(1, columns)), "tensor-alloc-columns");
+            assert_eq!(rule(cta.allocate(1, columns)), "tensor-alloc-columns");
         }
-        assert_eq!(block.allocate(1, 64).unwrap(), Some(0));
-        assert_eq!(rule(block.allocate(1, 128)), "tensor-alloc-grows");
-        assert_eq!(rule(block.allocate(2, 32)), "tcgen05-group-mixed");
+        assert_eq!(cta.allocate(1, 64).unwrap(), Some(0));
+        assert_eq!(rule(cta.allocate(1, 128)), "tensor-alloc-grows");
+        assert_eq!(rule(cta.allocate(2, 32)), "tcgen05-group-mixed");
         for (address, columns) in [(0, 32), (32, 64), (0x0010_0000, 64), (64, 64)] {
-            let fault = block.deallocate(1, address, columns).unwrap_err();
+            let fault = cta.deallocate(1, address, columns).unwrap_err();
             assert_eq!(fault.rule, "tensor-dealloc-unknown");
         }
-        block.relinquish(1).unwrap();
-        assert_eq!(rule(block.allocate(1, 32)), "tensor-alloc-after-relinquish");
-        block.deallocate(1, 0, 64).unwrap();
-        block.check_exit().unwrap();
-        assert_eq!(block.deallocate(1, 0, 64).unwrap_err().rule, "tensor-dealloc-unknown");
+        cta.relinquish(1).unwrap();
+        assert_eq!(rule(cta.allocate(1, 32)), "tensor-alloc-after-relinquish");
+        cta.deallocate(1, 0, 64).unwrap();
+        cta.check_exit().unwrap();
+        assert_eq!(cta.deallocate(1, 0, 64).unwrap_err().rule, "tensor-dealloc-unknown");
     }
 
     #[test]
     fn accesses_stay_in_allocations() {
-        let mut block = Allocator::new();
-        block.allocate(1, 64).unwrap();
-        block.allocate(1, 32).unwrap();
-        assert_eq!(block.columns_live(), 96);
-        block.check_access(0, 96).unwrap();
-        block.check_access(60, 36).unwrap();
+        let mut cta = Allocator::new();
+        cta.allocate(1, 64).unwrap();
+        cta.allocate(1, 32).unwrap();
+        assert_eq!(cta.columns_live(), 96);
+        cta.check_access(0, 96).unwrap();
+        cta.check_access(60, 36).unwrap();
         for (column, columns) in [(0, 97), (96, 1), (511, 1)] {
-            let fault = block.check_access(column, columns).unwrap_err();
+            let fault = cta.check_access(column, columns).unwrap_err();
             assert_eq!(fault.rule, "tensor-memory-not-allocated");
         }
     }

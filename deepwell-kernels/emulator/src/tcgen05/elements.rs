@@ -1,7 +1,7 @@
 //! How elements are packed in chunks of 16 bytes.
 
 use crate::number::Format;
-use crate::numerics::Codes;
+use crate::numerics::ElementBits;
 
 /// What a chunk of 16 bytes in shared memory, or four columns of a lane of tensor memory, hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,8 +67,8 @@ impl Container {
     }
 
     /// Puts all elements of a chunk at `at`, `at + step`, and so on.
-    pub fn unpack(self, data: &[u8], codes: &mut CodeBuffer, at: usize, step: usize) {
-        self.unpack_some(data, self.per_chunk() as usize, codes, at, step);
+    pub fn unpack(self, data: &[u8], element_bits: &mut CodeBuffer, at: usize, step: usize) {
+        self.unpack_some(data, self.per_chunk() as usize, element_bits, at, step);
     }
 
     /// The same for the first `take` elements.
@@ -76,24 +76,24 @@ impl Container {
         self,
         data: &[u8],
         take: usize,
-        codes: &mut CodeBuffer,
+        element_bits: &mut CodeBuffer,
         at: usize,
         step: usize,
     ) {
-        match &mut codes.codes {
-            Buffer::U32(codes) => {
+        match &mut element_bits.element_bits {
+            Buffer::U32(element_bits) => {
                 for (i, word) in data.as_chunks::<4>().0.iter().take(take).enumerate() {
-                    codes[at + i * step] = u32::from_le_bytes(*word);
+                    element_bits[at + i * step] = u32::from_le_bytes(*word);
                 }
             }
-            Buffer::U16(codes) => {
+            Buffer::U16(element_bits) => {
                 for (i, half) in data.as_chunks::<2>().0.iter().take(take).enumerate() {
-                    codes[at + i * step] = u16::from_le_bytes(*half);
+                    element_bits[at + i * step] = u16::from_le_bytes(*half);
                 }
             }
-            Buffer::U8(codes) => {
+            Buffer::U8(element_bits) => {
                 for i in 0..take {
-                    codes[at + i * step] = self.code(data, i);
+                    element_bits[at + i * step] = self.code(data, i);
                 }
             }
         }
@@ -117,10 +117,10 @@ pub(super) fn bits6(data: &[u8], i: usize) -> u8 {
     (u16::from_le_bytes([data[byte], next]) >> shift) as u8 & 0x3f
 }
 
-/// Codes of a matrix, row after row, in the narrowest integers that hold them.
+/// Bit patterns of a matrix, row after row, in the narrowest integers that hold them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeBuffer {
-    codes: Buffer,
+    element_bits: Buffer,
     k: usize,
 }
 
@@ -135,12 +135,12 @@ impl CodeBuffer {
     /// `rows` x `k` zeros.
     pub fn new(format: Format, rows: u32, k: u32) -> CodeBuffer {
         let count = (rows * k) as usize;
-        let codes = match format.bits() {
+        let element_bits = match format.bits() {
             32 => Buffer::U32(vec![0; count]),
             16 => Buffer::U16(vec![0; count]),
             _ => Buffer::U8(vec![0; count]),
         };
-        CodeBuffer { codes, k: k as usize }
+        CodeBuffer { element_bits, k: k as usize }
     }
 
     /// Elements of a row.
@@ -149,12 +149,12 @@ impl CodeBuffer {
     }
 
     /// `count` rows from `first` on.
-    pub fn rows(&self, first: u32, count: u32) -> Codes<'_> {
+    pub fn rows(&self, first: u32, count: u32) -> ElementBits<'_> {
         let range = first as usize * self.k..(first + count) as usize * self.k;
-        match &self.codes {
-            Buffer::U8(codes) => Codes::U8(&codes[range]),
-            Buffer::U16(codes) => Codes::U16(&codes[range]),
-            Buffer::U32(codes) => Codes::U32(&codes[range]),
+        match &self.element_bits {
+            Buffer::U8(element_bits) => ElementBits::U8(&element_bits[range]),
+            Buffer::U16(element_bits) => ElementBits::U16(&element_bits[range]),
+            Buffer::U32(element_bits) => ElementBits::U32(&element_bits[range]),
         }
     }
 }

@@ -154,14 +154,14 @@ impl MmaPlan {
         let k = k_of(self.kind) as usize;
         work.par_iter_mut().try_for_each(|item| {
             let (rows, columns) = (item.part.rows.len(), item.part.columns.len());
-            let codes_a = a[item.a].rows(0, rows as u32);
-            let codes_b = b.rows(item.part.columns.start, columns as u32);
+            let element_bits_a = a[item.a].rows(0, rows as u32);
+            let element_bits_b = b.rows(item.part.columns.start, columns as u32);
             let (a, b) = match (&item.scales, &self.scales, descriptor.scales) {
                 (Some((of_a, of_b)), Some((block, ..)), Some(fields)) => (
-                    Operand::scaled(codes_a, fields.format, *block as usize, of_a),
-                    Operand::scaled(codes_b, fields.format, *block as usize, of_b),
+                    Operand::scaled(element_bits_a, fields.format, *block as usize, of_a),
+                    Operand::scaled(element_bits_b, fields.format, *block as usize, of_b),
                 ),
-                _ => (Operand::new(codes_a), Operand::new(codes_b)),
+                _ => (Operand::new(element_bits_a), Operand::new(element_bits_b)),
             };
             multiply(
                 &spec,
@@ -181,19 +181,19 @@ impl MmaPlan {
     /// All of B; with a pair, each CTA has half of its columns.
     fn read_b(&self, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
         let rows = self.descriptor.n / self.group;
-        let mut codes = CodeBuffer::new(self.descriptor.b, self.descriptor.n, k);
+        let mut element_bits = CodeBuffer::new(self.descriptor.b, self.descriptor.n, k);
         for block in 0..self.group {
-            self.b.read(self.rank + block, block * rows, rows, &mut codes, memory)?;
+            self.b.read(self.rank + block, block * rows, rows, &mut element_bits, memory)?;
         }
-        Ok(codes)
+        Ok(element_bits)
     }
 
     fn read_a(&self, part: &Part, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
         let rows = part.rows.len() as u32;
         let rank = self.rank + part.block;
-        let mut codes = CodeBuffer::new(self.descriptor.a, rows, k);
+        let mut element_bits = CodeBuffer::new(self.descriptor.a, rows, k);
         match &self.a {
-            PlannedA::Shared(tile) => tile.read(rank, 0, rows, &mut codes, memory)?,
+            PlannedA::Shared(tile) => tile.read(rank, 0, rows, &mut element_bits, memory)?,
             PlannedA::Tensor(address, container) => {
                 let mut data = [0; A_COLUMNS as usize * 4];
                 for row in 0..rows {
@@ -201,12 +201,12 @@ impl MmaPlan {
                     memory.read(TensorAddress { lane, ..*address }.place(rank), &mut data)?;
                     for (chunk, data) in data.chunks_exact(16).enumerate() {
                         let at = (row * k + chunk as u32 * k / K_CHUNKS) as usize;
-                        container.unpack(data, &mut codes, at, 1);
+                        container.unpack(data, &mut element_bits, at, 1);
                     }
                 }
             }
         }
-        Ok(codes)
+        Ok(element_bits)
     }
 
     /// Lanes of a part that are written, with their rows counted from the part's first.

@@ -82,7 +82,7 @@ impl SharedDescriptor {
     ///
     /// # Errors
     /// `shared-descriptor-version` (bits 46 to 48), `shared-descriptor-reserved` (bits 14, 15,
-    /// 30, 31, 53 to 60), `shared-descriptor-swizzle` (codes 3, 5, 7),
+    /// 30, 31, 53 to 60), `shared-descriptor-swizzle` (bit patterns 3, 5, 7),
     /// `shared-descriptor-leading-mode` (an absolute leading address, which only MMAs of K = 96 of
     /// sm_103a have), `shared-descriptor-base-offset` (one without a pattern).
     pub fn decode(what: &str, bits: u64) -> Result<SharedDescriptor, Fault> {

@@ -112,7 +112,8 @@ impl SharedTile {
         swizzle.apply(start + offset, base_offset)
     }
 
-    /// Reads `rows` rows from the shared memory of CTA `rank` to `codes`, from row `first` on.
+    /// Reads `rows` rows from the shared memory of CTA `rank` to `element_bits`, from row `first`
+    /// on.
     ///
     /// # Errors
     /// Those of `memory`.
@@ -121,12 +122,12 @@ impl SharedTile {
         rank: u32,
         first: u32,
         rows: u32,
-        codes: &mut CodeBuffer,
+        element_bits: &mut CodeBuffer,
         memory: &mut dyn Memory,
     ) -> Result<(), Fault> {
         match self.major {
-            Major::K => self.read_k_major(rank, first, rows, codes, memory),
-            Major::Mn => self.read_mn_major(rank, first, rows, codes, memory),
+            Major::K => self.read_k_major(rank, first, rows, element_bits, memory),
+            Major::Mn => self.read_mn_major(rank, first, rows, element_bits, memory),
         }
     }
 
@@ -135,7 +136,7 @@ impl SharedTile {
         rank: u32,
         first: u32,
         rows: u32,
-        codes: &mut CodeBuffer,
+        element_bits: &mut CodeBuffer,
         memory: &mut dyn Memory,
     ) -> Result<(), Fault> {
         let bytes = self.container.chunk_bytes();
@@ -144,19 +145,19 @@ impl SharedTile {
         let mut data = [0; (K_CHUNKS * CHUNK_BYTES) as usize];
         for row in 0..rows {
             let [low, high] = [0, 1].map(|chunk| self.chunk_address(row, chunk));
-            let at = (first + row) as usize * codes.k();
+            let at = (first + row) as usize * element_bits.k();
             if whole && low.abs_diff(high) == CHUNK_BYTES {
                 // Neighbors in either order: one access.
                 memory.read(Place::Shared { rank, offset: low.min(high) }, &mut data)?;
                 let (one, other) = data.split_at(CHUNK_BYTES as usize);
                 let (one, other) = if low < high { (one, other) } else { (other, one) };
-                self.container.unpack(one, codes, at, 1);
-                self.container.unpack(other, codes, at + per_chunk, 1);
+                self.container.unpack(one, element_bits, at, 1);
+                self.container.unpack(other, element_bits, at + per_chunk, 1);
                 continue;
             }
             for (chunk, offset) in [low, high].into_iter().enumerate() {
                 memory.read(Place::Shared { rank, offset }, &mut data[..bytes])?;
-                self.container.unpack(&data[..bytes], codes, at + chunk * per_chunk, 1);
+                self.container.unpack(&data[..bytes], element_bits, at + chunk * per_chunk, 1);
             }
         }
         Ok(())
@@ -167,13 +168,13 @@ impl SharedTile {
         rank: u32,
         first: u32,
         rows: u32,
-        codes: &mut CodeBuffer,
+        element_bits: &mut CodeBuffer,
         memory: &mut dyn Memory,
     ) -> Result<(), Fault> {
         let bytes = self.container.chunk_bytes();
         let per_chunk = self.container.per_chunk();
         let mut data = [0; CHUNK_BYTES as usize];
-        let k_count = codes.k();
+        let k_count = element_bits.k();
         for chunk in 0..rows.div_ceil(per_chunk) {
             // The last chunk may be half used: it is read all the same, as the machine reads it.
             let take = per_chunk.min(rows - chunk * per_chunk) as usize;
@@ -181,7 +182,7 @@ impl SharedTile {
                 let offset = self.chunk_address(chunk, k as u32);
                 memory.read(Place::Shared { rank, offset }, &mut data[..bytes])?;
                 let at = (first + chunk * per_chunk) as usize * k_count + k;
-                self.container.unpack_some(&data[..bytes], take, codes, at, k_count);
+                self.container.unpack_some(&data[..bytes], take, element_bits, at, k_count);
             }
         }
         Ok(())

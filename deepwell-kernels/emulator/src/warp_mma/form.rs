@@ -10,7 +10,7 @@ use crate::decode::{MmaKind, MmaShape, Type, WarpMma};
 use crate::error::Fault;
 use crate::number::Format;
 use crate::numerics::{
-    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+    Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 /// One form of `mma.sync`.
@@ -160,20 +160,23 @@ impl WarpMmaForm {
             ));
         }
         let k = self.shape.k as usize;
-        let a_codes = self.codes(gather_a(a, self.container_bits(self.a), k), self.a);
-        let b_codes = self.codes(gather_b(b, self.container_bits(self.b), k), self.b);
+        let a_element_bits = self.element_bits(gather_a(a, self.container_bits(self.a), k), self.a);
+        let b_element_bits = self.element_bits(gather_b(b, self.container_bits(self.b), k), self.b);
         let a_format = format_of(self.a).map_or(Format::F32, |(format, _)| format);
         let b_format = format_of(self.b).map_or(Format::F32, |(format, _)| format);
-        let mut operands = [Operand::new(Codes::U32(&a_codes)), Operand::new(Codes::U32(&b_codes))];
-        let scale_codes = match (self.scales, scales) {
+        let mut operands = [
+            Operand::new(ElementBits::U32(&a_element_bits)),
+            Operand::new(ElementBits::U32(&b_element_bits)),
+        ];
+        let scale_element_bits = match (self.scales, scales) {
             (Some(form), Some(scales)) => Some((form, form.of_a(scales)?, form.of_b(scales)?)),
             _ => None,
         };
-        if let Some((form, a_scales, b_scales)) = &scale_codes {
+        if let Some((form, a_scales, b_scales)) = &scale_element_bits {
             let block = k / form.vector as usize;
             operands = [
-                Operand::scaled(Codes::U32(&a_codes), form.format(), block, a_scales),
-                Operand::scaled(Codes::U32(&b_codes), form.format(), block, b_scales),
+                Operand::scaled(ElementBits::U32(&a_element_bits), form.format(), block, a_scales),
+                Operand::scaled(ElementBits::U32(&b_element_bits), form.format(), block, b_scales),
             ];
         }
         let spec = MmaSpec {
@@ -203,9 +206,9 @@ impl WarpMmaForm {
     }
 
     /// Elements smaller than their bytes: 4 bits lie in bits 2 to 5, 6 bits in bits 0 to 5.
-    fn codes(&self, mut codes: Vec<u32>, element: Type) -> Vec<u32> {
+    fn element_bits(&self, mut element_bits: Vec<u32>, element: Type) -> Vec<u32> {
         if matches!(self.kind, Some(MmaKind::F8f6f4 | MmaKind::Mxf8f6f4)) {
-            for code in &mut codes {
+            for code in &mut element_bits {
                 *code = match element {
                     Type::E2m1 => *code >> 2 & 0xf,
                     Type::E3m2 | Type::E2m3 => *code & 0x3f,
@@ -213,6 +216,6 @@ impl WarpMmaForm {
                 };
             }
         }
-        codes
+        element_bits
     }
 }

@@ -21,28 +21,28 @@ pub const WARP_ROWS: usize = 16;
 /// Elements of A as `[16, k]`, each in the low bits.
 pub fn gather_a(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     let per_register = (32 / bits) as usize;
-    let mut codes = vec![0; WARP_ROWS * k];
+    let mut element_bits = vec![0; WARP_ROWS * k];
     for (index, register) in registers.iter().enumerate() {
         for (lane, &word) in register.iter().enumerate() {
             let row = lane / 4 + 8 * (index % 2);
             let column = per_register * (lane % 4 + 4 * (index / 2));
-            put(&mut codes[row * k + column..][..per_register], word, bits);
+            put(&mut element_bits[row * k + column..][..per_register], word, bits);
         }
     }
-    codes
+    element_bits
 }
 
 /// Elements of B as `[8, k]` (so B transposed), each in the low bits.
 pub fn gather_b(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     let per_register = (32 / bits) as usize;
-    let mut codes = vec![0; 8 * k];
+    let mut element_bits = vec![0; 8 * k];
     for (index, register) in registers.iter().enumerate() {
         for (lane, &word) in register.iter().enumerate() {
             let row = per_register * (lane % 4 + 4 * index);
-            put(&mut codes[lane / 4 * k + row..][..per_register], word, bits);
+            put(&mut element_bits[lane / 4 * k + row..][..per_register], word, bits);
         }
     }
-    codes
+    element_bits
 }
 
 #[inline(always)]
@@ -59,30 +59,30 @@ fn put(target: &mut [u32], word: u32, bits: u32) {
 
 /// Elements of C or D as `[16, n]`, each in the low bits. `bits` is 16 or 32.
 pub fn gather_accumulator(registers: &[Row], bits: u32, n: usize) -> Vec<u32> {
-    let mut codes = vec![0; WARP_ROWS * n];
+    let mut element_bits = vec![0; WARP_ROWS * n];
     for (index, register) in registers.iter().enumerate() {
         for (lane, &word) in register.iter().enumerate() {
             if bits == 32 {
-                codes[wide_place(index, lane, n)] = word;
+                element_bits[wide_place(index, lane, n)] = word;
             } else {
                 let at = half_place(index, lane, n);
-                codes[at] = word & 0xffff;
-                codes[at + 1] = word >> 16;
+                element_bits[at] = word & 0xffff;
+                element_bits[at + 1] = word >> 16;
             }
         }
     }
-    codes
+    element_bits
 }
 
 /// The inverse of [`gather_accumulator`].
-pub fn scatter_accumulator(codes: &[u32], bits: u32, n: usize, registers: &mut [Row]) {
+pub fn scatter_accumulator(element_bits: &[u32], bits: u32, n: usize, registers: &mut [Row]) {
     for (index, register) in registers.iter_mut().enumerate() {
         for (lane, word) in register.iter_mut().enumerate() {
             *word = if bits == 32 {
-                codes[wide_place(index, lane, n)]
+                element_bits[wide_place(index, lane, n)]
             } else {
                 let at = half_place(index, lane, n);
-                codes[at] & 0xffff | codes[at + 1] << 16
+                element_bits[at] & 0xffff | element_bits[at + 1] << 16
             };
         }
     }

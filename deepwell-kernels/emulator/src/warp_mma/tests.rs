@@ -91,7 +91,7 @@ impl Random {
     }
 }
 
-/// Codes of elements in registers, where the formula has them.
+/// Bit patterns of elements in registers, where the formula has them.
 fn registers(
     count: usize,
     bits: u32,
@@ -175,10 +175,10 @@ fn check_form(form: WarpMmaForm, random: &mut Random) {
     let b_scales: Vec<u32> = (0..8 * vector).map(|_| random.below(3)).collect();
     let threads = [random.below(2), random.below(4)];
     let bytes = [0, 1].map(|_| random.below(4) / vector as u32 * vector as u32);
-    let word = |codes: &[u32], row: usize, byte: u32| {
+    let word = |element_bits: &[u32], row: usize, byte: u32| {
         (0..vector).fold(0xffff_ffff, |word: u32, i| {
             let at = 8 * (byte + i as u32);
-            word & !(0xff << at) | (one + step * codes[row * vector + i]) << at
+            word & !(0xff << at) | (one + step * element_bits[row * vector + i]) << at
         })
     };
     let mut scales = WarpScales {

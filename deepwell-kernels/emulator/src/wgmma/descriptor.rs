@@ -156,7 +156,7 @@ impl Tile {
         self.descriptor.swizzled(start + offset)
     }
 
-    /// Reads rows `first` to `first + count` as codes `[count, K]`. `rank` is the CTA's.
+    /// Reads rows `first` to `first + count` as bit patterns `[count, K]`. `rank` is the CTA's.
     ///
     /// # Errors
     /// What the memory refuses.
@@ -169,7 +169,7 @@ impl Tile {
         let size = self.element_bytes as usize;
         let per_chunk = CHUNK_BYTES / size;
         let k = 2 * per_chunk;
-        let mut codes = vec![0; count as usize * k];
+        let mut element_bits = vec![0; count as usize * k];
         let mut chunk = [0; CHUNK_BYTES];
         if self.is_transposed {
             let chunks = per_chunk as u32;
@@ -180,14 +180,14 @@ impl Tile {
                     for (i, bytes) in chunk.chunks_exact(size).enumerate() {
                         let row = (outer as usize * per_chunk + i).wrapping_sub(first as usize);
                         if row < count as usize {
-                            codes[row * k + inner as usize] = code(bytes);
+                            element_bits[row * k + inner as usize] = code(bytes);
                         }
                     }
                 }
             }
-            return Ok(codes);
+            return Ok(element_bits);
         }
-        for (row, target) in (first..first + count).zip(codes.chunks_exact_mut(k)) {
+        for (row, target) in (first..first + count).zip(element_bits.chunks_exact_mut(k)) {
             for (inner, target) in target.chunks_exact_mut(per_chunk).enumerate() {
                 let offset = self.chunk(row, inner as u32);
                 memory.read(Place::Shared { rank, offset }, &mut chunk)?;
@@ -196,7 +196,7 @@ impl Tile {
                 }
             }
         }
-        Ok(codes)
+        Ok(element_bits)
     }
 }
 

@@ -3,7 +3,9 @@
 use super::descriptor::{Descriptor, Tile};
 use crate::decode::{MmaShape, Type, WarpGroupMma, WarpGroupOperand};
 use crate::error::Fault;
-use crate::numerics::{Accumulate, Codes, MmaSpec, Operand, ResultMode, TensorCore, multiply};
+use crate::numerics::{
+    Accumulate, ElementBits, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+};
 use crate::place::Memory;
 use crate::warp_mma::fragment::{
     WARP_ROWS, accumulator_registers, gather_a, gather_accumulator, scatter_accumulator,
@@ -198,25 +200,25 @@ impl WgmmaForm {
         }
         let (a_tile, b_tile) = self.tiles(a, b)?;
         let (n, k) = (self.shape.n as usize, self.shape.k as usize);
-        let mut a_codes = Vec::with_capacity(warps.len() * WARP_ROWS * k);
+        let mut a_element_bits = Vec::with_capacity(warps.len() * WARP_ROWS * k);
         let mut sum = Vec::with_capacity(warps.len() * WARP_ROWS * n);
         for fragments in &*warps {
             let rows = (fragments.warp * WARP_ROWS as u32, WARP_ROWS as u32);
-            a_codes.extend(match &a_tile {
+            a_element_bits.extend(match &a_tile {
                 Some(tile) => tile.read(rank, rows, memory)?,
                 None => gather_a(&fragments.a, self.a.bits(), k),
             });
             sum.extend(gather_accumulator(&fragments.d, self.d_bits(), n));
         }
-        let b_codes = b_tile.read(rank, (0, self.shape.n), memory)?;
+        let b_element_bits = b_tile.read(rank, (0, self.shape.n), memory)?;
         let spec = self.spec(model)?;
         multiply(
             &spec,
             warps.len() * WARP_ROWS,
             n,
             k,
-            &Operand::new(Codes::U32(&a_codes)),
-            &Operand::new(Codes::U32(&b_codes)),
+            &Operand::new(ElementBits::U32(&a_element_bits)),
+            &Operand::new(ElementBits::U32(&b_element_bits)),
             &mut sum,
             accumulate,
             self.negate_a,

@@ -70,18 +70,18 @@ fn place(
     (swizzled, outers * width, 8 * width)
 }
 
-/// Puts codes `[rows, K]` into memory and gives their descriptor.
+/// Puts bit patterns `[rows, K]` into memory and gives their descriptor.
 fn lay(
     memory: &mut Shared,
     start: u32,
-    codes: &[u32],
+    element_bits: &[u32],
     shape: (u32, u32),
     bytes: u32,
     swizzle: Swizzle,
     is_transposed: bool,
 ) -> u64 {
     let mut offsets = (0, 0);
-    for (index, code) in codes.iter().enumerate() {
+    for (index, code) in element_bits.iter().enumerate() {
         let at = (index as u32 / shape.1, index as u32 % shape.1);
         let (byte, leading, stride) = place(shape, at, bytes, swizzle, is_transposed);
         offsets = (leading, stride);
@@ -123,7 +123,7 @@ fn same(element: Type, d: Type, n: u32) -> WgmmaForm {
 }
 
 /// Registers of A by the ISA's figures: the rows of a warp are those of `mma.sync`'s A.
-fn a_registers(codes: &[u32], warp: usize, k: usize, bits: usize) -> Vec<Row> {
+fn a_registers(element_bits: &[u32], warp: usize, k: usize, bits: usize) -> Vec<Row> {
     let each = 32 / bits;
     (0..4)
         .map(|register| {
@@ -131,7 +131,7 @@ fn a_registers(codes: &[u32], warp: usize, k: usize, bits: usize) -> Vec<Row> {
                 (0..each).fold(0, |word, i| {
                     let row = 16 * warp + lane / 4 + 8 * (register % 2);
                     let column = each * (lane % 4) + i + 4 * each * (register / 2);
-                    word | codes[row * k + column] << (bits * i)
+                    word | element_bits[row * k + column] << (bits * i)
                 })
             })
         })
@@ -147,14 +147,15 @@ fn check(form: WgmmaForm, swizzles: (Swizzle, Swizzle), random: &mut Random) {
     let a = values(m * k, form.a);
     let b = values(n * k, form.b);
     let c = values(m * n, Type::S8);
-    let codes = |values: &[i32], element| -> Vec<u32> {
+    let element_bits = |values: &[i32], element| -> Vec<u32> {
         values.iter().map(|&value| code(element, value)).collect()
     };
-    let (a_codes, b_codes) = (codes(&a, form.a), codes(&b, form.b));
+    let (a_element_bits, b_element_bits) = (element_bits(&a, form.a), element_bits(&b, form.b));
     let mut memory = Shared(vec![0xff; 64 * 1024]);
     let bytes = form.a.bytes();
-    let a_at = lay(&mut memory, 4096, &a_codes, (m, k), bytes, swizzles.0, form.transpose_a);
-    let b_at = lay(&mut memory, 32768, &b_codes, (n, k), bytes, swizzles.1, form.transpose_b);
+    let a_at = lay(&mut memory, 4096, &a_element_bits, (m, k), bytes, swizzles.0, form.transpose_a);
+    let b_at =
+        lay(&mut memory, 32768, &b_element_bits, (n, k), bytes, swizzles.1, form.transpose_b);
     let d_code = |value: i32| match form.d {
         Type::F16 => code(Type::F16, value),
         Type::F32 => (value as f32).to_bits(),
@@ -169,7 +170,7 @@ fn check(form: WgmmaForm, swizzles: (Swizzle, Swizzle), random: &mut Random) {
             let rows: Vec<u32> = c[warp * part..][..part].iter().map(|&v| d_code(v)).collect();
             scatter_accumulator(&rows, d_bits, n as usize, &mut d);
             let a = if form.a_in_registers {
-                a_registers(&a_codes, warp, k as usize, 8 * bytes as usize)
+                a_registers(&a_element_bits, warp, k as usize, 8 * bytes as usize)
             } else {
                 Vec::new()
             };

@@ -22,7 +22,7 @@ impl Random {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data {
     /// Any code.
-    Codes,
+    ElementBits,
     /// Any finite code.
     Finite,
     /// Finite, most of them zero.
@@ -36,12 +36,12 @@ pub(crate) enum Data {
 }
 
 pub(crate) const DATA: [Data; 6] =
-    [Data::Codes, Data::Finite, Data::Sparse, Data::Near, Data::Ones, Data::Largest];
+    [Data::ElementBits, Data::Finite, Data::Sparse, Data::Near, Data::Ones, Data::Largest];
 
 pub(crate) fn element(format: Format, data: Data, center: i32, random: &mut Random) -> u32 {
     let mask = u32::MAX >> (32 - format.bits());
     match data {
-        Data::Codes => random.next() & mask,
+        Data::ElementBits => random.next() & mask,
         Data::Sparse if random.below(4) != 0 => random.next() & 1 << (format.bits() - 1),
         Data::Near => {
             let magnitude = (1.0 + random.below(7000) as f32 / 1000.0) * 2f32.powi(center);
@@ -79,7 +79,7 @@ pub(crate) fn element(format: Format, data: Data, center: i32, random: &mut Rand
 /// An accumulator of about a size that matters, or any.
 pub(crate) fn accumulator(half: bool, data: Data, center: i32, random: &mut Random) -> u32 {
     let bits = match data {
-        Data::Codes => random.next(),
+        Data::ElementBits => random.next(),
         _ if random.below(4) == 0 => return random.next() & if half { 0x8000 } else { 1 << 31 },
         Data::Near => {
             let value = (random.next() as i32) as f32 * 2f32.powi(2 * center - 28);

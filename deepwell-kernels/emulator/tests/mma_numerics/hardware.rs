@@ -2,7 +2,7 @@
 
 use deepwell_emulator::number::{Format, Rounding, decode, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+    Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 use crate::data::{DATA, Data, Random, accumulator, element};
@@ -67,16 +67,16 @@ fn hardware_mode_is_the_definition() {
 fn check(row: &Row, data: Data, (m, n, k): (usize, usize, usize), round: i32, random: &mut Random) {
     let half = row.sum.half;
     let center = random.below(9) as i32 - 6;
-    let mut codes = |format, count: usize| -> Vec<u32> {
+    let mut element_bits = |format, count: usize| -> Vec<u32> {
         (0..count).map(|_| element(format, data, center, random)).collect()
     };
-    let (a, b) = (codes(row.formats[0], m * k), codes(row.formats[1], n * k));
+    let (a, b) = (element_bits(row.formats[0], m * k), element_bits(row.formats[1], n * k));
     let scaled = row.kind == Kind::Mxf8f6f4;
     let blocks = k.div_ceil(32);
     let mut scales = |rows: usize| -> Vec<u8> {
         (0..rows * blocks)
             .map(|_| match data {
-                Data::Codes => random.next() as u8,
+                Data::ElementBits => random.next() as u8,
                 Data::Near => 124 + random.below(7) as u8,
                 _ => random.below(255) as u8,
             })
@@ -87,11 +87,11 @@ fn check(row: &Row, data: Data, (m, n, k): (usize, usize, usize), round: i32, ra
     let (use_accumulator, negate_a, negate_b) =
         (round % 4 != 0, round == 2, round == 2 || round == 3);
 
-    let operand = |codes, scale_codes| {
+    let operand = |element_bits, scale_element_bits| {
         if scaled {
-            Operand::scaled(Codes::U32(codes), Format::UE8M0, 32, scale_codes)
+            Operand::scaled(ElementBits::U32(element_bits), Format::UE8M0, 32, scale_element_bits)
         } else {
-            Operand::new(Codes::U32(codes))
+            Operand::new(ElementBits::U32(element_bits))
         }
     };
     let spec = MmaSpec {
@@ -144,16 +144,16 @@ fn scaled_fp4_is_the_definition() {
         for data in DATA {
             for (k, step) in [(64, 64), (96, 96), (128, 64), (192, 64)] {
                 let (m, n) = (5, 13);
-                let mut codes = |rows: usize| -> Vec<u8> {
+                let mut element_bits = |rows: usize| -> Vec<u8> {
                     (0..rows * k)
                         .map(|_| element(Format::E2M1, data, 0, &mut random) as u8)
                         .collect()
                 };
-                let (a, b) = (codes(m), codes(n));
+                let (a, b) = (element_bits(m), element_bits(n));
                 let mut scales = |rows: usize| -> Vec<u8> {
                     (0..rows * k / block)
                         .map(|_| match (data, format) {
-                            (Data::Codes, _) => random.next() as u8,
+                            (Data::ElementBits, _) => random.next() as u8,
                             (Data::Near, Format::UE8M0) => 120 + random.below(16) as u8,
                             _ => random.below(0x7f) as u8,
                         })
@@ -170,8 +170,8 @@ fn scaled_fp4_is_the_definition() {
                     b: Format::E2M1,
                     accumulate: Accumulate::F32,
                 };
-                let a_operand = Operand::scaled(Codes::U8(&a), format, block, &a_scales);
-                let b_operand = Operand::scaled(Codes::U8(&b), format, block, &b_scales);
+                let a_operand = Operand::scaled(ElementBits::U8(&a), format, block, &a_scales);
+                let b_operand = Operand::scaled(ElementBits::U8(&b), format, block, &b_scales);
                 let mut got = before.clone();
                 multiply(&spec, m, n, k, &a_operand, &b_operand, &mut got, true, false, true)
                     .unwrap();
@@ -213,10 +213,10 @@ fn halves_are_two_mmas_and_an_addition() {
     let mut random = Random(99);
     for (data, k) in DATA.into_iter().flat_map(|data| [(data, 16), (data, 32), (data, 64)]) {
         let (m, n) = (4, 9);
-        let mut codes = |rows: usize| -> Vec<u8> {
+        let mut element_bits = |rows: usize| -> Vec<u8> {
             (0..rows * k).map(|_| element(Format::E4M3, data, 0, &mut random) as u8).collect()
         };
-        let (a, b) = (codes(m), codes(n));
+        let (a, b) = (element_bits(m), element_bits(n));
         let before: Vec<u32> =
             (0..m * n).map(|_| accumulator(false, data, 0, &mut random)).collect();
         let spec = MmaSpec {
@@ -228,7 +228,8 @@ fn halves_are_two_mmas_and_an_addition() {
             accumulate: Accumulate::F32,
         };
         let mut got = before.clone();
-        let (a_operand, b_operand) = (Operand::new(Codes::U8(&a)), Operand::new(Codes::U8(&b)));
+        let (a_operand, b_operand) =
+            (Operand::new(ElementBits::U8(&a)), Operand::new(ElementBits::U8(&b)));
         multiply(&spec, m, n, k, &a_operand, &b_operand, &mut got, true, false, false).unwrap();
         let sum = Sum { fraction_bits: 25, mantissa_bits: 23, half: false };
         let as_half = |code: u8| {

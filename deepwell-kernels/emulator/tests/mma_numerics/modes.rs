@@ -2,7 +2,7 @@
 
 use deepwell_emulator::number::Format;
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
+    Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 use crate::data::{Data, Random, accumulator, element};
@@ -28,17 +28,17 @@ impl Case {
     ) -> Case {
         let mut random = Random(seed);
         let (m, n, k) = shape;
-        let mut codes = |rows: usize| -> Vec<u32> {
+        let mut element_bits = |rows: usize| -> Vec<u32> {
             (0..rows * k).map(|_| element(format, data, 1, &mut random)).collect()
         };
-        let (a, b) = (codes(m), codes(n));
+        let (a, b) = (element_bits(m), element_bits(n));
         let scaling = match kind {
             Kind::Mxf8f6f4 => Some((Format::UE8M0, 32)),
             Kind::Mxf4nvf4 => Some((Format::UE4M3, 16)),
             _ => None,
         };
         let scales = scaling.map(|(format, block)| {
-            let mut codes = |rows: usize| -> Vec<u8> {
+            let mut element_bits = |rows: usize| -> Vec<u8> {
                 let near = (if format == Format::UE8M0 { 125 } else { 0x36 }, 4);
                 let (first, count) = match data {
                     Data::Near => near,
@@ -46,7 +46,7 @@ impl Case {
                 };
                 (0..rows * k.div_ceil(block)).map(|_| first + random.below(count) as u8).collect()
             };
-            (format, block, codes(m), codes(n))
+            (format, block, element_bits(m), element_bits(n))
         });
         let before = (0..m * n).map(|_| accumulator(false, data, 1, &mut random)).collect();
         let spec = MmaSpec {
@@ -62,11 +62,14 @@ impl Case {
 
     fn run(&self, model: ResultMode) -> Vec<u32> {
         let (m, n, k) = self.shape;
-        let operand = |codes, first: bool| match &self.scales {
-            Some((format, block, a, b)) => {
-                Operand::scaled(Codes::U32(codes), *format, *block, if first { a } else { b })
-            }
-            None => Operand::new(Codes::U32(codes)),
+        let operand = |element_bits, first: bool| match &self.scales {
+            Some((format, block, a, b)) => Operand::scaled(
+                ElementBits::U32(element_bits),
+                *format,
+                *block,
+                if first { a } else { b },
+            ),
+            None => Operand::new(ElementBits::U32(element_bits)),
         };
         let mut got = self.before.clone();
         let spec = MmaSpec { model, ..self.spec };
@@ -158,10 +161,10 @@ fn integers_are_exact() {
         [(Format::S8, Format::S8), (Format::U8, Format::S8), (Format::U8, Format::U8)]
     {
         for accumulate in [Accumulate::F32, Accumulate::I32, Accumulate::I32Saturating] {
-            let mut codes = |rows: usize| -> Vec<u8> {
+            let mut element_bits = |rows: usize| -> Vec<u8> {
                 (0..rows * k).map(|_| random.next() as u8 | 0x40).collect()
             };
-            let (a, b) = (codes(m), codes(n));
+            let (a, b) = (element_bits(m), element_bits(n));
             let edge = [i32::MAX - 1000, i32::MIN + 1000, 0, i32::MAX];
             let before: Vec<u32> =
                 (0..m * n).map(|_| edge[random.below(4) as usize] as u32).collect();
@@ -174,7 +177,8 @@ fn integers_are_exact() {
                 accumulate,
             };
             let mut got = before.clone();
-            let (a_operand, b_operand) = (Operand::new(Codes::U8(&a)), Operand::new(Codes::U8(&b)));
+            let (a_operand, b_operand) =
+                (Operand::new(ElementBits::U8(&a)), Operand::new(ElementBits::U8(&b)));
             multiply(&spec, m, n, k, &a_operand, &b_operand, &mut got, true, false, false).unwrap();
             let value = |format, code: u8| {
                 if format == Format::S8 { i64::from(code as i8) } else { i64::from(code) }
@@ -224,10 +228,12 @@ fn what_does_not_go_together_is_refused() {
         b: Format::E4M3,
         accumulate: Accumulate::F32,
     };
-    let codes = [0u8; 64];
-    let scaled = |format, block, scales| Operand::scaled(Codes::U8(&codes), format, block, scales);
+    let element_bits = [0u8; 64];
+    let scaled = |format, block, scales| {
+        Operand::scaled(ElementBits::U8(&element_bits), format, block, scales)
+    };
     let right = scaled(Format::UE8M0, 32, &[127, 127]);
-    let plain = Operand::new(Codes::U8(&codes));
+    let plain = Operand::new(ElementBits::U8(&element_bits));
     let check = |spec: MmaSpec, a: Operand<'_>, outputs: usize, rule: &str| {
         let b = if a.scales.is_some() { right } else { plain };
         let mut sums = vec![0; outputs];
@@ -241,7 +247,7 @@ fn what_does_not_go_together_is_refused() {
     check(spec, scaled(Format::UE8M0, 16, &[127; 4]), 4, "mma-scale-format");
     check(spec, scaled(Format::UE8M0, 32, &[127; 3]), 4, "mma-scale-size");
     check(spec, right, 5, "mma-accumulator-size");
-    let short = Operand { codes: Codes::U8(&codes[..63]), ..right };
+    let short = Operand { element_bits: ElementBits::U8(&element_bits[..63]), ..right };
     check(spec, short, 4, "mma-operand-size");
     let half = MmaSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..spec };
     check(half, plain, 4, "mma-operand-size");

@@ -12,7 +12,7 @@ const fn pair(threads: u32, shared: &'static str, body: &'static str) -> Program
 }
 
 #[test]
-fn blocks_write_to_each_other() {
+fn ctas_write_to_each_other() {
     let program = pair(
         32,
         ".shared .align 16 .b8 mail[128];",
@@ -218,7 +218,7 @@ fn stores_that_arrive() {
 }
 
 #[test]
-fn a_copy_to_both_blocks() {
+fn a_copy_to_both_ctas() {
     let program = pair(
         32,
         ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b8 full[8];",
@@ -291,7 +291,7 @@ fn a_copy_to_both_blocks() {
 
 /// CTA 0 copies to both CTAs twice: it must know that the other CTA has read.
 #[test]
-fn a_copy_to_both_blocks_again() {
+fn a_copy_to_both_ctas_again() {
     let program = pair(
         32,
         ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b8 full[8];\n\

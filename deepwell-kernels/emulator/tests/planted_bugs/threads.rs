@@ -157,7 +157,7 @@ fn block_reduction() {
 }
 
 #[test]
-fn a_flag_between_blocks() {
+fn a_flag_between_ctas() {
     let program = Program {
         grid: 2,
         ..Program::of(

@@ -266,7 +266,7 @@ impl Driver for CudarcDriver {
         Ok(function)
     }
 
-    fn blocks_per_sm(
+    fn ctas_per_sm(
         &mut self,
         function: Function,
         threads: u32,

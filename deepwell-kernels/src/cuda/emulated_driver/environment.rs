@@ -13,7 +13,7 @@ pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
 /// Whether hazards are looked for: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
 /// CTAs that an SM runs at a time, at most: 1 to 32.
-pub const BLOCKS_VARIABLE: &str = "DEEPWELL_EMULATOR_BLOCKS_PER_SM";
+pub const CTAS_VARIABLE: &str = "DEEPWELL_EMULATOR_CTAS_PER_SM";
 
 /// `defaults`, changed by the variables that are set and not empty.
 ///
@@ -64,10 +64,10 @@ pub fn emulator_settings(
             _ => return Err(refused(TRACKER_VARIABLE, "`on` or `off`", &text)),
         };
     }
-    if let Some(text) = value(BLOCKS_VARIABLE) {
+    if let Some(text) = value(CTAS_VARIABLE) {
         let ctas = text.parse().ok().filter(|ctas| (1..=32).contains(ctas));
-        settings.blocks_per_sm =
-            ctas.ok_or_else(|| refused(BLOCKS_VARIABLE, "a number from 1 to 32", &text))?;
+        settings.ctas_per_sm =
+            ctas.ok_or_else(|| refused(CTAS_VARIABLE, "a number from 1 to 32", &text))?;
     }
     Ok(settings)
 }
@@ -111,7 +111,7 @@ mod tests {
         check(RESULTS_VARIABLE, "fuzz:3", resulting(ResultMode::Fuzz(3)));
         check(TRACKER_VARIABLE, "on", default());
         check(TRACKER_VARIABLE, "off", Settings { tracker: false, ..default() });
-        check(BLOCKS_VARIABLE, "8", Settings { blocks_per_sm: 8, ..default() });
+        check(CTAS_VARIABLE, "8", Settings { ctas_per_sm: 8, ..default() });
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         }
         check(TRACKER_VARIABLE, "yes", "`on` or `off`");
         for value in ["0", "33", "many"] {
-            check(BLOCKS_VARIABLE, value, "1 to 32");
+            check(CTAS_VARIABLE, value, "1 to 32");
         }
     }
 }

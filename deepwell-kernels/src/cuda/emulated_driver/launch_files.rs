@@ -135,7 +135,7 @@ impl Recorder {
             shared_bytes: launch.shared_bytes,
             programmatic: launch.programmatic,
             sm_count: Some(settings.sm_count),
-            blocks_per_sm: Some(settings.blocks_per_sm),
+            ctas_per_sm: Some(settings.ctas_per_sm),
             sources: None,
             recorded: Some(Recorded {
                 source: stem,

@@ -206,11 +206,11 @@ fn fails<T>(result: Result<T, DriverError>) -> String {
 #[test]
 fn ctas_fit_by_threads_and_by_shared_memory() {
     let check = |architecture: Architecture, threads: u32, shared_bytes: u32, expected: u32| {
-        let settings = Settings { blocks_per_sm: 32, ..Settings::default() };
+        let settings = Settings { ctas_per_sm: 32, ..Settings::default() };
         let mut driver = EmulatedDriver::new(architecture, settings);
         let module = driver.load_module(&ptx(architecture.name(), &[ADD])).unwrap();
         let add = driver.function(module, "add", shared_bytes).unwrap();
-        let ctas = driver.blocks_per_sm(add, threads, shared_bytes).unwrap();
+        let ctas = driver.ctas_per_sm(add, threads, shared_bytes).unwrap();
         assert_eq!(ctas, expected, "{architecture:?}, {threads}, {shared_bytes}");
     };
     // 2048 threads and 228 KiB, of which each CTA takes one more; 1536 and 100 KiB on sm_120.

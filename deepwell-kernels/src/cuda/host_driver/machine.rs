@@ -77,12 +77,8 @@ pub trait Machine: Send {
     ///
     /// # Errors
     /// A function of another machine.
-    fn blocks_per_sm(
-        &self,
-        function: Function,
-        threads: u32,
-        shared_bytes: u32,
-    ) -> DriverResult<u32>;
+    fn ctas_per_sm(&self, function: Function, threads: u32, shared_bytes: u32)
+    -> DriverResult<u32>;
 
     /// Encodes a tensor map.
     ///

@@ -118,7 +118,7 @@ fn report_json(launch: &PreparedLaunch, report: &Report) -> Map<String, Value> {
         "counts": {
             "instructions": counts.instructions,
             "by_family": by_family,
-            "blocks": counts.blocks,
+            "ctas": counts.ctas,
             "bytes": bytes,
             "atomics": counts.atomics,
             "bulk_copies": counts.bulk_copies,
@@ -143,7 +143,7 @@ fn failure(error: &EmulatorError, lines: &SourceLines) -> Map<String, Value> {
         .iter()
         .map(|waiter| {
             json!({
-                "block": waiter.block,
+                "cta": waiter.cta,
                 "warp": waiter.warp,
                 "lanes": waiter.lanes,
                 "ptx_line": waiter.ptx_line,

@@ -77,7 +77,7 @@ fn divided(
         let inner: Vec<SourceLine> =
             chain.iter().filter(|line| line.file != source).cloned().collect();
         let lines = if inner.is_empty() { chain } else { inner };
-        let site = (mutation.what, source, launch.cluster_blocks(), lines);
+        let site = (mutation.what, source, launch.cluster_ctas(), lines);
         match sites.get_mut(&site) {
             Some(known) => known.join(mutation),
             None => drop(sites.insert(site, mutation)),

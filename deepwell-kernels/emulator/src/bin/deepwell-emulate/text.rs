@@ -152,7 +152,7 @@ fn counts_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
     row(
         text,
         "instructions",
-        &format!("{} of warps, {} CTAs", grouped(counts.instructions), grouped(counts.blocks)),
+        &format!("{} of warps, {} CTAs", grouped(counts.instructions), grouped(counts.ctas)),
     );
     for (name, count) in families(launch, counts) {
         let _ = writeln!(text, "    {name:<26}{:>16}", grouped(count));
@@ -189,11 +189,11 @@ fn waits_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
     }
     let title = "waits, longest first";
     let _ = writeln!(text, "  {title:<28}{:>8}{:>12}  {:<8}where", "times", "length", "share");
-    let blocks = counts.blocks.max(1);
+    let ctas = counts.ctas.max(1);
     for (waiting, waited) in waits.iter().take(WAITS) {
         // Length is in instructions of all warps; a share of the launch for each CTA's warp.
         let length = waited.instructions;
-        let share = length as f64 / (counts.instructions.max(1) * blocks) as f64;
+        let share = length as f64 / (counts.instructions.max(1) * ctas) as f64;
         let what = launch
             .program()
             .and_then(|program| program.steps.iter().find(|step| step.ptx_line == waiting.ptx_line))
@@ -224,7 +224,7 @@ pub(crate) fn failure(error: &EmulatorError, lines: &SourceLines) -> String {
             let _ = writeln!(
                 text,
                 "    CTA {:?} warp {} lanes {:#010x}: {}, PTX line {line}{}",
-                waiter.block,
+                waiter.cta,
                 waiter.warp,
                 waiter.lanes,
                 waiter.what,
@@ -251,7 +251,7 @@ pub(crate) fn failure(error: &EmulatorError, lines: &SourceLines) -> String {
                 None => "an asynchronous operation".to_owned(),
             };
             row(&mut text, "  at", &format!("PTX line {}{source}", report.ptx_line));
-            row(&mut text, "  who", &format!("{who} of CTA {:?}", report.block));
+            row(&mut text, "  who", &format!("{who} of CTA {:?}", report.cta));
         }
         other => {
             let _ = writeln!(text, "  {other}");

@@ -6,7 +6,7 @@ use Direction::{Read, Write};
 const COUNTER: Place = Place::Global(64);
 
 /// The machine has two clusters of one CTA here.
-fn two_blocks(m: &mut Machine) -> [WarpId; 2] {
+fn two_ctas(m: &mut Machine) -> [WarpId; 2] {
     let other = m.tracker.add_cluster(1, 1);
     [m.tracker.warp(0, 0, 0), m.tracker.warp(other, 0, 0)]
 }
@@ -28,9 +28,9 @@ fn atomic(m: &mut Machine, thread: Thread, order: Order) {
 }
 
 #[test]
-fn the_last_block_reads_what_others_wrote() {
+fn the_last_cta_reads_what_others_wrote() {
     let sequence = |m: &mut Machine| {
-        let warps = two_blocks(m);
+        let warps = two_ctas(m);
         for (at, warp) in warps.into_iter().enumerate() {
             let all = thread(m, warp, ALL);
             global(m, all, Write, 4096 + at as u64 * 128);
@@ -75,11 +75,11 @@ fn the_last_block_reads_what_others_wrote() {
 fn fences_of_all_threads_around_an_atomic_of_one() {
     let sequence = |m: &mut Machine| {
         let other = m.tracker.add_cluster(1, 2);
-        for (block, cluster) in [0, other].into_iter().enumerate() {
+        for (cta, cluster) in [0, other].into_iter().enumerate() {
             let warps = [0, 1].map(|warp| m.tracker.warp(cluster, 0, warp));
             let all = warps.map(|warp| thread(m, warp, ALL));
             for (at, warp) in all.into_iter().enumerate() {
-                global(m, warp, Write, 4096 + block as u64 * 256 + at as u64 * 128);
+                global(m, warp, Write, 4096 + cta as u64 * 256 + at as u64 * 128);
                 if m.does("membar.gl before the arrival") {
                     m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
                 }
@@ -98,7 +98,7 @@ fn fences_of_all_threads_around_an_atomic_of_one() {
                     m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
                 }
             }
-            if block == 1 {
+            if cta == 1 {
                 for (at, warp) in all.into_iter().enumerate() {
                     global(m, warp, Read, 4096 + 128 - at as u64 * 128);
                 }
@@ -130,7 +130,7 @@ fn meet(m: &mut Machine, threads: &[Thread]) {
 fn release_and_acquire_without_fences() {
     for (order, reported) in [(Order::AcquireRelease, 0), (Order::Relaxed, 1)] {
         let mut m = Machine::new(1, 1, None);
-        let [first, second] = two_blocks(&mut m);
+        let [first, second] = two_ctas(&mut m);
         let one = thread(&mut m, first, ONE);
         global(&mut m, one, Write, 4096);
         atomic(&mut m, one, order);
@@ -144,13 +144,13 @@ fn release_and_acquire_without_fences() {
 #[test]
 fn scopes_must_have_both_threads() {
     let mut m = Machine::new(1, 1, None);
-    let [first, second] = two_blocks(&mut m);
+    let [first, second] = two_ctas(&mut m);
     for warp in [first, second] {
         let one = thread(&mut m, warp, ONE);
         global(&mut m, one, if warp == first { Write } else { Read }, 4096);
-        m.tracker.access(one, Write, Some(Scope::Block), 4, &[(0, COUNTER)]);
+        m.tracker.access(one, Write, Some(Scope::Cta), 4, &[(0, COUNTER)]);
         let (atomic, order) = (StrongAccess::Atomic, Order::AcquireRelease);
-        m.tracker.synchronize(one, COUNTER, atomic, order, Scope::Block);
+        m.tracker.synchronize(one, COUNTER, atomic, order, Scope::Cta);
     }
     let kinds = m.kinds();
     assert!(kinds.contains(&"scope-too-narrow"), "{kinds:?}");
@@ -160,7 +160,7 @@ fn scopes_must_have_both_threads() {
 #[test]
 fn many_atomics_on_one_word_are_no_race_and_a_plain_read_is() {
     let mut m = Machine::new(1, 1, None);
-    let [first, second] = two_blocks(&mut m);
+    let [first, second] = two_ctas(&mut m);
     for _ in 0..3 {
         for warp in [first, second] {
             let places: Vec<_> = (0..32).map(|lane| (lane, COUNTER)).collect();

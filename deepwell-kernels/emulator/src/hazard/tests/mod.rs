@@ -25,11 +25,11 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(blocks: u32, warps: u32, left_out: Option<&'static str>) -> Machine {
+    fn new(ctas: u32, warps: u32, left_out: Option<&'static str>) -> Machine {
         let sites = (0..4000).map(|line| Site { ptx_line: line, source: None }).collect();
         let mut tracker = Tracker::new(sites, Rules::default());
-        tracker.add_cluster(blocks, warps);
-        let mbarriers = MbarrierTable::new(blocks);
+        tracker.add_cluster(ctas, warps);
+        let mbarriers = MbarrierTable::new(ctas);
         Machine { tracker, mbarriers, step: 0, left_out, names: Vec::new(), deadlock: false }
     }
 
@@ -91,7 +91,7 @@ impl Machine {
 
     /// Loads or stores of `bytes` a lane, side by side from `offset` on.
     fn shared(&mut self, thread: Thread, direction: Direction, offset: u32, bytes: u32) {
-        let (_, rank) = self.tracker.block(thread.warp);
+        let (_, rank) = self.tracker.cta(thread.warp);
         self.remote(thread, direction, rank, offset, bytes);
     }
 
@@ -115,7 +115,7 @@ impl Machine {
 
     /// A TMA store of `bytes` from shared memory.
     fn store(&mut self, thread: Thread, offset: u32, bytes: u32) {
-        let (_, rank) = self.tracker.block(thread.warp);
+        let (_, rank) = self.tracker.cta(thread.warp);
         let operation = self.tracker.issue(thread, Unit::BulkStore);
         let source = Place::Shared { rank, offset };
         let target = Place::Global(2 << 20 | u64::from(self.step) << 12);
@@ -126,7 +126,7 @@ impl Machine {
 
     /// An operation that reads shared memory.
     fn reads(&mut self, thread: Thread, unit: Unit, offset: u32, bytes: u32) -> Operation {
-        let (_, rank) = self.tracker.block(thread.warp);
+        let (_, rank) = self.tracker.cta(thread.warp);
         let operation = self.tracker.issue(thread, unit);
         let place = Place::Shared { rank, offset };
         self.tracker.access_operation(operation, Direction::Read, place, bytes);
@@ -155,15 +155,15 @@ impl Machine {
     }
 
     /// `barrier.cluster.arrive` and `.wait` of all warps.
-    fn cluster_sync(&mut self, blocks: u32, warps: u32, release: bool) {
-        for rank in 0..blocks {
+    fn cluster_sync(&mut self, ctas: u32, warps: u32, release: bool) {
+        for rank in 0..ctas {
             for warp in 0..warps {
                 let thread = self.of(rank, warp, ALL);
                 self.tracker.cluster_arrive(thread, release);
             }
         }
         self.tracker.cluster_complete(0);
-        for rank in 0..blocks {
+        for rank in 0..ctas {
             for warp in 0..warps {
                 let thread = self.of(rank, warp, ALL);
                 self.tracker.cluster_wait(thread);
@@ -184,12 +184,12 @@ impl Machine {
 /// Runs a sequence whole, which must find nothing, then without each named step in turn, which
 /// must find the kind that `expected` has for it. `expected` names all steps that can be left out.
 fn check(
-    (blocks, warps): (u32, u32),
+    (ctas, warps): (u32, u32),
     sequence: impl Fn(&mut Machine),
     expected: &[(&'static str, &str)],
 ) {
     let run = |left_out| {
-        let mut machine = Machine::new(blocks, warps, left_out);
+        let mut machine = Machine::new(ctas, warps, left_out);
         sequence(&mut machine);
         machine
     };

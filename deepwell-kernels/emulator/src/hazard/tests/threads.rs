@@ -4,7 +4,7 @@ use super::*;
 use Direction::{Read, Write};
 
 #[test]
-fn blocks_exchange_through_shared_memory() {
+fn ctas_exchange_through_shared_memory() {
     let sequence = |m: &mut Machine| {
         for _ in 0..2 {
             let writer = m.at(0, ALL);
@@ -177,7 +177,7 @@ fn distributed_shared_memory() {
 }
 
 #[test]
-fn a_block_outlives_what_others_do_to_it() {
+fn a_cta_outlives_what_others_do_to_it() {
     let sequence = |m: &mut Machine| {
         let thread = m.of(1, 0, ONE);
         m.init(thread, 1, 4096, 1);

@@ -142,7 +142,7 @@ fn small_pairs_agree_with_the_encoder() {
             };
             for _ in 0..4_000 {
                 check(std::array::from_fn(|_| bits.next()));
-                // Values between the codes and on them.
+                // Values between the bit patterns and on them.
                 check(std::array::from_fn(|_| {
                     let code = bits.next();
                     let value = crate::number::decode(format, code);

@@ -174,11 +174,11 @@ impl Bench {
         let mut random = Random(case.seed ^ 0xabcd);
         let mut draw = |rows: u32| {
             let count = case.scale.map_or(0, |(_, block)| rows * k / block);
-            let codes: &[u8] = match case.scale {
+            let element_bits: &[u8] = match case.scale {
                 Some((Format::UE4M3, _)) => &[0x30, 0x38, 0x3c, 0x40],
                 _ => &[125, 126, 127, 128],
             };
-            (0..count).map(|_| codes[random.below(4) as usize]).collect()
+            (0..count).map(|_| element_bits[random.below(4) as usize]).collect()
         };
         let scales = [draw(case.m), draw(case.n)];
         let mut bench = Bench {

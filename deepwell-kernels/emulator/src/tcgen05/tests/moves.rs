@@ -191,7 +191,7 @@ fn copies_of_every_shape_and_format() {
                 let mut memory = PairMemory::new();
                 let mut random = Random(turn as u64);
                 let k = chunks * 16;
-                let codes: Vec<u32> =
+                let element_bits: Vec<u32> =
                     (0..group * rows * k).map(|_| random.below(1 << bits)).collect();
                 let matrix = |rank| Matrix {
                     rank,
@@ -205,7 +205,7 @@ fn copies_of_every_shape_and_format() {
                 };
                 for rank in 0..group {
                     matrix(rank).write(&mut memory, |row, at| {
-                        codes[((rank * rows + row) * k + at) as usize]
+                        element_bits[((rank * rows + row) * k + at) as usize]
                     });
                 }
                 let lane = if shape == Tcgen05CopyShape::Rows4Bits256 { 31 } else { 0 };
@@ -224,7 +224,7 @@ fn copies_of_every_shape_and_format() {
                         for word in 0..chunks * 4 {
                             let expected = (0..4).fold(0, |all, i| {
                                 let at = (rank * rows + row) * k + word * 4 + i;
-                                all | codes[at as usize] << shift << (8 * i)
+                                all | element_bits[at as usize] << shift << (8 * i)
                             });
                             for to in lanes_of(shape, row) {
                                 let found = memory.word(rank, lane + to, 40 + word).unwrap();

@@ -217,7 +217,7 @@ fn disabled_lanes_keep_what_they_have() {
 }
 
 #[test]
-fn the_odd_block_may_issue_for_the_pair() {
+fn the_odd_cta_may_issue_for_the_pair() {
     let mut bench = Bench::new(Case::new(MmaKind::F16, 2, 256, 32));
     let expected = bench.expected();
     for request in &mut bench.requests {
