@@ -243,6 +243,10 @@ fn bad_values_are_refused_in_these_words() {
             "c: key `num_hidden_layers`: expected an integer of 1 or more, got `-2`",
         ),
         (
+            json!({"vocab_size": 0}),
+            "c: key `vocab_size`: expected an integer of 1 or more, got `0`",
+        ),
+        (
             json!({"vocab_size": 97.0}),
             "c: key `vocab_size`: expected an integer of 1 or more, got `97.0`\n\
              hint: write it without a decimal point",

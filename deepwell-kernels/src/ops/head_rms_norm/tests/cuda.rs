@@ -77,14 +77,15 @@ pub(crate) fn check_backward(gpu: &mut Gpu, sizes: Sizes, accumulate: bool) {
     // to one and n <= sqrt(head_dim), some 4 rstd more.
     let largest = rstd.iter().fold(0.0, |a: f64, &b| a.max(b));
     let close = Tolerance::bf16(6.0 * largest * f32_error(head_dim));
-    assert_close(&format!("{what} dx"), &got[0].to_f64(), &expected.dx, close);
+    assert_close(&format!("{what} dx"), &got[0].to_f64(), &expected.dx, close).must_tell();
     // |dy * n| <= 2 for these numbers, added in runs of rows / 16 at most (one SM of the emulator,
     // heads of a warp each, 16 warps), five levels of lanes, 16 warps and two short levels. Errors
     // of so many roundings add like a walk: three times their root times the size of a sum.
     let roundings = rows as f64 / 16.0 + 48.0;
     let size = 2.0 * (rows as f64).sqrt() + 2.0;
     let close = Tolerance { absolute: 3.0 * roundings.sqrt() * size * EPSILON, relative: 0.0 };
-    assert_close(&format!("{what} dweight"), &got[1].to_f64(), &expected.dweight, close);
+    assert_close(&format!("{what} dweight"), &got[1].to_f64(), &expected.dweight, close)
+        .must_tell();
 }
 
 /// Half a unit in the last place of FP32.
