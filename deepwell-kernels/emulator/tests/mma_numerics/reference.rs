@@ -1,8 +1,8 @@
 //! MMAs by definition, one output at a time, in integers.
 //!
 //! Everything here is written for being obviously right: significands and exponents are taken from
-//! the fields of the bit patterns, shifts lose bits where they should, and sums are 128-bit integers
-//! or, for exact ones, integers of 2048 bits.
+//! the fields of the bits, shifts lose bits where they should, and sums are 128-bit integers, or
+//! integers of 2048 bits for exact ones.
 
 use deepwell_emulator::number::{Format, Specials};
 

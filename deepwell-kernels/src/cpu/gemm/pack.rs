@@ -185,7 +185,7 @@ unsafe fn gather_rows(
     unsafe { load_rows(gathered.as_ptr().cast(), 32, 16, 32) }
 }
 
-/// The magnitudes of E4M3's subnormal codes 0 to 7, which are multiples of 2^-9, as BF16.
+/// The magnitudes of E4M3's subnormal bit patterns 0 to 7, which are multiples of 2^-9, as BF16.
 const SUBNORMALS: [u16; 8] = [0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
 
 /// A quiet NaN in BF16.
@@ -194,7 +194,7 @@ const NAN_BF16: i16 = 0x7fc0;
 /// Decodes rows of MXFP8. A tile is as wide as a block, so each row has one scale.
 ///
 /// E4M3 has 4 exponent bits with bias 7 and 3 mantissa bits, BF16 has 8 with bias 127 and 7: a
-/// normal code's magnitude shifted left by 4 lacks only `(127 - 7) << 7`. Subnormal codes come
+/// normal element's magnitude shifted left by 4 lacks only `(127 - 7) << 7`. Subnormal ones come
 /// from a table of eight. The scale then adds its exponent, exactly, since `scales::fit_bf16`
 /// has seen to it that nonzero values stay normal.
 ///

@@ -18,10 +18,10 @@ use crate::ops::scaled_gemm::nvfp4::Planes;
 /// Values of all E4M3 bit patterns.
 const VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
-    let mut code = 0;
-    while code < values.len() {
-        values[code] = e4m3::decode(code as u8);
-        code += 1;
+    let mut bits = 0;
+    while bits < values.len() {
+        values[bits] = e4m3::decode(bits as u8);
+        bits += 1;
     }
     values
 };
@@ -44,8 +44,8 @@ pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, t
             let groups = target.chunks_mut(BLOCK).zip(data.chunks(BLOCK)).enumerate();
             for (block, (target, data)) in groups {
                 let scale = e8m0::decode(scales[scale_tiles::offset(row, block, blocks)]);
-                for (target, &code) in target.iter_mut().zip(data) {
-                    *target = E::from_f32(VALUES[usize::from(code)] * scale);
+                for (target, &bits) in target.iter_mut().zip(data) {
+                    *target = E::from_f32(VALUES[usize::from(bits)] * scale);
                 }
             }
         }
@@ -74,8 +74,8 @@ pub fn dequantize_columns<E: Element>(
         for column in 0..columns {
             let scale = e8m0::decode(scales[scale_tiles::offset(column, block, blocks)]);
             let data = &data[column * rows + block * BLOCK..];
-            for (target, &code) in target.chunks_mut(columns).zip(data) {
-                target[column] = E::from_f32(VALUES[usize::from(code)] * scale);
+            for (target, &bits) in target.chunks_mut(columns).zip(data) {
+                target[column] = E::from_f32(VALUES[usize::from(bits)] * scale);
             }
         }
     });
@@ -133,8 +133,8 @@ mod tests {
     use crate::cpu::test_support::{for_thread_counts, poisoned};
     use crate::ops::dequantize::oracle as mx;
 
-    /// Each E4M3 code, and scales that all differ between neighbours; `specials` brings in the ends
-    /// of the range.
+    /// Each E4M3 bit pattern, and scales that all differ between neighbours; `specials` brings in
+    /// the ends of the range.
     fn operand(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
         let data = (0..rows * columns).map(|index| (index * 37 + index / 256) as u8).collect();
         let scale = |index: usize| match (specials, index % 5) {

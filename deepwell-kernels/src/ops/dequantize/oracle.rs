@@ -7,22 +7,22 @@
 /// Elements that share a scale.
 pub const BLOCK: usize = 32;
 
-/// The number that an E4M3 code stands for: sign, 4 exponent bits with bias 7, 3 mantissa bits;
-/// no infinities; NaN is S.1111.111.
-pub fn decode_e4m3(code: u8) -> f64 {
-    let sign = if code & 0x80 != 0 { -1.0 } else { 1.0 };
-    let exponent = i32::from((code >> 3) & 0xf);
-    let mantissa = f64::from(code & 0x7);
-    match (exponent, code & 0x7) {
+/// The number that the bits of an E4M3 element stand for: sign, 4 exponent bits with bias 7, 3
+/// mantissa bits; no infinities; NaN is S.1111.111.
+pub fn decode_e4m3(bits: u8) -> f64 {
+    let sign = if bits & 0x80 != 0 { -1.0 } else { 1.0 };
+    let exponent = i32::from((bits >> 3) & 0xf);
+    let mantissa = f64::from(bits & 0x7);
+    match (exponent, bits & 0x7) {
         (0xf, 0x7) => f64::NAN,
         (0, _) => sign * mantissa * 2f64.powi(-9),
         _ => sign * (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
     }
 }
 
-/// The number that an E8M0 code stands for: `2^(code - 127)`, NaN for 255.
-pub fn decode_e8m0(code: u8) -> f64 {
-    if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
+/// The number that an E8M0 scale stands for: `2^(bits - 127)`, NaN for 255.
+pub fn decode_e8m0(bits: u8) -> f64 {
+    if bits == 0xff { f64::NAN } else { 2f64.powi(i32::from(bits) - 127) }
 }
 
 /// An operand quantized rowwise: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn elements_by_hand() {
         // The specification's table: largest, smallest normal, largest and smallest subnormal.
-        for (code, expected) in [
+        for (bits, expected) in [
             (0x00, 0.0),
             (0x01, 2f64.powi(-9)),
             (0x07, 0.875 * 2f64.powi(-6)),
@@ -93,19 +93,19 @@ mod tests {
             (0xb8, -1.0),
             (0xfe, -448.0),
         ] {
-            assert_eq!(decode_e4m3(code), expected, "{code:#04x}");
+            assert_eq!(decode_e4m3(bits), expected, "{bits:#04x}");
         }
         assert!(decode_e4m3(0x80).is_sign_negative());
         assert!(decode_e4m3(0x7f).is_nan() && decode_e4m3(0xff).is_nan());
-        assert_eq!((0..=255).filter(|&code| decode_e4m3(code).is_nan()).count(), 2);
+        assert_eq!((0..=255).filter(|&bits| decode_e4m3(bits).is_nan()).count(), 2);
         // Positive elements rise.
-        for code in 0..0x7e {
-            assert!(decode_e4m3(code) < decode_e4m3(code + 1));
+        for bits in 0..0x7e {
+            assert!(decode_e4m3(bits) < decode_e4m3(bits + 1));
         }
-        for (code, expected) in
+        for (bits, expected) in
             [(0, 2f64.powi(-127)), (127, 1.0), (130, 8.0), (254, 2f64.powi(127))]
         {
-            assert_eq!(decode_e8m0(code), expected, "{code}");
+            assert_eq!(decode_e8m0(bits), expected, "{bits}");
         }
         assert!(decode_e8m0(255).is_nan());
     }

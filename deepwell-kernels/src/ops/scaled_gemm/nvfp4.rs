@@ -16,10 +16,10 @@ use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, chunk_elements};
 /// Values of all E2M1 bit patterns.
 const VALUES: [f32; 16] = {
     let mut values = [0.0; 16];
-    let mut code = 0;
-    while code < values.len() {
-        values[code] = e2m1::decode(code as u8);
-        code += 1;
+    let mut bits = 0;
+    while bits < values.len() {
+        values[bits] = e2m1::decode(bits as u8);
+        bits += 1;
     }
     values
 };
@@ -42,9 +42,9 @@ impl Planes<'_> {
     #[inline(always)]
     fn scaled(&self, outer: usize, k: usize) -> f32 {
         let byte = self.data[outer * self.k.div_ceil(2) + k / 2];
-        let code = byte >> (k % 2 * 4) & 0xF;
+        let bits = byte >> (k % 2 * 4) & 0xF;
         let place = scale_tiles::offset(outer, k / BLOCK, self.k.div_ceil(BLOCK));
-        VALUES[usize::from(code)] * ue4m3::decode(self.scales[place])
+        VALUES[usize::from(bits)] * ue4m3::decode(self.scales[place])
     }
 
     /// [`Planes::scaled`] of every element, `[outer, K]`.

@@ -10,16 +10,16 @@ use crate::ops::dequantize::oracle::decode_e4m3;
 /// Elements that share a scale.
 pub const BLOCK: usize = 16;
 
-/// The number that an E2M1 code stands for: sign, 2 exponent bits with bias 1, 1 mantissa bit; no
-/// infinities, no NaN.
-pub fn decode_e2m1(code: u8) -> f64 {
-    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
-    if code & 8 == 0 { magnitude } else { -magnitude }
+/// The number that the bits of an E2M1 element stand for: sign, 2 exponent bits with bias 1, 1
+/// mantissa bit; no infinities, no NaN.
+pub fn decode_e2m1(bits: u8) -> f64 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(bits & 7)];
+    if bits & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// The number that a block scale stands for; a byte with its top bit set is none.
-pub fn decode_ue4m3(code: u8) -> f64 {
-    if code & 0x80 == 0 { decode_e4m3(code) } else { f64::NAN }
+pub fn decode_ue4m3(bits: u8) -> f64 {
+    if bits & 0x80 == 0 { decode_e4m3(bits) } else { f64::NAN }
 }
 
 /// An operand quantized along its rows: `data` `[rows, ceil(columns / 2)]` bytes, `scales`
@@ -38,9 +38,9 @@ pub fn dequantize_rows(
     for row in 0..rows {
         for column in 0..columns {
             let byte = data[row * row_bytes + column / 2];
-            let code = if column % 2 == 0 { byte & 0xF } else { byte >> 4 };
+            let bits = if column % 2 == 0 { byte & 0xF } else { byte >> 4 };
             let scale = decode_ue4m3(scales[row * blocks + column / BLOCK]);
-            values.push(decode_e2m1(code) * scale * tensor_scale);
+            values.push(decode_e2m1(bits) * scale * tensor_scale);
         }
     }
     values

@@ -194,8 +194,8 @@ mod tests {
             let mut data = vec![0; x.len()];
             let philox = Philox { stream: step, ..PHILOX };
             stochastic_round(&x, columns, false, &scales, philox, &mut data);
-            for (&x, &code) in x.iter().zip(&data).filter(|(x, _)| **x == 301.0) {
-                let got = ElementFormat::E4M3.decode(code);
+            for (&x, &bits) in x.iter().zip(&data).filter(|(x, _)| **x == 301.0) {
+                let got = ElementFormat::E4M3.decode(bits);
                 assert!([288.0, 320.0].contains(&got), "{x} became {got}");
                 sum += f64::from(got);
                 count += 1;
