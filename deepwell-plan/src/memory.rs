@@ -211,8 +211,15 @@ pub fn layer_activation_bytes(
     }
     let mask = if rules.dropout { between } else { 0.0 };
     // Input of the layer, its norm's output, dropout's mask; the same around the second block.
-    let selective = at.recompute == ActivationRecompute::Selective;
-    let again = if selective { rules.selective } else { RecomputedModules::default() };
+    let none = RecomputedModules::default();
+    let again = match at.recompute {
+        ActivationRecompute::None | ActivationRecompute::Full => none,
+        ActivationRecompute::Norms => RecomputedModules { norms: true, ..none },
+        ActivationRecompute::Activations => {
+            RecomputedModules { activation: true, expert_activation: true, ..none }
+        }
+        ActivationRecompute::Selective => rules.selective,
+    };
     let norm_outputs = if again.norms { 0.0 } else { 2.0 * between };
     let frame = 2.0 * (2.0 * between + norm_outputs + mask);
     let act = if again.activation { 0.0 } else { 1.0 };

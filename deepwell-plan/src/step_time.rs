@@ -44,6 +44,8 @@ pub struct StepRules {
     /// Seconds that the framework's kernels take over those of Deepwell, which efficiencies are
     /// calibrated on.
     pub framework: f64,
+    /// Seconds that flash attention takes over that, for kernels older than FlashAttention 2.
+    pub attention: f64,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// Whether linear layers are quantized to FP8.
@@ -65,6 +67,7 @@ impl StepRules {
         // To FP32, maximum, difference, exponential, sum, quotient; scaled and back to BF16.
         loss_traffic: (38.0, 14.0),
         framework: 1.0,
+        attention: 1.0,
         expert_imbalance: 1.0,
         fp8: false,
     };
@@ -74,6 +77,9 @@ impl StepRules {
     pub const PYTORCH_EAGER: f64 = 1.37;
     /// The same with `torch.compile`, which fuses memory-bound kernels.
     pub const PYTORCH_COMPILED: f64 = 1.21;
+
+    /// FlashAttention 1 over FlashAttention 2, by the abstract of arXiv 2307.08691.
+    pub const FLASH_ATTENTION_1: f64 = 2.0;
 
     /// Today's trainers: flash attention, gradients reduced beside the backward pass, half of the
     /// tensor-parallel communication hidden.

@@ -13,7 +13,12 @@ use crate::{Parallel, PlanError};
 pub enum ActivationRecompute {
     /// Nothing.
     None,
-    /// Attention's scores where they are stored, the activation function of experts.
+    /// Outputs of norms.
+    Norms,
+    /// Outputs of activation functions.
+    Activations,
+    /// Both, and queries, keys and values of latent attention; as Megatron-LM has it attention's
+    /// scores where they are stored, and the activation function of experts.
     Selective,
     /// Each layer from its input.
     Full,
@@ -21,13 +26,20 @@ pub enum ActivationRecompute {
 
 impl ActivationRecompute {
     /// All of them, least work first.
-    pub const ALL: [ActivationRecompute; 3] =
-        [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Full];
+    pub const ALL: [ActivationRecompute; 5] = [
+        ActivationRecompute::None,
+        ActivationRecompute::Norms,
+        ActivationRecompute::Activations,
+        ActivationRecompute::Selective,
+        ActivationRecompute::Full,
+    ];
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             ActivationRecompute::None => "none",
+            ActivationRecompute::Norms => "norms",
+            ActivationRecompute::Activations => "activations",
             ActivationRecompute::Selective => "selective",
             ActivationRecompute::Full => "full",
         }

@@ -119,6 +119,7 @@ fn panel(text: &mut String, table: &Scored, (x0, y0): (f64, f64)) -> std::fmt::R
 fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 1e9 => format!("{:.1}G", value / 1e9),
+        large if large >= 1e6 => format!("{:.0}M", value / 1e6),
         large if large >= 1e4 => format!("{:.0}k", value / 1e3),
         large if large >= 10.0 => format!("{value:.0}"),
         large if large >= 0.1 => format!("{value:.2}"),

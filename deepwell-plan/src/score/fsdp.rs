@@ -69,6 +69,11 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
 }
 
 struct Run {
+    /// Whether attention is Triton's. llm-foundry's `sweep.py` asks for it with 13b and 30b, and
+    /// for `flash` with the others, for which its setup.py (at b2a43a14, with which the table came)
+    /// installed flash-attn 1.0.9. How much slower than FlashAttention 2 Triton's was has no one
+    /// figure.
+    triton: bool,
     shape: ModelShape,
     at: Strategy,
     gpu: GpuModel,
@@ -113,7 +118,8 @@ impl Run {
             recompute,
             ..Strategy::SINGLE
         };
-        Ok(Run { shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
+        let triton = matches!(size, "13b" | "30b");
+        Ok(Run { triton, shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
     }
 
     fn tokens_per_s(&self, row: &Row<'_>) -> Result<f64, PlanError> {
@@ -126,6 +132,7 @@ impl Run {
             gradient_bytes: 2.0,
             fp8,
             framework: StepRules::PYTORCH_EAGER,
+            attention: if self.triton { 1.0 } else { StepRules::FLASH_ATTENTION_1 },
             loss_traffic: (8.0, 6.0),
             ..StepRules::MODERN
         };
@@ -133,12 +140,15 @@ impl Run {
         Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)
     }
 
-    /// Bytes on a GPU with this micro-batch, context and NCCL included. MPT pads the output of its
-    /// attention kernel, which is another copy.
+    /// Bytes on a GPU with this micro-batch, context and NCCL included. With `flash` MPT pads the
+    /// output of the attention kernel, which is another copy.
     fn bytes(&self, micro_batch: usize) -> f64 {
         let at = Strategy { micro_batch, ..self.at };
-        let copies = AttentionKernel::FusedWithCopy;
-        fsdp_memory(&self.shape, &at, self.seq, copies).allocated() + OUTSIDE_BYTES
+        let kernel = match self.triton {
+            true => AttentionKernel::Flash,
+            false => AttentionKernel::FusedWithCopy,
+        };
+        fsdp_memory(&self.shape, &at, self.seq, kernel).allocated() + OUTSIDE_BYTES
     }
 
     /// Bytes that can be allocated.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::schedule::PipelineSchedule;
-use crate::{PlanError, Strategy};
+use crate::{ActivationRecompute, PlanError, Strategy};
 
 /// A dimension of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub enum Dimension {
     Zero,
     /// Sequences of a micro-batch.
     Mbs,
-    /// Recomputation: 0 none, 1 selective, 2 full.
+    /// Recomputation, by its place in [`ActivationRecompute::ALL`].
     Recompute,
     /// Whether the optimizer is on the host.
     Offload,
@@ -186,9 +186,10 @@ impl FromStr for Pin {
             (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
             (Dimension::Split, "even") => 0,
             (Dimension::Split, "ends") => 1,
-            (Dimension::Recompute, "none") => 0,
-            (Dimension::Recompute, "selective") => 1,
-            (Dimension::Recompute, "full") => 2,
+            (Dimension::Recompute, value) => {
+                let place = ActivationRecompute::ALL.iter().position(|of| of.name() == value);
+                place.or_else(|| value.parse().ok()).ok_or_else(wrong)?
+            }
             (_, value) => value.parse().map_err(|_| wrong())?,
         };
         Ok(Pin { dimension, value, forbidden })

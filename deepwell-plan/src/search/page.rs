@@ -242,7 +242,7 @@ fn write_explanation(text: &mut String, found: &Found, numbers: &[WhatIf]) -> fm
     writeln!(text, "\nbest with one dimension at another value")?;
     for (dimension, other) in &found.what_if {
         let pin = format!("{dimension}={}", dimension.text_of(&other.at));
-        writeln!(text, "  {pin:<20} {:>14}  {}", slower(found, other), other.at)?;
+        writeln!(text, "  {pin:<22} {:>14}  {}", slower(found, other), other.at)?;
     }
     if !numbers.is_empty() {
         writeln!(text, "\nbest with one other number: time for a token, plan")?;

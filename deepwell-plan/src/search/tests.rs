@@ -56,6 +56,7 @@ fn pins_hold_and_lose() {
     let pin = |text: &str| text.parse::<Pin>().unwrap();
     check(pin("tp=2"), |at| at.tp == 2);
     check(pin("pp=4"), |at| at.pp == 4);
+    check(pin("recompute=norms"), |at| at.recompute == crate::ActivationRecompute::Norms);
     check(pin("recompute=full"), |at| at.recompute == crate::ActivationRecompute::Full);
     check(pin("schedule!=1f1b"), |at| at.schedule != crate::schedule::PipelineSchedule::OneFOneB);
     check(Pin::forbid("cp").unwrap(), |at| at.cp == 1);
@@ -108,6 +109,29 @@ fn ends_as_layers_balance_the_stages() {
     request.pins.push("sp=0".parse().unwrap());
     let without = search(&request).unwrap().best;
     assert!(!without.at.sp && without.memory_bytes > even.memory_bytes, "{}", without.at);
+}
+
+/// What is made again is not held: each op less memory and more time, all of them most of both.
+#[test]
+fn ops_are_recomputed_one_by_one() {
+    let mut request = request("deepseek-v3", 4096, 2048, GpuModel::h200(), 2048);
+    let pins = ["pp=16", "tp=1", "cp=1", "vpp=1", "schedule=1f1b", "ep=8", "mbs=1", "split=even"];
+    request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
+    let of = |rule: &str| {
+        let mut request = request.clone();
+        request.gpu_memory_bytes = Some(1e12);
+        request.pins.push(format!("recompute={rule}").parse().unwrap());
+        let best = search(&request).unwrap().best;
+        (best.seconds, best.memory_bytes)
+    };
+    let (none, norms, activations) = (of("none"), of("norms"), of("activations"));
+    let (selective, full) = (of("selective"), of("full"));
+    for (less, more) in
+        [(none, norms), (none, activations), (norms, selective), (activations, selective)]
+    {
+        assert!(more.0 > less.0 && more.1 < less.1, "{less:?} {more:?}");
+    }
+    assert!(full.0 > selective.0 && full.1 < selective.1, "{selective:?} {full:?}");
 }
 
 #[test]

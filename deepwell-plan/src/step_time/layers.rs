@@ -87,7 +87,7 @@ impl Cost<'_> {
         if !self.rules.unfused_attention {
             // Causal: half of the square. Backward is five GEMMs where forward is two.
             let half = flops / 2.0 / gpu.bf16_flops;
-            let half = self.rules.framework * half;
+            let half = self.rules.framework * self.rules.attention * half;
             let mut forward = half / gpu.attention_forward_efficiency;
             let mut backward = 2.5 * half / gpu.attention_backward_efficiency;
             let mut context = Overlap::default();
@@ -211,8 +211,12 @@ impl Cost<'_> {
             ActivationRecompute::Selective if self.rules.unfused_attention => {
                 time.input_grad += core_forward;
             }
+            // They read and write again.
+            ActivationRecompute::Norms => time.input_grad += self.kernels(8.0 * between, 2.0),
+            ActivationRecompute::Activations => {
+                time.input_grad += self.kernels(act + expert_act, 1.0);
+            }
             ActivationRecompute::Selective => {
-                // Norms read and write, activation functions too; the up-projections of MLA.
                 time.input_grad += self.kernels(8.0 * between + act + expert_act, 3.0);
                 time.input_grad += up.iter().map(|&(n, k)| self.gemm(tokens, n, k)).sum::<f64>();
             }
