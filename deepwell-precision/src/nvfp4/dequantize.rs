@@ -84,22 +84,22 @@ impl<T: DequantizedValue> Kernel for Task<'_, T> {
         for ((bytes, scales), out) in rows {
             let blocks = bytes.chunks(BLOCK / 2).zip(scales).zip(out.chunks_mut(BLOCK));
             for ((bytes, &scale), out) in blocks {
-                // A byte with its top bit set is no code of the format.
+                // A byte with its top bit set is no element of the format.
                 let scale =
                     decode_e4m3(if scale > ue4m3::CODE_NAN { ue4m3::CODE_NAN } else { scale });
-                let decode = |code: u8| {
-                    let value = decode_small::<{ e2m1::MANTISSA_BITS }, { e2m1::SIGN_BIT }>(code);
+                let decode = |bits: u8| {
+                    let value = decode_small::<{ e2m1::MANTISSA_BITS }, { e2m1::SIGN_BIT }>(bits);
                     T::from_f32(value * scale * self.tensor_scale)
                 };
                 if let (Some(bytes), Some(out)) =
                     (bytes.as_array::<{ BLOCK / 2 }>(), out.as_mut_array::<BLOCK>())
                 {
-                    let mut codes = [0; BLOCK];
+                    let mut elements = [0; BLOCK];
                     for i in 0..BLOCK {
-                        codes[i] = (bytes[i / 2] >> (i % 2 * 4)) & 0xF;
+                        elements[i] = (bytes[i / 2] >> (i % 2 * 4)) & 0xF;
                     }
                     for i in 0..BLOCK {
-                        out[i] = decode(codes[i]);
+                        out[i] = decode(elements[i]);
                     }
                 } else {
                     for (i, out) in out.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Up to sixteen blocks of up to sixteen rows: scales, codes and counters.
+//! Up to sixteen blocks of up to sixteen rows: scales, elements and counters.
 
 use super::{BLOCK, Nvfp4Spec};
 use crate::dequantize::decode_e4m3;
@@ -37,7 +37,7 @@ pub(super) struct Out<'a> {
 
 /// The scales of a segment and what they make of its elements.
 struct Scales {
-    codes: [u8; SEGMENT_BLOCKS],
+    bytes: [u8; SEGMENT_BLOCKS],
     factors: [f32; SEGMENT_BLOCKS],
 }
 
@@ -78,7 +78,7 @@ pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
         let row = row + i;
         let out_scales = &mut out.scales[row * blocks + col / BLOCK..];
         let len = src.len().div_ceil(BLOCK);
-        out_scales[..len].copy_from_slice(&scales.codes[..len]);
+        out_scales[..len].copy_from_slice(&scales.bytes[..len]);
         let out_bytes = &mut out.bytes[row * row_bytes + col / 2..][..src.len().div_ceil(2)];
         let index = (out.first_row + row) as u64 * constants.cols as u64 + col as u64;
         if largest < INFINITY_BITS {
@@ -102,9 +102,9 @@ fn finite_scales(
     encode_scale: f32,
     totals: &mut QuantStats,
 ) -> Scales {
-    let mut scales = Scales { codes: [0; SEGMENT_BLOCKS], factors: [0.0; SEGMENT_BLOCKS] };
+    let mut scales = Scales { bytes: [0; SEGMENT_BLOCKS], factors: [0.0; SEGMENT_BLOCKS] };
     let mut clamps = 0;
-    let outs = scales.codes.iter_mut().zip(&mut scales.factors);
+    let outs = scales.bytes.iter_mut().zip(&mut scales.factors);
     for (&amax, (code, factor)) in amax.iter().zip(outs) {
         let wanted = f32::from_bits(amax) / e2m1::MAX * encode_scale;
         // As numbers without sign are ordered as their bits are, infinity included.
@@ -127,7 +127,7 @@ fn any_scales(amax: &[u32; SEGMENT_BLOCKS], encode_scale: f32, totals: &mut Quan
     let mut scales = finite_scales(&finite, encode_scale, totals);
     for (i, &bits) in amax.iter().enumerate() {
         if bits >= INFINITY_BITS {
-            (scales.codes[i], scales.factors[i]) = (ue4m3::CODE_NAN, f32::NAN);
+            (scales.bytes[i], scales.factors[i]) = (ue4m3::CODE_NAN, f32::NAN);
         }
     }
     scales
@@ -170,10 +170,10 @@ fn encode_row<S: Source, const STOCHASTIC: bool>(
         for lane in 0..LANES {
             by_lane[lane] = factors[lane / BLOCK];
         }
-        let mut codes = [0; LANES];
+        let mut elements = [0; LANES];
         if STOCHASTIC {
             for lane in 0..LANES {
-                codes[lane] = encode_stochastic_lane::<E2m1>(
+                elements[lane] = encode_stochastic_lane::<E2m1>(
                     x[lane],
                     by_lane[lane],
                     words[lane],
@@ -182,9 +182,9 @@ fn encode_row<S: Source, const STOCHASTIC: bool>(
                 );
             }
         } else {
-            encode_lanes::<E2m1, true>(&x, &by_lane, &mut codes, counters);
+            encode_lanes::<E2m1, true>(&x, &by_lane, &mut elements, counters);
         }
-        let pairs = packed::pack_pairs(&codes);
+        let pairs = packed::pack_pairs(&elements);
         match bytes.as_mut_array::<{ LANES / 2 }>() {
             Some(bytes) => *bytes = pairs,
             None => bytes.copy_from_slice(&pairs[..bytes.len()]),
