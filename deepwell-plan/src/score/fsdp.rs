@@ -131,7 +131,8 @@ impl Run {
         let rules = StepRules {
             gradient_bytes: 2.0,
             fp8,
-            framework: StepRules::PYTORCH_EAGER,
+            framework: StepRules::PYTORCH,
+            unfused: StepRules::PYTORCH_UNFUSED,
             attention: if self.triton { 1.0 } else { StepRules::FLASH_ATTENTION_1 },
             loss_traffic: (8.0, 6.0),
             ..StepRules::MODERN

@@ -52,7 +52,8 @@ impl Cost<'_> {
 
     /// Kernels that read and write `bytes` together.
     pub(super) fn kernels(&self, bytes: f64, count: f64) -> f64 {
-        self.rules.framework * (self.gpu.memory_s(bytes) + count * self.gpu.gap_s)
+        let factor = self.rules.framework * self.rules.unfused;
+        factor * (self.gpu.memory_s(bytes) + count * self.gpu.gap_s)
     }
 
     /// Forward, dgrad, wgrad of linear layers on `m` tokens.
