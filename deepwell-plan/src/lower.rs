@@ -15,9 +15,11 @@ use deepwell_precision::{PrecisionPolicy, QuantFormat};
 use crate::{Plan, PlanError};
 
 mod expert;
+mod fallback;
 mod flops;
 mod inference;
 mod optimizer;
+mod passing;
 mod pipeline;
 mod place;
 mod shard;
@@ -25,7 +27,10 @@ mod streams;
 mod tensor;
 
 pub(crate) use self::expert::expand_experts;
+pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
+use self::expert::expand_for_rank;
+pub use self::fallback::{arena_bytes_with_fallback, lower_fallback};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference};
 use self::pipeline::{Pipeline, part_of_rank};
@@ -140,6 +145,14 @@ fn without_router_losses(graph: &Graph) -> Graph {
 
 /// A program is for one rank of the plan's world.
 fn check_ranks(plan: &Plan, target: &Target) -> Result<(), PlanError> {
+    let zero = plan.parallel.zero;
+    if zero > 1 && target.arch != "cpu" {
+        return Err(PlanError::Request {
+            what: "ZeRO stage",
+            expected: format!("0 or 1 on `{}`, as more is there on the CPU alone", target.arch),
+            got: zero.to_string(),
+        });
+    }
     let expected = plan.parallel.ranks(target.ranks.rank as usize);
     if target.ranks == expected {
         return Ok(());
@@ -191,6 +204,8 @@ struct Lowering<'a> {
     shards: Vec<Shard>,
     /// The buckets of the shards.
     shared: Vec<shard::Bucket>,
+    /// Which of them come and go.
+    passing: passing::Passing,
     value_of: HashMap<TensorId, ValueId>,
     /// Accumulators that a call has written.
     written: HashSet<ValueId>,
@@ -229,6 +244,7 @@ impl<'a> Lowering<'a> {
             decays,
             shards: Vec::new(),
             shared: Vec::new(),
+            passing: passing::Passing::default(),
             value_of: HashMap::new(),
             written: HashSet::new(),
         }
@@ -253,6 +269,8 @@ impl<'a> Lowering<'a> {
         match (self.sharing().map(|(_, group)| group.ranks.len()), mode) {
             (None, _) => self.parameter_values(),
             (Some(ranks), Mode::Train) => self.sharded_values(ranks),
+            // It has slices of weights, too.
+            (Some(ranks), Mode::Evaluate) if self.gathers() => self.sharded_values(ranks),
             // It reads the weight copies of the training program, which are made on first use.
             (Some(_), Mode::Evaluate) => {}
         }
@@ -321,12 +339,15 @@ impl<'a> Lowering<'a> {
             TensorKind::Parameter { .. } | TensorKind::ParameterGradient { .. } => {
                 MemoryKind::Optimizer
             }
+            TensorKind::WeightCopy if self.gathers() => MemoryKind::Activations,
             TensorKind::WeightCopy => MemoryKind::Weights,
             TensorKind::Input { .. } | TensorKind::Loss => MemoryKind::Host,
             TensorKind::Statistic if is_statistics => MemoryKind::Host,
             TensorKind::Activation | TensorKind::Statistic => MemoryKind::Activations,
         };
-        let name = tensor.name.clone();
+        let is_copy = tensor.kind == TensorKind::WeightCopy;
+        let suffix = if is_copy { self.passing.suffix } else { "" };
+        let name = format!("{}{suffix}", tensor.name);
         let value = self.add(name.clone(), tensor.dtype, tensor.shape.bind(&self.binding), memory);
         let added = &mut self.values[value.index()];
         (added.tensor, added.link) = (Some(id), tensor.link);
@@ -350,8 +371,14 @@ impl<'a> Lowering<'a> {
     /// Lowers the nodes of a phase to a body.
     fn body(&mut self, phase: Phase) -> Result<(), PlanError> {
         let graph = self.graph;
-        for node in graph.nodes.iter().filter(|node| node.phase == phase) {
+        self.begin_passing(phase);
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.phase == phase) {
+            if self.comes_with_gather(node) {
+                continue;
+            }
+            self.gather_for(node)?;
             self.node(node)?;
+            self.scatter_behind(at)?;
         }
         self.end_body(phase);
         Ok(())
@@ -386,8 +413,11 @@ impl<'a> Lowering<'a> {
             let mut access = Access::Write;
             if self.graph.tensor(id).kind.is_accumulator() {
                 accumulator_bytes += self.values[value.index()].range.bytes as u64;
+                let is_kept = self.values[value.index()].memory.is_persistent();
                 if self.written.insert(value) {
-                    accumulate = Accumulate::AfterFirst;
+                    if is_kept {
+                        accumulate = Accumulate::AfterFirst;
+                    }
                 } else {
                     accumulate = Accumulate::Always;
                     access = Access::Update;
@@ -558,34 +588,6 @@ struct NewCall {
     layer: Option<u32>,
     source: NodeId,
     recomputes: bool,
-}
-
-/// Lowers `plan` all in BF16: what layers of `program` fall back to. None where it has nothing to
-/// fall back from.
-///
-/// # Errors
-/// As [`lower`].
-pub fn lower_fallback(
-    graph: &Graph,
-    plan: &Plan,
-    program: &Program,
-    catalog: &dyn KernelCatalog,
-    target: &Target,
-) -> Result<Option<Program>, PlanError> {
-    if program.precision.iter().all(|tensor| !tensor.format.is_quantized()) {
-        return Ok(None);
-    }
-    let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
-    lower(graph, &in_bf16, catalog, target).map(Some)
-}
-
-/// Size of an arena in which `program` can be lowered again after some of its layers have fallen
-/// back: its persistent part is largest with every operand quantized, its transient part with every
-/// activation in BF16, as in `fallback`.
-pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
-    let arenas = || [program].into_iter().chain(fallback).map(|program| &program.arena);
-    let persistent = arenas().map(|arena| arena.transient_offset).max().unwrap_or(0);
-    persistent + arenas().map(|arena| arena.transient_bytes()).max().unwrap_or(0)
 }
 
 /// The plan for one device that [`crate::autoplan`] varies.

@@ -17,7 +17,7 @@ pub struct Parallel {
     /// Ranks that split the sequences of a step and sum up their gradients.
     pub data: usize,
     /// ZeRO stage: what the data-parallel ranks have a part of each. 0 nothing, 1 the optimizer
-    /// state.
+    /// state, 2 the gradients as well, 3 the weights as well.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub zero: u8,
     /// Ranks that split each layer: its heads and columns, and between the GEMMs the tokens
@@ -174,8 +174,9 @@ impl Parallel {
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
-        if zero > 1 {
-            return refuse("ZeRO stage", "0, or 1: optimizer state", zero.to_string());
+        if zero > 3 {
+            let expected = "0, 1: optimizer state, 2: and gradients, 3: and weights";
+            return refuse("ZeRO stage", expected, zero.to_string());
         }
         for (what, degree) in [
             ("data-parallel ranks", data),
@@ -185,6 +186,14 @@ impl Parallel {
         ] {
             if degree == 0 {
                 return refuse(what, "at least 1", degree.to_string());
+            }
+        }
+        for (with, is_there) in
+            [("tensor-parallel ranks", tensor > 1), ("pipeline stages", pipeline > 1)]
+        {
+            if zero > 1 && is_there {
+                let expected = format!("0 or 1 with {with}, as both together are not there yet");
+                return refuse("ZeRO stage", &expected, zero.to_string());
             }
         }
         if expert > 1 {
@@ -265,6 +274,10 @@ mod tests {
             (Parallel { tensor: 2, ..with(2, 2) }, Some("1 with tensor-parallel ranks")),
             (Parallel { pipeline: 2, ..with(2, 2) }, Some("1 with pipeline stages")),
             (Parallel { zero: 1, ..with(2, 2) }, Some("1 with ranks that share the optimizer")),
+            (Parallel { zero: 3, ..with(4, 1) }, None),
+            (Parallel { zero: 4, ..with(4, 1) }, Some("ZeRO stage: expected 0, 1: optimizer")),
+            (Parallel { zero: 2, tensor: 2, ..with(2, 1) }, Some("0 or 1 with tensor-parallel")),
+            (Parallel { zero: 3, pipeline: 2, ..with(2, 1) }, Some("0 or 1 with pipeline stages")),
         ] {
             let error = parallel.check().err().map(|error| error.to_string());
             let is_expected = match (&error, expected) {

@@ -161,6 +161,10 @@ impl Strategy {
             let expected = "1, as more are not there yet";
             return refuse("context-parallel ranks", expected, self.cp.to_string());
         }
+        if self.zero > 1 {
+            let expected = "0, or 1: optimizer state; more is there on the CPU alone";
+            return refuse("ZeRO stage", expected, self.zero.to_string());
+        }
         if self.vpp > 1 {
             let expected = "1, as more are not there yet";
             return refuse("model chunks of a stage", expected, self.vpp.to_string());

@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::audit::AuditReport;
-use crate::engine::{Moment, Whole};
+use crate::engine::{Moment, Whole, is_gathered};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 
@@ -80,7 +80,8 @@ fn sections(program: &Program) -> Vec<Kept> {
             (Moment::First, state.first_moment, Section::MomentFirst),
             (Moment::Second, state.second_moment, Section::MomentSecond),
         ];
-        let whole = state.split.map(|_| program.whole_shape(state));
+        let is_part = state.split.is_some() || is_gathered(program, state);
+        let whole = is_part.then(|| program.whole_shape(state));
         sections.push(Kept {
             name: state.name.clone(),
             id: state.master,

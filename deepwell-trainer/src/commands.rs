@@ -156,7 +156,8 @@ pub struct Degrees {
     /// Ranks that split the batch and sum up their gradients [default: all]
     #[arg(long, value_name = "RANKS")]
     pub dp: Option<usize>,
-    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state
+    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state, 2 gradients too,
+    /// 3 weights too
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
     /// Ranks that split each layer

@@ -116,6 +116,44 @@ fn tensors_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
     all.map(|it| ((it.section, it.name.clone()), read(it.section, &it.name))).collect()
 }
 
+/// Masters and moments, which do not depend on who has copies of the weights.
+fn state_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
+    let is_state = |section: &Section| {
+        matches!(section, Section::Master | Section::MomentFirst | Section::MomentSecond)
+    };
+    let all = tensors_by_name(out).into_iter();
+    all.filter(|((section, _), _)| is_state(section)).collect()
+}
+
+/// Gradients in slices, and weights too: the same run, and each goes on from what another saved.
+#[test]
+fn gradients_and_weights_in_slices_are_one_run() {
+    let place = Place::new();
+    let whole = place.settings("whole", 4);
+    let expected = go(&whole, Start::New).unwrap();
+    let of_whole = state_by_name(&whole.out);
+    for zero in [2, 3] {
+        let sliced = Settings { zero, ..place.settings(&format!("zero-{zero}"), 4) };
+        let got = go(&sliced, Start::New).unwrap();
+        assert_eq!(metrics(&sliced.out), metrics(&whole.out), "ZeRO {zero}");
+        assert_eq!(got.fit.heldout_losses, expected.fit.heldout_losses);
+        assert!(state_by_name(&sliced.out) == of_whole, "ZeRO {zero}");
+        assert!(got.peak_bytes_predicted < expected.peak_bytes_predicted);
+        for (then, start) in [(zero, Start::Resume), (0, Start::ResumeChanged)] {
+            let stopped = place.settings(&format!("{zero}-then-{then}"), 4);
+            assert!(go_until(&Settings { zero, ..stopped.clone() }, 2).fit.interrupted);
+            go(&Settings { zero: then, ..stopped.clone() }, start).unwrap();
+            assert_eq!(metrics(&stopped.out), metrics(&whole.out), "ZeRO {zero}, then {then}");
+            assert!(state_by_name(&stopped.out) == of_whole, "ZeRO {zero}, then {then}");
+        }
+    }
+    // And from whole ones to slices.
+    let stopped = place.settings("0-then-3", 4);
+    assert!(go_until(&stopped, 2).fit.interrupted);
+    go(&Settings { zero: 3, ..stopped.clone() }, Start::ResumeChanged).unwrap();
+    assert_eq!(metrics(&stopped.out), metrics(&whole.out));
+}
+
 /// A pipeline logs, evaluates and saves what one rank does, and each goes on from what the other
 /// has saved: two stages, then one rank, then two stages again.
 #[test]

@@ -93,7 +93,8 @@ pub struct Collective {
     ///
     /// The tensors lie one behind the other. An all-reduce updates them and has no results; a
     /// reduce-scatter reads them and an all-gather writes them, and the slice of a rank is one flat
-    /// tensor `[m]`: the bucket is `ranks · m` elements long, padding included.
+    /// tensor `[m]`: the bucket is `ranks · m` elements long, padding included. A reduce-scatter
+    /// that adds up micro-batches takes zeros for what a bucket is shorter by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u32>,
 }

@@ -91,6 +91,15 @@ impl Lowering<'_> {
                 value.range.offset = offset;
                 value.slot_stride_bytes = slot_stride_bytes;
             }
+            What::Run(index) => {
+                let mut next = offset;
+                for id in self.passing.together[index].clone() {
+                    let value = &mut self.values[id.index()];
+                    value.range.offset = next;
+                    value.slot_stride_bytes = slot_stride_bytes;
+                    next += align(value.range.bytes);
+                }
+            }
             What::Workspace(call) => self.calls[call].workspace.offset = offset,
         }
     }
@@ -124,10 +133,33 @@ impl Lowering<'_> {
             life: Lifetime { bytes: self.values[index].range.bytes, first: 0, last: 0 },
             bodies: (0, 0),
         };
+        let mut is_of_run = vec![false; self.values.len()];
+        let mut runs = Vec::with_capacity(self.passing.together.len());
+        for (run, ids) in self.passing.together.iter().enumerate() {
+            let places = ids.iter().filter_map(|id| of_values[id.index()]);
+            let bytes = ids.iter().map(|id| align(self.values[id.index()].range.bytes)).sum();
+            ids.iter().for_each(|id| is_of_run[id.index()] = true);
+            let whole = places.reduce(|a, b| Place {
+                life: Lifetime {
+                    first: a.life.first.min(b.life.first),
+                    last: a.life.last.max(b.life.last),
+                    ..a.life
+                },
+                bodies: (a.bodies.0.min(b.bodies.0), a.bodies.1.max(b.bodies.1)),
+                ..a
+            });
+            let life = |place: Place| Lifetime { bytes, ..place.life };
+            runs.extend(whole.map(|place| Place {
+                what: What::Run(run),
+                life: life(place),
+                ..place
+            }));
+        }
         let of_values = of_values.into_iter().enumerate();
         of_values
-            .filter(|(index, _)| !self.values[*index].memory.is_persistent())
+            .filter(|(index, _)| !self.values[*index].memory.is_persistent() && !is_of_run[*index])
             .map(|(index, place)| place.unwrap_or_else(|| unused(index)))
+            .chain(runs)
             .chain(workspaces)
             .collect()
     }
@@ -138,6 +170,8 @@ impl Lowering<'_> {
 enum What {
     /// A value, by index.
     Value(usize),
+    /// Values one behind the other, by index among those.
+    Run(usize),
     /// The scratch of a call, by index.
     Workspace(usize),
 }

@@ -5,6 +5,8 @@
 //! masters are gathered there, for the calls that make the compute copies of the weights. Masters
 //! that calls of other bodies read have a place of their own.
 //!
+//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`].
+//!
 //! A step gives the bits that it gives without shards, for sums over ranks have the same order and
 //! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
 //! `f64`, and rounded to `f32`.
@@ -27,12 +29,18 @@ const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
 
 /// A bucket of parameters on its way through a step.
 pub(super) struct Bucket {
-    /// Gradients, and what fills the last slices up.
-    gradients: Vec<ValueId>,
-    /// Where the masters are gathered, filled up alike.
-    gathered: Vec<ValueId>,
+    /// Gradients, and what fills the last slices up, unless they are scattered while they come.
+    pub(super) gradients: Vec<ValueId>,
+    /// Where the masters are gathered, filled up.
+    pub(super) gathered: Vec<ValueId>,
     /// The parameters that are gathered.
-    parameters: Vec<TensorId>,
+    pub(super) parameters: Vec<TensorId>,
+    /// This rank's slice of the masters.
+    pub(super) master: ValueId,
+    /// This rank's slice of the gradients, where they are scattered while they come.
+    pub(super) scattered: Option<ValueId>,
+    /// Whether masters are gathered where calls need them, into memory that others share.
+    pub(super) is_gathered: bool,
     /// Elements of a slice.
     slice: usize,
     weight_decay: f32,
@@ -64,6 +72,10 @@ struct Class {
     is_split: bool,
     /// Whether another stage of the pipeline counts the parameter.
     is_copy: bool,
+    /// Whether its gradient is written beside the loss.
+    is_beside_loss: bool,
+    /// What comes and goes together: a layer, or a parameter that has none.
+    unit: Option<(Option<u32>, usize)>,
 }
 
 impl Member {
@@ -89,10 +101,19 @@ impl Lowering<'_> {
         let other_bodies = graph.nodes.iter().filter(|node| node.phase != Phase::Weights);
         let resident: HashSet<TensorId> =
             other_bodies.flat_map(|node| node.inputs.iter().copied()).collect();
+        let layers = if self.scatters() { self.layers_of_parameters() } else { HashMap::new() };
+        let beside_loss =
+            if self.scatters() { self.gradients_beside_loss() } else { HashSet::new() };
+        let is_evaluated = self.graph.parameter_gradients().is_empty();
         let mut members = Vec::new();
         for (index, (id, tensor)) in graph.parameters().enumerate() {
             let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&self.binding));
-            let gradient = gradients.get(&id).copied();
+            if is_evaluated && self.is_counted[index] {
+                // It is whole, and made on first use.
+                continue;
+            }
+            // An evaluation has the slices of the training program, and no gradients.
+            let gradient = gradients.get(&id).copied().or(is_evaluated.then_some(id));
             let Some(gradient) = gradient.filter(|_| !self.is_counted[index]) else {
                 let state = self.whole_parameter(id, name, shape, gradient);
                 self.parameters.push(state);
@@ -110,15 +131,21 @@ impl Lowering<'_> {
             });
             let class = Class {
                 decays: self.decays[index],
-                is_resident: resident.contains(&id),
+                is_resident: resident.contains(&id) && !self.gathers(),
                 is_split: self.splits.contains_key(&name),
                 is_copy: self.is_copy(&name),
+                is_beside_loss: beside_loss.contains(&gradient),
+                unit: self.scatters().then(|| match layers.get(&id) {
+                    Some(&layer) => (Some(layer), 0),
+                    None => (None, index),
+                }),
             };
             members.push(Member { index, id, gradient, name, shape, class });
         }
         for members in buckets_of(&members, self.plan.bucket_bytes) {
-            self.shard(&members, ranks);
+            self.shard(&members, ranks, is_evaluated);
         }
+        self.plan_passing();
     }
 
     /// A parameter that nothing trains, or a selection bias with its counts.
@@ -145,29 +172,39 @@ impl Lowering<'_> {
         ParameterState { name, master, first_moment, second_moment, gradient, split }
     }
 
-    fn shard(&mut self, members: &[Member], ranks: usize) {
+    fn shard(&mut self, members: &[Member], ranks: usize, is_evaluated: bool) {
         let number = self.shards.len();
         let elements: usize = members.iter().map(Member::elements).sum();
         let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
         let filling = slice * ranks - elements;
-        let gradients = self.column(members, "grad.", MemoryKind::Gradients, filling);
-        let Class { decays, is_resident, is_split, is_copy } = members[0].class;
-        let gathered = match is_resident {
-            true => self.column(members, "", MemoryKind::Weights, filling),
-            false => gradients.clone(),
+        let Class { decays, is_resident, is_split, is_copy, is_beside_loss, .. } = members[0].class;
+        let scatters = self.scatters() && !is_beside_loss;
+        let is_gathered = self.scatters() && !is_resident;
+        let gradients = match (is_evaluated, scatters) {
+            (true, _) => Vec::new(),
+            // A scatter fills the slices up itself.
+            (_, true) => self.column(members, "grad.", MemoryKind::Activations, 0),
+            (_, false) => self.column(members, "grad.", MemoryKind::Gradients, filling),
+        };
+        let gathered = match (is_resident, is_gathered) {
+            (true, _) => self.column(members, "", MemoryKind::Weights, filling),
+            (_, true) => self.column(members, "gathered.", MemoryKind::Activations, filling),
+            _ => gradients.clone(),
         };
         let mut next = 0;
         let mut places = Vec::with_capacity(members.len());
         for (place, member) in members.iter().enumerate() {
-            let (gradient, master) = (gradients[place], gathered[place]);
-            self.value_of.insert(member.gradient, gradient);
-            self.values[gradient.index()].tensor = Some(member.gradient);
+            let (gradient, master) = (gradients.get(place).copied(), gathered[place]);
+            if let Some(gradient) = gradient {
+                self.value_of.insert(member.gradient, gradient);
+                self.values[gradient.index()].tensor = Some(member.gradient);
+            }
             if is_resident {
                 self.value_of.insert(member.id, master);
                 self.values[master.index()].tensor = Some(member.id);
             }
             let state = &mut self.parameters[member.index];
-            (state.master, state.gradient) = (master, Some(gradient));
+            (state.master, state.gradient) = (master, gradient);
             places.push((member.index, next));
             next += member.elements();
         }
@@ -176,13 +213,26 @@ impl Lowering<'_> {
                 let name = format!("{name}.{number}");
                 self.add(name, DType::F32, vec![slice], MemoryKind::Optimizer)
             });
+        let scattered = (scatters && !is_evaluated).then(|| {
+            let name = format!("grad.shard.{number}");
+            self.add(name, DType::F32, vec![slice], MemoryKind::Gradients)
+        });
         let group = ProcessGroup::DATA.to_string();
         self.shards.push(Shard { group, master, first_moment, second_moment, parameters: places });
         let weight_decay = if decays { self.plan.optimizer.weight_decay } else { 0.0 };
         let parameters = members.iter().map(|member| member.id).collect();
-        let bucket =
-            Bucket { gradients, gathered, parameters, slice, weight_decay, is_split, is_copy };
-        self.shared.push(bucket);
+        self.shared.push(Bucket {
+            gradients,
+            gathered,
+            parameters,
+            master,
+            scattered,
+            is_gathered,
+            slice,
+            weight_decay,
+            is_split,
+            is_copy,
+        });
     }
 
     /// Values for all of a bucket, one behind the other, and one that fills the slices up.
@@ -220,6 +270,10 @@ impl Lowering<'_> {
     ) -> Result<Vec<ValueId>, PlanError> {
         let mut slices = Vec::with_capacity(self.shared.len());
         for index in 0..self.shared.len() {
+            if let Some(own) = self.shared[index].scattered {
+                slices.push(own);
+                continue;
+            }
             let (gradients, slice) =
                 (self.shared[index].gradients.clone(), self.shared[index].slice);
             let name = format!("grad.shard.{index}");
@@ -260,7 +314,10 @@ impl Lowering<'_> {
         let Some((group, members)) = self.sharing() else { return Ok(()) };
         let ranks = members.ranks.len() as u32;
         for index in 0..self.shared.len() {
-            let Bucket { gathered, parameters, .. } = &self.shared[index];
+            let Bucket { gathered, parameters, is_gathered, .. } = &self.shared[index];
+            if *is_gathered {
+                continue;
+            }
             let (gathered, parameters) = (gathered.clone(), parameters.clone());
             let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
             let own = vec![read(self.shards[index].master)];

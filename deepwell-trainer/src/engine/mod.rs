@@ -23,7 +23,7 @@ pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
-pub(crate) use self::shards::{Moment, Whole};
+pub(crate) use self::shards::{Moment, Whole, is_gathered};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -188,6 +188,15 @@ impl Engine {
 
     /// [`Engine::perturb_weights`] without the copies.
     pub(crate) fn perturb_masters(&mut self, seed: u64) -> Result<(), TrainError> {
+        let program = self.program();
+        if program.parameters.iter().any(|state| is_gathered(program, state)) {
+            return Err(TrainError::Setting {
+                setting: "perturb_weights_seed",
+                expected: "ranks that have weights whole".to_string(),
+                got: self.plan.parallel.to_string(),
+                hint: Some("`--zero 1`".to_string()),
+            });
+        }
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();

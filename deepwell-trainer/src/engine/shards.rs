@@ -3,12 +3,14 @@
 //! Between steps the masters are whole on every rank, where the weights' body gathers them, so
 //! that whoever reads or writes them sees no slices. Before the body runs on masters that the host
 //! wrote, each rank takes its slices from there. Moments are nowhere whole: rank 0 collects them
-//! for a checkpoint, and with them what tensor-parallel ranks have slices of.
+//! for a checkpoint, and with them what tensor-parallel ranks have slices of. Masters that are
+//! gathered where a layer needs them (ZeRO 2 and 3) are nowhere whole either: who writes them
+//! writes slices.
 
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, ParameterState, Shard, Split, ValueId};
+use deepwell_ir::{ByteRange, ParameterState, Program, Shard, Split, ValueId};
 
 use super::Engine;
 use crate::TrainError;
@@ -63,6 +65,11 @@ fn part(
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
 }
 
+/// Whether the master of a parameter is whole within a step alone.
+pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
+    !program.value(state.master).memory.is_persistent()
+}
+
 impl Engine {
     /// Elements of the bucket that the slice of a rank has.
     fn slice(&self, shard: &Shard, rank: usize) -> Range<usize> {
@@ -71,9 +78,19 @@ impl Engine {
         place * elements..(place + 1) * elements
     }
 
+    /// Whether the masters of a shard are whole within a step alone.
+    fn is_gathered(&self, shard: &Shard) -> bool {
+        let program = self.program();
+        let first = shard.parameters.first();
+        first.is_some_and(|(index, _)| is_gathered(program, &program.parameters[*index]))
+    }
+
     /// Takes this rank's slices of the masters from where they are whole.
     pub(super) fn scatter_masters(&mut self) -> Result<(), TrainError> {
         for shard in self.program().shards.clone() {
+            if self.is_gathered(&shard) {
+                continue;
+            }
             let own = self.slice(&shard, self.rank());
             let mut values = vec![0f32; own.len()];
             for &(index, offset) in &shard.parameters {
@@ -118,12 +135,22 @@ impl Engine {
             .split
             .map(|split| split.extract(whole, &self.program().value(state.master).shape));
         let whole = own.as_deref().unwrap_or(whole);
+        self.write_slice(parameter, &|shard| moment.slice_of(shard), whole)
+    }
+
+    /// Writes this rank's part of a tensor of a parameter into its slice.
+    fn write_slice(
+        &mut self,
+        parameter: usize,
+        slice_of: &dyn Fn(&Shard) -> ValueId,
+        whole: &[f32],
+    ) -> Result<(), TrainError> {
         for shard in self.program().shards.clone() {
             let place = shard.parameters.iter().find(|(index, _)| *index == parameter);
             let Some(&(_, offset)) = place else { continue };
             let own = self.slice(&shard, self.rank());
             let Some((of_slice, of_parameter)) = part(own, offset, whole.len()) else { continue };
-            let range = self.program().value(moment.slice_of(&shard)).range;
+            let range = self.program().value(slice_of(&shard)).range;
             let range = ByteRange {
                 offset: range.offset + of_slice.start * size_of::<f32>(),
                 bytes: of_slice.len() * size_of::<f32>(),
@@ -139,6 +166,26 @@ impl Engine {
     /// Bytes of the wrong length.
     pub(crate) fn write_part(&mut self, id: ValueId, whole: &[u8]) -> Result<(), TrainError> {
         let program = self.program();
+        let gathered = program
+            .parameters
+            .iter()
+            .position(|state| state.master == id && is_gathered(program, state));
+        if let Some(parameter) = gathered {
+            let expected = program.value(id).range.bytes;
+            if whole.len() != expected {
+                return Err(TrainError::Setting {
+                    setting: "weights",
+                    expected: format!(
+                        "{expected} bytes of `{}`",
+                        program.parameters[parameter].name
+                    ),
+                    got: whole.len().to_string(),
+                    hint: None,
+                });
+            }
+            let whole: Vec<f32> = pod_collect_to_vec(whole);
+            return self.write_slice(parameter, &|shard| shard.master, &whole);
+        }
         let is_of = |state: &&ParameterState| {
             [Some(state.master), state.first_moment, state.second_moment].contains(&Some(id))
         };
@@ -167,9 +214,11 @@ impl Engine {
         let mut parts = self.collect_splits()?;
         for shard in self.program().shards.clone() {
             let ranks = self.ranks_of_stage();
-            for moment in Moment::ALL {
+            let masters = self.is_gathered(&shard).then_some(None);
+            for moment in masters.into_iter().chain(Moment::ALL.map(Some)) {
                 let mut own = vec![0f32; self.program().value(shard.master).elements()];
-                self.read_value(moment.slice_of(&shard), cast_slice_mut(&mut own))?;
+                let slice = moment.map_or(shard.master, |moment| moment.slice_of(&shard));
+                self.read_value(slice, cast_slice_mut(&mut own))?;
                 let slices = self.collect_of_stage(&ranks, &own)?;
                 if slices.is_empty() {
                     continue;
@@ -192,7 +241,7 @@ impl Engine {
                         values
                     };
                     let values = self.joined(parameter, &of_tensor_rank);
-                    parts.push(Whole { parameter, moment: Some(moment), values });
+                    parts.push(Whole { parameter, moment, values });
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::ops::IGNORED_TARGET;
-use deepwell_ir::{Phase, ValueId};
+use deepwell_ir::{Call, Phase, ValueId};
 use deepwell_kernels::{Executor, LoadedProgram};
 use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
 use deepwell_precision::PrecisionPolicy;
@@ -58,9 +58,24 @@ pub(crate) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Trains.
+    /// Trains, with gradients summed over the micro-batches of a rank first.
     pub(crate) fn run(self) -> Bits {
-        let mut reference = Reference::new(self);
+        let parts: Vec<usize> = (0..self.parts).collect();
+        self.run_in_order(vec![parts])
+    }
+
+    /// Trains on parts of one micro-batch each: sums over the parts of a group first, but of what a
+    /// call writes with the loss over a rank's own, the same of all groups.
+    #[allow(dead_code, reason = "not every test has such ranks")]
+    pub(crate) fn run_by_micro_batch(self) -> Bits {
+        let Case { parts, rows, .. } = self;
+        let group = |at: usize| (0..parts).map(|rank| rank * rows + at).collect();
+        let alone = Case { parts: parts * rows, rows: 1, ..self };
+        alone.run_in_order((0..rows).map(group).collect())
+    }
+
+    fn run_in_order(self, groups: Vec<Vec<usize>>) -> Bits {
+        let mut reference = Reference { groups, ..Reference::new(self) };
         let steps = (0..self.steps).map(|step| reference.step(step)).collect();
         let program = reference.loaded.program().clone();
         let mut bits = |ids: Vec<ValueId>| {
@@ -76,6 +91,17 @@ struct Reference {
     loaded: LoadedProgram,
     parts: usize,
     seq: usize,
+    /// Parts in the order of sums: over those of a group, then over groups.
+    groups: Vec<Vec<usize>>,
+}
+
+/// Sums of lists, in their order.
+fn sum(lists: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let add = |mut sum: Vec<f32>, own: Vec<f32>| {
+        sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+        sum
+    };
+    lists.reduce(add).unwrap_or_default()
 }
 
 impl Reference {
@@ -102,7 +128,7 @@ impl Reference {
             executor.write(&program, state.master, cast_slice(&values)).unwrap();
         }
         executor.run_phase(&loaded, Phase::Weights).unwrap();
-        Reference { executor, loaded, parts: case.parts, seq: case.seq }
+        Reference { executor, loaded, parts: case.parts, seq: case.seq, groups: Vec::new() }
     }
 
     fn read(&mut self, id: ValueId) -> Vec<f32> {
@@ -122,7 +148,7 @@ impl Reference {
         self.executor.write(&program, host.schedule.unwrap(), cast_slice(&schedule)).unwrap();
         let scale = [scale(&targets)];
         self.executor.write(&program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
-        let mut sums: Vec<Vec<f32>> = Vec::new();
+        let mut of_parts: Vec<Vec<Vec<f32>>> = Vec::new();
         for part in 0..self.parts {
             for invocation in &program.schedule {
                 let phase = program.bodies[invocation.body.index()].phase;
@@ -139,17 +165,25 @@ impl Reference {
                     self.executor.invoke(&self.loaded, invocation).unwrap();
                 }
             }
-            let own: Vec<Vec<f32>> = summed.iter().map(|&id| self.read(id)).collect();
-            if part == 0 {
-                sums = own;
-                continue;
-            }
-            for (sum, own) in sums.iter_mut().flatten().zip(own.iter().flatten()) {
-                *sum += own;
-            }
+            of_parts.push(summed.iter().map(|&id| self.read(id)).collect());
         }
-        for (&id, sum) in summed.iter().zip(&sums) {
-            self.executor.write(&program, id, cast_slice(sum)).unwrap();
+        let writes_loss =
+            |call: &&Call| call.outputs().iter().any(|output| Some(output.value) == host.loss);
+        let beside_loss: Vec<ValueId> = (program.calls.iter().filter(writes_loss))
+            .flat_map(|call| call.outputs().iter().map(|output| output.value))
+            .collect();
+        for (index, &id) in summed.iter().enumerate() {
+            let of_group =
+                |parts: &[usize]| sum(parts.iter().map(|&part| of_parts[part][index].clone()));
+            let total = if beside_loss.contains(&id) {
+                let of_rank = |place: usize| -> Vec<usize> {
+                    self.groups.iter().map(|group| group[place]).collect()
+                };
+                sum((0..self.groups[0].len()).map(|place| of_group(&of_rank(place))))
+            } else {
+                sum(self.groups.iter().map(|group| of_group(group)))
+            };
+            self.executor.write(&program, id, cast_slice(&total)).unwrap();
         }
         for invocation in &program.schedule {
             let phase = program.bodies[invocation.body.index()].phase;

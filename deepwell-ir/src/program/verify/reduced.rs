@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 
 use crate::ops::{CollectiveKind, Reduction};
-use crate::{Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, ValueId};
+use crate::{
+    Access, Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, ValueId,
+};
 
 /// In the body of the optimizer, a sum over the ranks of the data group comes before all else that
 /// uses a gradient, or the loss, and comes once. Gradients of experts that expert-parallel ranks
@@ -20,11 +22,14 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     let gradients = |of_experts: bool| {
         let is_its =
             move |state: &&ParameterState| (has_experts && state.split.is_some()) == of_experts;
-        program.parameters.iter().filter(is_its).filter_map(|state| state.gradient)
+        let of_its = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
+        // The others are scattered while they come.
+        of_its.filter(|gradient| program.value(*gradient).memory.is_persistent())
     };
     if let Some((group, members)) = ranks.named(ProcessGroup::DATA) {
         check_group(program, group, members, gradients(false).chain(own_loss(program)).collect())?;
         refuse_sums(program, (group, members), gradients(true).collect())?;
+        check_scattered(program, group, members)?;
     }
     if let Some((group, members)) = ranks.named(ProcessGroup::EXPERT_DATA) {
         check_group(program, group, members, gradients(true).collect())?;
@@ -39,6 +44,54 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     refuse_sums(program, (group, members), split.collect())?;
     let whole = whole.into_iter().filter_map(|state| state.gradient);
     check_group(program, group, members, whole.collect())
+}
+
+/// Gradients that live within the backward are scattered there, once each, behind all that writes
+/// them; nothing else reads them.
+fn check_scattered(
+    program: &Program,
+    group: GroupId,
+    members: &ProcessGroup,
+) -> Result<(), String> {
+    let is_transient = |value: &ValueId| !program.value(*value).memory.is_persistent();
+    let gradients = program.parameters.iter().filter_map(|state| state.gradient);
+    let mut scattered: HashMap<ValueId, bool> =
+        gradients.filter(is_transient).map(|value| (value, false)).collect();
+    let calls = program.calls.iter().filter(|_| !scattered.is_empty()).collect::<Vec<_>>();
+    for call in calls {
+        let scatters = match &call.op {
+            Op::Collective(op) => {
+                let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
+                op.group == group && op.kind == kind && call.phase == Phase::Backward
+            }
+            _ => false,
+        };
+        for operand in &call.operands {
+            let Some(is_scattered) = scattered.get_mut(&operand.value) else { continue };
+            let (name, value) = (&call.name, &program.value(operand.value).name);
+            if *is_scattered {
+                return Err(format!("call `{name}` uses `{value}`, which is scattered already"));
+            }
+            if scatters {
+                *is_scattered = true;
+            } else if operand.access == Access::Read {
+                return Err(format!(
+                    "call `{name}` uses `{value}`, which is not summed over the {} ranks of group \
+                     `{}` yet",
+                    members.ranks.len(),
+                    members.name
+                ));
+            }
+        }
+    }
+    let left = scattered.into_iter().filter(|(_, is_scattered)| !is_scattered);
+    match left.map(|(value, _)| value).min() {
+        Some(value) => {
+            let (name, group) = (&program.value(value).name, &members.name);
+            Err(format!("nothing scatters `{name}` over the ranks of group `{group}`"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses sums over ranks that have a slice of a parameter each.

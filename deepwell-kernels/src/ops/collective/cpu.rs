@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use deepwell_ir::Op;
 use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{ByteRange, Op};
 
-use crate::cpu::calls::{Operands, Run};
+use crate::cpu::calls::{Operands, Run, SharedComm};
 use crate::{Exchange, KernelError};
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
@@ -45,6 +45,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         (CollectiveKind::ReduceScatter { .. }, _) => {
             let slice = operands.output(0);
             let whole = of_group(operands.value(slice).range.bytes);
+            let own = operands.bucket_bytes(0..inputs, None)?;
+            if operands.adds() || own.bytes < whole {
+                return scatter(operands, own, whole, comm, exchange);
+            }
             let bucket = operands.bucket_bytes(0..inputs, Some(whole))?;
             (Some(operands.input_range(bucket)?), Some(operands.target_bytes(slice)?))
         }
@@ -70,5 +74,42 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             comm.exchange(&exchange, input, output)
         };
         exchanged.map_err(|error| error.to_string())
+    }))
+}
+
+/// Sums of a bucket that may be shorter than its slices, which zeros fill up; added to what is
+/// there from the second micro-batch on.
+fn scatter(
+    operands: &Operands<'_>,
+    bucket: ByteRange,
+    whole: usize,
+    comm: SharedComm,
+    exchange: Exchange,
+) -> Result<Run, KernelError> {
+    let own = operands.output(0);
+    let (input, adds) = (operands.input_range(bucket)?, operands.adds());
+    if !adds {
+        let output = operands.target_bytes(own)?;
+        return Ok(Box::new(move |arena| {
+            let mut filled = input.of(arena).to_vec();
+            filled.resize(whole, 0);
+            let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+            let scattered = comm.exchange(&exchange, &filled, output.of(arena));
+            scattered.map_err(|error| error.to_string())
+        }));
+    }
+    let output = operands.target::<f32>(own)?;
+    Ok(Box::new(move |arena| {
+        let mut filled = input.of(arena).to_vec();
+        filled.resize(whole, 0);
+        let output = output.of(arena);
+        let mut sums = vec![0f32; output.len()];
+        let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+        comm.exchange(&exchange, &filled, bytemuck::cast_slice_mut(&mut sums))
+            .map_err(|error| error.to_string())?;
+        for (all, sum) in output.iter_mut().zip(sums) {
+            *all += sum;
+        }
+        Ok(())
     }))
 }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use deepwell_ir::ops::{Collective, CollectiveKind};
-use deepwell_ir::{ByteRange, KernelRequest, Op, Operand};
+use deepwell_ir::{
+    ALIGNMENT_BYTES, Accumulate, ByteRange, KernelRequest, Op, Operand, OperandType,
+};
 
 use crate::KernelError;
 use crate::cuda::catalog::COLLECTIVES;
@@ -32,6 +34,18 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         return Some(format!("exchanges data, does not compute `{}`", request.op.name()));
     };
     let (inputs, outputs) = request.operands.split_at(request.input_count);
+    if let (CollectiveKind::ReduceScatter { .. }, Some(_), [slice]) = (&op.kind, op.bucket, outputs)
+    {
+        let elements = |operand: &OperandType| operand.shape.iter().product::<usize>();
+        let last = elements(slice) * op.ranks as usize;
+        let bytes = |operand: &OperandType| operand.storage_bytes().unwrap_or(usize::MAX);
+        let aligned = inputs.iter().map(|it| bytes(it).next_multiple_of(ALIGNMENT_BYTES));
+        if aligned.sum::<usize>() < last * size_of::<f32>() {
+            return Some(
+                "a bucket that ends before its slices is filled up by the CPU alone".into(),
+            );
+        }
+    }
     op.check(inputs, outputs).err().map(|error| error.to_string())
 }
 
@@ -39,6 +53,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::Collective(op) = &call.call.op else {
         return Err(call.refuse("it exchanges nothing"));
     };
+    if call.call.accumulate != Accumulate::Never {
+        return Err(call.refuse(
+            "expected an exchange that overwrites, got one that adds up micro-batches\n\
+             hint: ZeRO 2 and 3 are there on the CPU; take ZeRO 1 on a GPU",
+        ));
+    }
     let ranks = &call.program.target.ranks;
     let dtype = call.operand(0).dtype;
     let exchange = crate::Exchange::of(op, ranks, dtype);

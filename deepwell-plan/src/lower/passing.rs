@@ -1,0 +1,227 @@
+//! Weights and gradients that are whole only while a layer needs them (ZeRO 2 and 3).
+//!
+//! Buckets are of a layer. With ZeRO 2 a bucket's gradients are reduce-scattered behind the call
+//! of the backward that writes the last of them, and a rank adds its slice to those of the
+//! micro-batches before. With ZeRO 3 the masters, of which a rank has a slice, are gathered before
+//! the first call of the forward that reads them, and again of the backward, and the compute copies
+//! are made there. What is whole lies in the part of the arena that is shared by lifetime.
+//!
+//! A gradient is so summed over ranks first and then over micro-batches, where ZeRO 0 and 1 sum
+//! over micro-batches first: with one micro-batch in a step the bits are theirs.
+
+use std::collections::{HashMap, HashSet};
+
+use deepwell_ir::ops::{Collective, CollectiveKind, Reduction};
+use deepwell_ir::{
+    Accumulate, DType, Graph, MemoryKind, Node, NodeId, Op, Phase, Tag, TensorId, TensorKind,
+    ValueId,
+};
+
+use super::optimizer::{read, write};
+use super::{Lowering, NewCall};
+use crate::PlanError;
+
+/// What comes and goes.
+#[derive(Default)]
+pub(super) struct Passing {
+    /// The bucket of each parameter that is gathered, and of the copies that are made of it.
+    bucket_of: HashMap<TensorId, usize>,
+    /// The nodes that make the copies of a bucket, by index in the graph.
+    copies: HashMap<usize, Vec<usize>>,
+    /// Buckets that are gathered in the body that is lowered.
+    here: HashSet<usize>,
+    /// The buckets whose gradients are whole behind a node.
+    complete: HashMap<usize, Vec<usize>>,
+    /// Values that lie one behind the other.
+    pub(super) together: Vec<Vec<ValueId>>,
+    /// Behind the names of what is made once more.
+    pub(super) suffix: &'static str,
+}
+
+impl Lowering<'_> {
+    /// Whether gradients are scattered while they come.
+    pub(super) fn scatters(&self) -> bool {
+        self.plan.parallel.zero >= 2 && self.sharing().is_some()
+    }
+
+    /// Whether weights are whole while a layer needs them alone.
+    pub(super) fn gathers(&self) -> bool {
+        self.plan.parallel.zero >= 3 && self.sharing().is_some()
+    }
+
+    /// The layer of each parameter that belongs to one: that of the first node that reads it or a
+    /// copy of it.
+    pub(super) fn layers_of_parameters(&self) -> HashMap<TensorId, u32> {
+        let parents = parents(self.graph);
+        let mut layers = HashMap::new();
+        for node in self.graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
+            for id in &node.inputs {
+                let parameter = parents.get(id).unwrap_or(id);
+                if let Some(layer) = node.layer {
+                    layers.entry(*parameter).or_insert(layer);
+                }
+            }
+        }
+        layers
+    }
+
+    /// Gradients that a call writes together with the loss, which is added to from micro-batch to
+    /// micro-batch, as they then are.
+    pub(super) fn gradients_beside_loss(&self) -> HashSet<TensorId> {
+        if self.plan.micro_batches < 2 {
+            return HashSet::new();
+        }
+        let writes_loss = |node: &&Node| node.outputs.iter().any(|id| Some(*id) == self.graph.loss);
+        let nodes = self.graph.nodes.iter().filter(writes_loss);
+        nodes.flat_map(|node| node.outputs.iter().copied()).collect()
+    }
+
+    /// Notes what is made of the parameters of gathered buckets, and behind which node the
+    /// gradients of scattered ones are whole.
+    pub(super) fn plan_passing(&mut self) {
+        let mut passing = Passing::default();
+        let mut bucket_of_gradient = HashMap::new();
+        for (index, bucket) in self.shared.iter().enumerate() {
+            if bucket.is_gathered {
+                passing.bucket_of.extend(bucket.parameters.iter().map(|&id| (id, index)));
+            }
+            if bucket.scattered.is_some() {
+                bucket_of_gradient.extend(bucket.gradients.iter().map(|&value| (value, index)));
+                passing.together.push(bucket.gradients.clone());
+            }
+        }
+        for (at, node) in self.graph.nodes.iter().enumerate() {
+            let bucket = node.inputs.iter().find_map(|id| passing.bucket_of.get(id).copied());
+            if let (Phase::Weights, Some(bucket)) = (node.phase, bucket) {
+                passing.copies.entry(bucket).or_default().push(at);
+                passing.bucket_of.extend(node.outputs.iter().map(|&id| (id, bucket)));
+            }
+        }
+        let mut last: HashMap<usize, usize> = HashMap::new();
+        for (at, node) in self.graph.nodes.iter().enumerate() {
+            for id in &node.outputs {
+                let value = self.value_of.get(id);
+                if let Some(&bucket) = value.and_then(|value| bucket_of_gradient.get(value)) {
+                    last.insert(bucket, at);
+                }
+            }
+        }
+        for (bucket, at) in last {
+            passing.complete.entry(at).or_default().push(bucket);
+        }
+        passing.complete.values_mut().for_each(|buckets| buckets.sort_unstable());
+        self.passing = passing;
+    }
+
+    /// In each body weights are gathered anew.
+    pub(super) fn begin_passing(&mut self, phase: Phase) {
+        self.passing.here.clear();
+        if phase != Phase::Backward || !self.gathers() {
+            return;
+        }
+        let graph = self.graph;
+        let is_whole = |id: &TensorId| graph.tensor(*id).kind != TensorKind::Statistic;
+        for id in self.passing.bucket_of.keys().filter(|id| is_whole(id)) {
+            self.value_of.remove(id);
+        }
+    }
+
+    /// Whether a node of the weights' body is lowered where its weight is gathered.
+    pub(super) fn comes_with_gather(&self, node: &Node) -> bool {
+        let is_gathered = |id: &TensorId| self.passing.bucket_of.contains_key(id);
+        self.gathers() && node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
+    }
+
+    /// Gathers what a node reads, and makes the copies of it, where that is not there yet.
+    pub(super) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
+        let is_here = match self.gathers() {
+            true => matches!(node.phase, Phase::Forward | Phase::Backward),
+            false => node.phase == Phase::Weights,
+        };
+        if !is_here {
+            return Ok(());
+        }
+        for id in &node.inputs {
+            let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
+            if self.passing.here.insert(bucket) {
+                self.gather(bucket, node.phase)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, bucket: usize, phase: Phase) -> Result<(), PlanError> {
+        let Some((group, members)) = self.sharing() else { return Ok(()) };
+        let ranks = members.ranks.len() as u32;
+        let mut gathered = self.shared[bucket].gathered.clone();
+        if phase == Phase::Backward {
+            let again = |this: &mut Self, value: &ValueId| {
+                let value = &this.values[value.index()];
+                let (name, shape) = (format!("{}.again", value.name), value.shape.clone());
+                this.add(name, DType::F32, shape, MemoryKind::Activations)
+            };
+            gathered = gathered.iter().map(|value| again(self, value)).collect();
+        }
+        for (&id, &value) in self.shared[bucket].parameters.iter().zip(&gathered) {
+            self.value_of.insert(id, value);
+            self.values[value.index()].tensor = Some(id);
+        }
+        let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
+        let own = vec![read(self.shared[bucket].master)];
+        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+        let name = format!("all_gather.masters.{bucket}{suffix}");
+        let outputs = gathered.iter().copied().map(write).collect();
+        self.phase_call(phase, &name, op.into(), own, outputs)?;
+        self.passing.together.push(gathered);
+        if !self.gathers() {
+            return Ok(());
+        }
+        self.passing.suffix = suffix;
+        for at in self.passing.copies.get(&bucket).cloned().unwrap_or_default() {
+            let node = &self.graph.nodes[at];
+            let name = format!("{}{suffix}", node.name);
+            self.node(&Node { phase, name, ..node.clone() })?;
+        }
+        self.passing.suffix = "";
+        Ok(())
+    }
+
+    /// Scatters the gradients that are whole behind a node.
+    pub(super) fn scatter_behind(&mut self, at: usize) -> Result<(), PlanError> {
+        let Some((group, members)) = self.sharing() else { return Ok(()) };
+        let ranks = members.ranks.len() as u32;
+        for bucket in self.passing.complete.get(&at).cloned().unwrap_or_default() {
+            let gradients = self.shared[bucket].gradients.clone();
+            let Some(own) = self.shared[bucket].scattered else { continue };
+            let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
+            let op = Collective::of_bucket(kind, group, ranks, gradients.len());
+            let mut operands: Vec<_> = gradients.into_iter().map(read).collect();
+            operands.push(write(own));
+            self.call(NewCall {
+                name: format!("reduce_scatter.gradients.{bucket}"),
+                op: Op::from(op),
+                input_count: operands.len() - 1,
+                operands,
+                accumulate: Accumulate::AfterFirst,
+                accumulator_bytes: self.values[own.index()].range.bytes as u64,
+                phase: Phase::Backward,
+                tag: Tag::Head,
+                layer: None,
+                source: NodeId(self.graph.nodes.len() as u32),
+                recomputes: false,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The parameter that a copy is made of.
+fn parents(graph: &Graph) -> HashMap<TensorId, TensorId> {
+    let mut parents = HashMap::new();
+    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Weights) {
+        let Some(first) = node.inputs.first() else { continue };
+        let parent = *parents.get(first).unwrap_or(first);
+        parents.extend(node.outputs.iter().map(|&id| (id, parent)));
+    }
+    parents
+}
