@@ -61,7 +61,7 @@ fn program() -> Program {
         seq: 4,
         micro_batches: 1,
         slots: 1,
-        bodies: vec![Body { phase: Phase::Forward, calls: 0..4 }],
+        bodies: vec![Body { phase: Phase::Forward, chunk: 0, calls: 0..4 }],
         schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
         values: vec![
             value("w", MemoryKind::Optimizer, 0),
@@ -233,7 +233,7 @@ fn events_are_recorded_before_they_are_waited_for() {
             p.calls[0].records = Some(1);
             p.calls[2].waits = vec![1];
             p.bodies = [(Phase::Forward, 0..2), (Phase::Optimizer, 2..4)]
-                .map(|(phase, calls)| Body { phase, calls })
+                .map(|(phase, calls)| Body { phase, chunk: 0, calls })
                 .to_vec();
         },
         "call `third` waits for event 1",
@@ -296,7 +296,7 @@ fn bodies_cover_all_calls() {
     check(|p| p.bodies[0].calls.start = 1, "has calls 1..4, expected them to begin at 0");
     check(
         |p| {
-            let body = |calls| Body { phase: Phase::Forward, calls };
+            let body = |calls| Body { phase: Phase::Forward, chunk: 0, calls };
             p.bodies = vec![body(0..2), body(2..4)];
         },
         "two bodies are of forward",
@@ -309,7 +309,7 @@ fn in_two_slots(p: &mut Program) {
     p.micro_batches = 2;
     p.calls[2].operands[0].value = ValueId(W);
     p.bodies = [(Phase::Forward, 0..2), (Phase::Backward, 2..4)]
-        .map(|(phase, calls)| Body { phase, calls })
+        .map(|(phase, calls)| Body { phase, chunk: 0, calls })
         .to_vec();
     p.schedule = [(0, 0), (0, 1), (1, 0), (1, 1)]
         .map(|(body, slot)| Invocation { body: BodyId(body), micro_batch: slot, slot })
@@ -354,7 +354,7 @@ fn schedules_run_each_micro_batch_forward_and_backward_in_one_slot() {
     check(
         |p| {
             p.bodies[1].calls.end = 3;
-            p.bodies.push(Body { phase: Phase::Optimizer, calls: 3..4 });
+            p.bodies.push(Body { phase: Phase::Optimizer, chunk: 0, calls: 3..4 });
             let optimizer = Invocation { body: BodyId(2), micro_batch: 0, slot: 0 };
             p.values[4].slot_stride_bytes = 64;
             p.schedule.insert(2, optimizer);

@@ -207,7 +207,7 @@ fn program() -> Program {
         seq: 4,
         micro_batches: 1,
         slots: 1,
-        bodies: vec![Body { phase: Phase::Optimizer, calls: 0..1 }],
+        bodies: vec![Body { phase: Phase::Optimizer, chunk: 0, calls: 0..1 }],
         schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
         values: vec![value("whole", 4, 0), value("slice", 2, 64)],
         calls: vec![Call {

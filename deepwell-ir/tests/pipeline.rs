@@ -28,10 +28,11 @@ fn transfers(graph: &Graph, phase: Phase) -> Vec<(&str, u32)> {
 
 /// The stages of a model after all passes.
 fn stages(layers: &[usize], tied: bool, rule: Recompute) -> (Graph, Vec<Graph>) {
-    let (cut_graph, cut) = cut_pipeline(&graph(layers.iter().sum(), tied), layers, GROUP).unwrap();
+    let (cut_graph, cut) =
+        cut_pipeline(&graph(layers.iter().sum(), tied), layers, (GROUP, layers.len())).unwrap();
     let backward = recompute(&differentiate(&cut_graph).unwrap(), rule).unwrap();
     let (whole, _) = apply_precision(&backward, &PrecisionPolicy::mxfp8()).unwrap();
-    let of = |stage| cut.stage(&whole, stage).unwrap();
+    let of = |stage| cut.part(&whole, &[stage]).unwrap();
     let stages = (0..layers.len() as u32).map(of).collect();
     (whole, stages)
 }
@@ -80,7 +81,7 @@ fn a_tied_table_is_on_the_first_and_the_last_stage() {
     assert_eq!(has(&stages[0]), (true, true, true));
     assert_eq!(has(&stages[1]), (false, false, false));
     assert_eq!(has(&stages[2]), (true, true, true));
-    let (_, cut) = cut_pipeline(&graph(3, true), &[1, 1, 1], GROUP).unwrap();
+    let (_, cut) = cut_pipeline(&graph(3, true), &[1, 1, 1], (GROUP, 3)).unwrap();
     assert_eq!(cut.stages_with("model.embed_tokens.weight"), [0, 2]);
     assert_eq!(cut.owner("model.embed_tokens.weight"), Some(0));
     // The table and the nine of a layer; in the middle nine, at the end nine and a norm.
@@ -90,13 +91,13 @@ fn a_tied_table_is_on_the_first_and_the_last_stage() {
 #[test]
 fn what_cannot_be_cut_is_named() {
     let check = |graph: &Graph, layers: &[usize], expected: &str| {
-        let error = cut_pipeline(graph, layers, GROUP).unwrap_err().to_string();
+        let error = cut_pipeline(graph, layers, (GROUP, layers.len())).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
     let whole = graph(3, false);
     check(&whole, &[1, 1], "expected stages of at least 1 layer each, 3 together, got [1, 1]");
     check(&whole, &[0, 3], "expected stages of at least 1 layer each, 3 together, got [0, 3]");
-    let (cut, _) = cut_pipeline(&whole, &[1, 2], GROUP).unwrap();
+    let (cut, _) = cut_pipeline(&whole, &[1, 2], (GROUP, 2)).unwrap();
     check(&cut, &[1, 2], "expected a graph that is not cut yet, got one with");
     // A norm that two stages in the middle share.
     let mut shared = graph(4, false);

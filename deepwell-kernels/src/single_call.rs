@@ -195,7 +195,7 @@ impl SingleCall {
             micro_batches: 1,
             slots: 1,
             calls: (0..copies).map(call).collect(),
-            bodies: vec![Body { phase: Phase::Forward, calls: 0..copies }],
+            bodies: vec![Body { phase: Phase::Forward, chunk: 0, calls: 0..copies }],
             schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
             values,
             arena: Arena { bytes: offset, ..Arena::default() },

@@ -241,7 +241,7 @@ fn stages_of(
     parallel: Parallel,
     layers: Option<&[usize]>,
 ) -> Result<Vec<usize>, PlanError> {
-    let stages = parallel.pipeline;
+    let stages = parallel.stages();
     match layers {
         None if stages == 1 => Ok(Vec::new()),
         None => balanced_stages(graph, stages, &Binding { batch: 1, seq: request.seq }),

@@ -104,8 +104,19 @@ pub struct DryRun {
     /// device of its own; none where there is one stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// Chunks of layers that each stage has; the schedule of several is interleaved.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub chunks: usize,
     /// How much faster than the same model in BF16, when that was predicted too.
     pub expected_speedup_over_bf16: Option<f64>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(chunks: &usize) -> bool {
+    *chunks == 1
 }
 
 fn is_zero(bytes: &u64) -> bool {
@@ -156,6 +167,7 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
         time_s: ranks.iter().map(|rank| rank.time_s).fold(0.0, f64::max),
         ranks,
         bubble: None,
+        chunks: 1,
         expected_speedup_over_bf16: None,
     }
 }
@@ -294,7 +306,11 @@ impl fmt::Display for DryRun {
         if let Some(bubble) = self.bubble {
             let stages = self.ranks.len();
             let percent = bubble * 100.0;
-            writeln!(f, "pipeline of {stages} stages by 1f1b: bubble {percent:.1} % of a step")?;
+            let order = match self.chunks {
+                1 => "1f1b".to_string(),
+                chunks => format!("interleaved 1f1b over {chunks} chunks each"),
+            };
+            writeln!(f, "pipeline of {stages} stages by {order}: bubble {percent:.1} % of a step")?;
         }
         for (stage, rank) in self.ranks.iter().enumerate() {
             if self.bubble.is_some() {

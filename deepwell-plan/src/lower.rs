@@ -97,8 +97,12 @@ pub fn lower_scheduled(
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
     lowering.persistent_values(Mode::Train);
-    lowering.body(Phase::Forward)?;
-    lowering.body(Phase::Backward)?;
+    // A chunk at a time: in a slot its activations lie where those of another would. The last one
+    // first, whose backward pass is the first of a step: it overwrites a loss that others add to.
+    for chunk in (0..lowering.chunks()).rev() {
+        lowering.body_of_chunk(Phase::Forward, chunk)?;
+        lowering.body_of_chunk(Phase::Backward, chunk)?;
+    }
     lowering.optimizer(plan)?;
     lowering.gather_masters()?;
     lowering.body(Phase::Weights)?;
@@ -127,11 +131,15 @@ pub fn lower_evaluation(
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
-    let once = Schedule { passes: vec![FORWARD], slots: 1 };
+    let chunks = 0..plan.parallel.chunks as u32;
+    let passes = chunks.map(|chunk| Slotted { chunk, ..FORWARD }).collect();
+    let once = Schedule { passes, slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
     lowering.persistent_values(Mode::Evaluate);
-    lowering.body(Phase::Forward)?;
+    for chunk in 0..lowering.chunks() {
+        lowering.body_of_chunk(Phase::Forward, chunk)?;
+    }
     lowering.finish(Mode::Evaluate, precision, Some(training))
 }
 
@@ -212,7 +220,7 @@ struct Lowering<'a> {
 }
 
 /// The forward pass of the only micro-batch.
-const FORWARD: Slotted = Slotted { phase: Phase::Forward, micro_batch: 0, slot: 0 };
+const FORWARD: Slotted = Slotted { phase: Phase::Forward, chunk: 0, micro_batch: 0, slot: 0 };
 
 impl<'a> Lowering<'a> {
     fn new(
@@ -380,15 +388,27 @@ impl<'a> Lowering<'a> {
             self.node(node)?;
             self.scatter_behind(at)?;
         }
-        self.end_body(phase);
+        self.end_body(phase, 0);
+        Ok(())
+    }
+
+    /// Lowers the nodes of a phase that belong to one of this rank's chunks of layers to a body.
+    fn body_of_chunk(&mut self, phase: Phase, chunk: u32) -> Result<(), PlanError> {
+        let graph = self.graph;
+        for node in graph.nodes.iter().filter(|node| node.phase == phase) {
+            if self.chunk_of(node) == chunk {
+                self.node(node)?;
+            }
+        }
+        self.end_body(phase, chunk);
         Ok(())
     }
 
     /// Makes the calls since the last body a body of their own, if there are any.
-    fn end_body(&mut self, phase: Phase) {
+    fn end_body(&mut self, phase: Phase, chunk: u32) {
         let begin = self.bodies.last().map_or(0, |body| body.calls.end);
         if begin < self.calls.len() {
-            self.bodies.push(Body { phase, calls: begin..self.calls.len() });
+            self.bodies.push(Body { phase, chunk, calls: begin..self.calls.len() });
         }
     }
 
@@ -505,15 +525,16 @@ impl<'a> Lowering<'a> {
 
     /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.
     fn invocations(&self) -> Vec<Invocation> {
-        let body_of = |phase: Phase| {
-            let index = self.bodies.iter().position(|body| body.phase == phase)?;
-            Some(BodyId(index as u32))
+        let body_of = |phase: Phase, chunk: u32| {
+            let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
+            Some(BodyId(self.bodies.iter().position(is_it)? as u32))
         };
         let passes = self.passes.passes.iter().filter_map(|pass| {
-            let body = body_of(pass.phase)?;
+            let body = body_of(pass.phase, pass.chunk)?;
             Some(Invocation { body, micro_batch: pass.micro_batch, slot: pass.slot })
         });
-        let last = [Phase::Optimizer, Phase::Weights].into_iter().filter_map(body_of);
+        let last = [Phase::Optimizer, Phase::Weights];
+        let last = last.into_iter().filter_map(|phase| body_of(phase, 0));
         passes.chain(last.map(|body| Invocation { body, micro_batch: 0, slot: 0 })).collect()
     }
 
@@ -531,7 +552,8 @@ impl<'a> Lowering<'a> {
             .map_err(|what| IrError::Program { program: self.graph.name.clone(), what })?;
         let arena = self.place_transient(transient_offset, &order);
         let schedule = self.invocations();
-        let forwards = self.passes.passes.iter().filter(|pass| pass.phase == Phase::Forward);
+        let is_forward = |pass: &&Slotted| (pass.phase, pass.chunk) == (Phase::Forward, 0);
+        let forwards = self.passes.passes.iter().filter(is_forward);
         let micro_batches = forwards.count().max(1);
         let unstored = self.unstored();
         let program = Program {

@@ -27,6 +27,11 @@ pub struct Parallel {
     /// Ranks that have some of the layers each.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub pipeline: usize,
+    /// Chunks of layers that each rank of a pipeline has: with more than one (virtual stages) the
+    /// schedule is interleaved 1F1B, and chunk `c` of place `p` among `n` ranks is the stage
+    /// `c n + p` of the model.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub chunks: usize,
     /// Ranks that have some of the experts each, neighbours among the data-parallel ranks.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert: usize,
@@ -53,7 +58,7 @@ impl Default for Parallel {
 impl Parallel {
     /// Data parallel over so many ranks.
     pub const fn data(ranks: usize) -> Parallel {
-        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, expert: 1 }
+        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, chunks: 1, expert: 1 }
     }
 
     /// Whether one rank does it all.
@@ -97,6 +102,11 @@ impl Parallel {
         ];
         let groups = groups.into_iter().filter(|group| group.ranks.len() > 1).collect();
         Ranks { rank: rank as u32, world_size: self.world_size() as u32, groups }
+    }
+
+    /// Parts of the model one behind the other: stages, each in so many chunks.
+    pub const fn stages(&self) -> usize {
+        self.pipeline * self.chunks
     }
 
     /// The first and the last stage of a rank's pipeline, where it is one of the two.
@@ -170,7 +180,7 @@ impl Parallel {
     /// # Errors
     /// A degree or ZeRO stage that cannot be, or is not there yet.
     pub fn check(&self) -> Result<(), PlanError> {
-        let Parallel { data, zero, tensor, pipeline, expert } = *self;
+        let Parallel { data, zero, tensor, pipeline, chunks, expert } = *self;
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
@@ -183,6 +193,7 @@ impl Parallel {
             ("tensor-parallel ranks", tensor),
             ("pipeline stages", pipeline),
             ("expert-parallel ranks", expert),
+            ("model chunks of a stage", chunks),
         ] {
             if degree == 0 {
                 return refuse(what, "at least 1", degree.to_string());
@@ -195,6 +206,11 @@ impl Parallel {
                 let expected = format!("0 or 1 with {with}, as both together are not there yet");
                 return refuse("ZeRO stage", &expected, zero.to_string());
             }
+        }
+        if chunks > 1 && pipeline == 1 {
+            let expected = "1 where there is one stage: an interleaved schedule fills the time in \
+                            which stages wait for each other";
+            return refuse("model chunks of a stage", expected, chunks.to_string());
         }
         if expert > 1 {
             let got = expert.to_string();
@@ -220,9 +236,12 @@ impl Parallel {
 impl fmt::Display for Parallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "data {}", self.data)?;
-        for (name, degree) in
-            [("tensor", self.tensor), ("pipeline", self.pipeline), ("expert", self.expert)]
-        {
+        for (name, degree) in [
+            ("tensor", self.tensor),
+            ("pipeline", self.pipeline),
+            ("chunks", self.chunks),
+            ("expert", self.expert),
+        ] {
             if degree > 1 {
                 write!(f, ", {name} {degree}")?;
             }

@@ -1,9 +1,11 @@
 //! Which layers each stage of a pipeline has, and in which order it runs its passes.
 
-use deepwell_ir::{Binding, Graph, Node, Schedule, Slotted, Target};
+use std::collections::HashMap;
+
+use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted, Target};
 
 use crate::schedule::{Pass, PipelineOp, PipelineSchedule, in_flight, orders};
-use crate::{Plan, PlanError};
+use crate::{Parallel, Plan, PlanError};
 
 /// Layers of each of so many stages, so that the stage with the most FLOPs has as few as it can.
 /// The first stage has the embedding as well, the last one the head.
@@ -71,57 +73,82 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
     cut
 }
 
-/// The passes of a rank: 1F1B over the stages of its pipeline, F B F B … where there is one stage.
+/// The passes of a rank: 1F1B over the stages of its pipeline, interleaved where they have several
+/// chunks; F B F B … where there is one stage.
 ///
 /// # Errors
-/// As [`passes_of`].
+/// As [`passes_of`], and micro-batches that no interleaved schedule takes.
 pub(crate) fn passes(plan: &Plan, target: &Target) -> Result<Schedule, PlanError> {
-    let stages = plan.parallel.pipeline;
     let stage = plan.parallel.pipeline_place(target.ranks.rank as usize);
-    let orders = orders(PipelineSchedule::OneFOneB, stages, plan.micro_batches, 1)?;
-    passes_of(&orders[stage])
+    passes_of(&orders_of(plan.parallel, plan.micro_batches)?[stage])
 }
 
-/// A stage's order of ops as the schedule of a program: each micro-batch in flight has a slot.
+/// The order of each stage's passes.
 ///
 /// # Errors
-/// Ops that a program has no body for: those of a second chunk of layers, and gradients of inputs
-/// and of weights apart.
+/// Micro-batches that are no multiple of the stages, where the schedule is interleaved.
+pub(crate) fn orders_of(
+    parallel: Parallel,
+    micro_batches: usize,
+) -> Result<Vec<Vec<PipelineOp>>, PlanError> {
+    let Parallel { pipeline, chunks, .. } = parallel;
+    if chunks > 1 && !micro_batches.is_multiple_of(pipeline) {
+        // Two stages would meet what they do not await: all that one sends to the other, forward
+        // and backward, comes in one order.
+        return Err(PlanError::Request {
+            what: "micro-batches of an interleaved schedule",
+            expected: format!("a multiple of the {pipeline} stages"),
+            got: micro_batches.to_string(),
+        });
+    }
+    orders(PipelineSchedule::OneFOneB, pipeline, micro_batches, chunks)
+}
+
+/// A stage's order of ops as the schedule of a program: each micro-batch in flight, on its way
+/// through a chunk, has a slot.
+///
+/// # Errors
+/// Ops that a program has no body for: gradients of inputs and of weights apart.
 pub fn passes_of(order: &[PipelineOp]) -> Result<Schedule, PlanError> {
-    let slots = in_flight(order).max(1) as u32;
+    let slots = in_flight(order).max(1);
+    let mut free: Vec<bool> = vec![true; slots];
+    let mut held: HashMap<(u32, u32), usize> = HashMap::new();
     let slotted = |op: &PipelineOp| {
+        let PipelineOp { pass, chunk, micro_batch } = *op;
         let refuse = |expected: &str, got: String| {
             let expected = expected.to_string();
             Err(PlanError::Request { what: "pipeline schedule", expected, got })
         };
-        let phase = match op.pass {
-            Pass::Forward => deepwell_ir::Phase::Forward,
-            Pass::Backward => deepwell_ir::Phase::Backward,
+        let (phase, slot) = match pass {
+            Pass::Forward => {
+                // As many as are in flight at most: one is free.
+                let slot = free.iter().position(|&is_free| is_free).unwrap_or_default();
+                free[slot] = false;
+                held.insert((chunk, micro_batch), slot);
+                (Phase::Forward, slot)
+            }
+            Pass::Backward => {
+                let Some(slot) = held.remove(&(chunk, micro_batch)) else {
+                    let got = format!("chunk {chunk} of micro-batch {micro_batch} backward first");
+                    return refuse("each forward pass before its backward pass", got);
+                };
+                free[slot] = true;
+                (Phase::Backward, slot)
+            }
             Pass::InputGrad | Pass::WeightGrad => {
                 return refuse(
                     "1F1B, as a program has one body for the whole backward pass",
                     format!(
-                        "{:?}\nhint: zero-bubble schedules need bodies of their own for the \
-                         gradients of inputs and of weights",
-                        op.pass
+                        "{pass:?}\nhint: zero-bubble schedules need bodies of their own for the \
+                         gradients of inputs and of weights"
                     ),
                 );
             }
         };
-        if op.chunk > 0 {
-            return refuse(
-                "one chunk of layers for each stage, as a program has one body of each phase",
-                format!(
-                    "chunk {}\nhint: interleaved schedules need bodies for each chunk",
-                    op.chunk
-                ),
-            );
-        }
-        let micro_batch = op.micro_batch;
-        Ok(Slotted { phase, micro_batch, slot: micro_batch % slots })
+        Ok(Slotted { phase, chunk, micro_batch, slot: slot as u32 })
     };
     let passes = order.iter().map(slotted).collect::<Result<_, _>>()?;
-    Ok(Schedule { slots, passes })
+    Ok(Schedule { slots: slots as u32, passes })
 }
 
 #[cfg(test)]
@@ -144,6 +171,33 @@ mod tests {
         }
     }
 
+    /// A slot is held from a forward pass to its backward pass, and all of them are needed.
+    #[test]
+    fn interleaved_passes_hold_slots_of_their_own() {
+        for (stages, micro_batches, chunks) in [(2, 2, 2), (2, 4, 2), (3, 6, 2), (4, 8, 3)] {
+            let orders = orders(PipelineSchedule::OneFOneB, stages, micro_batches, chunks).unwrap();
+            for order in &orders {
+                let schedule = passes_of(order).unwrap();
+                let mut held = vec![None; schedule.slots as usize];
+                let mut most = 0;
+                for pass in &schedule.passes {
+                    let of = Some((pass.chunk, pass.micro_batch));
+                    let (expected, next) = match pass.phase {
+                        Phase::Forward => (None, of),
+                        _ => (of, None),
+                    };
+                    assert_eq!(held[pass.slot as usize], expected, "{pass:?}");
+                    held[pass.slot as usize] = next;
+                    most = most.max(held.iter().flatten().count());
+                }
+                assert_eq!((most, held.iter().flatten().count()), (held.len(), 0));
+            }
+        }
+        let parallel = Parallel { pipeline: 2, chunks: 2, ..Parallel::data(1) };
+        let error = orders_of(parallel, 5).unwrap_err().to_string();
+        assert!(error.contains("expected a multiple of the 2 stages, got 5"), "{error}");
+    }
+
     #[test]
     fn orders_become_slots() {
         for stages in 1..=4 {
@@ -160,7 +214,6 @@ mod tests {
             let error = passes_of(&orders[0]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check(PipelineSchedule::OneFOneB, 2, "interleaved schedules need bodies for each chunk");
         check(PipelineSchedule::ZbH1, 1, "zero-bubble schedules need bodies of their own");
         check(PipelineSchedule::ZbH2, 1, "gradients of inputs and of weights");
     }

@@ -165,10 +165,6 @@ impl Strategy {
             let expected = "0, or 1: optimizer state; more is there on the CPU alone";
             return refuse("ZeRO stage", expected, self.zero.to_string());
         }
-        if self.vpp > 1 {
-            let expected = "1, as more are not there yet";
-            return refuse("model chunks of a stage", expected, self.vpp.to_string());
-        }
         if self.pp > 1 && self.schedule != PipelineSchedule::OneFOneB {
             let expected = "1f1b, as gradients of inputs and of weights are one body";
             return refuse("schedule", expected, self.schedule.to_string());
@@ -185,6 +181,7 @@ impl Strategy {
             zero: self.zero,
             tensor: self.tp,
             pipeline: self.pp,
+            chunks: self.vpp,
             expert: self.ep,
             ..Parallel::data(self.dp)
         };
@@ -254,7 +251,9 @@ mod tests {
         check(Strategy { zero: 1, ..dp }, Ok(Parallel { zero: 1, ..Parallel::data(4) }));
         check(Strategy { zero: 3, ..dp }, Err("ZeRO stage: expected 0, or 1"));
         check(Strategy { cp: 2, ..dp }, Err("context-parallel ranks: expected 1"));
-        check(Strategy { pp: 2, vpp: 2, ..dp }, Err("model chunks of a stage: expected 1"));
+        let interleaved = Parallel { pipeline: 2, chunks: 2, ..Parallel::data(4) };
+        check(Strategy { pp: 2, vpp: 2, ..dp }, Ok(interleaved));
+        check(Strategy { vpp: 2, ..dp }, Err("model chunks of a stage: expected 1 where there is"));
         let stages = Strategy { pp: 2, schedule: PipelineSchedule::ZbH1, ..dp };
         check(stages, Err("schedule: expected 1f1b"));
         check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));

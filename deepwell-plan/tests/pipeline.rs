@@ -108,6 +108,39 @@ fn each_stage_is_predicted() {
     assert_eq!(dryrun_stages(&programs, planned.plan.parallel, &hardware()).ranks.len(), 4);
 }
 
+/// Two chunks of layers each: stages begin and end their passes sooner, and wait less.
+#[test]
+fn interleaved_stages_wait_less() {
+    let graph = graph(8, false);
+    let bubble = |pipeline, chunks| {
+        let parallel = Parallel { chunks, ..stages(pipeline, 1) };
+        let run = planned(&graph, parallel, None).prediction;
+        let text = run.to_string();
+        assert_eq!(text.contains("interleaved 1f1b over 2 chunks each"), chunks == 2, "{text}");
+        run.bubble.unwrap()
+    };
+    for pipeline in [2, 4] {
+        let (whole, in_chunks) = (bubble(pipeline, 1), bubble(pipeline, 2));
+        assert!(in_chunks < 0.8 * whole, "{pipeline} stages: {in_chunks} beside {whole}");
+    }
+    // A rank has the layers of both of its chunks, bodies of each, and runs them all.
+    let parallel = Parallel { chunks: 2, ..stages(2, 1) };
+    let plan = planned(&graph, parallel, None).plan;
+    assert_eq!(plan.stages, [2, 2, 2, 2]);
+    let last = program(&graph, &plan, 1);
+    let has = |layer: usize| {
+        let name = format!("model.layers.{layer}.");
+        last.parameters.iter().any(|state| state.name.starts_with(&name))
+    };
+    assert_eq!([0, 2, 4, 6].map(has), [false, true, false, true]);
+    let runs: Vec<(u32, usize)> =
+        last.bodies.iter().map(|body| body.chunk).zip(last.runs_per_step()).collect();
+    let micro_batches = plan.micro_batches;
+    assert_eq!(runs[..4], [1, 1, 0, 0].map(|chunk| (chunk, micro_batches)));
+    // Each slot holds a chunk of a micro-batch: fewer than for both chunks of all in flight.
+    assert_eq!(last.slots, 3);
+}
+
 /// Where ranks split the batch too, a gradient of both ends is summed over them first, and then
 /// over the ranks that split the batch; the verifier takes nothing less.
 #[test]

@@ -166,7 +166,15 @@ pub struct Degrees {
     /// Ranks that have some of the layers each
     #[arg(long, value_name = "RANKS")]
     pub pp: Option<usize>,
-    /// Layers of each, as in 3,5 [default: balanced by FLOPs]
+    /// Chunks of layers that each of them has, for an interleaved schedule
+    #[arg(long, value_name = "CHUNKS")]
+    pub vpp: Option<usize>,
+    /// Order of their forward and backward passes: 1f1b, or interleaved, with 2 chunks of layers
+    /// unless --vpp says [default: 1f1b, with --vpp interleaved]
+    #[arg(long, value_name = "ORDER")]
+    pub schedule: Option<String>,
+    /// Layers of each stage, as in 3,5; of each chunk, the first of all ranks first [default:
+    /// balanced by FLOPs]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub pp_layers: Option<Vec<usize>>,
     /// Data-parallel ranks that have some of the experts each
@@ -181,12 +189,13 @@ impl Degrees {
     /// [`TrainError::Setting`] for degrees that do not fit the ranks, and what
     /// [`Parallel::check`] refuses.
     pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
-        let pp = self.pp.or(self.pp_layers.as_ref().map(Vec::len));
+        let chunks = self.chunks()?;
+        let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
         let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
         let others = tensor.max(1) * pipeline.max(1);
         let data = self.dp.unwrap_or(ranks / others);
-        let parallel = Parallel { zero, tensor, pipeline, expert, ..Parallel::data(data) };
+        let parallel = Parallel { zero, tensor, pipeline, chunks, expert, ..Parallel::data(data) };
         parallel.check()?;
         if parallel.world_size() != ranks {
             return Err(TrainError::Setting {
@@ -197,6 +206,31 @@ impl Degrees {
             });
         }
         Ok(parallel)
+    }
+
+    /// Chunks of layers of each stage.
+    fn chunks(&self) -> Result<usize, TrainError> {
+        let refuse = |setting, expected: &str, got: String| {
+            let expected = expected.to_string();
+            Err(TrainError::Setting { setting, expected, got, hint: None })
+        };
+        match (self.schedule.as_deref(), self.vpp) {
+            (None, chunks) => Ok(chunks.unwrap_or(1)),
+            (Some("1f1b"), None | Some(1)) => Ok(1),
+            (Some("1f1b"), Some(chunks)) => {
+                refuse("vpp", "1 for 1f1b, as more are interleaved", chunks.to_string())
+            }
+            (Some("interleaved"), Some(1)) => {
+                refuse("vpp", "at least 2 for an interleaved schedule", "1".to_string())
+            }
+            (Some("interleaved"), chunks) => Ok(chunks.unwrap_or(2)),
+            (Some(other @ ("zb-h1" | "zb-h2")), _) => refuse(
+                "schedule",
+                "1f1b or interleaved, as gradients of inputs and of weights are in one body",
+                format!("`{other}`"),
+            ),
+            (Some(other), _) => refuse("schedule", "1f1b or interleaved", format!("`{other}`")),
+        }
     }
 }
 
@@ -249,19 +283,27 @@ impl TrainArgs {
             }
             settings.ranks = world_size;
         }
-        settings.pp_layers = args.degrees.pp_layers.or(settings.pp_layers);
-        let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, Vec::len);
+        settings.pp_layers = args.degrees.pp_layers.clone().or(settings.pp_layers);
+        let chunks = match (&args.degrees.schedule, args.degrees.vpp) {
+            (None, None) => settings.chunks,
+            _ => args.degrees.chunks()?,
+        };
+        let stages = |layers: &Vec<usize>| layers.len() / chunks.max(1);
+        let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, stages);
         let degrees = Degrees {
             dp: args.degrees.dp.or(plan.as_ref().map(|it| it.plan.parallel.data)),
             zero: args.degrees.zero.or(Some(settings.zero)),
             tp: args.degrees.tp.or(Some(settings.tensor)),
             pp: args.degrees.pp.or(Some(stages)),
+            vpp: Some(chunks),
+            schedule: None,
             pp_layers: None,
             ep: args.degrees.ep.or(Some(settings.expert)),
         };
         let parallel = degrees.of_ranks(settings.ranks)?;
         settings.zero = parallel.zero;
         (settings.tensor, settings.pipeline) = (parallel.tensor, parallel.pipeline);
+        settings.chunks = parallel.chunks;
         settings.expert = parallel.expert;
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
@@ -484,7 +526,7 @@ mod tests {
     #[test]
     fn degrees_make_up_the_ranks() {
         let check = |ranks, [dp, tp, pp, ep]: [Option<usize>; 4], expected: Result<&str, &str>| {
-            let degrees = Degrees { dp, zero: Some(1), tp, pp, pp_layers: None, ep };
+            let degrees = Degrees { dp, zero: Some(1), tp, pp, ep, ..Degrees::default() };
             let got = degrees.of_ranks(ranks).map(|it| it.to_string());
             let got = got.map_err(|error| error.to_string());
             match (&got, expected) {

@@ -74,6 +74,9 @@ pub struct Settings {
     /// Ranks that have some of the layers each.
     #[serde(skip_serializing_if = "is_one")]
     pub pipeline: usize,
+    /// Chunks of layers that each rank of the pipeline has: with more than one the schedule is
+    /// interleaved 1F1B.
+    pub chunks: usize,
     /// Layers of each stage of the pipeline; none balances them by FLOPs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp_layers: Option<Vec<usize>>,
@@ -159,6 +162,7 @@ impl Default for Settings {
             zero: 0,
             tensor: 1,
             pipeline: 1,
+            chunks: 1,
             pp_layers: None,
             expert: 1,
             precision: Settings::AUTO.to_string(),
@@ -302,9 +306,9 @@ impl Settings {
 
     /// Over how many ranks the model trains.
     pub fn parallel(&self) -> Parallel {
-        let Settings { zero, tensor, pipeline, expert, .. } = *self;
+        let Settings { zero, tensor, pipeline, chunks, expert, .. } = *self;
         let data = self.ranks / (tensor * pipeline).max(1);
-        Parallel { zero, tensor, pipeline, expert, ..Parallel::data(data) }
+        Parallel { zero, tensor, pipeline, chunks, expert, ..Parallel::data(data) }
     }
 
     /// The learning rate over the run.

@@ -83,6 +83,7 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("ranks", size(settings.ranks), BeAtLeastOne, Some("`--devices cpu:4`")),
         ("tensor", size(settings.tensor), BeAtLeastOne, None),
         ("pipeline", size(settings.pipeline), BeAtLeastOne, None),
+        ("chunks", size(settings.chunks), BeAtLeastOne, Some("`--pp 2 --vpp 2`")),
         ("expert", size(settings.expert), BeAtLeastOne, None),
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),

@@ -246,15 +246,22 @@ fn gpt2_trains_as_on_the_cpu() {
     );
 }
 
-/// Trains the micro model on the ranks that `devices` names, with one sequence each, and gives what
-/// each has; moments are left out.
-fn bits_of_ranks(devices: &str, zero: u8, precision: &str, seq: usize, steps: usize) -> Vec<Bits> {
-    let Devices { device, ranks } = devices.parse().expect("devices");
+/// Trains the micro model on the ranks that `devices` names, with one sequence for each, and gives
+/// what each has; moments are left out.
+fn bits_of_ranks(
+    devices: &str,
+    parallel: Parallel,
+    precision: &str,
+    seq: usize,
+    steps: usize,
+) -> Vec<Bits> {
+    let Devices { device, .. } = devices.parse().expect("devices");
+    let ranks = 2;
     let policy = PrecisionPolicy::preset(precision).expect("a preset");
     let options = CompileOptions {
         micro_batch: Some(1),
         device,
-        parallel: Parallel { zero, ..Parallel::data(ranks) },
+        parallel,
         ..CompileOptions::new(policy, seq, ranks)
     };
     let graph = ranks::graph();
@@ -286,7 +293,8 @@ fn ranks_on_emulated_gpus_train_as_one_does() {
     for precision in ["bf16", "mxfp8"] {
         let one = Case { device, precision, seq, parts: 2, rows: 1, steps }.run();
         for zero in [0, 1] {
-            let two = bits_of_ranks("emulated:sm90:2", zero, precision, seq, steps);
+            let parallel = Parallel { zero, ..Parallel::data(2) };
+            let two = bits_of_ranks("emulated:sm90:2", parallel, precision, seq, steps);
             assert_eq!(two.len(), 2);
             for (rank, bits) in two.iter().enumerate() {
                 let what = format!("{precision}, ZeRO {zero}, rank {rank}");
@@ -329,6 +337,20 @@ fn the_default_comparison_ends_with_a_verdict() {
             |check: &&serde_json::Value| check["name"].as_str().unwrap_or("").starts_with(name);
         let check = checks.iter().find(is_this).unwrap_or_else(|| panic!("no `{name}`: {report}"));
         assert_eq!(check["status"], "holds", "{check}");
+    }
+}
+
+trial!(stages_on_emulated_gpus_train_as_one_does);
+/// Two stages give the bits of one rank, each of what it has.
+fn stages_on_emulated_gpus_train_as_one_does() {
+    need_kernels((9, 0));
+    for precision in ["bf16", "mxfp8"] {
+        let one = bits_of_ranks("emulated:sm90", Parallel::data(1), precision, 32, 2);
+        let stages = Parallel { pipeline: 2, ..Parallel::data(1) };
+        let two = bits_of_ranks("emulated:sm90:2", stages, precision, 32, 2);
+        assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{precision}: loss and norm");
+        let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
+        assert!(masters == one[0].masters, "{precision}: masters");
     }
 }
 

@@ -49,8 +49,8 @@ impl OpRule for SumsOfSquares {
     }
 }
 
-/// Sums of squares as [`SumsOfSquares`] makes them, u64 `[n]` → the root of their sum in this
-/// order, f32 `[1]`.
+/// Lists of sums of squares as [`SumsOfSquares`] makes them, u64 `[n]` each → the root of the sum
+/// of all in their order, list by list, f32 `[1]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormOfSums {}
 
@@ -60,14 +60,16 @@ impl OpRule for NormOfSums {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["sums"])?;
-        check.dtype(0, DType::U64)?;
-        check.rank(0, 1)?;
+        let check = Check { op: self.name(), inputs };
+        for index in 0..inputs.len() {
+            check.dtype(index, DType::U64)?;
+            check.rank(index, 1)?;
+        }
         Ok(vec![OutputType::statistic("", Shape::new([1usize]), DType::F32)])
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        shapes.first().map_or(0, |shape| product(shape))
+        shapes.iter().map(|shape| product(shape)).sum()
     }
 }
 

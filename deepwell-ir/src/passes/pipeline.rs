@@ -3,7 +3,7 @@
 //! The graph stays whole through the passes behind the cut, so that each of them sees what it sees
 //! of a model on one rank: which linear layer is the last, which gradients meet. Where a stage
 //! ends, what the next one reads is sent, and received in its place; differentiation makes the way
-//! back of that. [`PipelineCut::stage`] then takes the nodes of one stage out.
+//! back of that. [`PipelineCut::part`] then takes the nodes of a rank's stages out.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -21,7 +21,8 @@ pub struct PipelineCut {
 
 /// Cuts a forward graph into stages of so many `layers` each, as they follow each other. What
 /// stands before the first layer is of the first stage, what stands behind the last one of the
-/// last. `group` has the ranks of the stages, in their order.
+/// last. `group` has as many `ranks`, each with one stage after the other in turn: stage `s` is at
+/// place `s mod ranks`.
 ///
 /// Of each tensor that crosses a cut there is one send and one receive; one that several later
 /// stages read goes from stage to stage. Nodes are numbered anew, their `source` says where they
@@ -30,16 +31,23 @@ pub struct PipelineCut {
 /// # Errors
 /// [`IrError::Invalid`] for layers that are not those of the graph, that do not stand in order, or
 /// share a parameter across stages other than the first and the last; for a graph that is cut
-/// already, and for a tensor at a cut that is no activation.
+/// already, for a tensor at a cut that is no activation, and for stages that are no multiple of the
+/// ranks, or several of one rank alone.
 pub fn cut_pipeline(
     graph: &Graph,
     layers: &[usize],
-    group: GroupId,
+    (group, ranks): (GroupId, usize),
 ) -> Result<(Graph, PipelineCut), IrError> {
     let invalid =
         |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
     let bounds = bounds(graph, layers).map_err(invalid)?;
-    let ranks = layers.len() as u32;
+    if ranks == 0 || !layers.len().is_multiple_of(ranks) || (ranks == 1 && layers.len() > 1) {
+        return Err(invalid(format!(
+            "expected a multiple of {ranks} ranks of at least 2 as stages, got {}",
+            layers.len()
+        )));
+    }
+    let ranks = ranks as u32;
     let mut crossing = crossing(graph, &bounds).map_err(invalid)?.into_iter();
     let mut result = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
     // What later nodes read in place of what a stage before theirs made.
@@ -56,7 +64,8 @@ pub fn cut_pipeline(
             let of = |id: &TensorId| *received.get(id).unwrap_or(id);
             let sent: Vec<TensorId> = tensors.iter().map(of).collect();
             for &tensor in &sent {
-                let op = Collective::new(CollectiveKind::Send { to: from + 1 }, group, ranks);
+                let op =
+                    Collective::new(CollectiveKind::Send { to: (from + 1) % ranks }, group, ranks);
                 let name = format!("{}.send", result.tensor(tensor).name);
                 let node = result.node_beside(&beside, &name, op, &[tensor], None)?;
                 result.nodes.push(node);
@@ -66,7 +75,7 @@ pub fn cut_pipeline(
                 let source = result.tensor(sent);
                 let (shape, dtype) = (source.shape.clone(), source.dtype);
                 let name = format!("{}.recv", source.name);
-                let kind = CollectiveKind::Recv { from, shape, dtype };
+                let kind = CollectiveKind::Recv { from: from % ranks, shape, dtype };
                 let op = Collective::new(kind, group, ranks);
                 let node = result.node_beside(&beside, &name, op, &[], None)?;
                 received.insert(tensor, node.outputs[0]);
@@ -221,19 +230,19 @@ impl PipelineCut {
         }
     }
 
-    /// The nodes of a stage with their tensors, as a graph of its own. `graph` is what passes have
-    /// made of the one that was cut.
+    /// The nodes of some stages with their tensors, as a graph of its own. `graph` is what passes
+    /// have made of the one that was cut.
     ///
     /// # Errors
     /// [`IrError::Invalid`] for a stage that reads what it does not have.
-    pub fn stage(&self, graph: &Graph, stage: u32) -> Result<Graph, IrError> {
+    pub fn part(&self, graph: &Graph, stages: &[u32]) -> Result<Graph, IrError> {
         let mut kept = vec![false; graph.nodes.len()];
         let mut read: HashSet<TensorId> = HashSet::new();
         // Copies of weights stand before what reads them, wherever that is.
         for (index, node) in graph.nodes.iter().enumerate().rev() {
             kept[index] = match node.phase {
                 Phase::Weights => node.outputs.iter().any(|output| read.contains(output)),
-                _ => self.stage_of(node) == stage,
+                _ => stages.contains(&self.stage_of(node)),
             };
             if kept[index] {
                 read.extend(&node.inputs);
@@ -243,7 +252,9 @@ impl PipelineCut {
         let nodes: Vec<Node> = nodes.map(|(node, _)| node.clone()).collect();
         let parameters = graph
             .parameters()
-            .filter(|(_, tensor)| self.stages_with(&tensor.name).contains(&stage))
+            .filter(|(_, tensor)| {
+                self.stages_with(&tensor.name).iter().any(|stage| stages.contains(stage))
+            })
             .map(|(id, _)| id);
         let part = part_of(graph, nodes, parameters);
         crate::verify(&part)?;

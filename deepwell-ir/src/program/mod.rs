@@ -129,12 +129,12 @@ pub struct Program {
     pub micro_batches: usize,
     /// Tensors with their places.
     pub values: Vec<Value>,
-    /// Micro-batches whose activations are in flight at a time.
+    /// Passes of micro-batches through chunks whose activations are in flight at a time.
     pub slots: u32,
     /// Kernel calls, body after body, each in issue order.
     pub calls: Vec<Call>,
-    /// Ranges of calls that run together, at most one of each phase, which cover all calls in
-    /// order. That of [`Phase::Weights`] makes the compute copies for the next step, and is also
+    /// Ranges of calls that run together, at most one of each phase and chunk, which cover all
+    /// calls in order. That of [`Phase::Weights`] makes the compute copies for the next step, and is also
     /// run alone after weights are loaded.
     pub bodies: Vec<Body>,
     /// What a step runs, in order.
@@ -208,7 +208,7 @@ impl Program {
         &self.calls[self.bodies[body.index()].calls.clone()]
     }
 
-    /// The body of a phase.
+    /// The body of a phase; of several chunks that which stands first.
     pub fn body_of(&self, phase: Phase) -> Option<BodyId> {
         self.bodies.iter().position(|body| body.phase == phase).map(|i| BodyId(i as u32))
     }

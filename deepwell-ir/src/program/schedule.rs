@@ -25,8 +25,15 @@ impl BodyId {
 pub struct Body {
     /// When its calls run.
     pub phase: Phase,
+    /// Of which of the rank's chunks of layers; 0 where it has one.
+    #[serde(default, skip_serializing_if = "is_first_chunk")]
+    pub chunk: u32,
     /// Its calls, as indices into [`Program::calls`](crate::Program::calls).
     pub calls: Range<usize>,
+}
+
+fn is_first_chunk(chunk: &u32) -> bool {
+    *chunk == 0
 }
 
 /// What one run of a body differs in from another.
@@ -62,19 +69,21 @@ impl Invocation {
     }
 }
 
-/// A forward or backward pass of one micro-batch in a slot.
+/// A forward or backward pass of one micro-batch through a chunk of layers, in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slotted {
     /// [`Phase::Forward`] or [`Phase::Backward`].
     pub phase: Phase,
+    /// Which of the rank's chunks of layers, counted from 0.
+    pub chunk: u32,
     /// Micro-batch, counted from 0.
     pub micro_batch: u32,
     /// Which copy of the activations.
     pub slot: u32,
 }
 
-/// The order of forward and backward passes on one rank, and how many micro-batches have
-/// activations in flight at a time.
+/// The order of forward and backward passes on one rank, and how many of them have activations in
+/// flight at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     /// Copies of the activations that a backward pass reads.
@@ -113,8 +122,10 @@ impl Schedule {
     /// ```
     pub fn one_forward_one_backward(micro_batches: usize, stages: usize, stage: usize) -> Schedule {
         let slots = stages.saturating_sub(stage).min(micro_batches).max(1) as u32;
-        let pass =
-            |phase, micro_batch: u32| Slotted { phase, micro_batch, slot: micro_batch % slots };
+        let pass = |phase, micro_batch: u32| {
+            let slot = micro_batch % slots;
+            Slotted { phase, chunk: 0, micro_batch, slot }
+        };
         let mut passes = Vec::with_capacity(2 * micro_batches);
         for micro_batch in 0..micro_batches as u32 {
             passes.push(pass(Phase::Forward, micro_batch));

@@ -42,7 +42,10 @@ impl fmt::Display for Program {
             }
         }
         for (body, runs) in self.bodies.iter().zip(self.runs_per_step()) {
-            writeln!(f, "  {} x {runs}:", body.phase)?;
+            match body.chunk {
+                0 => writeln!(f, "  {} x {runs}:", body.phase)?,
+                chunk => writeln!(f, "  {} of chunk {chunk} x {runs}:", body.phase)?,
+            }
             for call in &self.calls[body.calls.clone()] {
                 self.write_call(call, f)?;
             }

@@ -243,7 +243,7 @@ mod tests {
             seq: 4,
             micro_batches: 1,
             slots: 1,
-            bodies: vec![Body { phase: Phase::Forward, calls: 0..1 }],
+            bodies: vec![Body { phase: Phase::Forward, chunk: 0, calls: 0..1 }],
             schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
             values: ["a", "b", "c"].into_iter().zip(offsets).map(value).collect(),
             calls: vec![call],

@@ -5,7 +5,8 @@ use deepwell_probe::Hardware;
 
 use super::{DryRun, dryrun, dryrun_world, roof::Roof};
 use crate::Parallel;
-use crate::schedule::{OpTimes, PipelineRun, PipelineSchedule, orders, simulate};
+use crate::schedule::{OpTimes, PipelineRun, simulate};
+use crate::stages::orders_of;
 
 /// Predicts a step of ranks of a pipeline. Of each stage `programs` has that of one rank, in the
 /// order of the stages; its other ranks are like it. One program stands for all ranks where there
@@ -24,7 +25,8 @@ pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardwa
         let of_stage = (stage * ranks..(stage + 1) * ranks).map(|rank| rank as u32);
         report.alike = of_stage.filter(|&rank| rank != report.rank).collect();
     }
-    let stages = Stages::of(programs, hardware);
+    let stages = Stages::of(programs, parallel, hardware);
+    run.chunks = parallel.chunks;
     run.bubble = stages.run.as_ref().map(PipelineRun::bubble_rate);
     run.time_s = if programs.iter().any(|program| program.target.gpu.is_some()) {
         stages.run.map_or(run.time_s, |run| run.makespan() + stages.update_s)
@@ -42,11 +44,14 @@ struct Stages {
 }
 
 impl Stages {
-    fn of(programs: &[Program], hardware: &Hardware) -> Stages {
+    fn of(programs: &[Program], parallel: Parallel, hardware: &Hardware) -> Stages {
+        // The bodies of all chunks: the simulation takes each chunk for an equal part.
         let body_s = |program: &Program, phase, is_first| {
             let roof = Roof::of(hardware, program, programs);
-            let body = program.body_of(phase);
-            body.map_or(0.0, |body| roof.body_time_s(program.calls_of(body), is_first))
+            let of_phase = program.bodies.iter().filter(|body| body.phase == phase);
+            of_phase
+                .map(|body| roof.body_time_s(&program.calls[body.calls.clone()], is_first))
+                .sum()
         };
         let times = |program: &Program| OpTimes {
             forward: body_s(program, Phase::Forward, false),
@@ -58,9 +63,9 @@ impl Stages {
         };
         let times: Vec<OpTimes> = programs.iter().map(times).collect();
         let micro_batches = programs.first().map_or(1, |program| program.micro_batches);
-        // 1F1B of at least one stage and micro-batch has an order, in which nobody waits for ever.
-        let orders = orders(PipelineSchedule::OneFOneB, programs.len(), micro_batches, 1);
-        let run = orders.and_then(|orders| simulate(&orders, 1, &times)).ok();
+        // Programs were lowered for the same orders, in which nobody waits for ever.
+        let orders = orders_of(parallel, micro_batches);
+        let run = orders.and_then(|orders| simulate(&orders, parallel.chunks, &times)).ok();
         let update_s = |program: &Program| {
             [Phase::Optimizer, Phase::Weights]
                 .map(|phase| body_s(program, phase, true))

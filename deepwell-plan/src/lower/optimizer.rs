@@ -41,7 +41,7 @@ impl Lowering<'_> {
 
         if let Some(slices) = slices {
             self.update_shards(coefficients, &slices)?;
-            self.end_body(Phase::Optimizer);
+            self.end_body(Phase::Optimizer, 0);
             return Ok(());
         }
         let buckets = self.buckets(plan.bucket_bytes).into_iter();
@@ -61,27 +61,31 @@ impl Lowering<'_> {
             let op = AdamW { parameters: bucket, weight_decay };
             self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, Vec::new())?;
         }
-        self.end_body(Phase::Optimizer);
+        self.end_body(Phase::Optimizer, 0);
         Ok(())
     }
 
     /// The norm of all gradients, each of which this rank has whole, or a slice of, or not at all.
     fn norm_of_gradients(&mut self) -> Result<(), PlanError> {
-        let with_gradient = |state: &ParameterState| Some((state.gradient?, state.split.is_some()));
         let is_trained = |(state, is_counted): &(&ParameterState, &bool)| {
             !**is_counted && !self.is_copy(&state.name)
         };
         let trained = self.parameters.iter().zip(&self.is_counted).filter(is_trained);
-        let gradients: Vec<(ValueId, bool)> =
-            trained.filter_map(|(state, _)| with_gradient(state)).collect();
+        let gradients: Vec<(String, ValueId, bool)> = trained
+            .filter_map(|(it, _)| Some((it.name.clone(), it.gradient?, it.split.is_some())))
+            .collect();
         let has_slices = [ProcessGroup::TENSOR, ProcessGroup::EXPERT]
             .iter()
             .any(|group| self.target.ranks.named(group).is_some());
         if has_slices || self.pipeline.is_some() {
-            let gradients = self.counted(gradients);
+            let counted = gradients
+                .into_iter()
+                .map(|(name, gradient, is_split)| (name, self.counted(gradient, is_split)));
+            let counted = counted.collect();
+            let gradients = self.by_chunk(counted);
             return self.norm_of_parts(Parts { gradients, groups: Vec::new() });
         }
-        let gradients = gradients.into_iter().map(|(gradient, _)| read(gradient)).collect();
+        let gradients = gradients.into_iter().map(|(_, gradient, _)| read(gradient)).collect();
         let norm = self.host.grad_norm.map(write).into_iter().collect();
         self.optimizer_call("grad_norm", GradNorm {}.into(), gradients, norm)
     }

@@ -12,8 +12,8 @@ use std::borrow::Cow;
 
 use deepwell_ir::ops::{Collective, CollectiveKind, GradNorm, Reduction};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, ParameterState, PipelineCut, ProcessGroup, Target, ValueId,
-    cut_pipeline,
+    DType, Graph, GroupId, MemoryKind, Node, ParameterState, PipelineCut, ProcessGroup, Target,
+    ValueId, cut_pipeline,
 };
 
 use super::Lowering;
@@ -23,8 +23,10 @@ use crate::{Plan, PlanError};
 /// A rank's place in a pipeline.
 pub(super) struct Pipeline {
     cut: PipelineCut,
-    stage: u32,
+    /// The stages of the model that this rank has, one for each of its chunks.
+    stages: Vec<u32>,
     group: GroupId,
+    ranks: u32,
 }
 
 /// The graph with what stages send each other, and this rank's place among them; the graph as it is
@@ -37,22 +39,24 @@ pub(super) fn cut<'g>(
     let Some((group, members)) = target.ranks.named(ProcessGroup::PIPELINE) else {
         return Ok((Cow::Borrowed(graph), None));
     };
-    if plan.stages.len() != members.ranks.len() {
+    let (ranks, count) = (members.ranks.len(), plan.parallel.stages());
+    if plan.stages.len() != count {
         return Err(PlanError::Request {
             what: "layers of the pipeline's stages",
-            expected: format!("those of {} stages", members.ranks.len()),
+            expected: format!("those of {count} stages"),
             got: format!("{:?}", plan.stages),
         });
     }
-    let stage = plan.parallel.pipeline_place(target.ranks.rank as usize) as u32;
-    let (graph, cut) = cut_pipeline(graph, &plan.stages, group)?;
-    Ok((Cow::Owned(graph), Some(Pipeline { cut, stage, group })))
+    let place = plan.parallel.pipeline_place(target.ranks.rank as usize);
+    let (graph, cut) = cut_pipeline(graph, &plan.stages, (group, ranks))?;
+    let stages = (place..count).step_by(ranks).map(|stage| stage as u32).collect();
+    Ok((Cow::Owned(graph), Some(Pipeline { cut, stages, group, ranks: ranks as u32 })))
 }
 
 /// The nodes of this rank's stage of a pipeline.
 pub(super) fn part_of_rank(graph: Graph, pipeline: Option<&Pipeline>) -> Result<Graph, PlanError> {
     match pipeline {
-        Some(pipeline) => Ok(pipeline.cut.stage(&graph, pipeline.stage)?),
+        Some(pipeline) => Ok(pipeline.cut.part(&graph, &pipeline.stages)?),
         None => Ok(graph),
     }
 }
@@ -60,19 +64,44 @@ pub(super) fn part_of_rank(graph: Graph, pipeline: Option<&Pipeline>) -> Result<
 impl Pipeline {
     /// Whether an earlier stage has the parameter as well.
     pub(super) fn is_copy(&self, parameter: &str) -> bool {
-        self.cut.owner(parameter) != Some(self.stage)
+        let owner = self.cut.owner(parameter);
+        owner.is_none_or(|owner| !self.stages.contains(&owner))
     }
 
     fn is_shared(&self, parameter: &str) -> bool {
         self.cut.stages_with(parameter).len() > 1
     }
 
-    fn ranks(&self) -> u32 {
-        self.cut.stages() as u32
+    /// The chunk of this rank that has a parameter.
+    fn chunk_of(&self, parameter: &str) -> u32 {
+        let of = self.cut.stages_with(parameter);
+        let chunk = self.stages.iter().position(|stage| of.contains(stage));
+        chunk.unwrap_or_default() as u32
     }
 }
 
 impl Lowering<'_> {
+    /// Chunks of layers that this rank has.
+    pub(super) fn chunks(&self) -> u32 {
+        self.pipeline.map_or(1, |pipeline| pipeline.stages.len() as u32)
+    }
+
+    /// The chunk of layers that a node belongs to.
+    pub(super) fn chunk_of(&self, node: &Node) -> u32 {
+        let chunk = |pipeline: &Pipeline| pipeline.cut.stage_of(node) / pipeline.ranks;
+        self.pipeline.map_or(0, chunk)
+    }
+
+    /// Gradients of this rank, chunk by chunk.
+    pub(super) fn by_chunk(&self, gradients: Vec<(String, ValueId)>) -> Vec<Vec<ValueId>> {
+        let mut chunks = vec![Vec::new(); self.chunks() as usize];
+        for (parameter, gradient) in gradients {
+            let chunk = self.pipeline.map_or(0, |pipeline| pipeline.chunk_of(&parameter));
+            chunks[chunk as usize].push(gradient);
+        }
+        chunks
+    }
+
     /// Whether an earlier stage of the pipeline has the parameter as well.
     pub(super) fn is_copy(&self, parameter: &str) -> bool {
         self.pipeline.is_some_and(|pipeline| pipeline.is_copy(parameter))
@@ -106,23 +135,28 @@ impl Lowering<'_> {
     }
 
     /// The group of a pipeline's stages, of which each gives as many sums of squares as that with
-    /// the most: those of nothing are zero, and change no bit.
+    /// the most, chunk by chunk: those of nothing are zero, and change no bit.
     pub(super) fn fill_up_for_stages(
         &mut self,
-        gradients: &mut Vec<ValueId>,
+        chunks: &mut [Vec<ValueId>],
     ) -> Option<(GroupId, u32)> {
         let pipeline = self.pipeline?;
         let most = pipeline.cut.parameters_of_largest_stage();
-        if gradients.len() < most {
-            gradients.resize(most, self.no_gradient());
+        // One list may have the gradients of all chunks.
+        let most = most * pipeline.stages.len().div_ceil(chunks.len().max(1));
+        for gradients in chunks {
+            if gradients.len() < most {
+                let nothing = self.no_gradient();
+                gradients.resize(most, nothing);
+            }
         }
-        Some((pipeline.group, pipeline.ranks()))
+        Some((pipeline.group, pipeline.ranks))
     }
 
     /// Sums the losses of all stages, for each of them to report and to guard.
     pub(super) fn sum_losses(&mut self) -> Result<(), PlanError> {
         let Some(pipeline) = self.pipeline else { return Ok(()) };
-        let (group, ranks) = (pipeline.group, pipeline.ranks());
+        let (group, ranks) = (pipeline.group, pipeline.ranks);
         let own = match self.host.loss {
             Some(loss) => loss,
             None => {

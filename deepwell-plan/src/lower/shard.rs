@@ -286,8 +286,9 @@ impl Lowering<'_> {
             slices.push(own);
         }
         let counted = slices.iter().zip(&self.shared).filter(|(_, bucket)| !bucket.is_copy);
-        let gradients = counted.map(|(&slice, bucket)| (slice, bucket.is_split)).collect();
-        let gradients = self.counted(gradients);
+        let counted: Vec<_> = counted.map(|(&slice, bucket)| (slice, bucket.is_split)).collect();
+        let gradients = counted.into_iter().map(|(slice, is_split)| self.counted(slice, is_split));
+        let gradients = vec![gradients.collect()];
         self.norm_of_parts(Parts { gradients, groups: vec![(group, ranks)] })?;
         Ok(slices)
     }

@@ -52,7 +52,8 @@ pub(super) fn split(
 
 /// The parts of gradients that squares are summed of, and the groups whose ranks have others.
 pub(super) struct Parts {
-    pub(super) gradients: Vec<ValueId>,
+    /// Chunk by chunk of this rank's layers; slices of buckets may be in one list together.
+    pub(super) gradients: Vec<Vec<ValueId>>,
     pub(super) groups: Vec<(GroupId, u32)>,
 }
 
@@ -96,21 +97,41 @@ impl Lowering<'_> {
 
     /// The norm of gradients of which other ranks have other parts: those of `groups`, the other
     /// tensor-parallel ranks, and the other stages of a pipeline.
+    ///
+    /// Stages come first: what a tensor-parallel rank has of all layers is added up as it is
+    /// without stages, to the same bits. Where they have several chunks, each is exchanged by
+    /// itself, as those of all stages stand before the next chunk of any.
     pub(super) fn norm_of_parts(&mut self, parts: Parts) -> Result<(), PlanError> {
         let Parts { mut gradients, mut groups } = parts;
-        // Stages first: what a tensor-parallel rank has of all layers is added up as it is without
-        // stages, to the same bits.
         groups.extend(self.fill_up_for_stages(&mut gradients));
         groups.extend(self.group_of_slices().map(|rank| (rank.group, rank.ranks as u32)));
+        let mut lists = Vec::with_capacity(gradients.len());
+        for (chunk, gradients) in gradients.into_iter().enumerate() {
+            let suffix = if chunk == 0 { String::new() } else { format!(".{chunk}") };
+            lists.push(self.squares_of_all(gradients, &groups, &suffix)?);
+        }
+        let norm = self.host.grad_norm.map(write).into_iter().collect();
+        let lists = lists.into_iter().map(read).collect();
+        self.optimizer_call("grad_norm", NormOfSums {}.into(), lists, norm)
+    }
+
+    /// Sums of squares of gradients, of all ranks of the groups.
+    fn squares_of_all(
+        &mut self,
+        gradients: Vec<ValueId>,
+        groups: &[(GroupId, u32)],
+        suffix: &str,
+    ) -> Result<ValueId, PlanError> {
         let mut count = gradients.len();
         let sums = |this: &mut Self, name: &str, count| {
-            this.add(name.to_string(), DType::U64, vec![count], MemoryKind::Activations)
+            let name = format!("{name}{suffix}");
+            this.add(name, DType::U64, vec![count], MemoryKind::Activations)
         };
         let mut all = sums(self, "grad_norm.squares", count);
         let gradients = gradients.into_iter().map(read).collect();
-        let op = SumsOfSquares {}.into();
-        self.optimizer_call("grad_norm.squares", op, gradients, vec![write(all)])?;
-        for (group, ranks) in groups {
+        let name = format!("grad_norm.squares{suffix}");
+        self.optimizer_call(&name, SumsOfSquares {}.into(), gradients, vec![write(all)])?;
+        for &(group, ranks) in groups {
             let name = self.target.ranks.group(group).map_or("", |group| group.name.as_str());
             let [of_value, of_call] = match name {
                 ProcessGroup::DATA => ["grad_norm.squares.ranks", "all_gather.grad_norm"],
@@ -125,24 +146,17 @@ impl Lowering<'_> {
             count *= ranks as usize;
             let gathered = sums(self, of_value, count);
             let gather = Collective::new(CollectiveKind::AllGather, group, ranks);
-            self.optimizer_call(of_call, gather.into(), vec![read(all)], vec![write(gathered)])?;
+            let name = format!("{of_call}{suffix}");
+            self.optimizer_call(&name, gather.into(), vec![read(all)], vec![write(gathered)])?;
             all = gathered;
         }
-        let norm = self.host.grad_norm.map(write).into_iter().collect();
-        self.optimizer_call("grad_norm", NormOfSums {}.into(), vec![read(all)], norm)
+        Ok(all)
     }
 
-    /// Gradients with what another rank counts left out: of nothing the sum of squares is zero, and
-    /// ranks give equally many sums.
-    pub(super) fn counted(&mut self, gradients: Vec<(ValueId, bool)>) -> Vec<ValueId> {
-        let mut counted = Vec::with_capacity(gradients.len());
-        for (gradient, is_split) in gradients {
-            counted.push(match self.counts(is_split) {
-                true => gradient,
-                false => self.no_gradient(),
-            });
-        }
-        counted
+    /// A gradient, or where another rank counts it none in its place: of nothing the sum of squares
+    /// is zero, and ranks give equally many sums.
+    pub(super) fn counted(&mut self, gradient: ValueId, is_split: bool) -> ValueId {
+        if self.counts(is_split) { gradient } else { self.no_gradient() }
     }
 
     /// A gradient of no elements, of which there is one.

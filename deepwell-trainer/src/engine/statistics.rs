@@ -12,40 +12,43 @@ use crate::TrainError;
 const PHASES: [Phase; 4] = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Weights];
 
 /// Words that a rank tells of a tensor.
-const WORDS: usize = 9;
+const WORDS: usize = 10;
 
 /// What was counted of a tensor in a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Counted {
     micro_batch: u32,
     phase: Phase,
+    /// Of which of the stage's chunks.
+    chunk: u32,
     layer: usize,
     stats: QuantStats,
 }
 
 impl Counted {
     fn to_words(self) -> [u64; WORDS] {
-        let Counted { micro_batch, phase, layer, stats } = self;
+        let Counted { micro_batch, phase, chunk, layer, stats } = self;
         let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = stats;
         let phase = PHASES.iter().position(|it| *it == phase).unwrap_or(0) as u64;
         let amax = u64::from(amax.to_bits());
-        let place = [u64::from(micro_batch), phase, layer as u64];
-        let [a, b, c] = place;
-        [a, b, c, amax, elements, underflows, saturations, scale_clamps, nonfinite]
+        let place = [u64::from(micro_batch), phase, u64::from(chunk), layer as u64];
+        let [a, b, c, d] = place;
+        [a, b, c, d, amax, elements, underflows, saturations, scale_clamps, nonfinite]
     }
 
     fn of_words(words: &[u64]) -> Counted {
         Counted {
             micro_batch: words[0] as u32,
             phase: PHASES[words[1] as usize % PHASES.len()],
-            layer: words[2] as usize,
+            chunk: words[2] as u32,
+            layer: words[3] as usize,
             stats: QuantStats {
-                amax: f32::from_bits(words[3] as u32),
-                elements: words[4],
-                underflows: words[5],
-                saturations: words[6],
-                scale_clamps: words[7],
-                nonfinite: words[8],
+                amax: f32::from_bits(words[4] as u32),
+                elements: words[5],
+                underflows: words[6],
+                saturations: words[7],
+                scale_clamps: words[8],
+                nonfinite: words[9],
             },
         }
     }
@@ -53,16 +56,21 @@ impl Counted {
 
 /// What the stages of a pipeline counted, as one rank would that has them all: forward from the
 /// first to the last, backward the other way, micro-batch by micro-batch, and the weights at the
-/// end.
+/// end, layer by layer. The chunks of a stage are stages of the model, one round of all behind the
+/// other.
 fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
+    let count = stages.len();
     let of_stage = |(stage, counted): (usize, Vec<Counted>)| {
-        counted.into_iter().map(move |it| (stage, it)).collect::<Vec<_>>()
+        let with_stage = move |it: Counted| (it.chunk as usize * count + stage, it);
+        counted.into_iter().map(with_stage).collect::<Vec<_>>()
     };
     let mut all: Vec<(usize, Counted)> =
         stages.into_iter().enumerate().flat_map(of_stage).collect();
     all.sort_by_key(|(stage, it)| {
         let backwards = (it.phase == Phase::Backward).then_some(Reverse(*stage));
-        (it.phase == Phase::Weights, it.micro_batch, it.phase, backwards, *stage)
+        let is_weights = it.phase == Phase::Weights;
+        let layer = is_weights.then_some(it.layer);
+        (is_weights, layer, it.micro_batch, it.phase, backwards, *stage)
     });
     all.into_iter().map(|(_, it)| it).collect()
 }
@@ -78,8 +86,8 @@ impl Engine {
         }
         let passes = self.passes_of_statistics().iter();
         let own = self.statistics().iter().zip(passes);
-        let words = own.flat_map(|(&(layer, stats), &(micro_batch, phase))| {
-            Counted { micro_batch, phase, layer, stats }.to_words()
+        let words = own.flat_map(|(&(layer, stats), &(micro_batch, phase, chunk))| {
+            Counted { micro_batch, phase, chunk, layer, stats }.to_words()
         });
         let words: Vec<u64> = words.collect();
         let parallel = self.plan.parallel;
@@ -143,6 +151,7 @@ mod tests {
         let counted = |phase, micro_batch, layer: usize| Counted {
             micro_batch,
             phase,
+            chunk: 0,
             layer,
             stats: QuantStats { elements: 1 + layer as u64, ..QuantStats::default() },
         };

@@ -74,7 +74,7 @@ struct Part {
     step: u64,
     readback: Readback,
     /// What they were counted in.
-    pass: (u32, Phase),
+    pass: (u32, Phase, u32),
     statistics: Statistics,
     loads: Arc<[LoadCounters]>,
     /// Whether it ends with loss, norm and counters of the step.
@@ -88,8 +88,8 @@ struct Known {
     /// What it computes, by the program that was loaded when it began.
     per_step: RunCounts,
     counted: Vec<(usize, QuantStats)>,
-    /// The pass that each was counted in: micro-batch and phase.
-    passes: Vec<(u32, Phase)>,
+    /// The pass that each was counted in: micro-batch, phase and chunk.
+    passes: Vec<(u32, Phase, u32)>,
     loads: Vec<ExpertLoad>,
     since_staged_s: Option<f64>,
     since_readback_s: Option<f64>,
@@ -200,8 +200,9 @@ impl Engine {
         &self.steps.finished.counted
     }
 
-    /// The passes that [`Engine::statistics`] were counted in: micro-batch and phase.
-    pub(super) fn passes_of_statistics(&self) -> &[(u32, Phase)] {
+    /// The passes that [`Engine::statistics`] were counted in: micro-batch, phase and
+    /// chunk.
+    pub(super) fn passes_of_statistics(&self) -> &[(u32, Phase, u32)] {
         &self.steps.finished.passes
     }
 
@@ -323,8 +324,8 @@ impl Engine {
         let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
         let readback = self.executor.backend_mut().read_later(&ranges)?;
         let step = self.steps.begun;
-        let phase = program.bodies[invocation.body.index()].phase;
-        let pass = (invocation.micro_batch, phase);
+        let body = &program.bodies[invocation.body.index()];
+        let pass = (invocation.micro_batch, body.phase, body.chunk);
         self.steps.parts.push_back(Part { step, readback, pass, statistics, loads, is_last });
         Ok(())
     }

@@ -96,6 +96,14 @@ fn both_ends_exchange_in_one_order() {
             }
         }
     }
+    for (stages, micro_batches, chunks) in [(2, 2, 2), (2, 8, 2), (2, 4, 3), (3, 6, 2), (4, 8, 2)] {
+        let schedule = PipelineSchedule::OneFOneB;
+        let orders = orders(schedule, stages, micro_batches, chunks).unwrap();
+        run_exchanges(&orders).unwrap_or_else(|error| panic!("{chunks} chunks: {error}"));
+    }
+    // Two stages whose micro-batches they do not divide would: such plans are refused.
+    let refused = orders(PipelineSchedule::OneFOneB, 2, 5, 2).unwrap();
+    assert!(run_exchanges(&refused).unwrap_err().contains("awaits"));
     // An order that one end does not follow is seen.
     let mut orders = orders(PipelineSchedule::OneFOneB, 2, 3, 1).unwrap();
     orders[0].swap(0, 1);

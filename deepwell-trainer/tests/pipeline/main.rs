@@ -30,7 +30,7 @@ use ranks::hardware;
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SEQ: usize = 32;
-const STEPS: usize = 3;
+const STEPS: usize = 20;
 /// Sequences of a step, each a micro-batch of its own.
 const ROWS: usize = 4;
 const SEED: u64 = 7;
@@ -178,10 +178,19 @@ fn check(got: &[Bits], expected: &Bits, what: &str) {
 fn stages_train_as_one_rank_does(precision: &str) {
     for model in Model::ALL {
         let expected = reference(model, precision);
-        let cuts = [(2, None), (4, None), (2, Some(vec![3, 1])), (3, Some(vec![1, 2, 1]))];
-        for (pipeline, stage_layers) in cuts {
-            let what = format!("{model:?} in {precision}, {pipeline} stages of {stage_layers:?}");
-            let options = CompileOptions { stage_layers, ..options(precision, stages(pipeline)) };
+        let cuts = [
+            (2, 1, None),
+            (4, 1, None),
+            (2, 1, Some(vec![3, 1])),
+            (3, 1, Some(vec![1, 2, 1])),
+            (2, 2, None),
+        ];
+        for (pipeline, chunks, stage_layers) in cuts {
+            let what = format!(
+                "{model:?} in {precision}, {pipeline} stages of {chunks} chunks, {stage_layers:?}"
+            );
+            let parallel = Parallel { chunks, ..stages(pipeline) };
+            let options = CompileOptions { stage_layers, ..options(precision, parallel) };
             check(&train(compile(model, &options), |_| None), &expected, &what);
         }
     }
@@ -232,7 +241,8 @@ fn a_tied_table_trains_as_on_one_rank() {
 /// is added up in another order: each way rounds it once for each term of each micro-batch at most.
 #[test]
 fn mixtures_train_as_on_one_rank() {
-    let config = LlamaConfig::preset("moe-micro").expect("a preset");
+    let micro = LlamaConfig::preset("moe-micro").expect("a preset");
+    let config = LlamaConfig { num_layers: LAYERS, ..micro };
     let routers = RouterTraining { balance: 0.01, z: 1e-3, ..RouterTraining::default() };
     let graph = with_router_training(&capture(&config).expect("a graph"), &routers);
     let graph = graph.expect("routers");
@@ -242,7 +252,7 @@ fn mixtures_train_as_on_one_rank() {
     };
     let expected = train(Parallel::default()).remove(0);
     let terms = ROWS * (1 + config.num_layers);
-    for got in train(stages(2)) {
+    for got in train(stages(2)).into_iter().chain(train(Parallel { chunks: 2, ..stages(2) })) {
         for (got, expected) in got.steps.iter().zip(&expected.steps) {
             assert_eq!(got[1], expected[1], "the norm");
             let [loss, expected] = [got[0], expected[0]].map(f32::from_bits);
@@ -263,14 +273,14 @@ fn pipelines_split_the_batch_as_ranks_do() {
         let data = compile(model, &options("mxfp8", Parallel::data(2)));
         // Two rows each; apart from each other as on one rank.
         let expected = train(data, |engine| Apart::of(engine.program())).remove(0);
-        for zero in [0, 1] {
-            let parallel = Parallel { pipeline: 2, zero, ..Parallel::data(2) };
+        for (zero, chunks) in [(0, 1), (1, 1), (0, 2), (1, 2)] {
+            let parallel = Parallel { pipeline: 2, chunks, zero, ..Parallel::data(2) };
             let world = compile(model, &options("mxfp8", parallel));
             assert_eq!(world.first().program().shards.is_empty(), zero == 0);
             let got = train(world, |_| None);
             let mut masters = 0;
             for (rank, got) in got.iter().enumerate() {
-                let what = format!("{model:?}, ZeRO {zero}, rank {rank}");
+                let what = format!("{model:?}, ZeRO {zero}, {chunks} chunks, rank {rank}");
                 assert_eq!(got.steps, expected.steps, "{what}");
                 for (name, bits) in &got.tensors {
                     assert!(expected.tensors.get(name) == Some(bits), "{what}: `{name}`");
@@ -299,6 +309,8 @@ fn stages_evaluate_together() {
         done.expect("losses")
     };
     let expected = losses(Parallel::default()).remove(0);
+    let chunks = losses(Parallel { chunks: 2, ..stages(2) });
+    assert_eq!(chunks[1], expected);
     let got = losses(stages(4));
     assert_eq!(got[3], expected);
     assert!(got[..3].iter().flatten().all(|&bits| f32::from_bits(bits) == 0.0));
@@ -328,9 +340,11 @@ fn stages_fall_back_together() {
     };
     let expected = run(Parallel::default()).remove(0);
     assert!(expected.1[0].len() > expected.1[2].len());
-    for got in run(stages(2)) {
-        assert_eq!(got.0, expected.0);
-        assert!(got.1 == expected.1, "the same counters in the same order");
+    for parallel in [stages(2), Parallel { chunks: 2, ..stages(2) }] {
+        for got in run(parallel) {
+            assert_eq!(got.0, expected.0);
+            assert!(got.1 == expected.1, "{parallel}: the same counters in the same order");
+        }
     }
 }
 
@@ -347,4 +361,14 @@ fn what_cannot_be_cut_is_refused() {
     check(2, Some(&[2, 1]), "expected 2 numbers of at least 1, 4 together, got [2, 1]");
     check(2, Some(&[4, 0]), "expected 2 numbers of at least 1, 4 together, got [4, 0]");
     check(2, Some(&[4]), "expected 2 numbers of at least 1, 4 together, got [4]");
+    let interleaved = |pipeline, chunks, rows, expected: &str| {
+        let parallel = Parallel { chunks, ..stages(pipeline) };
+        let options = CompileOptions { global_batch: rows, ..options("bf16", parallel) };
+        let error = World::compile(Model::Llama.graph(), hardware(), &options).err();
+        let error = error.expect("an error").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    interleaved(2, 2, 3, "micro-batches of an interleaved schedule: expected a multiple of the 2");
+    interleaved(2, 3, 4, "pipeline stages: expected from 1 to 4, the layers of the model, got 6");
+    interleaved(1, 2, 4, "model chunks of a stage: expected 1 where there is one stage");
 }

@@ -1,6 +1,6 @@
 //! A step runs its bodies in an order that makes sense, over slots that do not meet.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::ByteRange;
 use crate::{Phase, Program};
@@ -10,16 +10,22 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.slots > 1 { slots_apart(program) } else { Ok(()) }
 }
 
-/// Each micro-batch runs forward and then backward in its slot, in order; the optimizer and the
-/// weights run when no micro-batch is under way.
+/// Who holds a slot: a chunk, and a micro-batch on its way through it.
+type Holder = (u32, u32);
+
+/// Each micro-batch runs forward and then backward through a chunk in its slot, in order; the
+/// optimizer and the weights run when no micro-batch is under way.
 fn invocations(program: &Program) -> Result<(), String> {
-    let mut phases = HashSet::new();
-    if let Some(body) = program.bodies.iter().find(|body| !phases.insert(body.phase)) {
-        return Err(format!("two bodies are of {}", body.phase));
+    let mut kinds = HashSet::new();
+    if let Some(body) = program.bodies.iter().find(|body| !kinds.insert((body.phase, body.chunk))) {
+        return Err(match body.chunk {
+            0 => format!("two bodies are of {}", body.phase),
+            chunk => format!("two bodies are of {} of chunk {chunk}", body.phase),
+        });
     }
-    let has_backward = phases.contains(&Phase::Backward);
-    let mut held: Vec<Option<u32>> = vec![None; program.slots as usize];
-    let mut next = [0u32; 2];
+    let has_backward = kinds.iter().any(|(phase, _)| *phase == Phase::Backward);
+    let mut held: Vec<Option<Holder>> = vec![None; program.slots as usize];
+    let mut next: HashMap<(Phase, u32), u32> = HashMap::new();
     for invocation in &program.schedule {
         let Some(body) = program.bodies.get(invocation.body.index()) else {
             let (id, count) = (invocation.body.0, program.bodies.len());
@@ -29,25 +35,23 @@ fn invocations(program: &Program) -> Result<(), String> {
         let Some(holder) = held.get_mut(slot as usize) else {
             return Err(format!("the schedule names slot {slot}, there are {}", program.slots));
         };
-        let turn = match phase {
-            Phase::Forward => 0,
-            Phase::Backward => 1,
-            Phase::Optimizer | Phase::Weights => {
-                if let Some(busy) = held.iter().flatten().next() {
-                    return Err(format!("{phase} runs while micro-batch {busy} is under way"));
-                }
-                continue;
+        if matches!(phase, Phase::Optimizer | Phase::Weights) {
+            if let Some((_, busy)) = held.iter().flatten().next() {
+                return Err(format!("{phase} runs while micro-batch {busy} is under way"));
             }
-        };
-        if micro_batch != next[turn] {
-            let expected = next[turn];
-            return Err(format!("{phase} of micro-batch {micro_batch}, expected {expected}"));
+            continue;
         }
-        next[turn] += 1;
-        let expected = (phase == Phase::Backward).then_some(micro_batch);
+        let next = next.entry((phase, body.chunk)).or_default();
+        if micro_batch != *next {
+            return Err(format!("{phase} of micro-batch {micro_batch}, expected {next}"));
+        }
+        *next += 1;
+        let own = (body.chunk, micro_batch);
+        let expected = (phase == Phase::Backward).then_some(own);
         if *holder != expected {
-            let holds = |holder: Option<u32>| match holder {
-                Some(micro_batch) => format!("micro-batch {micro_batch}"),
+            let holds = |holder: Option<Holder>| match holder {
+                Some((0, micro_batch)) => format!("micro-batch {micro_batch}"),
+                Some((chunk, micro_batch)) => format!("micro-batch {micro_batch} of chunk {chunk}"),
                 None => "none".to_string(),
             };
             return Err(format!(
@@ -56,15 +60,19 @@ fn invocations(program: &Program) -> Result<(), String> {
                 holds(expected)
             ));
         }
-        *holder = (phase == Phase::Forward && has_backward).then_some(micro_batch);
+        *holder = (phase == Phase::Forward && has_backward).then_some(own);
     }
     let expected = program.micro_batches as u32;
-    let runs = |phase, runs: u32| phases.contains(&phase) && runs != expected;
-    if runs(Phase::Forward, next[0]) || runs(Phase::Backward, next[1]) {
-        return Err(format!(
-            "the schedule runs {} forward and {} backward passes, expected {expected} of each",
-            next[0], next[1]
-        ));
+    let runs = |phase, chunk| next.get(&(phase, chunk)).copied().unwrap_or(0);
+    for chunk in program.bodies.iter().map(|body| body.chunk) {
+        let [forward, backward] = [Phase::Forward, Phase::Backward].map(|phase| runs(phase, chunk));
+        let differs = |phase, runs| kinds.contains(&(phase, chunk)) && runs != expected;
+        if differs(Phase::Forward, forward) || differs(Phase::Backward, backward) {
+            return Err(format!(
+                "the schedule runs {forward} forward and {backward} backward passes, expected \
+                 {expected} of each"
+            ));
+        }
     }
     Ok(())
 }

@@ -118,10 +118,12 @@ pub(super) fn prepare_sums(operands: &Operands<'_>, _: &Op) -> Result<Run, Kerne
 }
 
 pub(super) fn prepare_norm_of_sums(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
-    let sums = operands.input::<u64>(0)?;
+    let lists: Vec<In<u64>> =
+        (0..operands.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
     let norm = operands.target::<f32>(operands.output(0))?;
     Ok(Box::new(move |arena| {
-        norm.of(arena)[0] = norm_of_sums(sums.of(arena).iter().map(|&bits| f64::from_bits(bits)));
+        let all = lists.iter().flat_map(|list| list.of(arena));
+        norm.of(arena)[0] = norm_of_sums(all.map(|&bits| f64::from_bits(bits)));
         Ok(())
     }))
 }

@@ -105,9 +105,18 @@ fn prepare_norm_of_sums(
     call: &CallView<'_>,
     device: &mut Device<'_>,
 ) -> Result<Vec<Step>, KernelError> {
-    let sums = call.input(0);
-    let arguments =
-        vec![sums.argument(), Argument::U32(sums.elements() as u32), call.output(0).argument()];
+    let lists = call.call.input_count;
+    let table: Vec<u64> = (0..lists)
+        .flat_map(|index| {
+            let sums = call.input(index);
+            [sums.pointer.0, sums.elements() as u64]
+        })
+        .collect();
+    let arguments = vec![
+        Argument::Pointer(device.constant(bytemuck::cast_slice(&table))?),
+        Argument::U32(lists as u32),
+        call.output(0).argument(),
+    ];
     let function = device.function("grad_norm", "norm_of_sums", 0)?;
     Ok(vec![Device::launch(function, 1, 32, 0, arguments)])
 }

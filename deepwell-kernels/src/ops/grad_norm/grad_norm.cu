@@ -116,15 +116,24 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// sums [count], some for each rank, norm [1]. One thread adds them in their order.
-extern "C" __global__ void norm_of_sums(const double* __restrict__ sums, uint32 count,
+// Sums [count], some for each rank.
+struct SumList {
+    const double* sums;
+    uint64 count;
+};
+
+// lists [lists], norm [1]. One thread adds all sums in their order, list by list.
+extern "C" __global__ void norm_of_sums(const SumList* __restrict__ table, uint32 lists,
                                         float* norm) {
     if (threadIdx.x > 0) {
         return;
     }
     double total = 0.0;
-    for (uint32 i = 0; i < count; ++i) {
-        total += sums[i];
+    for (uint32 list = 0; list < lists; ++list) {
+        const SumList of = table[list];
+        for (uint64 i = 0; i < of.count; ++i) {
+            total += of.sums[i];
+        }
     }
     *norm = static_cast<float>(sqrt(total));
 }

@@ -43,7 +43,13 @@ pub(crate) fn check_sums(gpu: &mut Gpu, lengths: &[usize]) {
         assert!((sum - expected).abs() <= bound, "{sum} beside {expected}");
     }
     let output = [HostTensor::output(DType::F32, &[1])];
+    let half = values.len() / 2;
+    let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|it| it.to_bits()).collect() };
+    let lists = [&values[..half], &values[half..]].map(bits);
+    let lists = lists.map(|list| HostTensor::u64(&[list.len()], &list));
+    let of_lists = gpu.run(ops::NormOfSums {}, &lists, &output, false, 1)[0].to_f64();
     let got = gpu.run(ops::NormOfSums {}, &[sums], &output, false, 1)[0].to_f64();
+    assert_eq!(got, of_lists, "one list or two");
     let expected = values.iter().sum::<f64>().sqrt();
     assert_eq!(got, [f64::from(expected as f32)], "one order, one rounding");
 }
