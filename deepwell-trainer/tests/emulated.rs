@@ -354,6 +354,62 @@ fn stages_on_emulated_gpus_train_as_one_does() {
     }
 }
 
+/// Two steps of ranks that split each layer; of each rank its outcomes, and the gradients of the
+/// first step.
+fn tensor_ranks(
+    devices: &str,
+    parallel: Parallel,
+    policy: &PrecisionPolicy,
+) -> Vec<(Vec<StepOutcome>, Vec<(String, Vec<f32>)>)> {
+    const ROWS: usize = 2;
+    let Devices { device, .. } = devices.parse().expect("devices");
+    let (graph, vocabulary) = model(LlamaConfig { num_layers: 2, num_kv_heads: 2, ..llama() });
+    let options = CompileOptions {
+        micro_batch: Some(1),
+        device,
+        parallel,
+        ..CompileOptions::new(policy.clone(), 32, ROWS)
+    };
+    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
+    let train = |engine: &mut Engine| {
+        engine.initialize(SEED)?;
+        let (mut outcomes, mut of_first) = (Vec::new(), Vec::new());
+        for step in 0..2 {
+            let (mut inputs, mut targets) = batch(step, ROWS, 32);
+            let within = |token: &mut i32| *token = (*token).min(vocabulary as i32 - 1);
+            inputs.iter_mut().chain(&mut targets).for_each(within);
+            outcomes.push(engine.step(&inputs, &targets, 1e-3, 1.0)?);
+            if step == 0 {
+                of_first = gradients(engine);
+            }
+        }
+        Ok((outcomes, of_first))
+    };
+    world.on_all(train).expect("steps")
+}
+
+trial!(tensor_ranks_on_emulated_gpus_train_as_on_the_cpu);
+/// Slices of layers, of the embedding and of the head, alone and in two stages.
+fn tensor_ranks_on_emulated_gpus_train_as_on_the_cpu() {
+    need_kernels((9, 0));
+    let split = Parallel { tensor: 2, ..Parallel::data(1) };
+    for (policy, parallel, count, tolerances) in [
+        (PrecisionPolicy::bf16(), split, 2, BF16),
+        (PrecisionPolicy::mxfp8(), split, 2, MXFP8),
+        (PrecisionPolicy::bf16(), Parallel { pipeline: 2, ..split }, 4, BF16),
+    ] {
+        let on = |device: &str| tensor_ranks(&format!("{device}:{count}"), parallel, &policy);
+        let (got, expected) = (on("emulated:sm90"), on("cpu"));
+        for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let what = format!("{parallel}, {:?}, rank {rank}", policy.format());
+            for (got, expected) in got.0.iter().zip(&expected.0) {
+                assert_outcome(&what, got, expected, tolerances);
+            }
+            assert_gradients(&what, &got.1, &expected.1, tolerances);
+        }
+    }
+}
+
 fn main() -> ExitCode {
     deepwell_trials::run()
 }

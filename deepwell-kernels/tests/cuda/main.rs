@@ -132,6 +132,8 @@ mod stochastic_round;
 #[path = "../../src/ops/swiglu/tests/cuda.rs"]
 mod swiglu;
 mod tcgen05;
+#[path = "../../src/ops/vocab_parallel/tests/cuda.rs"]
+mod vocab_parallel;
 
 fn main() -> ExitCode {
     let code = deepwell_trials::run();

@@ -1,11 +1,12 @@
-//! `embedding.cu`: rows of a table by token.
+//! `embedding.cu`: rows of a table by token, of which a rank may have a slice.
 
-use deepwell_ir::KernelRequest;
+use deepwell_ir::ops::VocabSlice;
+use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
@@ -19,7 +20,7 @@ const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_embedding",
-    ops: &["embedding"],
+    ops: &["embedding", "vocab_parallel_embedding"],
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
@@ -36,7 +37,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (tokens, table, out) = (call.input(0), call.input(1), call.output(0));
-    let (vocab, columns) = (table.shape[0], table.shape[1]);
+    let (own, columns) = (table.shape[0], table.shape[1]);
+    let slice = slice_of(&call.call.op, own);
     let (entry, width) = if columns.is_multiple_of(WIDTH) {
         ("embedding_16_bytes", columns / WIDTH)
     } else {
@@ -51,8 +53,39 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         table.argument(),
         out.argument(),
         Argument::U64(rows as u64),
-        Argument::U32(vocab as u32),
+        Argument::U32(slice.first as u32),
+        Argument::U32(slice.rows as u32),
+        Argument::U32(slice.vocab as u32),
         Argument::U32(width as u32),
     ];
     Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+}
+
+/// The rows of the vocabulary that a table of `rows` has: all, unless an op says otherwise.
+pub(super) fn slice_of(op: &Op, rows: usize) -> VocabSlice {
+    match op {
+        Op::VocabParallelEmbedding(op) => op.slice,
+        Op::VocabParallelEmbeddingBackward(op) => op.slice,
+        _ => VocabSlice { first: 0, rows, vocab: rows },
+    }
+}
+
+/// Which rows of a slice the tokens are, -1 where of none: i32 at `rows_of_slice`.
+pub(super) fn slice_tokens(
+    device: &mut Device<'_>,
+    tokens: &DeviceTensor,
+    slice: VocabSlice,
+    rows_of_slice: DevicePtr,
+) -> Result<Step, KernelError> {
+    let function = device.function("embedding", "slice_tokens", 0)?;
+    let count = tokens.elements();
+    let arguments = vec![
+        tokens.argument(),
+        Argument::Pointer(rows_of_slice),
+        Argument::U32(count as u32),
+        Argument::U32(slice.first as u32),
+        Argument::U32(slice.rows as u32),
+    ];
+    let ctas = count.div_ceil(THREADS as usize).max(1) as u32;
+    Ok(Device::launch(function, ctas, THREADS, 0, arguments))
 }

@@ -1,6 +1,6 @@
 //! `embedding_backward.cu`: sums of gradient rows by token.
 
-use deepwell_ir::{KernelRequest, Target};
+use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
@@ -9,6 +9,8 @@ use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
+
+use super::cuda::{slice_of, slice_tokens};
 
 /// Threads of a CTA of each kernel, as in the source.
 const SORT_THREADS: u32 = 1024;
@@ -29,7 +31,7 @@ const ALIGNMENT: usize = 64;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_embedding_backward",
-    ops: &["embedding_backward"],
+    ops: &["embedding_backward", "vocab_parallel_embedding_backward"],
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
@@ -55,7 +57,12 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let (tokens, table) = (request.operands[0].shape[0], &request.operands[2].shape);
-    Cut::new(tokens, table[0], table[1]).scratch().bytes
+    let bytes = Cut::new(tokens, table[0], table[1]).scratch().bytes;
+    // Behind it the tokens by their rows in a rank's slice of the vocabulary.
+    match request.op {
+        Op::VocabParallelEmbeddingBackward(_) => bytes + tokens * size_of::<i32>(),
+        _ => bytes,
+    }
 }
 
 /// How the work is cut.
@@ -123,6 +130,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let cut = Cut::new(tokens.elements(), dtable.shape[0], dtable.shape[1]);
     let scratch = cut.scratch();
     let at = |offset: usize| Argument::Pointer(call.workspace().0.offset(offset));
+    let mut steps = Vec::new();
+    let rows = match &call.call.op {
+        op @ Op::VocabParallelEmbeddingBackward(_) => {
+            let place = call.workspace().0.offset(scratch.bytes);
+            steps.push(slice_tokens(device, &tokens, slice_of(op, cut.vocab), place)?);
+            Argument::Pointer(place)
+        }
+        _ => tokens.argument(),
+    };
     let suffix = if cut.columns.is_multiple_of(WIDTH) { "vector" } else { "scalar" };
     let mut function = |name: &str| device.function("embedding_backward", name, 0);
     let sort = function("embedding_backward_sort")?;
@@ -132,7 +148,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let rows_per_cta = cut.rows_per_cta(device.sm_count() as usize);
     let sort_ctas = cut.vocab.div_ceil(rows_per_cta).max(1) as u32;
     let sort_arguments = vec![
-        tokens.argument(),
+        rows.clone(),
         at(scratch.sorted),
         at(scratch.firsts),
         Argument::U32(cut.tokens as u32),
@@ -143,7 +159,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let slices = Argument::U32(cut.slices as u32);
     let accumulate = Argument::U32(call.accumulate().into());
     let mut sum_arguments = vec![
-        tokens.argument(),
+        rows,
         dout.argument(),
         dtable.argument(),
         at(scratch.sorted),
@@ -154,10 +170,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     sum_arguments.extend(sizes);
     sum_arguments.extend([Argument::U32(cut.items() as u32), slices, accumulate]);
     let sum_ctas = cut.sum_ctas(call.accumulate()) as u32;
-    let mut steps = vec![
-        Device::launch(sort, sort_ctas, SORT_THREADS, 0, sort_arguments),
-        Device::launch(sum, sum_ctas, SUM_THREADS, 0, sum_arguments),
-    ];
+    steps.push(Device::launch(sort, sort_ctas, SORT_THREADS, 0, sort_arguments));
+    steps.push(Device::launch(sum, sum_ctas, SUM_THREADS, 0, sum_arguments));
     // The last chunk ends all rows: a row of several chunks begins in another.
     if cut.chunks > 1 && cut.slices > 0 {
         let mut join_arguments =

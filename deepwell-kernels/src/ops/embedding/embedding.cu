@@ -5,6 +5,9 @@
 // output at a time, in the order in which they lie, four a thread, so that narrow and wide rows
 // fill it alike. A token that is not in the table gives a row of NaN: no loss hides that.
 //
+// A rank that has some rows of the vocabulary alone, those from `first` on, gives zeros for tokens
+// of other ranks. `slice_tokens` says which rows of its table tokens are, -1 where of none.
+//
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 
@@ -20,10 +23,25 @@ __device__ __forceinline__ void set_nan(uint16& unit) {
     unit = 0x7fff;
 }
 
+__device__ __forceinline__ void set_zero(uint4& unit) {
+    unit = make_uint4(0u, 0u, 0u, 0u);
+}
+
+__device__ __forceinline__ void set_zero(uint16& unit) {
+    unit = 0;
+}
+
+// The rows of the vocabulary that a rank has, and those that all ranks have.
+struct Slice {
+    uint32 first;
+    uint32 rows;
+    uint32 vocab;
+};
+
 template <typename Unit>
 __device__ __forceinline__ void embed(const int32* __restrict__ tokens,
                                       const Unit* __restrict__ table, Unit* __restrict__ out,
-                                      uint64 rows, uint32 vocab, uint32 width) {
+                                      uint64 rows, Slice slice, uint32 width) {
     const uint64 units = rows * width;
     const uint64 stride = static_cast<uint64>(gridDim.x) * kTile;
     for (uint64 tile = static_cast<uint64>(blockIdx.x) * kTile; tile < units; tile += stride) {
@@ -38,14 +56,19 @@ __device__ __forceinline__ void embed(const int32* __restrict__ tokens,
             column[k] = place % width;
             row[k] = tile + ahead < units
                          ? static_cast<uint32>(tokens[first_row + place / width])
-                         : vocab;
+                         : slice.vocab;
         }
         Unit unit[kUnitsPerThread];
 #pragma unroll
         for (int k = 0; k < kUnitsPerThread; ++k) {
-            set_nan(unit[k]);
-            if (row[k] < vocab) {  // a negative token is a large number here
-                unit[k] = table[static_cast<uint64>(row[k]) * width + column[k]];
+            // A negative token is a large number here, and so is one before the first row.
+            const uint32 own = row[k] - slice.first;
+            if (row[k] >= slice.vocab) {
+                set_nan(unit[k]);
+            } else if (own < slice.rows) {
+                unit[k] = table[static_cast<uint64>(own) * width + column[k]];
+            } else {
+                set_zero(unit[k]);
             }
         }
 #pragma unroll
@@ -60,12 +83,25 @@ __device__ __forceinline__ void embed(const int32* __restrict__ tokens,
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     embedding_16_bytes(const int32* __restrict__ tokens, const uint4* __restrict__ table,
-                       uint4* __restrict__ out, uint64 rows, uint32 vocab, uint32 width) {
-    embed(tokens, table, out, rows, vocab, width);
+                       uint4* __restrict__ out, uint64 rows, uint32 first, uint32 own,
+                       uint32 vocab, uint32 width) {
+    embed(tokens, table, out, rows, Slice{first, own, vocab}, width);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     embedding_2_bytes(const int32* __restrict__ tokens, const uint16* __restrict__ table,
-                      uint16* __restrict__ out, uint64 rows, uint32 vocab, uint32 width) {
-    embed(tokens, table, out, rows, vocab, width);
+                      uint16* __restrict__ out, uint64 rows, uint32 first, uint32 own,
+                      uint32 vocab, uint32 width) {
+    embed(tokens, table, out, rows, Slice{first, own, vocab}, width);
+}
+
+// rows_of_slice [count].
+extern "C" __global__ void __launch_bounds__(kThreads)
+    slice_tokens(const int32* __restrict__ tokens, int32* __restrict__ rows_of_slice, uint32 count,
+                 uint32 first, uint32 own) {
+    const uint32 at = blockIdx.x * kThreads + threadIdx.x;
+    if (at < count) {
+        const uint32 row = static_cast<uint32>(tokens[at]) - first;
+        rows_of_slice[at] = row < own ? static_cast<int32>(row) : -1;
+    }
 }

@@ -227,11 +227,8 @@ __device__ __forceinline__ void row_loss(const CrossEntropyArguments& a) {
     }
 }
 
-template <bool kGradient>
-__device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
-    if (blockIdx.x < a.rows) {
-        row_loss<kGradient>(a);
-    }
+// By the last CTA of the last launch: the losses of all tokens, in one sum.
+__device__ __forceinline__ void sum_losses(const CrossEntropyArguments& a) {
     if (a.loss == nullptr || !is_last_cta(a.arrivals, gridDim.x)) {
         return;
     }
@@ -245,6 +242,76 @@ __device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
         const double before = a.accumulate ? static_cast<double>(*a.loss) : 0.0;
         *a.loss = static_cast<float>(before + scaled);
     }
+}
+
+template <bool kGradient>
+__device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
+    if (blockIdx.x < a.rows) {
+        row_loss<kGradient>(a);
+    }
+    sum_losses(a);
+}
+
+// Numbers of a token that ranks exchange which have some rows of the vocabulary each: its greatest
+// logit there, the sum of exp(logit - greatest), and the logit of its target, or zero.
+constexpr uint32 kSums = 3;
+
+// What ranks have of the vocabulary.
+struct VocabParallel {
+    const float* sums;  // [ranks, tokens, 3]
+    uint32 ranks;
+    uint32 first;       // row of the vocabulary that is the first of this rank
+    uint32 all;         // rows of all ranks
+    uint64 token;       // the first of the launch
+};
+
+// The loss of a token by the sums of all ranks, in their order, and the gradient of this rank's
+// logits. Where a rank's sum is NaN, so is the loss: fmaxf drops it, the sum does not.
+template <bool kGradient>
+__device__ __forceinline__ void row_loss_of_ranks(const CrossEntropyArguments& a,
+                                                  const VocabParallel& v) {
+    const int32 target = a.targets[blockIdx.x];
+    float* row = a.logits + blockIdx.x * a.leading;
+    float loss = 0.0f;
+    if (target == kIgnoredTarget) {
+        if (kGradient) {
+            write_zeros(row, a.vocab);
+        }
+    } else {
+        const float* own = v.sums + (v.token + blockIdx.x) * kSums;
+        const uint64 stride = a.tokens * kSums;
+        Softmax softmax;
+        for (uint32 rank = 0; rank < v.ranks; ++rank) {
+            softmax.greatest = fmaxf(softmax.greatest, own[rank * stride]);
+        }
+        float target_logit = 0.0f;
+        for (uint32 rank = 0; rank < v.ranks; ++rank) {
+            const float* sums = own + rank * stride;
+            softmax.sum += sums[1] * exp_of(sums[0] - softmax.greatest);
+            target_logit += sums[2];
+        }
+        if (static_cast<uint32>(target) >= v.all) {
+            softmax.sum = __uint_as_float(kNanBits);
+        }
+        loss = (softmax.greatest - target_logit) + logf(softmax.sum);
+        if (kGradient) {
+            const uint32 place = static_cast<uint32>(target) - v.first;
+            write_gradient(row, a.vocab, 0, place < a.vocab ? place : 0xffffffffu, softmax,
+                           *a.loss_scale);
+        }
+    }
+    if (threadIdx.x == 0) {
+        a.losses[blockIdx.x] = loss;
+    }
+}
+
+template <bool kGradient>
+__device__ __forceinline__ void cross_entropy_of_ranks(const CrossEntropyArguments& a,
+                                                       const VocabParallel& v) {
+    if (blockIdx.x < a.rows) {
+        row_loss_of_ranks<kGradient>(a, v);
+    }
+    sum_losses(a);
 }
 
 // Losses alone; the grid has a CTA for each row, one at least.
@@ -267,4 +334,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy<true>(CrossEntropyArguments{logits, targets, loss_scale, losses, rows, vocab,
                                               leading, cached_tiles, all_losses, tokens, loss,
                                               accumulate, arrivals});
+}
+
+// What a rank has of each token, sums [rows, 3]; the grid has a CTA for each row.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    vocab_parallel_sums(const float* logits, const int32* targets, float* sums, uint32 vocab,
+                        uint64 leading, uint32 first) {
+    const float* row = logits + blockIdx.x * leading;
+    const uint32 place = static_cast<uint32>(targets[blockIdx.x]) - first;
+    const Softmax softmax = read_row<false>(row, vocab, 0);
+    if (threadIdx.x == 0) {
+        float* of_row = sums + blockIdx.x * static_cast<uint64>(kSums);
+        of_row[0] = softmax.greatest;
+        of_row[1] = softmax.sum;
+        of_row[2] = place < vocab ? row[place] : 0.0f;
+    }
+}
+
+// Losses of a rank's rows of the vocabulary by the sums of all ranks.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    vocab_parallel_loss(float* logits, const int32* targets, const float* loss_scale,
+                        float* losses, uint32 rows, uint32 vocab, uint64 leading,
+                        const float* all_losses, uint64 tokens, float* loss, uint32 accumulate,
+                        uint32* arrivals, const float* sums, uint32 ranks, uint32 first,
+                        uint32 all, uint64 token) {
+    cross_entropy_of_ranks<false>(
+        CrossEntropyArguments{logits, targets, loss_scale, losses, rows, vocab, leading, 0,
+                              all_losses, tokens, loss, accumulate, arrivals},
+        VocabParallel{sums, ranks, first, all, token});
+}
+
+// And the gradient of the rank's logits.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    vocab_parallel_gradient(float* logits, const int32* targets, const float* loss_scale,
+                            float* losses, uint32 rows, uint32 vocab, uint64 leading,
+                            const float* all_losses, uint64 tokens, float* loss,
+                            uint32 accumulate, uint32* arrivals, const float* sums, uint32 ranks,
+                            uint32 first, uint32 all, uint64 token) {
+    cross_entropy_of_ranks<true>(
+        CrossEntropyArguments{logits, targets, loss_scale, losses, rows, vocab, leading, 0,
+                              all_losses, tokens, loss, accumulate, arrivals},
+        VocabParallel{sums, ranks, first, all, token});
 }

@@ -85,28 +85,28 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 /// Whose GEMMs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gemms {
+pub(crate) enum Gemms {
     Library,
     Own,
 }
 
 /// How the tokens are cut and the workspace is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+pub(crate) struct Layout {
     /// Tokens of a chunk but for the last.
-    chunk_tokens: usize,
+    pub(crate) chunk_tokens: usize,
     /// Elements from one row of logits to the next.
-    leading: usize,
+    pub(crate) leading: usize,
     /// Where the losses of all tokens begin, behind the logits of a chunk.
-    losses_offset: usize,
+    pub(crate) losses_offset: usize,
     /// Where the library's scratch begins, and the length without it.
-    without_library: usize,
+    pub(crate) without_library: usize,
     /// The whole length with it.
-    with_library: usize,
+    pub(crate) with_library: usize,
 }
 
 impl Layout {
-    fn new(tokens: usize, vocab: usize) -> Layout {
+    pub(crate) fn new(tokens: usize, vocab: usize) -> Layout {
         let leading = vocab.next_multiple_of(WIDTH);
         let row_bytes = leading * size_of::<f32>();
         let mut largest = (LOGITS_BYTES_MAX / row_bytes.max(1)).clamp(1, CHUNK_TOKENS_MAX);
@@ -123,17 +123,22 @@ impl Layout {
     }
 }
 
-fn layout_of(request: &KernelRequest<'_>) -> Layout {
+pub(crate) fn layout_of(request: &KernelRequest<'_>) -> Layout {
     Layout::new(request.operands[0].shape[0], request.operands[1].shape[0])
+}
+
+/// The GEMMs of a head, chunk by chunk.
+pub(crate) struct HeadGemms {
+    pub(crate) gemms: Gemms,
+    pub(crate) layout: Layout,
+    pub(crate) workspace: DevicePtr,
+    pub(crate) x: DeviceTensor,
+    pub(crate) w: DeviceTensor,
 }
 
 /// The call's operands and how its chunks are worked on.
 struct Head {
-    gemms: Gemms,
-    layout: Layout,
-    workspace: DevicePtr,
-    x: DeviceTensor,
-    w: DeviceTensor,
+    of: HeadGemms,
     targets: DeviceTensor,
     loss_scale: DeviceTensor,
     loss: DeviceTensor,
@@ -144,21 +149,21 @@ struct Head {
 
 /// Tokens `first .. first + rows`.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
-    first: usize,
-    rows: usize,
+pub(crate) struct Chunk {
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
 }
 
-impl Head {
+impl HeadGemms {
     fn hidden(&self) -> usize {
         self.x.shape[1]
     }
 
-    fn vocab(&self) -> usize {
+    pub(crate) fn vocab(&self) -> usize {
         self.w.shape[0]
     }
 
-    fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.x.shape[0]
     }
 
@@ -238,7 +243,18 @@ impl Head {
         Ok(Device::launch(function, ctas, GEMM_THREADS, GEMM_SHARED_BYTES, arguments))
     }
 
-    fn logits_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
+    /// All chunks of the tokens.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = Chunk> + use<> {
+        let (tokens, most) = (self.tokens(), self.layout.chunk_tokens);
+        let firsts = (0..tokens).step_by(most.max(1));
+        firsts.map(move |first| Chunk { first, rows: most.min(tokens - first) })
+    }
+
+    pub(crate) fn logits_step(
+        &self,
+        device: &mut Device<'_>,
+        chunk: Chunk,
+    ) -> Result<Step, KernelError> {
         let (x, w, out) =
             (self.rows_of(&self.x, chunk), self.by_vocab(&self.w), self.logits(chunk));
         match self.gemms {
@@ -247,17 +263,18 @@ impl Head {
         }
     }
 
-    fn gradient_steps(
+    /// The gradients of x and w, which is added to in chunks behind the first, or in all.
+    pub(crate) fn gradient_steps(
         &self,
         device: &mut Device<'_>,
         chunk: Chunk,
-        dx: &DeviceTensor,
-        dw: &DeviceTensor,
+        (dx, dw): (&DeviceTensor, &DeviceTensor),
+        accumulate: bool,
     ) -> Result<[Step; 2], KernelError> {
         let dlogits = self.dlogits(chunk);
         let (x, w) = (self.rows_of(&self.x, chunk), self.by_vocab(&self.w));
         let (dx, dw) = (self.rows_of(dx, chunk), self.by_vocab(dw));
-        let accumulate = self.accumulate || chunk.first > 0;
+        let accumulate = accumulate || chunk.first > 0;
         match self.gemms {
             Gemms::Library => Ok([
                 self.library_gemm(device, (dlogits, false), (w, false), dx, false)?,
@@ -273,29 +290,31 @@ impl Head {
             }
         }
     }
+}
 
+impl Head {
     /// Losses and the logits' gradient; the last chunk's launch also sums the losses.
     fn loss_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
         let with_gradient = self.gradients.is_some();
         let entry = if with_gradient { "cross_entropy_gradient" } else { "cross_entropy_loss" };
-        let tiles = self.vocab().div_ceil(TILE_LOGITS);
+        let tiles = self.of.vocab().div_ceil(TILE_LOGITS);
         let cached_tiles = if with_gradient { tiles.min(CACHED_TILES_MAX) } else { 0 };
         let shared_bytes = (cached_tiles * TILE_LOGITS * size_of::<f32>()) as u32;
         let function = device.function("cross_entropy", entry, shared_bytes)?;
-        let losses = self.workspace.offset(self.layout.losses_offset);
-        let is_last = chunk.first + chunk.rows == self.tokens();
+        let losses = self.of.workspace.offset(self.of.layout.losses_offset);
+        let is_last = chunk.first + chunk.rows == self.of.tokens();
         let loss = if is_last { self.loss.pointer } else { DevicePtr(0) };
         let arguments = vec![
-            Argument::Pointer(self.workspace),
+            Argument::Pointer(self.of.workspace),
             Argument::Pointer(self.targets.pointer.offset(chunk.first * size_of::<i32>())),
             self.loss_scale.argument(),
             Argument::Pointer(losses.offset(chunk.first * size_of::<f32>())),
             Argument::U32(chunk.rows as u32),
-            Argument::U32(self.vocab() as u32),
-            Argument::U64(self.layout.leading as u64),
+            Argument::U32(self.of.vocab() as u32),
+            Argument::U64(self.of.layout.leading as u64),
             Argument::U32(cached_tiles as u32),
             Argument::Pointer(losses),
-            Argument::U64(self.tokens() as u64),
+            Argument::U64(self.of.tokens() as u64),
             Argument::Pointer(loss),
             Argument::U32(self.accumulate.into()),
             Argument::Pointer(self.arrival_counter),
@@ -315,34 +334,29 @@ fn prepare(
         Op::LinearCrossEntropyGrad(_) => Some((call.output(1), call.output(2))),
         _ => None,
     };
+    let layout = Layout::new(x.shape[0], w.shape[0]);
     let head = Head {
-        gemms,
-        layout: Layout::new(x.shape[0], w.shape[0]),
-        workspace: call.workspace().0,
+        of: HeadGemms { gemms, layout, workspace: call.workspace().0, x, w },
         targets: call.input(2),
         loss_scale: call.input(3),
         loss: call.output(0),
         gradients,
         accumulate: call.accumulate(),
         arrival_counter: device.arrival_counters(1)?,
-        x,
-        w,
     };
     let mut steps = Vec::new();
-    if head.tokens() == 0 {
+    if head.of.tokens() == 0 {
         steps.push(head.loss_step(device, Chunk { first: 0, rows: 0 })?);
         if let (Some((_, dw)), false) = (&head.gradients, head.accumulate) {
             let bytes = dw.bytes();
             steps.push(Step::Fill { target: dw.pointer, byte: 0, bytes });
         }
     }
-    for first in (0..head.tokens()).step_by(head.layout.chunk_tokens.max(1)) {
-        let rows = head.layout.chunk_tokens.min(head.tokens() - first);
-        let chunk = Chunk { first, rows };
-        steps.push(head.logits_step(device, chunk)?);
+    for chunk in head.of.chunks() {
+        steps.push(head.of.logits_step(device, chunk)?);
         steps.push(head.loss_step(device, chunk)?);
         if let Some((dx, dw)) = &head.gradients {
-            steps.extend(head.gradient_steps(device, chunk, dx, dw)?);
+            steps.extend(head.of.gradient_steps(device, chunk, (dx, dw), head.accumulate)?);
         }
     }
     Ok(steps)

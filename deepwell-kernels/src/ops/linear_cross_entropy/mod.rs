@@ -1,7 +1,7 @@
 //! Output head and cross-entropy, with gradients or without.
 
 pub mod cpu;
-mod cuda;
+pub(super) mod cuda;
 pub mod oracle;
 
 use super::OpKernels;

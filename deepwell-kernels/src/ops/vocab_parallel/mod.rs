@@ -1,6 +1,7 @@
 //! Embedding, output head and cross-entropy where ranks have some rows of the vocabulary each.
 
 pub mod cpu;
+mod cuda;
 pub mod head;
 pub mod oracle;
 
@@ -17,5 +18,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
             .scratch(head::workspace)
             .tiered(),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

@@ -61,5 +61,6 @@ emulated! {
     embedding on Sm100a: |gpu| {
         check(gpu, 400, 50, 4096);
         check(gpu, 50, 10, 4097);
+        crate::vocab_parallel::check_embedding(gpu, (1000, 40, 6, 2));
     }
 }

@@ -233,7 +233,10 @@ fn check_head(gpu: &mut Gpu, kernel: Kernel, tokens: usize, hidden: usize, vocab
 
 // Rows of seven tiles, of which shared memory keeps six.
 emulated! {
-    cross_entropy on Sm100a: |gpu| check_head(gpu, KERNELS[0], 13, 8, 7 * 4096 - 3)
+    cross_entropy on Sm100a: |gpu| {
+        check_head(gpu, KERNELS[0], 13, 8, 7 * 4096 - 3);
+        crate::vocab_parallel::check_head(gpu, (40, 64, 96, 2));
+    }
 }
 
 emulated! {
