@@ -3,17 +3,18 @@
 use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{
-    Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
-    InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
-    Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
-    Shard, Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision,
-    TensorType, Unstored, Value, ValueId, apply_served_precision, differentiate, fuse, recompute,
-    storage_bytes, verify_program,
+    Access, Accumulate, Binding, Body, ByteRange, Call, Cost, DType, Graph, HostInterface,
+    InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
+    OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule, Shard, Slotted,
+    StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored,
+    Value, ValueId, apply_served_precision, differentiate, fuse, recompute, storage_bytes,
+    verify_program,
 };
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 
 use crate::{Plan, PlanError};
 
+mod bodies;
 mod expert;
 mod fallback;
 mod flops;
@@ -27,8 +28,6 @@ mod streams;
 mod tensor;
 
 pub(crate) use self::expert::expand_experts;
-pub(crate) use self::expert::expand_experts;
-use self::expert::expand_for_rank;
 use self::expert::expand_for_rank;
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
@@ -376,42 +375,6 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    /// Lowers the nodes of a phase to a body.
-    fn body(&mut self, phase: Phase) -> Result<(), PlanError> {
-        let graph = self.graph;
-        self.begin_passing(phase);
-        for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.phase == phase) {
-            if self.comes_with_gather(node) {
-                continue;
-            }
-            self.gather_for(node)?;
-            self.node(node)?;
-            self.scatter_behind(at)?;
-        }
-        self.end_body(phase, 0);
-        Ok(())
-    }
-
-    /// Lowers the nodes of a phase that belong to one of this rank's chunks of layers to a body.
-    fn body_of_chunk(&mut self, phase: Phase, chunk: u32) -> Result<(), PlanError> {
-        let graph = self.graph;
-        for node in graph.nodes.iter().filter(|node| node.phase == phase) {
-            if self.chunk_of(node) == chunk {
-                self.node(node)?;
-            }
-        }
-        self.end_body(phase, chunk);
-        Ok(())
-    }
-
-    /// Makes the calls since the last body a body of their own, if there are any.
-    fn end_body(&mut self, phase: Phase, chunk: u32) {
-        let begin = self.bodies.last().map_or(0, |body| body.calls.end);
-        if begin < self.calls.len() {
-            self.bodies.push(Body { phase, chunk, calls: begin..self.calls.len() });
-        }
-    }
-
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
         let counts_own_tokens = match &node.op {
             Op::Dispatch(op) => !op.from_ranks,
@@ -521,21 +484,6 @@ impl<'a> Lowering<'a> {
             }
         }
         cost
-    }
-
-    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.
-    fn invocations(&self) -> Vec<Invocation> {
-        let body_of = |phase: Phase, chunk: u32| {
-            let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
-            Some(BodyId(self.bodies.iter().position(is_it)? as u32))
-        };
-        let passes = self.passes.passes.iter().filter_map(|pass| {
-            let body = body_of(pass.phase, pass.chunk)?;
-            Some(Invocation { body, micro_batch: pass.micro_batch, slot: pass.slot })
-        });
-        let last = [Phase::Optimizer, Phase::Weights];
-        let last = last.into_iter().filter_map(|phase| body_of(phase, 0));
-        passes.chain(last.map(|body| Invocation { body, micro_batch: 0, slot: 0 })).collect()
     }
 
     fn finish(

@@ -254,7 +254,7 @@ fn rank_of_two(rank: u32, target: Target, exchange_stream: u32) -> Program {
         seq: 1,
         micro_batches: 1,
         slots: 1,
-        bodies: vec![Body { phase: Phase::Backward, calls: 0..4 }],
+        bodies: vec![Body { phase: Phase::Backward, chunk: 0, calls: 0..4 }],
         schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
         values: Vec::new(),
         calls,

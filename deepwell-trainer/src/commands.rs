@@ -545,4 +545,34 @@ mod tests {
         check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
         check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
     }
+
+    #[test]
+    fn schedules_say_how_many_chunks() {
+        let check = |schedule: Option<&str>, vpp, expected: Result<&str, &str>| {
+            let schedule = schedule.map(str::to_string);
+            let degrees = Degrees { pp: Some(2), schedule, vpp, ..Degrees::default() };
+            let got = degrees.of_ranks(4).map(|it| it.to_string());
+            let got = got.map_err(|error| error.to_string());
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
+                _ => panic!("expected {expected:?}, got {got:?}"),
+            }
+        };
+        let (plain, two, three) =
+            ("data 2, pipeline 2", "data 2, pipeline 2, chunks 2", "data 2, pipeline 2, chunks 3");
+        check(None, None, Ok(plain));
+        check(Some("1f1b"), None, Ok(plain));
+        check(Some("interleaved"), None, Ok(two));
+        check(Some("interleaved"), Some(3), Ok(three));
+        check(None, Some(2), Ok(two));
+        check(Some("1f1b"), Some(2), Err("vpp: expected 1 for 1f1b"));
+        check(Some("interleaved"), Some(1), Err("vpp: expected at least 2"));
+        check(Some("zb-h1"), None, Err("schedule: expected 1f1b or interleaved, as gradients of"));
+        check(Some("gpipe"), None, Err("schedule: expected 1f1b or interleaved, got `gpipe`"));
+        check(None, Some(0), Err("model chunks of a stage: expected at least 1"));
+        let alone = Degrees { vpp: Some(2), ..Degrees::default() };
+        let error = alone.of_ranks(4).unwrap_err().to_string();
+        assert!(error.contains("model chunks of a stage: expected 1 where there is one stage"));
+    }
 }

@@ -134,8 +134,8 @@ pub struct Program {
     /// Kernel calls, body after body, each in issue order.
     pub calls: Vec<Call>,
     /// Ranges of calls that run together, at most one of each phase and chunk, which cover all
-    /// calls in order. That of [`Phase::Weights`] makes the compute copies for the next step, and is also
-    /// run alone after weights are loaded.
+    /// calls in order. That of [`Phase::Weights`] makes the compute copies for the next step, and
+    /// is also run alone after weights are loaded.
     pub bodies: Vec<Body>,
     /// What a step runs, in order.
     pub schedule: Vec<Invocation>,
