@@ -73,6 +73,9 @@ impl Log {
             ("train/learning_rate", learning_rate as f32),
             ("train/tokens_per_s", line.tokens_per_s as f32),
         ];
+        let of_experts: Vec<(String, f32)> = loads.iter().flat_map(expert_scalars).collect();
+        let of_experts = of_experts.iter().map(|(tag, value)| (tag.as_str(), *value));
+        let scalars: Vec<(&str, f32)> = scalars.into_iter().chain(of_experts).collect();
         Ok(self.events.scalars(line.step, &scalars)?)
     }
 
@@ -101,6 +104,17 @@ impl Log {
         self.jsonl.sync()?;
         Ok(self.events.flush()?)
     }
+}
+
+/// What TensorBoard shows of a layer's experts.
+fn expert_scalars(load: &ExpertLoad) -> [(String, f32); 4] {
+    [
+        ("entropy", load.entropy() as f32),
+        ("largest_over_mean", load.largest_over_mean() as f32),
+        ("dead", load.dead() as f32),
+        ("dropped", load.dropped as f32),
+    ]
+    .map(|(name, value)| (format!("experts/{name}/layer_{}", load.layer), value))
 }
 
 #[cfg(test)]
@@ -191,5 +205,37 @@ mod tests {
         check(4, "{\"step\":", 4, false);
         // Lines that somebody took away are missed.
         check(2, "", 4, true);
+    }
+
+    #[test]
+    fn experts_have_scalars_of_their_layer() {
+        let out = tempfile::tempdir().unwrap();
+        let mut log = Log::open(out.path(), 0, &mut Notes::default()).unwrap();
+        let loads = [
+            ExpertLoad { layer: 1, chosen: vec![8, 8, 0, 0], dropped: 3 },
+            ExpertLoad { layer: 2, chosen: vec![4; 4], dropped: 0 },
+        ];
+        log.step(&line(1), 0.1, false, &loads).unwrap();
+        log.sync().unwrap();
+        let scalars = read_events(log.events.path()).unwrap();
+        let of_experts: Vec<(&str, f32)> = scalars
+            .iter()
+            .filter(|scalar| scalar.tag.starts_with("experts/"))
+            .map(|scalar| (scalar.tag.as_str(), scalar.value))
+            .collect();
+        assert_eq!(
+            of_experts,
+            [
+                ("experts/entropy/layer_1", 0.5),
+                ("experts/largest_over_mean/layer_1", 2.0),
+                ("experts/dead/layer_1", 2.0),
+                ("experts/dropped/layer_1", 3.0),
+                ("experts/entropy/layer_2", 1.0),
+                ("experts/largest_over_mean/layer_2", 1.0),
+                ("experts/dead/layer_2", 0.0),
+                ("experts/dropped/layer_2", 0.0),
+            ]
+        );
+        assert_eq!(scalars.len(), 4 + of_experts.len());
     }
 }

@@ -64,6 +64,18 @@ fn mixture() -> (Graph, usize) {
     (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
 }
 
+/// The micro preset of a family, with all of its parts. A token visits all experts, as in
+/// [`mixture`].
+fn micro(name: &str) -> (Graph, usize) {
+    let mut config = LlamaConfig::preset(name).expect("a preset");
+    let experts = config.experts.as_mut().expect("it is a mixture");
+    experts.experts_per_token = experts.num_experts;
+    if let Some(groups) = &mut experts.groups {
+        groups.chosen = groups.count;
+    }
+    model(config)
+}
+
 fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     let options = CompileOptions {
         micro_batch: Some(BATCH),
@@ -123,11 +135,11 @@ fn compare(
     let cpu = steps(model, policy, Device::Cpu);
     let device = steps(model, policy, Device::Emulated(architecture));
     let name = format!("{architecture:?} {:?}", policy.format());
+    assert_gradients(&name, &device.gradients, &cpu.gradients, tolerances);
     for (index, (got, expected)) in device.steps.iter().zip(&cpu.steps).enumerate() {
         note(|| format!("{name}, step {index}: {got:?}, on the CPU {expected:?}"));
         assert_outcome(&format!("{name}, step {index}"), got, expected, tolerances);
     }
-    assert_gradients(&name, &device.gradients, &cpu.gradients, tolerances);
     device.kernels
 }
 
@@ -204,6 +216,55 @@ fn mixtures_train_as_on_the_cpu() {
             assert!(kernels.contains(*kernel), "no `{kernel}` among {kernels:?}");
         }
     }
+}
+
+/// A family of mixtures on Hopper, in both kinds of operands; `kernels` are those of a step that no
+/// other family has.
+fn check_family(name: &str, kernels: &[&str]) {
+    need_kernels((9, 0));
+    // Weights differ after a step, and the quantized layers in a row of latent attention carry that
+    // on: at the third step the norm is 0.0074 apart, where gradients of the first are within the
+    // limits of other models, and norms in BF16 0.0005 apart. Found by trying, at twice of it.
+    let mxfp8 = Tolerances { grad_norm: 0.015, ..MXFP8 };
+    for (policy, tolerances) in [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), mxfp8)]
+    {
+        let found = compare(&micro(name), &policy, Architecture::Sm90a, tolerances);
+        for kernel in kernels {
+            assert!(found.contains(*kernel), "no `{kernel}` among {found:?}");
+        }
+    }
+}
+
+trial!(deepseek_trains_as_on_the_cpu);
+fn deepseek_trains_as_on_the_cpu() {
+    check_family(
+        "deepseek-micro",
+        &[
+            "cuda_attention attention",
+            "cuda_attention_backward attention_backward",
+            "cuda_count_experts count_experts",
+            "cuda_join_columns join_columns",
+            "cuda_latent_key_value latent_key_value",
+            "cuda_latent_key_value_backward latent_key_value_backward",
+            "cuda_rope_partial rope",
+            "cuda_rope_partial rope_backward",
+            "cuda_selection_bias_update selection_bias_update",
+            "cuda_split_columns split_columns",
+        ],
+    );
+}
+
+trial!(gpt_oss_trains_as_on_the_cpu);
+fn gpt_oss_trains_as_on_the_cpu() {
+    check_family(
+        "gpt-oss-micro",
+        &[
+            "cuda_expert_swiglu expert_swiglu",
+            "cuda_expert_swiglu_backward expert_swiglu_backward",
+            "cuda_grouped_bias grouped_bias",
+            "cuda_grouped_bias_backward grouped_bias_backward",
+        ],
+    );
 }
 
 trial!(gpt2_trains_as_on_the_cpu);

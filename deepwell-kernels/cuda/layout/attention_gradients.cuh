@@ -35,10 +35,10 @@ struct GradientTiles {
     static constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
 
     // Work on keys. dk and dv of 32 rows of 128 elements do not fit into a warp's registers.
-    static constexpr int kKeyM = kHeadDim == 128 ? 1 : 2;
+    static constexpr int kKeyM = kHeadDim >= 128 ? 1 : 2;
     static constexpr int kBlockKeys = kWarps * kKeyM * 16;
-    static constexpr int kStageQueries = 64;
-    static constexpr int kChunkQueries = kHeadDim == 128 ? 64 : 32;
+    static constexpr int kStageQueries = kHeadDim > 128 ? 32 : 64;
+    static constexpr int kChunkQueries = kHeadDim == 128 ? 64 : kHeadDim > 128 ? 16 : 32;
     static constexpr int kKeyTileBytes = kBlockKeys * kRowBytes;
     static constexpr int kQueryStageBytes = kStageQueries * kRowBytes;
     // Queries, dout and statistics.
@@ -47,9 +47,9 @@ struct GradientTiles {
     static constexpr int kKeyWorkBytes = 2 * kKeyTileBytes + 2 * kQueriesBytes;
 
     // Work on queries.
-    static constexpr int kQueryM = 2;
+    static constexpr int kQueryM = kHeadDim > 128 ? 1 : 2;
     static constexpr int kBlockQueries = kWarps * kQueryM * 16;
-    static constexpr int kStageKeys = kHeadDim == 128 ? 32 : 64;
+    static constexpr int kStageKeys = kHeadDim >= 128 ? 32 : 64;
     static constexpr int kChunkKeys = 32;
     static constexpr bool kQueriesInRegisters = kHeadDim < 128;
     static constexpr int kQueryTileBytes = kBlockQueries * kRowBytes;

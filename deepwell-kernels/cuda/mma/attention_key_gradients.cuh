@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/infinity.cuh"
+#include "common/opaque.cuh"
 #include "common/types.cuh"
 #include "layout/attention_gradients.cuh"
 #include "layout/head_tile.cuh"
@@ -24,7 +25,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     const uint32 stride = arguments.heads * width;
     const uint64 from =
         work->streamed_offset + static_cast<uint64>(first) * stride + in_group * width;
-    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from,
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads, 1>(target, arguments.q + from,
                                                                     stride, rows_left, width);
     const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
     const uint32 dout_stride = arguments.heads * values;
@@ -32,7 +33,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
                                              static_cast<uint64>(first) * dout_stride +
                                              in_group * values
                                        : from;
-    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads, 1>(
         target + Tiles::kQueryStageBytes, arguments.dout + dout_from, dout_stride, rows_left,
         values);
     if (threadIdx.x < Tiles::kStageQueries) {
@@ -54,6 +55,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     constexpr int kM = Tiles::kKeyM;
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
+    constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
 
     const uint32 group = arguments.heads / arguments.kv_heads;
     const int seq = arguments.seq;
@@ -64,7 +66,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const uint32 key_stride = arguments.kv_heads * width;
     const uint32 memory = shared_address(shared_memory);
     const uint32 stage_memory = memory + 2 * Tiles::kKeyTileBytes;
-    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
+    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads, 1>(
         memory, arguments.k + key_offset, key_stride, seq - first_key, width);
     const uint32 values = value_width<kHeadDim, kPadded, kExtended>(arguments);
     const uint32 value_stride = arguments.kv_heads * values;
@@ -72,7 +74,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     if constexpr (kExtended) {
         value_offset = work->own_value_offset;
     }
-    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
+    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads, 1>(
         memory + Tiles::kKeyTileBytes, arguments.v + value_offset, value_stride, seq - first_key,
         values);
 
@@ -95,7 +97,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const float scale_log2 = arguments.scale_log2;
 
     float dk[kM][kHeadDim / 8][4];
-    float dv[kM][kHeadDim / 8][4];
+    float dv[kM][kValueElements / 8][4];
     set_zero(dk);
     set_zero(dv);
 #pragma unroll 1
@@ -135,8 +137,10 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             }
             const uint32 columns = stage_columns + chunk * kRowBytes;
             const uint32 summed = stage_summed + chunk * kRowBytes;
+            // Addresses within the rows are made anew: sums of 192 elements leave no registers.
+            const uint32 keys_here = kHeadDim > 128 ? opaque(keys) : keys;
             float p[kM][2 * kN][4];
-            multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
+            multiply_rows<kHeadDim, kM, kN>(p, keys_here, columns);
             if ((causal && first_query < warp_key + 16 * kM - 1) ||
                 (kExtended && first_query + Tiles::kChunkQueries > warp_key + window)) {
 #pragma unroll
@@ -158,8 +162,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                 }
             }
             float ds[kM][2 * kN][4];
-            multiply_rows<kHeadDim, kM, kN>(ds, keys + Tiles::kKeyTileBytes,
-                                            columns + Tiles::kQueryStageBytes);
+            multiply_rows<kHeadDim, kM, kN, kValueElements>(ds, keys_here + Tiles::kKeyTileBytes,
+                                                            columns + Tiles::kQueryStageBytes);
 #pragma unroll
             for (int n = 0; n < 2 * kN; ++n) {
                 // lse and delta of this thread's two columns.
@@ -183,8 +187,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                 for (int m = 0; m < kM; ++m) {
                     to_left(left[m], p[m][2 * block], p[m][2 * block + 1]);
                 }
-                add_weighted_rows<kHeadDim, kM>(dv, left, summed + Tiles::kQueryStageBytes,
-                                                block);
+                add_weighted_rows<kHeadDim, kM, kValueElements>(
+                    dv, left, summed + Tiles::kQueryStageBytes, block);
             }
 #pragma unroll
             for (int block = 0; block < kN; ++block) {
@@ -213,6 +217,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                                   width);
     const uint64 values_to =
         kExtended ? work->own_value_offset + static_cast<uint64>(warp_row) * value_stride : to;
-    write_head_rows<kHeadDim, kM>(dv, ones, own + Tiles::kKeyTileBytes, arguments.dv + values_to,
-                                  value_stride, rows_left, values);
+    write_head_rows<kHeadDim, kM, kValueElements>(dv, ones, own + Tiles::kKeyTileBytes,
+                                                  arguments.dv + values_to, value_stride,
+                                                  rows_left, values);
 }

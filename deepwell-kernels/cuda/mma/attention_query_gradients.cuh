@@ -1,7 +1,7 @@
 // dq of a tile of queries, over all keys that they see.
 //
-// A warp owns 32 queries: the rows of p and ds, which so is, without leaving registers, the left
-// operand of ds k. Keys and values come by 32 or 64 in two buffers.
+// A warp owns 16 or 32 queries: the rows of p and ds, which so is, without leaving registers, the
+// left operand of ds k. Keys and values come by 32 or 64 in two buffers.
 #pragma once
 
 #include "common/infinity.cuh"
@@ -44,12 +44,12 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
         const uint32 target = stage_memory + stage % 2 * Tiles::kKeysBytes;
         const int first = stage * Tiles::kStageKeys;
         const uint64 from = work->streamed_offset + static_cast<uint64>(first) * key_stride;
-        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(target, arguments.k + from,
+        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads, 1>(target, arguments.k + from,
                                                               key_stride, seq - first, width);
         const uint64 values_from =
             kExtended ? work->streamed_value_offset + static_cast<uint64>(first) * value_stride
                       : from;
-        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(
+        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads, 1>(
             target + Tiles::kKeyStageBytes, arguments.v + values_from, value_stride, seq - first,
             values);
     };
@@ -57,9 +57,9 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     if constexpr (kExtended) {
         dout_offset = work->own_value_offset;
     }
-    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
+    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads, 1>(
         memory, arguments.q + query_offset, query_stride, seq - first_query, width);
-    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
+    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads, 1>(
         memory + Tiles::kQueryTileBytes, arguments.dout + dout_offset, dout_stride,
         seq - first_query, values);
     cp_async_commit();
@@ -158,8 +158,8 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
             if constexpr (Tiles::kQueriesInRegisters) {
                 multiply_rows<kHeadDim, kM, kN>(ds, dout_words, keys + Tiles::kKeyStageBytes);
             } else {
-                multiply_rows<kHeadDim, kM, kN>(ds, queries + Tiles::kQueryTileBytes,
-                                                keys + Tiles::kKeyStageBytes);
+                multiply_rows<kHeadDim, kM, kN, HeadTile<kHeadDim>::kValueElements>(
+                    ds, queries + Tiles::kQueryTileBytes, keys + Tiles::kKeyStageBytes);
             }
 #pragma unroll
             for (int block = 0; block < kN; ++block) {

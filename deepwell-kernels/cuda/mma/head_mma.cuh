@@ -30,8 +30,12 @@ __device__ __forceinline__ uint32 columns_address(uint32 tile, uint32 lane) {
 // step 0 do but for the upper bits of their place in the row.
 template <int kHeadDim>
 __device__ __forceinline__ uint32 block_address(uint32 lane_address, int row_block, int step) {
-    return (lane_address ^ (static_cast<uint32>(step) << 5)) +
-           row_block * 16 * HeadTile<kHeadDim>::kRowBytes;
+    const uint32 row_bytes = row_block * 16 * HeadTile<kHeadDim>::kRowBytes;
+    if constexpr (kHeadDim > 128) {
+        // Rows are no power of two long: only the place within 128 bytes is rotated.
+        return (lane_address ^ (static_cast<uint32>(step % 4) << 5)) + step / 4 * 128 + row_bytes;
+    }
+    return (lane_address ^ (static_cast<uint32>(step) << 5)) + row_bytes;
 }
 
 // All left operands of `kM` blocks of 16 rows; `rows` from `summed_address`.
@@ -78,14 +82,14 @@ __device__ __forceinline__ void set_zero(float (&sums)[kM][kN][4]) {
     }
 }
 
-// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory; `left_rows` from
-// `summed_address`.
-template <int kHeadDim, int kM, int kN>
+// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory, over the first kWidth
+// elements of each; `left_rows` from `summed_address`.
+template <int kHeadDim, int kM, int kN, int kWidth = kHeadDim>
 __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4], uint32 left_rows,
                                               uint32 right_rows) {
     set_zero(products);
 #pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
+    for (int step = 0; step < kWidth / 16; ++step) {
         uint32 left[kM][4];
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
@@ -115,14 +119,14 @@ __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4],
     }
 }
 
-// sums [16 kM, kHeadDim] += weights [16 kM, 16] x the rows of block `row_block`; `rows` from
+// sums [16 kM, kWidth] += weights [16 kM, 16] x the rows of block `row_block`; `rows` from
 // `summed_address`.
-template <int kHeadDim, int kM>
-__device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kHeadDim / 8][4],
+template <int kHeadDim, int kM, int kWidth = kHeadDim>
+__device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kWidth / 8][4],
                                                   const uint32 (&weights)[kM][4], uint32 rows,
                                                   int row_block) {
 #pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
+    for (int step = 0; step < kWidth / 16; ++step) {
         uint32 right[4];
         ldmatrix_x4_trans(right, block_address<kHeadDim>(rows, row_block, step));
 #pragma unroll
@@ -147,18 +151,19 @@ __device__ __forceinline__ void to_left(uint32 (&left)[4], const float (&first)[
 // Writes `sums` times `factors` (of rows l / 4 and l / 4 + 8 of each block) as BF16 rows of a head
 // to global memory, by way of `tile`: rows of shared memory that no other warp touches. Rows from
 // `rows_left` on are not written, nor elements of a row from `width` on.
-template <int kHeadDim, int kM>
-__device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kHeadDim / 8][4],
+template <int kHeadDim, int kM, int kWidth = kHeadDim>
+__device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth / 8][4],
                                                 const float (&factors)[kM][2], uint8* tile,
                                                 bf16* first_row, uint32 row_stride,
                                                 int rows_left, uint32 width) {
     using Tile = HeadTile<kHeadDim>;
+    constexpr int kUnits = kWidth / 8;
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int unit = 0; unit < Tile::kUnits; ++unit) {
+        for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint32 at = Tile::offset(16 * m + 8 * half + lane / 4, unit);
@@ -169,11 +174,11 @@ __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kHeadDim
         }
     }
     __syncwarp();
-    constexpr int kRowsPerPass = 32 / Tile::kUnits;
-    const uint32 unit = lane % Tile::kUnits;
+    static_assert(16 * kM * kUnits % 32 == 0, "each lane has as many units");
 #pragma unroll
-    for (int pass = 0; pass < 16 * kM / kRowsPerPass; ++pass) {
-        const int row = pass * kRowsPerPass + lane / Tile::kUnits;
+    for (int pass = 0; pass < 16 * kM * kUnits / 32; ++pass) {
+        const int row = (pass * 32 + lane) / kUnits;
+        const uint32 unit = (pass * 32 + lane) % kUnits;
         if (row < rows_left && unit * 8 < width) {
             *reinterpret_cast<uint4*>(first_row + static_cast<uint64>(row) * row_stride +
                                       unit * 8) =

@@ -23,7 +23,7 @@ use crate::ptx;
 /// SMs of the emulated device.
 const SM_COUNT: u32 = 4;
 /// Kernels whose work is that of one CTA, whatever the shapes.
-const OF_ONE_CTA: [&str; 2] = ["adamw_coefficients", "norm_of_sums"];
+const OF_ONE_CTA: [&str; 3] = ["adamw_coefficients", "norm_of_sums", "selection_bias_update"];
 
 /// A `.cu` file with a row.
 pub(crate) struct Row(pub(crate) &'static str);

@@ -74,9 +74,13 @@ mod gelu;
 mod gemm_operands;
 #[path = "../../src/ops/grad_norm/tests/cuda.rs"]
 mod grad_norm;
+#[path = "../../src/ops/grouped_bias/tests/cuda.rs"]
+mod grouped_bias;
 mod harness;
 #[path = "../../src/ops/head_rms_norm/tests/cuda.rs"]
 mod head_rms_norm;
+#[path = "../../src/ops/latent_key_value/tests/cuda.rs"]
+mod latent_key_value;
 #[path = "../../src/ops/layer_norm/tests/cuda.rs"]
 mod layer_norm;
 #[path = "../../src/ops/layer_norm/tests/cuda_backward.rs"]
@@ -103,12 +107,16 @@ mod rms_norm;
 mod rms_norm_backward;
 #[path = "../../src/ops/rope/tests/cuda.rs"]
 mod rope;
+#[path = "../../src/ops/rope/tests/cuda_partial.rs"]
+mod rope_partial;
 #[path = "../../src/ops/route/tests/cuda.rs"]
 mod route;
 #[path = "../../src/ops/router_logits/tests/cuda.rs"]
 mod router_logits;
 #[path = "../../src/ops/router_loss/tests/cuda.rs"]
 mod router_loss;
+#[path = "../../src/ops/selection_bias/tests/cuda.rs"]
+mod selection_bias;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]
@@ -127,6 +135,8 @@ mod sm90_grouped_gemm;
 mod sm90_grouped_gemm_bf16;
 #[path = "../../src/ops/scaled_gemm/tests/sm90_mxfp8_gemm.rs"]
 mod sm90_mxfp8_gemm;
+#[path = "../../src/ops/split_columns/tests/cuda.rs"]
+mod split_columns;
 #[path = "../../src/ops/stochastic_round/tests/cuda.rs"]
 mod stochastic_round;
 #[path = "../../src/ops/swiglu/tests/cuda.rs"]

@@ -7,7 +7,7 @@ use super::verdict::{gaps, in_percent};
 use super::{Curve, FinishedRun, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict};
 use crate::report::{
     Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series,
-    Stroke, Table, html_page,
+    Stroke, Table, expert_charts, html_page,
 };
 
 fn points(curve: &Curve) -> Vec<(f64, f64)> {
@@ -79,6 +79,10 @@ pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[SeedR
         Section { heading: "Memory and speed".to_string(), blocks: memory(report, runs) },
         Section { heading: "Precision".to_string(), blocks: precision(report, runs) },
     ];
+    let experts = experts(report, runs);
+    if !experts.is_empty() {
+        sections.insert(4, Section { heading: "Experts".to_string(), blocks: experts });
+    }
     let settings = toml::to_string(&options.settings).unwrap_or_default();
     sections.push(Section {
         heading: "Settings".to_string(),
@@ -233,6 +237,16 @@ fn gradients(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         Block::Table(Table { columns: columns.map(str::to_string).to_vec(), rows })
     };
     vec![Block::Chart(norm_chart), events]
+}
+
+/// How tokens were spread over experts, for each run of the first seed; nothing for a dense model.
+fn experts(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
+    let Some(first) = runs.first() else { return Vec::new() };
+    let of_run = |(kind, run): (RunKind, &FinishedRun)| {
+        let steps: Vec<_> = run.records.iter().map(|r| (r.step, r.experts.as_slice())).collect();
+        expert_charts(&shown_name(report, kind), &steps)
+    };
+    first.all().flat_map(of_run).collect()
 }
 
 fn memory(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {

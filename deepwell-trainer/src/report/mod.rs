@@ -3,7 +3,8 @@
 //! # Brief overview
 //!
 //! A page is a title and [`Section`]s; a section is a heading and [`Block`]s: a [`VerdictBlock`], a
-//! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`] or text.
+//! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`], a
+//! [`HeatMap`] or text.
 //! Every piece escapes the text that it is given. Charts are inline SVG with a title and a
 //! description for screen readers; colours come from style sheet classes and follow the reader's
 //! choice of light or dark.
@@ -26,6 +27,8 @@ mod chart;
 #[cfg(test)]
 mod check;
 mod escape;
+mod experts;
+mod heat_map;
 mod intervals;
 mod page;
 mod path;
@@ -34,6 +37,8 @@ mod table;
 pub use axis::Scale;
 pub use chart::{LineChart, Marker, ReferenceLine, Series, Stroke};
 pub use escape::escape;
+pub(crate) use experts::expert_charts;
+pub use heat_map::{HeatBand, HeatMap};
 pub use intervals::{Interval, IntervalChart, IntervalRow};
 pub use page::{Block, Outcome, Section, VerdictBlock, html_page};
 pub use table::{Bar, BarTable, KeyValueTable, Table};

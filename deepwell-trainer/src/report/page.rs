@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BarTable, IntervalChart, KeyValueTable, LineChart, Table, escape};
+use super::{BarTable, HeatMap, IntervalChart, KeyValueTable, LineChart, Table, escape};
 
 /// What a verdict says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum Block {
     Chart(LineChart),
     /// A chart of intervals, with its title above it.
     Intervals(IntervalChart),
+    /// A map of rows and columns, with its title above it.
+    Heat(HeatMap),
 }
 
 /// A heading and what belongs to it.
@@ -69,7 +71,8 @@ pub fn html_page(title: &str, sections: &[Section]) -> String {
             let _ = writeln!(out, "<h2>{}</h2>", escape(&section.heading));
         }
         // Charts that follow each other stand side by side where the window is wide enough.
-        let is_chart = |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_));
+        let is_chart =
+            |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_) | Block::Heat(_));
         for group in section.blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
             let has_charts = group.iter().any(is_chart);
             if has_charts {
@@ -99,6 +102,7 @@ fn push_block(out: &mut String, block: &Block) {
         Block::Bars(table) => table.push_html(out),
         Block::Chart(chart) => push_figure(out, &chart.title, &chart.to_svg()),
         Block::Intervals(chart) => push_figure(out, &chart.title, &chart.to_svg()),
+        Block::Heat(map) => push_figure(out, &map.title, &map.to_svg()),
     }
 }
 
@@ -134,12 +138,16 @@ const STYLE: &str = "\
   --back: #ffffff; --text: #1c1f23; --soft: #5c636b; --line: #d9dde2; --shade: #f5f6f8;
   --pass: #0b7a4b; --fail: #b3261e; --open: #8a6100;
   --s0: #0072b2; --s1: #d55e00; --s2: #00845f; --s3: #b8508d; --s4: #946b00; --s5: #5c636b;
+  --h0: #b8508d; --h1: #2f7fc0; --h2: #8fbbe0; --h3: #cfe0ef; --h4: #eef0f2; --h5: #f6dcc6;
+  --h6: #eba46c; --h7: #d55e00;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14171a; --text: #e6e8eb; --soft: #a0a7af; --line: #343a41; --shade: #1d2125;
     --pass: #4cc38a; --fail: #ff8a80; --open: #e3b341;
     --s0: #56b4e9; --s1: #ff9a4d; --s2: #3fcf9f; --s3: #e79ac6; --s4: #e3b341; --s5: #a0a7af;
+    --h0: #e79ac6; --h1: #2f6fa8; --h2: #3d5f7e; --h3: #3a4753; --h4: #2a2f35; --h5: #5a4632;
+    --h6: #a8692f; --h7: #ff9a4d;
   }
 }
 * { box-sizing: border-box; }
@@ -161,6 +169,9 @@ figcaption { font-weight: 600; margin-bottom: 4px; }
 .faint { opacity: 0.4; }
 .s0 { color: var(--s0); } .s1 { color: var(--s1); } .s2 { color: var(--s2); }
 .s3 { color: var(--s3); } .s4 { color: var(--s4); } .s5 { color: var(--s5); }
+.h0 { color: var(--h0); } .h1 { color: var(--h1); } .h2 { color: var(--h2); }
+.h3 { color: var(--h3); } .h4 { color: var(--h4); } .h5 { color: var(--h5); }
+.h6 { color: var(--h6); } .h7 { color: var(--h7); }
 .scroll { overflow-x: auto; margin: 12px 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 14px 4px 0; text-align: left; vertical-align: top;
@@ -326,6 +337,10 @@ mod tests {
 
     #[test]
     fn every_class_of_a_colour_is_in_the_style_sheet() {
+        for level in 0..super::super::heat_map::LEVELS {
+            assert!(STYLE.contains(&format!(".h{level} {{ color: var(--h{level}); }}")));
+            assert_eq!(STYLE.matches(&format!("--h{level}: #")).count(), 2, "light and dark");
+        }
         for color in 0..super::super::chart::COLORS {
             assert!(STYLE.contains(&format!(".s{color} {{ color: var(--s{color}); }}")));
             assert_eq!(STYLE.matches(&format!("--s{color}: #")).count(), 2, "light and dark");

@@ -1,6 +1,7 @@
 //! A step on a device beside the same on the CPU: the loss, the norm, and every gradient.
 
 use bytemuck::cast_slice_mut;
+use deepwell_ir::{Op, ValueId};
 use deepwell_trainer::{Engine, StepOutcome};
 use deepwell_trials::note;
 
@@ -75,11 +76,16 @@ pub(crate) fn assert_outcome(
     }
 }
 
-/// The gradient of each parameter, by its name, of the step that was made last.
+/// The gradient of each parameter, by its name, of the step that was made last. Selection biases
+/// have none: counts of chosen experts stand there, beside which every gradient is small.
 pub(crate) fn gradients(engine: &mut Engine) -> Vec<(String, Vec<f32>)> {
-    let states = engine.program().parameters.clone();
+    let program = engine.program();
+    let updates = program.calls.iter().filter(|call| matches!(call.op, Op::SelectionBiasUpdate(_)));
+    let counts: Vec<ValueId> = updates.map(|call| call.operands[1].value).collect();
+    let states = program.parameters.clone();
     states
         .into_iter()
+        .filter(|state| state.gradient.is_none_or(|gradient| !counts.contains(&gradient)))
         .map(|state| {
             let id = state.gradient.expect("it is trained");
             let mut values = vec![0f32; engine.program().value(id).elements()];

@@ -24,7 +24,13 @@ pub(crate) struct RowLanes {
 
 impl RowLanes {
     pub(crate) fn new(rows: usize, columns: usize, sm_count: u32) -> RowLanes {
-        let (units, suffix) = match columns.is_multiple_of(VECTOR) {
+        RowLanes::of_parts(rows, &[columns], sm_count)
+    }
+
+    /// Of rows that are put together of parts of so many columns; a vector is of one part.
+    pub(crate) fn of_parts(rows: usize, parts: &[usize], sm_count: u32) -> RowLanes {
+        let columns: usize = parts.iter().sum();
+        let (units, suffix) = match parts.iter().all(|part| part.is_multiple_of(VECTOR)) {
             true => (columns / VECTOR, ""),
             false => (columns, "_scalar"),
         };
@@ -55,5 +61,8 @@ mod tests {
             let RowLanes { ctas, lanes, suffix } = RowLanes::new(rows, columns, 132);
             assert_eq!((ctas, lanes, suffix), expected, "{rows}x{columns}");
         }
+        // Vectors do not reach from one part into the next.
+        assert_eq!(RowLanes::of_parts(9, &[4, 4], 132).suffix, "_scalar");
+        assert_eq!(RowLanes::of_parts(9, &[8, 16], 132), RowLanes::new(9, 24, 132));
     }
 }

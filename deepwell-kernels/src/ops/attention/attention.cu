@@ -18,7 +18,8 @@
 // Kernels that end in `_extended` take what a head may look at beside all keys: a window, the last
 // `window` keys of those that the mask leaves, where blocks of keys before all windows of a tile
 // are never copied; a sink of each head, a score like that of one more key whose value is zero;
-// and values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`.
+// and values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`. Keys of
+// up to 192 elements have values of at most 128 there.
 //
 // Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
 // moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
@@ -39,7 +40,6 @@ constexpr int kThreads = 32 * kWarps;
 // Blocks of 16 queries of a warp.
 constexpr int kM = 2;
 constexpr int kBlockM = kWarps * kM * 16;
-constexpr int kStageKeys = 64;
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kLog2E = 1.4426950408889634f;
 // How far (in powers of two) a scaled score may exceed the reference of its row.
@@ -48,6 +48,8 @@ constexpr float kLeast = -3.4028234663852886e38f;
 
 template <int kHeadDim>
 struct Tiling {
+    // Keys of a buffer. With 192 elements a head two of 64 do not fit beside the queries.
+    static constexpr int kStageKeys = kHeadDim > 128 ? 32 : 64;
     // Keys between two looks at the maxima. With 128 elements a head the queries do not fit into
     // registers, and reading them again takes wider chunks to pay.
     static constexpr int kChunkKeys = kHeadDim == 128 ? 64 : 32;
@@ -92,8 +94,8 @@ struct Rows {
 };
 
 // Moves the references up to the greatest scores and rescales what was summed.
-template <int kHeadDim>
-__device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kHeadDim / 8][4],
+template <int kWidth>
+__device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kWidth / 8][4],
                                       const float (&greatest)[kM][2], float scale_log2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -107,7 +109,7 @@ __device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kHeadDim / 8
             rows.reference[m][half] = reference;
             rows.sum[m][half] *= factor;
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n) {
+            for (int n = 0; n < kWidth / 8; ++n) {
                 sums[m][n][2 * half] *= factor;
                 sums[m][n][2 * half + 1] *= factor;
             }
@@ -166,6 +168,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     using Tiles = Tiling<kHeadDim>;
     constexpr int kN = Tiles::kChunkKeys / 16;
     constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
+    constexpr int kStageKeys = Tiles::kStageKeys;
+    constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
     extern __shared__ __align__(1024) uint8 shared_memory[];
 
     const uint32 tiles = tiles_of(arguments.seq);
@@ -232,7 +236,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     }
 
     Rows rows;
-    float sums[kM][kHeadDim / 8][4];
+    float sums[kM][kValueElements / 8][4];
     set_zero(sums);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -317,7 +321,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             }
         }
         if (__any_sync(0xffffffffu, exceeds)) {
-            raise<kHeadDim>(rows, sums, greatest, scale_log2);
+            raise<kValueElements>(rows, sums, greatest, scale_log2);
         }
 
         const uint32 values =
@@ -340,7 +344,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                 }
                 to_left(weights[m], weight[0], weight[1]);
             }
-            add_weighted_rows<kHeadDim, kM>(sums, weights, values, block);
+            add_weighted_rows<kHeadDim, kM, kValueElements>(sums, weights, values, block);
         }
     }
 
@@ -374,7 +378,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const uint32 out_width = value_width<kHeadDim, kPadded, kExtended>(arguments);
     const uint32 out_stride = arguments.heads * out_width;
     // Only this warp reads its queries, and it has.
-    write_head_rows<kHeadDim, kM>(
+    write_head_rows<kHeadDim, kM, kValueElements>(
         sums, factors, shared_memory + warp * kM * 16 * kRowBytes,
         arguments.out + target.out_offset + static_cast<uint64>(warp * kM * 16) * out_stride,
         out_stride, seq - target_query, out_width);
@@ -414,3 +418,4 @@ DEEPWELL_ATTENTION(d128, 128, false)
 DEEPWELL_ATTENTION(d128_padded, 128, true)
 DEEPWELL_ATTENTION_EXTENDED(64)
 DEEPWELL_ATTENTION_EXTENDED(128)
+DEEPWELL_ATTENTION_EXTENDED(192)

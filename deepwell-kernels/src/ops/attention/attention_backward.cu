@@ -37,7 +37,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 // Kind 1: delta and lse of some rows.
 template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void make_statistics(const AttentionGradients& arguments, uint32 item) {
-    constexpr int kUnits = HeadTile<kHeadDim>::kUnits;
+    constexpr int kUnits = HeadTile<kHeadDim>::kValueElements / 8;
     constexpr int kRowsPerPass = kThreads / kUnits;
     // Rows that a thread reads before it sums any, so that enough of memory is on its way.
     constexpr int kAtOnce = 4;
@@ -281,3 +281,4 @@ DEEPWELL_ATTENTION_BACKWARD(d128, 128, false)
 DEEPWELL_ATTENTION_BACKWARD(d128_padded, 128, true)
 DEEPWELL_ATTENTION_BACKWARD_EXTENDED(64)
 DEEPWELL_ATTENTION_BACKWARD_EXTENDED(128)
+DEEPWELL_ATTENTION_BACKWARD_EXTENDED(192)

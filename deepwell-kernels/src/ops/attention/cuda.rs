@@ -15,12 +15,13 @@ use crate::predict::{Rates, roofline};
 const THREADS: u32 = 128;
 /// Queries of a CTA.
 const CTA_QUERIES: usize = 128;
-/// Keys of one of the two buffers.
-const STAGE_KEYS: usize = 64;
 /// Widths of a head that kernels are compiled for.
 const WIDTHS: [usize; 4] = [16, 32, 64, 128];
 /// Those of which there is a kernel for narrower heads, too.
 const WIDTHS_PADDED: [usize; 2] = [64, 128];
+/// The widest tiles, for keys with narrower values alone, and how wide those are at most.
+pub(super) const WIDEST: usize = 192;
+const WIDEST_VALUES: usize = 128;
 /// BF16 of 16 bytes, the unit of copies.
 pub(crate) const UNIT: usize = 8;
 
@@ -109,10 +110,13 @@ impl Width {
 
 /// The tiles of kernels that take windows, sinks and values of another width.
 pub(crate) fn extended_elements(heads: &AttentionHeads) -> Option<usize> {
-    Width::of(heads.head_dim)?;
-    Width::of(heads.value_dim())?;
-    let most = heads.head_dim.max(heads.value_dim());
-    WIDTHS_PADDED.into_iter().find(|&width| most <= width)
+    let (keys, values) = (heads.head_dim, heads.value_dim());
+    if [keys, values].iter().any(|&width| width == 0 || !width.is_multiple_of(UNIT)) {
+        return None;
+    }
+    let has_narrow_values = keys <= WIDEST && values <= WIDEST_VALUES;
+    let found = WIDTHS_PADDED.into_iter().find(|&width| keys.max(values) <= width);
+    found.or(has_narrow_values.then_some(WIDEST))
 }
 
 /// The tiles that the heads of an attention go through, and the end of the kernels' names.
@@ -138,13 +142,13 @@ pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
 
 /// Why the kernels of an attention cannot serve one of such heads and rows.
 pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
-    for (what, width) in [("heads", heads.head_dim), ("values", heads.value_dim())] {
-        if Width::of(width).is_none() {
-            let most = WIDTHS[WIDTHS.len() - 1];
-            return Some(format!(
-                "takes {what} of {UNIT} to {most} elements, a multiple of {UNIT}, not of {width}"
-            ));
-        }
+    if kernel_of(heads).is_none() {
+        let (most, keys, values) = (WIDTHS[WIDTHS.len() - 1], heads.head_dim, heads.value_dim());
+        let got = if keys == values { format!("{keys}") } else { format!("{keys} and {values}") };
+        return Some(format!(
+            "takes heads of {UNIT} to {most} elements, to {WIDEST} where values have at most \
+             {WIDEST_VALUES}, each a multiple of {UNIT}, not of {got}"
+        ));
     }
     reject_sizes(heads, lse)
 }
@@ -190,7 +194,9 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
 pub(crate) fn shared_bytes(width: usize) -> u32 {
-    ((CTA_QUERIES + 2 * 2 * STAGE_KEYS) * width * 2 + 16) as u32
+    // Keys of one of the two buffers.
+    let stage_keys = if width > 128 { 32 } else { 64 };
+    ((CTA_QUERIES + 2 * 2 * stage_keys) * width * 2 + 16) as u32
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -236,7 +242,12 @@ mod tests {
             (64, 64, Some(64)),
             (64, 72, Some(128)),
             (128, 64, Some(128)),
-            (192, 128, None),
+            (192, 128, Some(192)),
+            (136, 8, Some(192)),
+            (192, 136, None),
+            (200, 128, None),
+            (8, 192, None),
+            (60, 64, None),
             (64, 60, None),
         ] {
             let heads = AttentionHeads {

@@ -15,10 +15,6 @@ use crate::predict::{Rates, roofline};
 const THREADS: u32 = 128;
 /// Those of a CTA that sums a sink's gradients.
 const SINK_THREADS: u32 = 512;
-/// Queries of a tile of dq.
-const CTA_QUERIES: usize = 128;
-/// Queries of a buffer of the work on keys.
-const STAGE_QUERIES: usize = 64;
 /// Rows of a tile of statistics.
 const ROWS_PER_ITEM: usize = 256;
 /// lse and delta of a row, FP32.
@@ -68,20 +64,30 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 
 /// Keys of a tile of dk and dv.
 fn block_keys(width: usize) -> usize {
-    if width == 128 { 64 } else { 128 }
+    if width >= 128 { 64 } else { 128 }
 }
 
 /// Keys of a buffer of the work on queries.
 fn stage_keys(width: usize) -> usize {
-    if width == 128 { 32 } else { 64 }
+    if width >= 128 { 32 } else { 64 }
+}
+
+/// Queries of a tile of dq.
+fn block_queries(width: usize) -> usize {
+    if width > 128 { 64 } else { 128 }
+}
+
+/// Queries of a buffer of the work on keys.
+fn stage_queries(width: usize) -> usize {
+    if width > 128 { 32 } else { 64 }
 }
 
 /// Dynamic shared memory: what the larger kind of work needs, and which work.
 fn shared_bytes(width: usize) -> u32 {
     let row_bytes = width * 2;
-    let query_stage = 2 * STAGE_QUERIES * row_bytes + STAGE_QUERIES * STATISTICS_BYTES;
+    let query_stage = stage_queries(width) * (2 * row_bytes + STATISTICS_BYTES);
     let key_work = 2 * block_keys(width) * row_bytes + 2 * query_stage;
-    let query_work = (2 * CTA_QUERIES + 2 * 2 * stage_keys(width)) * row_bytes;
+    let query_work = (2 * block_queries(width) + 2 * 2 * stage_keys(width)) * row_bytes;
     (key_work.max(query_work) + WORK_BYTES) as u32
 }
 
@@ -90,7 +96,7 @@ fn items(sizes: &Sizes, width: usize) -> usize {
     let key_heads = sizes.key_heads();
     (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
         + sizes.seq.div_ceil(block_keys(width)) * key_heads
-        + sizes.seq.div_ceil(CTA_QUERIES) * sizes.batch_heads
+        + sizes.seq.div_ceil(block_queries(width)) * sizes.batch_heads
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -174,6 +180,7 @@ mod tests {
             (32, 24_592, 33_840),
             (64, 49_168, 66_608),
             (128, 98_320, 99_376),
+            (192, 98_320, 98_864),
         ] {
             assert_eq!(crate::ops::attention::cuda::shared_bytes(head_dim), forward);
             assert_eq!(shared_bytes(head_dim), backward);
@@ -191,6 +198,7 @@ mod tests {
             (128, 4, 2, 2, 64, 4 + 4 + 8),
             (129, 4, 2, 2, 64, 5 + 8 + 16),
             (129, 4, 2, 2, 128, 5 + 12 + 16),
+            (129, 4, 2, 2, 192, 5 + 12 + 24),
         ] {
             let batch_heads = batch * heads;
             let sizes = Sizes { seq, heads, kv_heads, batch_heads, head_dim };

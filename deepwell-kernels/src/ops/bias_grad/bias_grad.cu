@@ -1,8 +1,8 @@
 // Gradient of a bias: db[n] (+)= sum over rows of dy[t, n].
 //
-// dy [rows, columns] BF16, db [columns] FP32. The rows are cut into `splits` runs; a CTA takes
-// 256 columns of one run, a warp every eighth row of that, eight columns (16 bytes) a lane. The
-// last CTA of a column tile adds the runs' sums in a fixed order.
+// dy [rows, columns] BF16 (FP32 behind a router), db [columns] FP32. The rows are cut into `splits`
+// runs; a CTA takes 256 columns of one run, a warp every eighth row of that, eight columns (16
+// bytes) a lane. The last CTA of a column tile adds the runs' sums in a fixed order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -17,8 +17,8 @@ constexpr int kInFlight = 4;
 
 static_assert(kColumns == kThreads, "a thread joins the warps' sums of one column");
 
-template <bool kVector>
-__device__ __forceinline__ void load_row(const bf16* __restrict__ row, uint32 column,
+template <bool kVector, typename Element>
+__device__ __forceinline__ void load_row(const Element* __restrict__ row, uint32 column,
                                          uint32 columns, float (&values)[kLaneColumns]) {
     if constexpr (kVector) {
         if (column < columns) {
@@ -51,10 +51,10 @@ __device__ __forceinline__ float join_warps(float (&shared)[kWarps][kColumns],
     return sum;
 }
 
-template <bool kVector>
-__device__ __forceinline__ void bias_grad(const bf16* __restrict__ dy, float* db, float* partials,
-                                          uint32* arrivals, uint64 rows, uint32 columns,
-                                          uint32 splits, uint32 accumulate) {
+template <bool kVector, typename Element>
+__device__ __forceinline__ void bias_grad(const Element* __restrict__ dy, float* db,
+                                          float* partials, uint32* arrivals, uint64 rows,
+                                          uint32 columns, uint32 splits, uint32 accumulate) {
     __shared__ alignas(16) float shared[kWarps][kColumns];
     const uint32 tiles = gridDim.x / splits;
     const uint32 tile = blockIdx.x % tiles;
@@ -123,5 +123,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     bias_grad_scalar(const bf16* __restrict__ dy, float* db, float* partials, uint32* arrivals,
                      uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {
+    bias_grad<false>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
+}
+
+// The same of FP32.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    bias_grad_f32(const float* __restrict__ dy, float* db, float* partials, uint32* arrivals,
+                  uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {
     bias_grad<false>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
 }

@@ -1,6 +1,6 @@
 //! `bias_grad.cu`: sums of columns.
 
-use deepwell_ir::{KernelRequest, Target};
+use deepwell_ir::{DType, KernelRequest, Target};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
@@ -38,7 +38,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    all_bf16(request, &[0])
+    let is_f32 = request.operands[0].dtype == DType::F32;
+    if is_f32 { None } else { all_bf16(request, &[0]) }
 }
 
 /// Column tiles and runs of rows, both at least one.
@@ -60,7 +61,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let (dy, db) = (call.input(0), call.output(0));
     let (rows, columns) = (dy.shape[0], dy.shape[1]);
     let (tiles, splits) = tiles_and_splits(&dy.shape);
-    let entry = if columns.is_multiple_of(WIDTH) { "bias_grad_vector" } else { "bias_grad_scalar" };
+    let entry = match dy.dtype {
+        DType::F32 => "bias_grad_f32",
+        _ if columns.is_multiple_of(WIDTH) => "bias_grad_vector",
+        _ => "bias_grad_scalar",
+    };
     let function = device.function("bias_grad", entry, 0)?;
     let arguments = vec![
         dy.argument(),

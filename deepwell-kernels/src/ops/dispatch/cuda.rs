@@ -12,7 +12,7 @@ use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 /// Pairs that are worth a CTA.
 const RUN_MIN: usize = 256;
 /// Runs that the last CTA adds up in little time.
@@ -44,7 +44,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// How many runs so many pairs are cut into, and the pairs of each.
-fn runs(pairs: usize) -> (usize, usize) {
+pub(crate) fn runs(pairs: usize) -> (usize, usize) {
     let run = pairs.div_ceil(RUNS_MAX).max(RUN_MIN).next_multiple_of(WIDTH);
     (pairs.div_ceil(run).max(1), run)
 }

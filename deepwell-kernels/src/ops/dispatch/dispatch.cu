@@ -16,82 +16,9 @@
 #include "common/last_cta.cuh"
 #include "common/types.cuh"
 #include "common/warp_scan.cuh"
+#include "layout/expert_parts.cuh"
 
 constexpr uint32 kThreads = 256;
-
-// How the threads of a CTA lie over experts and parts: neighbours have neighbouring experts, a
-// power of two of them.
-struct Parts {
-    uint32 across;  // experts at a time
-    uint32 count;   // parts
-    uint32 expert;  // the calling thread's first
-    uint32 part;
-
-    __device__ __forceinline__ explicit Parts(uint32 across)
-        : across(across),
-          count(kThreads / across),
-          expert(threadIdx.x % across),
-          part(threadIdx.x / across) {}
-};
-
-// Calls `each(pair)` for the pairs from `first` to `end` that chose `expert`, in order. `first` is
-// a multiple of four.
-template <typename Each>
-__device__ __forceinline__ void pairs_of(uint32 expert, const int32* __restrict__ chosen,
-                                         uint32 first, uint32 end, const Each& each) {
-    const auto look = [&](uint32 pair, int32 own) {
-        if (static_cast<uint32>(own) == expert) {
-            each(pair);
-        }
-    };
-    uint32 pair = first;
-#pragma unroll 4
-    for (; pair + 4 <= end; pair += 4) {
-        const int4 four = *reinterpret_cast<const int4*>(chosen + pair);
-        look(pair, four.x);
-        look(pair + 1, four.y);
-        look(pair + 2, four.z);
-        look(pair + 3, four.w);
-    }
-    for (; pair < end; ++pair) {
-        look(pair, chosen[pair]);
-    }
-}
-
-// The sum of `value` over the parts before the calling thread's, and of all parts: threads of one
-// expert in the order of their parts. All threads of the CTA call it.
-struct OfParts {
-    uint32 before;
-    uint32 all;
-};
-
-__device__ __forceinline__ OfParts sum_of_parts(const Parts& parts, uint32 value) {
-    __shared__ uint32 values[kThreads];
-    // The threads are done with the sums before.
-    __syncthreads();
-    values[threadIdx.x] = value;
-    __syncthreads();
-    OfParts sums{0, 0};
-    for (uint32 part = 0; part < parts.count; ++part) {
-        sums.before += part < parts.part ? values[part * parts.across + parts.expert] : 0;
-        sums.all += values[part * parts.across + parts.expert];
-    }
-    return sums;
-}
-
-// The pairs of the calling CTA's run that the calling thread looks at.
-struct Segment {
-    uint32 first;
-    uint32 end;
-
-    __device__ __forceinline__ Segment(const Parts& parts, uint32 pair_count, uint32 run) {
-        // Parts begin at multiples of four pairs.
-        const uint32 length = (run + parts.count * 4 - 1) / (parts.count * 4) * 4;
-        const uint32 end_of_run = min((blockIdx.x + 1) * run, pair_count);
-        first = min(blockIdx.x * run + parts.part * length, end_of_run);
-        end = min(first + length, end_of_run);
-    }
-};
 
 // counts [runs, experts] becomes the number of pairs before each run; arrivals [1]. A CTA for each
 // run of `run` pairs, a multiple of four; one CTA at least. `across`: experts that threads take at
@@ -102,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    int32* __restrict__ load, int32* __restrict__ rows, int32* __restrict__ pairs,
                    uint32* counts, uint32* arrivals, uint32 pair_count, uint32 row_count,
                    uint32 experts, uint32 align, uint32 capacity, uint32 run, uint32 across) {
-    const Parts parts(across);
+    const Parts<kThreads> parts(across);
     const Segment segment(parts, pair_count, run);
     const uint32 thread = blockIdx.x * kThreads + threadIdx.x;
     const uint32 threads = gridDim.x * kThreads;
@@ -175,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    int32* __restrict__ rows, int32* __restrict__ pairs,
                    const uint32* __restrict__ counts, uint32 pair_count, uint32 experts,
                    uint32 capacity, uint32 run, uint32 across) {
-    const Parts parts(across);
+    const Parts<kThreads> parts(across);
     const Segment segment(parts, pair_count, run);
     for (uint32 first = 0; first < experts; first += across) {
         const uint32 expert = first + parts.expert;

@@ -1,7 +1,7 @@
 //! Where each pair of token and expert goes in a buffer that is sorted by expert.
 
 pub mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 pub mod oracle;
 
 use super::OpKernels;

@@ -1,6 +1,7 @@
 //! Biases of experts, added to grouped rows, and their gradients.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("grouped_bias", cpu::prepare_forward),
         CpuKernel::new("grouped_bias_backward", cpu::prepare_backward),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

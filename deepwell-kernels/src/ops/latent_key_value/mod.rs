@@ -1,6 +1,7 @@
 //! Keys and values of latent attention.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("latent_key_value", cpu::prepare_forward),
         CpuKernel::new("latent_key_value_backward", cpu::prepare_backward),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

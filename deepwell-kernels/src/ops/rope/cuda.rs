@@ -4,7 +4,7 @@ use deepwell_ir::ops::Rope;
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
@@ -32,7 +32,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-fn rope_of(op: &Op) -> Option<(&Rope, bool)> {
+pub(super) fn rope_of(op: &Op) -> Option<(&Rope, bool)> {
     match op {
         Op::Rope(rope) => Some((rope, false)),
         Op::RopeBackward(backward) => Some((&backward.forward, true)),
@@ -100,6 +100,17 @@ fn table_key(rope: &Rope, positions: usize) -> Vec<u8> {
     key
 }
 
+/// The table of cosines and sines on the device.
+pub(super) fn table_of(
+    rope: &Rope,
+    positions: usize,
+    device: &mut Device<'_>,
+) -> Result<DevicePtr, KernelError> {
+    device.constant_of(&table_key(rope, positions), || {
+        bytemuck::cast_slice(&table(rope, positions)).to_vec()
+    })
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Some((rope, backward)) = rope_of(&call.call.op) else {
         return Err(call.refuse("expected a rotary embedding"));
@@ -111,9 +122,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse(format!("expected fewer than {rows} rows")));
     };
     let positions = call.program.seq.min(rows).max(1);
-    let table = device.constant_of(&table_key(rope, positions), || {
-        bytemuck::cast_slice(&table(rope, positions)).to_vec()
-    })?;
+    let table = table_of(rope, positions, device)?;
     let entry = if split.width == WIDTH { "rope_vector" } else { "rope_scalar" };
     let function = device.function("rope", entry, 0)?;
     let arguments = vec![

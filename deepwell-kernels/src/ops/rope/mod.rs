@@ -2,6 +2,7 @@
 
 pub mod cpu;
 mod cuda;
+mod cuda_partial;
 pub mod oracle;
 
 use super::OpKernels;
@@ -12,5 +13,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("rope", cpu::prepare).scratch(cpu::workspace_bytes),
         CpuKernel::new("rope_backward", cpu::prepare).scratch(cpu::workspace_bytes),
     ],
-    cuda: &[cuda::SPECS],
+    cuda: &[cuda::SPECS, cuda_partial::SPECS],
 };

@@ -1,6 +1,7 @@
 //! Selection biases that follow the load: counts of chosen experts, and the update.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("count_experts", cpu::prepare_counts),
         CpuKernel::new("selection_bias_update", cpu::prepare_update),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

@@ -1,6 +1,7 @@
 //! A matrix taken apart into two side by side, and put together again.
 
 pub mod cpu;
+mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,5 +12,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("split_columns", cpu::prepare_split),
         CpuKernel::new("join_columns", cpu::prepare_join),
     ],
-    cuda: &[],
+    cuda: &[cuda::SPECS],
 };

@@ -212,7 +212,17 @@ pub(crate) fn extended_cases() -> Vec<Case> {
         cases.push(of([2, 200, 4, 1, head_dim]).window(70).sinks(1.0));
     }
     // Keys, values.
-    for (head_dim, value_dim) in [(24, 16), (16, 40), (64, 128), (128, 64), (96, 72), (120, 8)] {
+    for (head_dim, value_dim) in [
+        (24, 16),
+        (16, 40),
+        (64, 128),
+        (128, 64),
+        (96, 72),
+        (120, 8),
+        (192, 128),
+        (136, 72),
+        (184, 8),
+    ] {
         cases.push(of([2, 129, 4, 2, head_dim]).values(value_dim));
         cases.push(of([1, 200, 2, 1, head_dim]).values(value_dim).window(66).sinks(1.0));
         cases.push(Case::new([1, 70, 2, 1, head_dim], false, Data::Uniform(1.0)).values(value_dim));
@@ -348,8 +358,12 @@ pub(crate) fn heads() -> impl Iterator<Item = Case> {
 /// another width.
 pub(crate) fn extended_heads() -> impl Iterator<Item = Case> {
     let case = |head_dim| Case::new([1, 400, 4, 2, head_dim], true, Data::Uniform(1.0));
-    [case(64).window(100).sinks(1.0).values(40), case(128).window(150).sinks(1.0).values(96)]
-        .into_iter()
+    [
+        case(64).window(100).sinks(1.0).values(40),
+        case(128).window(150).sinks(1.0).values(96),
+        case(192).window(130).sinks(1.0).values(128),
+    ]
+    .into_iter()
 }
 
 emulated! {

@@ -15,19 +15,25 @@ pub(crate) fn check(
     values: &[f32],
     tolerance: Tolerance,
 ) {
-    let dy = HostTensor::bf16(&[rows, columns], values);
+    check_of(gpu, &HostTensor::bf16(&[rows, columns], values), tolerance);
+    // What a router has.
+    check_of(gpu, &HostTensor::f32(&[rows, columns], values), tolerance);
+}
+
+fn check_of(gpu: &mut Gpu, dy: &HostTensor, tolerance: Tolerance) {
+    let (rows, columns) = (dy.shape[0], dy.shape[1]);
     let before: Vec<f32> = (0..columns).map(|column| (column % 17) as f32 - 8.0).collect();
     let before = HostTensor::f32(&[columns], &before);
     let sums = oracle::backward(&dy.to_f64(), columns);
     for accumulate in [false, true] {
         let output = [before.clone()];
-        let got = gpu.run(ops::BiasGrad {}, slice::from_ref(&dy), &output, accumulate, 1);
+        let got = gpu.run(ops::BiasGrad {}, slice::from_ref(dy), &output, accumulate, 1);
         let expected: Vec<f64> = sums
             .iter()
             .zip(before.to_f64())
             .map(|(sum, before)| if accumulate { sum + before } else { *sum })
             .collect();
-        let what = format!("{rows}x{columns}, accumulate {accumulate}");
+        let what = format!("{rows}x{columns} of {}, accumulate {accumulate}", dy.dtype);
         assert_close(&what, &got[0].to_f64(), &expected, tolerance);
     }
 }

@@ -1,0 +1,61 @@
+//! `split_columns.cu`: a matrix taken apart into two side by side, and put together again.
+
+use deepwell_ir::KernelRequest;
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_split_columns",
+        ops: &["split_columns"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject,
+        predict: roofline,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare: |call, device| prepare(call, device, "split_columns", 1),
+    },
+    CudaKernelSpec {
+        name: "cuda_join_columns",
+        ops: &["join_columns"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject,
+        predict: roofline,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare: |call, device| prepare(call, device, "join_columns", 0),
+    },
+];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    all_bf16(request, &[0, 1, 2])
+}
+
+/// Both take their three operands, rows, and the columns of the parts, which are operands
+/// `first_part` and the next.
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    entry: &str,
+    first_part: usize,
+) -> Result<Vec<Step>, KernelError> {
+    let (first, rest) = (call.operand(first_part), call.operand(first_part + 1));
+    let (rows, columns) = (first.shape[0], [first.shape[1], rest.shape[1]]);
+    let RowLanes { ctas, lanes, suffix } = RowLanes::of_parts(rows, &columns, device.sm_count());
+    let function = device.function("split_columns", &format!("{entry}{suffix}"), 0)?;
+    let mut arguments: Vec<_> = [0, 1, 2].map(|index| call.operand(index).argument()).to_vec();
+    let sizes = [rows as u32, columns[0] as u32, columns[1] as u32, lanes];
+    arguments.extend(sizes.map(Argument::U32));
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+}
