@@ -10,7 +10,7 @@ use deepwell_ir::{
     Value, ValueId, apply_served_precision, differentiate, fuse, recompute, storage_bytes,
     verify_program,
 };
-use deepwell_precision::{PrecisionPolicy, QuantFormat};
+use deepwell_precision::QuantFormat;
 
 use crate::{Plan, PlanError};
 

@@ -415,13 +415,15 @@ fn stages_on_emulated_gpus_train_as_one_does() {
     }
 }
 
-/// Two steps of ranks that split each layer; of each rank its outcomes, and the gradients of the
-/// first step.
+/// The outcomes of a rank's steps, and the gradients of the first one by name.
+type StepsAndGradients = (Vec<StepOutcome>, Vec<(String, Vec<f32>)>);
+
+/// Two steps of ranks that split each layer, for each rank.
 fn tensor_ranks(
     devices: &str,
     parallel: Parallel,
     policy: &PrecisionPolicy,
-) -> Vec<(Vec<StepOutcome>, Vec<(String, Vec<f32>)>)> {
+) -> Vec<StepsAndGradients> {
     const ROWS: usize = 2;
     let Devices { device, .. } = devices.parse().expect("devices");
     let (graph, vocabulary) = model(LlamaConfig { num_layers: 2, num_kv_heads: 2, ..llama() });

@@ -48,7 +48,7 @@ fn check(got: &[Bits], expected: &[Bits], parallel: Parallel, what: &str) {
     }
     let is_master = |name: &&String| !name.starts_with("moment");
     let masters = expected[0].tensors.keys().filter(is_master).count();
-    let seen = seen.keys().filter(|(_, name)| is_master(&name)).count();
+    let seen = seen.keys().filter(|(_, name)| is_master(name)).count();
     assert_eq!(seen, masters * parallel.tensor, "{what}: all masters are somewhere");
 }
 

@@ -148,7 +148,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let rows_per_cta = cut.rows_per_cta(device.sm_count() as usize);
     let sort_ctas = cut.vocab.div_ceil(rows_per_cta).max(1) as u32;
     let sort_arguments = vec![
-        rows.clone(),
+        rows,
         at(scratch.sorted),
         at(scratch.firsts),
         Argument::U32(cut.tokens as u32),
