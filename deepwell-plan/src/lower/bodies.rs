@@ -20,8 +20,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lowers the nodes of a phase, or of one chunk in it, with the collectives that bring what ZeRO
-    /// has in slices and take it away.
+    /// Lowers the nodes of a phase, or of one chunk in it, with the collectives that bring what
+    /// ZeRO has in slices and take it away.
     fn nodes_of(&mut self, phase: Phase, chunk: Option<u32>) -> Result<(), PlanError> {
         let graph = self.graph;
         self.begin_passing(phase);
