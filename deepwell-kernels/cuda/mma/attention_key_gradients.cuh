@@ -47,6 +47,12 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     }
 }
 
+// The first tile of queries that sees some key of the work.
+template <int kHeadDim>
+__device__ __forceinline__ int first_tile_of_work(const volatile GradientWork* work, bool causal) {
+    return causal ? work->first_row / GradientTiles<kHeadDim>::kStageQueries : 0;
+}
+
 template <int kHeadDim, bool kPadded, bool kExtended>
 __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arguments,
                                                    const volatile GradientWork* work,
@@ -56,6 +62,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
+    // Sums of 192 elements leave no registers for what can be made anew in every turn.
+    constexpr bool kAnew = kHeadDim > 128;
 
     const uint32 group = arguments.heads / arguments.kv_heads;
     const int seq = arguments.seq;
@@ -79,7 +87,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         values);
 
     // From the last queries on, which all keys see: CTAs that run side by side read the same.
-    const int first_tile = causal ? first_key / Tiles::kStageQueries : 0;
+    const int first_tile = first_tile_of_work<kHeadDim>(work, causal);
     const int window = kExtended ? arguments.window : 0;
     const int last_query =
         kExtended ? min(seq, first_key + Tiles::kBlockKeys + window - 1) - 1 : seq - 1;
@@ -92,8 +100,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int warp_row = warp * kM * 16;
-    const int warp_key = first_key + warp_row;
-    const uint32 keys = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
+    const int own_warp_key = first_key + warp_row;
+    const uint32 own_keys = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
     const float scale_log2 = arguments.scale_log2;
 
     float dk[kM][kHeadDim / 8][4];
@@ -101,7 +109,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     set_zero(dk);
     set_zero(dv);
 #pragma unroll 1
-    while (tile >= first_tile) {
+    while (tile >= (kAnew ? first_tile_of_work<kHeadDim>(work, causal) : first_tile)) {
         cp_async_wait<0>();
         __syncthreads();
         const int this_tile = tile;
@@ -111,7 +119,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             --tile;
         }
         slot ^= 1;
-        if (tile >= first_tile) {
+        if (tile >= (kAnew ? first_tile_of_work<kHeadDim>(work, causal) : first_tile)) {
             copy_queries<kHeadDim, kPadded, kExtended>(
                 arguments, stage_memory + slot * Tiles::kQueriesBytes, work, tile, in_group);
         }
@@ -125,6 +133,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                                   2 * Tiles::kQueryStageBytes;
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageQueries; chunk += Tiles::kChunkQueries) {
+            const int warp_key = kAnew ? work->first_row + warp_row : own_warp_key;
             const int first_query = this_tile * Tiles::kStageQueries + chunk;
             // Queries beyond the sequence, or before all keys of this warp.
             if (first_query >= seq ||
@@ -135,12 +144,17 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             if (kExtended && first_query >= warp_key + 16 * kM - 1 + window) {
                 continue;
             }
-            const uint32 columns = stage_columns + chunk * kRowBytes;
-            const uint32 summed = stage_summed + chunk * kRowBytes;
-            // Addresses within the rows are made anew: sums of 192 elements leave no registers.
-            const uint32 keys_here = kHeadDim > 128 ? opaque(keys) : keys;
+            uint32 columns = stage_columns + chunk * kRowBytes;
+            uint32 summed = stage_summed + chunk * kRowBytes;
+            uint32 keys = own_keys;
+            if constexpr (kAnew) {
+                const uint32 lane_here = opaque(lane);
+                columns = columns_address<kHeadDim>(stage + chunk * kRowBytes, lane_here);
+                summed = summed_address<kHeadDim>(stage + chunk * kRowBytes, lane_here);
+                keys = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane_here);
+            }
             float p[kM][2 * kN][4];
-            multiply_rows<kHeadDim, kM, kN>(p, keys_here, columns);
+            multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
             if ((causal && first_query < warp_key + 16 * kM - 1) ||
                 (kExtended && first_query + Tiles::kChunkQueries > warp_key + window)) {
 #pragma unroll
@@ -162,7 +176,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                 }
             }
             float ds[kM][2 * kN][4];
-            multiply_rows<kHeadDim, kM, kN, kValueElements>(ds, keys_here + Tiles::kKeyTileBytes,
+            multiply_rows<kHeadDim, kM, kN, kValueElements>(ds, keys + Tiles::kKeyTileBytes,
                                                             columns + Tiles::kQueryStageBytes);
 #pragma unroll
             for (int n = 0; n < 2 * kN; ++n) {

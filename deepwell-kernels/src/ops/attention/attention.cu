@@ -350,7 +350,11 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
 
     const Place target = place_of<kHeadDim, kPadded, kExtended>(
         block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
-    const int target_query = target.first_query + warp * kM * 16;
+    // Made anew, as is the place: nothing of them is held through the loop.
+    const int thread = static_cast<int>(opaque(threadIdx.x));
+    const int warp_again = thread / 32;
+    const int lane_again = thread % 32;
+    const int target_query = target.first_query + warp_again * kM * 16;
     float factors[kM][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -368,8 +372,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                 rows.reference[m][half] = raised;
             }
             factors[m][half] = factor / sum;
-            const int query = target_query + 16 * m + lane / 4 + 8 * half;
-            if (lane % 4 == 0 && query < seq) {
+            const int query = target_query + 16 * m + lane_again / 4 + 8 * half;
+            if (lane_again % 4 == 0 && query < seq) {
                 arguments.lse[static_cast<uint64>(target.batch_head) * seq + query] =
                     (rows.reference[m][half] + lg2(sum)) * kLn2;
             }
@@ -379,8 +383,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const uint32 out_stride = arguments.heads * out_width;
     // Only this warp reads its queries, and it has.
     write_head_rows<kHeadDim, kM, kValueElements>(
-        sums, factors, shared_memory + warp * kM * 16 * kRowBytes,
-        arguments.out + target.out_offset + static_cast<uint64>(warp * kM * 16) * out_stride,
+        sums, factors, shared_memory + warp_again * kM * 16 * kRowBytes,
+        arguments.out + target.out_offset + static_cast<uint64>(warp_again * kM * 16) * out_stride,
         out_stride, seq - target_query, out_width);
 }
 
