@@ -186,23 +186,30 @@ impl GpuModel {
     /// The share of the peak falls where the last wave of tiles leaves SMs idle and where K is so
     /// short that filling the pipeline counts; no GEMM is faster than its operands are read.
     pub fn gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
-        self.gemm_at(m, n, k, self.bf16_flops * self.gemm_efficiency, 2.0)
+        self.batched_gemm_s(1.0, m, n, k)
+    }
+
+    /// Seconds of `count` GEMMs of one shape in one kernel, as attention's scores and values are
+    /// where they go through memory: their tiles share waves.
+    pub fn batched_gemm_s(&self, count: f64, m: f64, n: f64, k: f64) -> f64 {
+        self.gemm_at(count, [m, n, k], self.bf16_flops * self.gemm_efficiency, 2.0)
     }
 
     /// As [`GpuModel::gemm_s`] with MXFP8 operands and a BF16 output.
     pub fn fp8_gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
-        self.gemm_at(m, n, k, self.fp8_flops * self.fp8_gemm_efficiency, 1.0 + 1.0 / 32.0)
+        let flops = self.fp8_flops * self.fp8_gemm_efficiency;
+        self.gemm_at(1.0, [m, n, k], flops, 1.0 + 1.0 / 32.0)
     }
 
     /// `flops` are those a second of a large GEMM, operands have `element_bytes`.
-    fn gemm_at(&self, m: f64, n: f64, k: f64, flops: f64, element_bytes: f64) -> f64 {
-        if m <= 0.0 || n <= 0.0 || k <= 0.0 {
+    fn gemm_at(&self, count: f64, [m, n, k]: [f64; 3], flops: f64, element_bytes: f64) -> f64 {
+        if count <= 0.0 || m <= 0.0 || n <= 0.0 || k <= 0.0 {
             return 0.0;
         }
         let waste = |tile_m: f64, tile_n: f64| {
-            let tiles = (m / tile_m).ceil() * (n / tile_n).ceil();
+            let tiles = count * (m / tile_m).ceil() * (n / tile_n).ceil();
             let waves = (tiles / self.sms).ceil();
-            waves * self.sms * tile_m * tile_n / (m * n)
+            waves * self.sms * tile_m * tile_n / (count * m * n)
         };
         // Smaller tiles read operands more often: they reach 90 % and 75 % of what the large do.
         let choices = [(128.0, 256.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.75)];
@@ -211,9 +218,9 @@ impl GpuModel {
             .map(|&(tile_m, tile_n, share)| waste(tile_m, tile_n) / share)
             .fold(f64::INFINITY, f64::min);
         let fill = 1.0 + 64.0 / k;
-        let compute = 2.0 * m * n * k / flops * waste * fill;
+        let compute = 2.0 * count * m * n * k / flops * waste * fill;
         let bytes = element_bytes * (m * k + n * k) + 2.0 * m * n;
-        compute.max(self.memory_s(bytes))
+        compute.max(self.memory_s(count * bytes))
     }
 
     /// Seconds in which the host updates `parameters` master weights: FP32 gradients come, BF16

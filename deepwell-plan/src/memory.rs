@@ -23,8 +23,11 @@ pub use phases::{Phase, PhaseMemory};
 use stage_layers::kinds;
 pub use stage_layers::{StageLayers, layout};
 
-/// Context and NCCL of a rank: what lies outside of the allocator.
+/// Context and NCCL of a rank among others: what lies outside of the allocator.
 pub const OUTSIDE_BYTES: f64 = 3e9;
+
+/// Context of a GPU whose rank is alone: that of the driver with its kernels, on an H200.
+pub const CONTEXT_BYTES: f64 = 560.0 * MIB;
 
 const MIB: f64 = (1u64 << 20) as f64;
 

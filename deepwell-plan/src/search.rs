@@ -191,7 +191,7 @@ fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
     if fullest > 0 && fullest + 1 < at.pp {
         bytes = bytes.max(of(fullest));
     }
-    bytes += request.outside_bytes;
+    bytes += request.outside_bytes_among(at.gpus());
     if bytes > request.memory_limit_bytes() { Err(TOO_LARGE) } else { Ok(bytes) }
 }
 

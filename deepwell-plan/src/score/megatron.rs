@@ -220,9 +220,10 @@ fn rules(row: &Row<'_>, flags: &Flags<'_>, case: &str) -> Result<MemoryRules, Pl
     let flash_pair = flags.value("attn") == Some("flash") && !case.contains("nondeterministic");
     let is_deterministic = flags.has("det") || flash_pair;
     let torch_mib = if is_blackwell && !is_deterministic { 8.125 } else { 32.0 };
-    let mut workspace_mib = torch_mib;
+    // cuBLAS handles are a thread's: forward passes run on one, backward passes on another.
+    let mut workspace_mib = 2.0 * torch_mib;
     if flags.has("te") {
-        workspace_mib += torch_mib + 32.0;
+        workspace_mib += 32.0;
     }
     // Transformer Engine runs grouped GEMMs on four streams, each with a workspace.
     if flags.has("gg") {

@@ -40,6 +40,10 @@ impl Table {
         let mut rows = Vec::new();
         for (line, text) in lines {
             let cells = split(text).map_err(|what| refuse(line, what))?;
+            // Spreadsheets leave rows of commas behind.
+            if cells.iter().all(String::is_empty) {
+                continue;
+            }
             if cells.len() != columns.len() {
                 let (expected, got) = (columns.len(), cells.len());
                 return Err(refuse(line, format!("expected {expected} columns, got {got}")));
@@ -173,6 +177,7 @@ mod tests {
             (found, _) => panic!("{text:?}: {found:?}"),
         };
         check("a,b\n1,2\n", Ok(&["1", "2"]));
+        check("a,b\n,\n1,2\n , \n", Ok(&["1", "2"]));
         check("# source\na,b\r\n\r\n 1 ,\"x, \"\"y\"\"\"\r\n", Ok(&["1", "x, \"y\""]));
         check("", Err((1, "column names")));
         check("a,b\n", Err((2, "expected a row")));

@@ -11,6 +11,8 @@ use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
 /// Columns of "Reducing Activation Recomputation".
 pub(super) const KORTHIKANTI: [&str; 5] = ["iter_present_s", "L", "h", "TP", "PP"];
+/// The same where only the runs with full recomputation are there.
+pub(super) const KORTHIKANTI_FULL: [&str; 5] = ["iter_full_s", "L", "h", "TP", "PP"];
 /// Columns of the Megatron-LM papers' weak scaling on A100.
 pub(super) const SC21: [&str; 5] = ["params_B", "TF_per_GPU", "nGPU", "TP", "PP"];
 /// Columns of Megatron-Core's weak scaling on H100.
@@ -23,6 +25,21 @@ pub(super) const VTRAIN: [&str; 5] = ["iter_ms", "L", "TP", "DP", "PP"];
 /// Sequence and padded vocabulary of the papers on A100.
 const A100_SEQ: usize = 2048;
 const A100_VOCAB: usize = 51200;
+
+/// The paper's runs, as its authors' own script starts them (`examples/sc21/run_table_1.sh` of
+/// Megatron-LM): layers, hidden size, TP, PP, batch; micro-batch and chunks.
+const SC21_RUNS: [([usize; 5], [usize; 2]); 10] = [
+    ([24, 2304, 1, 1, 512], [16, 1]),
+    ([30, 3072, 2, 1, 512], [16, 1]),
+    ([36, 4096, 4, 1, 512], [16, 1]),
+    ([40, 6144, 8, 1, 1024], [8, 1]),
+    ([48, 8192, 8, 2, 1536], [4, 1]),
+    ([60, 10240, 8, 4, 1792], [2, 3]),
+    ([80, 12288, 8, 8, 2304], [2, 2]),
+    ([96, 16384, 8, 16, 2160], [1, 2]),
+    ([105, 20480, 8, 35, 2520], [1, 3]),
+    ([128, 25600, 8, 64, 3072], [1, 1]),
+];
 
 fn a100_fabric() -> Fabric {
     Fabric::new(Generation::Ampere, 8, 25.0)
@@ -133,7 +150,8 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
     Ok(scored)
 }
 
-/// The micro-batch and chunks of the row, else those of the least predicted time that fit.
+/// The micro-batch and chunks of the row, else `known` ones, else those of the least predicted time
+/// that fit.
 fn chosen(
     row: &Row<'_>,
     shape: &ModelShape,
@@ -142,26 +160,27 @@ fn chosen(
     fabric: &Fabric,
     rules: (&StepRules, &MemoryRules),
     seq: usize,
+    known: Option<[usize; 2]>,
 ) -> Result<(Strategy, f64), PlanError> {
     let per_rank = row.share("gbs", row.size("gbs")?, base.dp)?;
     stages_fit(row, shape, &Strategy { micro_batches: per_rank, ..*base })?;
     let mut best: Option<(Strategy, f64)> = None;
     let mut first_error = None;
-    let given = (row.size_or("mbs", 0)?, chunks_of(row)?);
+    let mut given = (row.size_or("mbs", 0)?, chunks_of(row)?);
+    if let ((0, None), Some([micro_batch, vpp])) = (given, known) {
+        given = (micro_batch, Some(vpp));
+    }
     if given.0 > 0 {
         row.share("gbs of a data-parallel rank", per_rank, given.0)?;
     }
     let sizes = if given.0 > 0 { vec![given.0] } else { vec![1, 2, 4, 8, 16] };
-    let chunks = match given.1 {
-        Some(vpp) => vpp..=vpp,
-        None => 1..=if base.pp > 1 { 8 } else { 1 },
-    };
+    // Any number of chunks that divides the layers of a stage.
+    let each = if base.pp > 1 { shape.layers / base.pp } else { 1 };
+    let divides = |vpp: &usize| *vpp == 1 || shape.layers.is_multiple_of(base.pp * vpp);
+    let chunks = given.1.map_or_else(|| (1..=each).filter(divides).collect(), |vpp| vec![vpp]);
     for micro_batch in sizes.into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
-        for vpp in chunks.clone() {
+        for &vpp in &chunks {
             let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
-            if vpp > 1 && !shape.layers.is_multiple_of(at.pp * vpp) {
-                continue;
-            }
             let Ok(orders) = orders(at.schedule, at.pp, at.micro_batches, vpp) else { continue };
             let layers = StageLayers::even(shape.layers, 0, at.pp, vpp);
             let memory = stage_memory(shape, &at, rules.1, seq, &layers, &orders[0]);
@@ -198,7 +217,9 @@ pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
         let memory = MemoryRules { attention: AttentionKernel::Unfused, ..MemoryRules::megatron() };
         let rules = (&StepRules::MEGATRON_2021, &memory);
         let fabric = fabric_of(&gpu, a100_fabric());
-        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
+        let run = [shape.layers, shape.hidden, tp, pp, row.size("gbs")?];
+        let known = SC21_RUNS.iter().find(|(of, _)| *of == run).map(|(_, choice)| *choice);
+        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq, known)?;
         let measured = sc21_seconds(&row, &shape, seq)?;
         let label = format!("{}B {at}", row.text("params_B"));
         scored.rows.push(ScoredRow::new(row.line, label, "sc21", time, measured));
@@ -232,7 +253,7 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         // Transformer Engine's kernels are fused: as PyTorch's are by `torch.compile`.
         let step = StepRules { framework: StepRules::PYTORCH, ..StepRules::MODERN };
         let rules = (&step, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
-        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
+        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq, None)?;
         let tokens = (row.size("gbs")? * seq) as f64;
         let flops = shape.model_flops(tokens, seq);
         let measured = flops / row.positive("TF_per_GPU")? / 1e12 / row.size("nGPU")? as f64;

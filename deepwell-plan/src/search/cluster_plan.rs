@@ -173,7 +173,7 @@ fn stages(request: &SearchRequest, at: &Strategy) -> Result<Vec<StagePlan>, Plan
             Some(order) => stage_memory(shape, at, &rules, seq, &layers, order),
             None => stage_memory_estimate(shape, at, &rules, seq, stage),
         };
-        let memory = StageMemory { outside: request.outside_bytes, ..memory };
+        let memory = StageMemory { outside: request.outside_bytes_among(at.gpus()), ..memory };
         let own = stage * ranks..(stage + 1) * ranks;
         let idle = run.as_ref().map(|run| 1.0 - run.busy(stage) / run.makespan());
         StagePlan {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::memory::{MemoryRules, OUTSIDE_BYTES};
+use crate::memory::{CONTEXT_BYTES, MemoryRules, OUTSIDE_BYTES};
 use crate::step_time::{StepRules, StepTime, step_time_estimate};
 use crate::{ModelShape, PlanError, Strategy};
 
@@ -23,7 +23,7 @@ pub struct SearchRequest {
     pub machines: Machines,
     /// Memory rules.
     pub memory: MemoryRules,
-    /// Context and NCCL, outside of the allocator.
+    /// Context and NCCL of a rank among others, outside of the allocator.
     pub outside_bytes: f64,
     /// Memory that a GPU may use; none is 95 % of what it has.
     pub gpu_memory_bytes: Option<f64>,
@@ -60,13 +60,18 @@ impl SearchRequest {
         self.gpu_memory_bytes.unwrap_or(0.95 * self.machines.gpu.memory_bytes)
     }
 
-    pub(super) fn step_rules(&self) -> StepRules {
+    /// Bytes outside of the allocator on a GPU of `gpus`: NCCL where there is someone to talk to.
+    pub(crate) fn outside_bytes_among(&self, gpus: usize) -> f64 {
+        if gpus > 1 { self.outside_bytes } else { self.outside_bytes.min(CONTEXT_BYTES) }
+    }
+
+    pub(crate) fn step_rules(&self) -> StepRules {
         StepRules { fp8: self.fp8, loss_traffic: (8.0, 6.0), ..StepRules::MODERN }
     }
 
     /// The memory rules with the compute copies of the precision: rowwise and columnwise data with
     /// their scales in MXFP8.
-    pub(super) fn memory_rules(&self) -> MemoryRules {
+    pub(crate) fn memory_rules(&self) -> MemoryRules {
         let copies = 2.0 * (1.0 + 1.0 / 32.0);
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
         MemoryRules { parameter_bytes, ..self.memory }

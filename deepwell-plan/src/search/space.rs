@@ -9,7 +9,8 @@ use super::{Dimension, SearchRequest};
 const PP_MAX: usize = 64;
 const VPP_MAX: usize = 8;
 const CP_MAX: usize = 16;
-const MICRO_BATCH_MAX: usize = 8;
+/// Enough tokens for any kernel, of the smallest models too.
+const MICRO_BATCH_MAX: usize = 64;
 
 fn divisors(of: usize, most: usize) -> Vec<usize> {
     (1..=of.min(most)).filter(|size| of.is_multiple_of(*size)).collect()
@@ -23,6 +24,21 @@ fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
 pub(super) fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
     let mut pins = request.pins.iter().filter(|pin| pin.dimension == dimension);
     pins.all(|pin| (pin.value == size) != pin.forbidden)
+}
+
+/// `values`, and those that a pin asks for.
+fn with_pinned(
+    request: &SearchRequest,
+    dimension: Dimension,
+    values: impl Iterator<Item = usize>,
+) -> Vec<usize> {
+    let mut values: Vec<usize> = values.collect();
+    for pin in request.pins.iter().filter(|pin| pin.dimension == dimension && !pin.forbidden) {
+        if pin.value > 0 && !values.contains(&pin.value) {
+            values.push(pin.value);
+        }
+    }
+    values
 }
 
 /// Calls `visit` with every combination, and the reason why one cannot be.
@@ -76,7 +92,7 @@ fn with_context(
     at: Strategy,
     visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
-    for cp in powers_of_two(CP_MAX) {
+    for cp in with_pinned(request, Dimension::Cp, powers_of_two(CP_MAX)) {
         let at = Strategy { cp, ..at };
         if !pinned(request, Dimension::Cp, cp) {
             visit(at, Some("forbidden by a pin"));
@@ -90,8 +106,13 @@ fn with_context(
             visit(at, Some("the sequence does not divide by 2 CP TP"));
             continue;
         }
-        for pp in 1..=PP_MAX.min(request.shape.layers) {
+        let stages = 1..=PP_MAX.min(request.shape.layers);
+        for pp in with_pinned(request, Dimension::Pp, stages) {
             let at = Strategy { pp, ..at };
+            if pp > request.shape.layers {
+                visit(at, Some("fewer layers than pipeline stages"));
+                continue;
+            }
             if !pinned(request, Dimension::Pp, pp) {
                 visit(at, Some("forbidden by a pin"));
                 continue;
@@ -129,8 +150,13 @@ fn with_data_parallel(
                 visit(at, Some("EP x ETP does not divide TP x CP x DP"));
                 continue;
             }
-            let batches = powers_of_two(MICRO_BATCH_MAX.min(per_rank));
-            for micro_batch in batches.filter(|size| per_rank.is_multiple_of(*size)) {
+            let sizes = powers_of_two(MICRO_BATCH_MAX.min(per_rank));
+            for micro_batch in with_pinned(request, Dimension::Mbs, sizes) {
+                if !per_rank.is_multiple_of(micro_batch) {
+                    let at = Strategy { micro_batch, ..at };
+                    visit(at, Some("the batch of a rank does not divide by the micro-batch"));
+                    continue;
+                }
                 let micro_batches = per_rank / micro_batch;
                 with_schedule(request, Strategy { micro_batch, micro_batches, ..at }, visit);
             }
@@ -144,7 +170,8 @@ fn with_schedule(
     visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
     let chunks = if at.pp == 1 { 1 } else { (request.shape.layers / at.pp).min(VPP_MAX) };
-    for vpp in 1..=chunks {
+    let all = with_pinned(request, Dimension::Vpp, 1..=chunks);
+    for vpp in all.into_iter().filter(|vpp| at.pp > 1 || *vpp == 1) {
         let schedules: &[PipelineSchedule] = if vpp == 1 && at.pp > 1 {
             &PipelineSchedule::ALL
         } else {

@@ -11,7 +11,10 @@ fn request(model: &str, seq: usize, batch: usize, gpu: GpuModel, gpus: usize) ->
 
 fn page(request: &SearchRequest, found: &Found) -> String {
     let plan = ClusterPlan::new(request, found, Some(1e12)).unwrap();
-    format!("{plan}{}{}", explanation(found, &[]), found.front_table(request))
+    let text = format!("{plan}{}{}", explanation(found, &[]), found.front_table(request));
+    // What the trainer runs is another test's subject.
+    let lines = text.lines().filter(|line| !line.starts_with("  the trainer "));
+    lines.map(|line| format!("{line}\n")).collect()
 }
 
 #[test]
@@ -60,6 +63,8 @@ fn pins_hold_and_lose() {
     check(pin("recompute=full"), |at| at.recompute == crate::ActivationRecompute::Full);
     check(pin("schedule!=1f1b"), |at| at.schedule != crate::schedule::PipelineSchedule::OneFOneB);
     check(Pin::forbid("cp").unwrap(), |at| at.cp == 1);
+    // A value that is not looked at otherwise.
+    check(pin("vpp=10"), |at| at.vpp == 10);
     check(Pin::forbid("tp=8").unwrap(), |at| at.tp != 8);
     for wrong in ["tp", "xp=4", "tp=four", "schedule=fast"] {
         assert!(wrong.parse::<Pin>().is_err(), "{wrong}");
@@ -132,6 +137,17 @@ fn ops_are_recomputed_one_by_one() {
         assert!(more.0 > less.0 && more.1 < less.1, "{less:?} {more:?}");
     }
     assert!(full.0 > selective.0 && full.1 < selective.1, "{selective:?} {full:?}");
+}
+
+/// Small models want more sequences at a time than large ones, and batches have other divisors than
+/// powers of two.
+#[test]
+fn micro_batches_are_as_large_as_is_good() {
+    let mut small = request("llama-134m", 1024, 96, GpuModel::h200(), 1);
+    let best = search(&small).unwrap().best;
+    assert!(best.at.micro_batch >= 16, "{}", best.at);
+    small.pins = vec!["mbs=24".parse().unwrap()];
+    assert_eq!(search(&small).unwrap().best.at.micro_batches, 4);
 }
 
 #[test]

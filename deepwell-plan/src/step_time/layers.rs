@@ -105,14 +105,24 @@ impl Cost<'_> {
             }
             return (forward + gpu.gap_s, backward + 2.0 * gpu.gap_s, context);
         }
-        let scores = rows * heads * local * self.seq as f64;
-        let peak = gpu.bf16_flops * gpu.gemm_efficiency;
+        let (seq, count) = (self.seq as f64, rows * heads);
+        let width = self.shape.head_dim as f64;
+        let (qk, v) = self.shape.latent.map_or((width, width), |latent| {
+            ((latent.qk_dim + latent.rope_dim) as f64, latent.v_dim as f64)
+        });
+        // GEMMs of one head whose K or N is its width are well below the rate of large ones.
+        let gemm =
+            |m, n, k| self.rules.framework * (gpu.batched_gemm_s(count, m, n, k) + gpu.gap_s);
+        let scores = count * local * seq;
         let dropout = if self.rules.dropout { 5.0 } else { 0.0 };
-        // Of each score: written, softmax read and written, dropout and its mask, read again.
-        let forward = (flops / 2.0 / peak).max(gpu.memory_s(2.0 * scores))
-            + (flops / 2.0 / peak).max(gpu.memory_s(2.0 * scores))
+        // Of each score: softmax read and written, dropout and its mask.
+        let forward = gemm(local, seq, qk)
+            + gemm(local, v, seq)
             + self.kernels(scores * (4.0 + dropout), 4.0);
-        let backward = 2.0 * (flops / peak).max(gpu.memory_s(4.0 * scores))
+        let backward = gemm(local, seq, v)
+            + gemm(seq, v, local)
+            + gemm(local, qk, seq)
+            + gemm(seq, qk, local)
             + self.kernels(scores * (6.0 + dropout), 6.0);
         (forward, backward, Overlap::default())
     }
