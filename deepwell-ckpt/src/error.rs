@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::region::Region;
 use crate::tensor::{CkptDtype, Section};
 
 /// Why a checkpoint could not be written, found or read.
@@ -63,6 +64,17 @@ pub enum CheckpointError {
         /// The name.
         name: String,
     },
+    /// The parts that ranks have written do not make up their tensors. Nothing was published.
+    #[error(
+        "the checkpoint of step {step} is not complete: {detail}; nothing was published\n\
+         hint: the newest earlier checkpoint is untouched"
+    )]
+    Incomplete {
+        /// Step of the checkpoint.
+        step: u64,
+        /// What is missing.
+        detail: String,
+    },
     /// An option makes no sense. Nothing was written.
     #[error("checkpoint option `{option}`: expected {expected}, got {got}")]
     InvalidOption {
@@ -95,7 +107,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Step of the checkpoint.
         step: u64,
-        /// Bytes of all tensors together.
+        /// Bytes of all tensors that were to be written here.
         bytes_needed: u64,
     },
 
@@ -224,6 +236,21 @@ pub enum CheckpointError {
         got_dtype: CkptDtype,
         /// Shape in the checkpoint.
         got_shape: Vec<usize>,
+    },
+    /// A rectangle that does not lie in its tensor.
+    #[error(
+        "tensor `{name}` ({section}): expected a part of {shape:?}, got {:?} at {:?}",
+        region.shape, region.offset
+    )]
+    NoRegion {
+        /// Section of the tensor.
+        section: Section,
+        /// Name of the tensor.
+        name: String,
+        /// Shape of the tensor.
+        shape: Vec<usize>,
+        /// What was asked for.
+        region: Region,
     },
     /// The buffer for a tensor has the wrong length.
     #[error(

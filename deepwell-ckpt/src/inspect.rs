@@ -1,6 +1,6 @@
 //! What a checkpoint holds, without reading its tensors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ pub struct Inspection {
     pub sections: Vec<SectionSummary>,
     /// All shards.
     pub files: Vec<FileEntry>,
-    /// All tensors.
+    /// All tensors, those of several ranks part by part.
     pub tensors: Vec<TensorEntry>,
     /// How the model was laid out on the hardware.
     pub plan: Value,
@@ -98,7 +98,7 @@ fn summarize(section: Section, tensors: &[TensorEntry]) -> Option<SectionSummary
     let files: BTreeSet<_> = members.iter().map(|tensor| tensor.file.as_str()).collect();
     Some(SectionSummary {
         section,
-        tensors: members.len(),
+        tensors: members.iter().map(|tensor| tensor.name.as_str()).collect::<HashSet<_>>().len(),
         elements: members
             .iter()
             .map(|tensor| tensor.bytes / tensor.dtype.element_bytes() as u64)
@@ -136,7 +136,7 @@ impl fmt::Display for Inspection {
             formatter,
             "{:<14} {:>8} {:>16} {:>16} {:>6}",
             "total",
-            self.tensors.len(),
+            self.sections.iter().map(|section| section.tensors).sum::<usize>(),
             self.sections.iter().map(|section| section.elements).sum::<u64>(),
             self.tensor_bytes,
             self.files.len()
@@ -161,7 +161,7 @@ impl fmt::Display for Inspection {
                     tensor.section,
                     tensor.dtype,
                     format!("{:?}", tensor.shape),
-                    tensor.name
+                    tensor.name_in_file()
                 )?;
             }
         }

@@ -10,6 +10,11 @@
 //! leaves only whole checkpoints behind. Tensors are streamed from where they lie: saving needs
 //! buffers of 1 MiB, not a second copy of the model.
 //!
+//! Ranks that have a model together save it together: one begins a [`Draft`], each writes what it
+//! has with [`write_shards`], parts of tensors with their offsets in the whole, and the first one
+//! publishes it when all of them have. What is read is whole tensors, or any [`Region`] of one,
+//! whoever wrote them.
+//!
 //! [`list`] and [`latest`] find complete checkpoints; [`load`] opens one and reads tensors on
 //! demand, each checked as it is read; [`verify`] reads every byte and names each damaged place;
 //! [`inspect`] says what is inside; [`diff`] says what differs between two. [`hf`] reads and writes
@@ -46,6 +51,7 @@
 compile_error!("checkpoints hold little-endian elements, which this crate reads without swapping");
 
 mod diff;
+mod draft;
 mod error;
 mod finite;
 mod folder;
@@ -54,6 +60,7 @@ mod inspect;
 mod io;
 mod load;
 mod manifest;
+mod region;
 mod save;
 mod shard;
 mod tensor;
@@ -63,11 +70,13 @@ pub use diff::{
     ChangedTensor, CheckpointDiff, JsonDifference, LoneTensor, TensorDifference, diff,
     json_differences,
 };
+pub use draft::{Draft, RankShards, write_shards};
 pub use error::CheckpointError;
 pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, latest, list, scan};
 pub use inspect::{Inspection, SectionSummary, inspect};
-pub use load::{Checkpoint, load};
+pub use load::{Checkpoint, StoredTensor, load};
 pub use manifest::{FORMAT_VERSION, FileEntry, TensorEntry};
+pub use region::Region;
 pub use save::{CheckpointContents, SaveOptions, SavedCheckpoint, save};
-pub use tensor::{CkptDtype, Section, TensorView};
+pub use tensor::{CkptDtype, PartView, Section, TensorView};
 pub use verify::{Damage, VerifyReport, verify};

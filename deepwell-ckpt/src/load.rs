@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::error::CheckpointError;
 use crate::io::PIECE_BYTES;
 use crate::manifest::{FileEntry, Manifest, TensorEntry};
+use crate::region::Region;
 use crate::tensor::{CkptDtype, Section};
 
 /// An opened checkpoint. Holds the manifest only; tensors stay on the disk until they are read.
@@ -17,7 +18,25 @@ use crate::tensor::{CkptDtype, Section};
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
+    tensors: Vec<StoredTensor>,
     index: HashMap<(Section, String), usize>,
+}
+
+/// A tensor of a checkpoint, whether one rank wrote it or several have written parts of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Name, unique within `section`.
+    pub name: String,
+    /// Role of the tensor.
+    pub section: Section,
+    /// Element type.
+    pub dtype: CkptDtype,
+    /// Shape of all parts together.
+    pub shape: Vec<usize>,
+    /// Bytes of all parts together.
+    pub bytes: u64,
+    /// Where its parts are among [`Checkpoint::entries`].
+    pub parts: Vec<usize>,
 }
 
 /// Opens the checkpoint in folder `path`, such as `runs/a/step-00000120`.
@@ -34,13 +53,25 @@ pub struct Checkpoint {
 /// [`FileLength`](CheckpointError::FileLength) and [`Io`](CheckpointError::Io).
 pub fn load(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let manifest = Manifest::read(path)?;
-    let index = manifest
-        .tensors
-        .iter()
-        .enumerate()
-        .map(|(position, tensor)| ((tensor.section, tensor.name.clone()), position))
-        .collect();
-    Ok(Checkpoint { path: path.to_path_buf(), manifest, index })
+    let mut tensors: Vec<StoredTensor> = Vec::new();
+    let mut index = HashMap::new();
+    for (position, entry) in manifest.tensors.iter().enumerate() {
+        let key = (entry.section, entry.name.clone());
+        let at = *index.entry(key).or_insert_with(|| {
+            tensors.push(StoredTensor {
+                name: entry.name.clone(),
+                section: entry.section,
+                dtype: entry.dtype,
+                shape: entry.global_shape.clone(),
+                bytes: 0,
+                parts: Vec::new(),
+            });
+            tensors.len() - 1
+        });
+        tensors[at].bytes += entry.bytes;
+        tensors[at].parts.push(position);
+    }
+    Ok(Checkpoint { path: path.to_path_buf(), manifest, tensors, index })
 }
 
 impl Checkpoint {
@@ -92,9 +123,15 @@ impl Checkpoint {
         &self.manifest.run
     }
 
-    /// All tensors, in the order in which they are stored.
+    /// All tensors, in the order in which their first parts are stored.
     #[must_use]
-    pub fn tensors(&self) -> &[TensorEntry] {
+    pub fn tensors(&self) -> &[StoredTensor] {
+        &self.tensors
+    }
+
+    /// What is stored where, part by part.
+    #[must_use]
+    pub fn entries(&self) -> &[TensorEntry] {
         &self.manifest.tensors
     }
 
@@ -108,14 +145,14 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// The entry of one tensor.
+    /// One tensor.
     ///
     /// # Errors
     ///
     /// [`CheckpointError::MissingTensor`].
-    pub fn tensor(&self, section: Section, name: &str) -> Result<&TensorEntry, CheckpointError> {
+    pub fn tensor(&self, section: Section, name: &str) -> Result<&StoredTensor, CheckpointError> {
         match self.index.get(&(section, name.to_string())) {
-            Some(&position) => Ok(&self.manifest.tensors[position]),
+            Some(&position) => Ok(&self.tensors[position]),
             None => Err(CheckpointError::MissingTensor {
                 path: self.path.clone(),
                 section,
@@ -127,7 +164,6 @@ impl Checkpoint {
 
     fn missing_hint(&self, section: Section, name: &str) -> String {
         let elsewhere: Vec<_> = self
-            .manifest
             .tensors
             .iter()
             .filter(|tensor| tensor.name == name)
@@ -136,7 +172,7 @@ impl Checkpoint {
         if !elsewhere.is_empty() {
             return format!("the name is in {}", elsewhere.join(", "));
         }
-        let mut members = self.manifest.tensors.iter().filter(|tensor| tensor.section == section);
+        let mut members = self.tensors.iter().filter(|tensor| tensor.section == section);
         match (members.next(), members.count()) {
             (None, _) => "the section is empty".to_string(),
             (Some(first), others) => {
@@ -145,7 +181,7 @@ impl Checkpoint {
         }
     }
 
-    /// The entry of one tensor, which must have this type and shape.
+    /// One tensor, which must have this type and shape.
     ///
     /// # Errors
     ///
@@ -156,7 +192,7 @@ impl Checkpoint {
         name: &str,
         dtype: CkptDtype,
         shape: &[usize],
-    ) -> Result<&TensorEntry, CheckpointError> {
+    ) -> Result<&StoredTensor, CheckpointError> {
         let entry = self.tensor(section, name)?;
         if entry.dtype != dtype || entry.shape != shape {
             return Err(CheckpointError::TensorMismatch {
@@ -186,36 +222,163 @@ impl Checkpoint {
         name: &str,
         buffer: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let entry = self.tensor(section, name)?;
-        if buffer.len() as u64 != entry.bytes {
+        let shape = &self.tensor(section, name)?.shape;
+        self.read_region(section, name, &Region::whole(shape), buffer)
+    }
+
+    /// Reads a rectangle of a tensor into `buffer`, row-major, from the parts that have some of it.
+    /// Each of those is read whole and its checksum checked on the way, in pieces of 1 MiB. After
+    /// an error the buffer's contents are unspecified.
+    ///
+    /// ```
+    /// # use deepwell_ckpt::{CheckpointContents, Region, SaveOptions, Section, TensorView};
+    /// # let root = tempfile::tempdir()?;
+    /// let mut contents = CheckpointContents::new(1);
+    /// let values = [0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0];
+    /// contents.tensors = vec![TensorView::from_f32(Section::Master, "w", &[2, 3], &values)];
+    /// let saved = deepwell_ckpt::save(root.path(), &contents, &SaveOptions::default())?;
+    /// let mut columns = [0; 16];
+    /// let region = Region { offset: vec![0, 1], shape: vec![2, 2] };
+    /// deepwell_ckpt::load(&saved.path)?.read_region(Section::Master, "w", &region, &mut columns)?;
+    /// let columns: Vec<f32> = columns.chunks(4).map(|it|
+    /// f32::from_le_bytes(it.try_into().unwrap())).collect(); assert_eq!(columns, [1.0, 2.0, 4.0,
+    /// 5.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`read_into`](Checkpoint::read_into); [`CheckpointError::NoRegion`].
+    pub fn read_region(
+        &self,
+        section: Section,
+        name: &str,
+        region: &Region,
+        buffer: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let tensor = self.tensor(section, name)?;
+        if !region.is_within(&tensor.shape) {
+            return Err(CheckpointError::NoRegion {
+                section,
+                name: name.to_string(),
+                shape: tensor.shape.clone(),
+                region: region.clone(),
+            });
+        }
+        let element_bytes = tensor.dtype.element_bytes();
+        let expected_bytes = (region.elements() * element_bytes) as u64;
+        if buffer.len() as u64 != expected_bytes {
             return Err(CheckpointError::BufferLength {
                 section,
                 name: name.to_string(),
-                expected_bytes: entry.bytes,
+                expected_bytes,
                 got_bytes: buffer.len(),
             });
         }
+        for &part in &tensor.parts {
+            let entry = &self.manifest.tensors[part];
+            let has = entry.region();
+            if has == *region {
+                return self.read_part(entry, buffer);
+            } else if has.overlaps(region) {
+                self.read_overlap(entry, &has, region, buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what a part has of a region where it belongs in the region's buffer.
+    fn read_overlap(
+        &self,
+        entry: &TensorEntry,
+        has: &Region,
+        region: &Region,
+        buffer: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let element_bytes = entry.dtype.element_bytes();
+        let sides = |region: &Region| {
+            let begin = region.offset.last().copied().unwrap_or(0);
+            begin..begin + region.row_elements()
+        };
+        let (own, wanted) = (sides(has), sides(region));
+        let common = own.start.max(wanted.start)..own.end.min(wanted.end);
+        let mut rows = has.rows();
+        let row_bytes = own.len() * element_bytes;
+        // Pieces end where they end: a row may lie in two of them.
+        let mut row = Vec::with_capacity(row_bytes);
+        let mut piece_buffer = vec![0; PIECE_BYTES];
+        let mut place = |row: &[u8]| {
+            let Some(at) = rows.next() else { return };
+            let Some(begin) = region.row_begin(&at) else { return };
+            let to = (begin + common.start - wanted.start) * element_bytes;
+            let from = (common.start - own.start) * element_bytes;
+            let bytes = common.len() * element_bytes;
+            buffer[to..to + bytes].copy_from_slice(&row[from..from + bytes]);
+        };
+        let mut take = |mut piece: &[u8]| {
+            while !piece.is_empty() {
+                if row.is_empty() && piece.len() >= row_bytes {
+                    place(&piece[..row_bytes]);
+                    piece = &piece[row_bytes..];
+                    continue;
+                }
+                let more = (row_bytes - row.len()).min(piece.len());
+                row.extend_from_slice(&piece[..more]);
+                piece = &piece[more..];
+                if row.len() == row_bytes {
+                    place(&row);
+                    row.clear();
+                }
+            }
+        };
         let path = self.path.join(&entry.file);
-        let mut file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
-        file.seek(SeekFrom::Start(entry.begin)).map_err(CheckpointError::io("read", &path))?;
+        let mut hasher = blake3::Hasher::new();
+        let mut file = self.open_at(entry)?;
+        let mut rest = entry.bytes;
+        while rest > 0 {
+            let piece = &mut piece_buffer[..rest.min(PIECE_BYTES as u64) as usize];
+            file.read_exact(piece).map_err(CheckpointError::io("read", &path))?;
+            hasher.update(piece);
+            take(piece);
+            rest -= piece.len() as u64;
+        }
+        self.check(entry, &hasher)
+    }
+
+    /// Reads a part whole.
+    fn read_part(&self, entry: &TensorEntry, buffer: &mut [u8]) -> Result<(), CheckpointError> {
+        let path = self.path.join(&entry.file);
+        let mut file = self.open_at(entry)?;
         let mut hasher = blake3::Hasher::new();
         for piece in buffer.chunks_mut(PIECE_BYTES) {
             file.read_exact(piece).map_err(CheckpointError::io("read", &path))?;
             hasher.update(piece);
         }
+        self.check(entry, &hasher)
+    }
+
+    /// The shard of a part, at its first byte.
+    fn open_at(&self, entry: &TensorEntry) -> Result<File, CheckpointError> {
+        let path = self.path.join(&entry.file);
+        let mut file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        file.seek(SeekFrom::Start(entry.begin)).map_err(CheckpointError::io("read", &path))?;
+        Ok(file)
+    }
+
+    fn check(&self, entry: &TensorEntry, hasher: &blake3::Hasher) -> Result<(), CheckpointError> {
         let got = hasher.finalize().to_hex().to_string();
-        if got != entry.blake3 {
-            return Err(CheckpointError::TensorChecksum {
-                path,
-                section,
-                name: name.to_string(),
-                offset: entry.begin,
-                bytes: entry.bytes,
-                expected: entry.blake3.clone(),
-                got,
-            });
+        if got == entry.blake3 {
+            return Ok(());
         }
-        Ok(())
+        Err(CheckpointError::TensorChecksum {
+            path: self.path.join(&entry.file),
+            section: entry.section,
+            name: entry.name.clone(),
+            offset: entry.begin,
+            bytes: entry.bytes,
+            expected: entry.blake3.clone(),
+            got,
+        })
     }
 
     /// Reads one tensor's bytes.

@@ -3,7 +3,7 @@
 //! Beside it lies `manifest.blake3`, the checksum of the manifest's own bytes, so that a flipped
 //! bit in the manifest shows too.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::CheckpointError;
+use crate::region::{Region, wrong_with};
 use crate::tensor::{CkptDtype, Section, tensor_bytes};
 
 /// The version that this library writes and reads.
@@ -27,8 +28,8 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 /// Where one tensor is stored.
 ///
 /// The entry is one rectangular part of a tensor of `global_shape`, beginning at `global_offset`.
-/// Version 1 writes whole tensors only: `shape` equals `global_shape` and the offset is all zeros.
-/// The fields are there so that shards of many ranks can be described without a new format.
+/// Of a tensor that one rank had whole it is the only one: `shape` equals `global_shape` and the
+/// offset is all zeros. The parts of others cover the tensor, and no two of them overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
@@ -52,6 +53,31 @@ pub struct TensorEntry {
     pub bytes: u64,
     /// BLAKE3 checksum of those bytes, 64 hexadecimal digits.
     pub blake3: String,
+}
+
+impl TensorEntry {
+    /// The part of the tensor that the entry is.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        Region { offset: self.global_offset.clone(), shape: self.shape.clone() }
+    }
+
+    /// Whether the entry is all of the tensor.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.shape == self.global_shape && self.global_offset.iter().all(|&offset| offset == 0)
+    }
+
+    /// The name in the shard's own header: of a part `name@offset`, as `w@0,128`, since a shard may
+    /// have several parts of a tensor.
+    #[must_use]
+    pub fn name_in_file(&self) -> String {
+        if self.is_whole() {
+            return self.name.clone();
+        }
+        let offsets: Vec<String> = self.global_offset.iter().map(usize::to_string).collect();
+        format!("{}@{}", self.name, offsets.join(","))
+    }
 }
 
 /// One file of a checkpoint.
@@ -148,7 +174,7 @@ impl Manifest {
     }
 
     /// Whether the entries make sense among themselves.
-    fn check_consistency(&self) -> Result<(), String> {
+    pub(crate) fn check_consistency(&self) -> Result<(), String> {
         let mut file_bytes = std::collections::HashMap::new();
         for file in &self.files {
             // A name must not lead out of the folder.
@@ -164,6 +190,7 @@ impl Manifest {
             }
         }
         let mut seen = HashSet::new();
+        let mut parts: BTreeMap<(Section, &str), Vec<&TensorEntry>> = BTreeMap::new();
         for tensor in &self.tensors {
             let name = &tensor.name;
             if !seen.insert((tensor.section, name, &tensor.global_offset)) {
@@ -187,21 +214,31 @@ impl Manifest {
                     tensor.bytes, tensor.shape, tensor.dtype
                 ));
             }
-            let whole = tensor.shape == tensor.global_shape
-                && tensor.global_offset == vec![0; tensor.shape.len()];
-            if !whole {
+            if tensor_bytes(tensor.dtype, &tensor.global_shape).is_none() {
+                return Err(format!("tensor `{name}`: {:?} is no shape", tensor.global_shape));
+            }
+            parts.entry((tensor.section, name.as_str())).or_insert_with(Vec::new).push(tensor);
+        }
+        for ((section, name), parts) in parts {
+            let (dtype, shape) = (parts[0].dtype, &parts[0].global_shape);
+            if let Some(other) =
+                parts.iter().find(|part| (part.dtype, &part.global_shape) != (dtype, shape))
+            {
                 return Err(format!(
-                    "tensor `{name}` is a part {:?} at {:?} of {:?}; this release reads whole \
-                     tensors only",
-                    tensor.shape, tensor.global_offset, tensor.global_shape
+                    "tensor `{name}` ({section}): parts of {shape:?} {dtype} and of {:?} {}",
+                    other.global_shape, other.dtype
                 ));
+            }
+            let regions: Vec<Region> = parts.iter().map(|part| part.region()).collect();
+            if let Some(wrong) = wrong_with(&regions, shape) {
+                return Err(format!("tensor `{name}` ({section}): {wrong}"));
             }
         }
         Ok(())
     }
 
     /// Whether each file is there and as long as it was.
-    fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
+    pub(crate) fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
         for file in &self.files {
             let path = folder.join(&file.name);
             let got_bytes = fs::metadata(&path).map_err(CheckpointError::io("find", &path))?.len();

@@ -13,33 +13,28 @@
 //! If step N was there already, it is renamed to `.replaced-step-N-PID` between 3 and 4. While
 //! `step-N` is missing that folder is listed in its place, so at no moment is there neither.
 //!
+//! Where several ranks save, the first one has the folder of step 2 and each fills it with shards
+//! of its own; the first writes the manifest when all of them have told it what they wrote, so a
+//! rank that dies before leaves nothing that is listed ([`crate::Draft`]).
+//!
 //! A writer holds a lock on `.lock` in the folder, which the kernel drops with the process. So
 //! whoever holds it knows that every folder aside was left by a dead process or a failed save.
 
 use std::collections::HashSet;
-use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::draft::{Place, write_parts};
 use crate::error::CheckpointError;
 use crate::finite::first_non_finite;
-use crate::folder::{Aside, FolderName, entry_names, list, step_folder_name};
-use crate::io::{DiskIo, HashingFile, Io};
-use crate::manifest::{
-    FORMAT_VERSION, FileEntry, MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, TensorEntry,
-};
-use crate::shard::{HeaderTensor, header_bytes};
-use crate::tensor::{Section, TensorView, tensor_bytes};
+use crate::io::{DiskIo, Io};
+use crate::region::Region;
+use crate::tensor::{PartView, TensorView, tensor_bytes};
 
 /// What safetensors keeps for itself among the names of a file.
 const RESERVED_NAME: &str = "__metadata__";
-
-/// How long a writer waits for another one to finish.
-const LOCK_WAIT_S: u64 = 60;
 
 /// Everything that goes into one checkpoint. The tensors are borrowed and never copied.
 ///
@@ -148,39 +143,21 @@ pub(crate) fn save_with<I: Io>(
     options: &SaveOptions,
 ) -> Result<SavedCheckpoint, CheckpointError> {
     check_options(options)?;
-    check_tensors(&contents.tensors)?;
-    fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
-    let pid = std::process::id();
-    let temporary = root.join(Aside::Temporary.folder_name(contents.step, pid));
-    let lock = lock_folder(root, Duration::from_secs(LOCK_WAIT_S))?;
-    let mut warnings = Vec::new();
-    if lock.held {
-        remove_leftovers(io, root, &mut warnings)?;
-    } else {
-        warnings.push(format!(
-            "`{}`: this file system has no locks, so folders left by dead processes are not \
-             removed, and two writers would not see each other",
-            root.display()
-        ));
-        // In a container every run may have the same process id.
-        let _ = io.remove_dir_all(&temporary);
+    let parts: Vec<PartView<'_>> = contents.tensors.iter().cloned().map(PartView::whole).collect();
+    check_parts(&parts)?;
+    let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
+    let full = |error| name_full_disk(error, contents.step, bytes_needed);
+    let place = Place::begin(io, root, contents.step).map_err(full)?;
+    match write_parts(io, &place.folder, None, &parts, options) {
+        Ok(shards) => place.publish(io, contents, vec![shards], options).map_err(full),
+        Err(error) => {
+            place.discard(io);
+            Err(full(error))
+        }
     }
-
-    let bytes = write_aside(io, &temporary, contents, options)
-        .and_then(|bytes| publish(io, root, &temporary, contents.step, pid).map(|()| bytes))
-        .map_err(|error| {
-            // The folder may not exist, or be in place already: then there is nothing to remove.
-            let _ = io.remove_dir_all(&temporary);
-            name_full_disk(error, contents)
-        })?;
-
-    let (pruned_steps, prune_warnings) = prune(io, root, contents.step, pid, options.keep_last);
-    warnings.extend(prune_warnings);
-    let path = root.join(step_folder_name(contents.step));
-    Ok(SavedCheckpoint { step: contents.step, path, bytes, pruned_steps, warnings })
 }
 
-fn check_options(options: &SaveOptions) -> Result<(), CheckpointError> {
+pub(crate) fn check_options(options: &SaveOptions) -> Result<(), CheckpointError> {
     if options.keep_last == Some(0) {
         return Err(CheckpointError::InvalidOption {
             option: "keep_last",
@@ -198,17 +175,23 @@ fn check_options(options: &SaveOptions) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Everything that can be wrong with the tensors, before a byte is written.
-fn check_tensors(tensors: &[TensorView<'_>]) -> Result<(), CheckpointError> {
+/// Everything that can be wrong with what a rank saves, before a byte is written.
+pub(crate) fn check_parts(parts: &[PartView<'_>]) -> Result<(), CheckpointError> {
     let mut seen = HashSet::new();
-    for tensor in tensors {
+    for part in parts {
+        let tensor = &part.view;
         let (section, dtype) = (tensor.section, tensor.dtype);
         let name = || tensor.name.to_string();
         if tensor.name.is_empty() || tensor.name == RESERVED_NAME {
             return Err(CheckpointError::InvalidName { name: name() });
         }
-        if !seen.insert((section, tensor.name)) {
+        if !seen.insert((section, tensor.name, &part.global_offset)) {
             return Err(CheckpointError::DuplicateTensor { section, name: name() });
+        }
+        let region = Region { offset: part.global_offset.clone(), shape: tensor.shape.clone() };
+        if !region.is_within(&part.global_shape) {
+            let shape = part.global_shape.clone();
+            return Err(CheckpointError::NoRegion { section, name: name(), shape, region });
         }
         if tensor_bytes(dtype, &tensor.shape) != Some(tensor.data.len()) {
             return Err(CheckpointError::DataLength {
@@ -232,249 +215,12 @@ fn check_tensors(tensors: &[TensorView<'_>]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// The lock file, and whether this file system has locks at all.
-struct FolderLock {
-    /// Unlocked when it is closed.
-    _file: File,
-    held: bool,
-}
-
-fn lock_folder(root: &Path, wait: Duration) -> Result<FolderLock, CheckpointError> {
-    let path = root.join(".lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(CheckpointError::io("write", &path))?;
-    let begun = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(FolderLock { _file: file, held: true }),
-            Err(TryLockError::WouldBlock) if begun.elapsed() < wait => {
-                thread::sleep(Duration::from_millis(20));
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Err(CheckpointError::WriterBusy {
-                    root: root.to_path_buf(),
-                    waited_s: wait.as_secs(),
-                });
-            }
-            // Some network file systems are mounted without locks. Refusing to save there would
-            // be worse than leaving the leftovers of a killed run.
-            Err(TryLockError::Error(_)) => return Ok(FolderLock { _file: file, held: false }),
-        }
-    }
-}
-
-/// Clears what dead writers left. Call it only with the lock held.
-fn remove_leftovers<I: Io>(
-    io: &I,
-    root: &Path,
-    warnings: &mut Vec<String>,
-) -> Result<(), CheckpointError> {
-    for name in entry_names(root)? {
-        let Some(FolderName::Aside { kind, step, .. }) = FolderName::parse(&name) else {
-            continue;
-        };
-        let path = root.join(&name);
-        let published = root.join(step_folder_name(step));
-        let outcome = if kind == Aside::Replaced && !published.exists() {
-            // Its successor never came: it is the checkpoint of that step again.
-            io.rename(&path, &published)
-        } else {
-            io.remove_dir_all(&path)
-        };
-        if let Err(error) = outcome {
-            warnings.push(format!("cannot clear `{}`: {error}", path.display()));
-        }
-    }
-    Ok(())
-}
-
-/// Writes the whole checkpoint into `folder` and to the disk; its size in bytes.
-fn write_aside<I: Io>(
-    io: &I,
-    folder: &Path,
-    contents: &CheckpointContents<'_>,
-    options: &SaveOptions,
-) -> Result<u64, CheckpointError> {
-    io.create_dir(folder).map_err(CheckpointError::io("create", folder))?;
-    let mut manifest = Manifest {
-        format_version: FORMAT_VERSION,
-        step: contents.step,
-        plan: contents.plan.clone(),
-        policy: contents.policy.clone(),
-        guards: contents.guards.clone(),
-        rng: contents.rng.clone(),
-        data_position: contents.data_position.clone(),
-        run: contents.run.clone(),
-        files: Vec::new(),
-        tensors: Vec::new(),
-    };
-    for section in Section::ALL {
-        let shards = split_section(&contents.tensors, section, options.shard_bytes_max);
-        for (index, shard) in shards.iter().enumerate() {
-            let name = format!("{section}-{:05}.safetensors", index + 1);
-            write_shard(io, folder, name, shard, &mut manifest)?;
-        }
-    }
-    let mut bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
-
-    let manifest_path = folder.join(MANIFEST_FILE);
-    let json = serde_json::to_vec(&manifest).map_err(|error| CheckpointError::ManifestInvalid {
-        path: manifest_path.clone(),
-        detail: error.to_string(),
-    })?;
-    let mut file = HashingFile::create(io, manifest_path)?;
-    file.append(&json, |_| {})?;
-    let digest = file.finish()?;
-    bytes += digest.bytes;
-
-    let mut file = HashingFile::create(io, folder.join(MANIFEST_CHECKSUM_FILE))?;
-    file.append(format!("{}\n", digest.blake3).as_bytes(), |_| {})?;
-    bytes += file.finish()?.bytes;
-
-    io.sync_dir(folder).map_err(CheckpointError::io("sync", folder))?;
-    Ok(bytes)
-}
-
-/// The tensors of one section in shards of at most `bytes_max`, widest elements first, so that
-/// each tensor is aligned to its elements.
-fn split_section<'t, 'a>(
-    tensors: &'t [TensorView<'a>],
-    section: Section,
-    bytes_max: u64,
-) -> Vec<Vec<&'t TensorView<'a>>> {
-    let mut members: Vec<_> = tensors.iter().filter(|tensor| tensor.section == section).collect();
-    members.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.element_bytes()));
-    let mut shards: Vec<Vec<_>> = Vec::new();
-    let mut shard_bytes = 0;
-    for tensor in members {
-        let bytes = tensor.data.len() as u64;
-        match shards.last_mut() {
-            Some(shard) if shard_bytes + bytes <= bytes_max => {
-                shard.push(tensor);
-                shard_bytes += bytes;
-            }
-            _ => {
-                shards.push(vec![tensor]);
-                shard_bytes = bytes;
-            }
-        }
-    }
-    shards
-}
-
-/// Writes one shard and enters it into the manifest.
-fn write_shard<I: Io>(
-    io: &I,
-    folder: &Path,
-    name: String,
-    tensors: &[&TensorView<'_>],
-    manifest: &mut Manifest,
-) -> Result<(), CheckpointError> {
-    let path = folder.join(&name);
-    let header: Vec<_> = tensors
-        .iter()
-        .map(|tensor| HeaderTensor {
-            name: tensor.name,
-            dtype: tensor.dtype,
-            shape: &tensor.shape,
-            bytes: tensor.data.len(),
-        })
-        .collect();
-    let header = header_bytes(&header)
-        .map_err(|detail| CheckpointError::ManifestInvalid { path: path.clone(), detail })?;
-    let mut begin = header.len() as u64;
-    let mut file = HashingFile::create(io, path)?;
-    file.append(&header, |_| {})?;
-    for tensor in tensors {
-        let mut hasher = blake3::Hasher::new();
-        file.append(tensor.data, |piece| {
-            hasher.update(piece);
-        })?;
-        let bytes = tensor.data.len() as u64;
-        manifest.tensors.push(TensorEntry {
-            name: tensor.name.to_string(),
-            section: tensor.section,
-            dtype: tensor.dtype,
-            global_shape: tensor.shape.clone(),
-            global_offset: vec![0; tensor.shape.len()],
-            shape: tensor.shape.clone(),
-            file: name.clone(),
-            begin,
-            bytes,
-            blake3: hasher.finalize().to_hex().to_string(),
-        });
-        begin += bytes;
-    }
-    let digest = file.finish()?;
-    manifest.files.push(FileEntry { name, bytes: digest.bytes, blake3: digest.blake3 });
-    Ok(())
-}
-
-/// Gives the finished folder its name.
-fn publish<I: Io>(
-    io: &I,
-    root: &Path,
-    temporary: &Path,
-    step: u64,
-    pid: u32,
-) -> Result<(), CheckpointError> {
-    let published = root.join(step_folder_name(step));
-    let replaced = root.join(Aside::Replaced.folder_name(step, pid));
-    let replaces = published.exists();
-    if replaces {
-        io.rename(&published, &replaced).map_err(CheckpointError::io("rename", &published))?;
-    }
-    if let Err(cause) = io.rename(temporary, &published) {
-        if replaces {
-            // If this fails too, the listing still finds it aside, and the next save puts it back.
-            let _ = io.rename(&replaced, &published);
-        }
-        return Err(CheckpointError::io("rename", temporary)(cause));
-    }
-    io.sync_dir(root).map_err(CheckpointError::io("sync", root))?;
-    if replaces {
-        // Left for the next save if it cannot be removed now: it is no longer listed.
-        let _ = io.remove_dir_all(&replaced);
-    }
-    Ok(())
-}
-
-/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails
-/// here harms the new one.
-fn prune<I: Io>(
-    io: &I,
-    root: &Path,
-    just_saved: u64,
-    pid: u32,
-    keep_last: Option<usize>,
-) -> (Vec<u64>, Vec<String>) {
-    let (mut pruned, mut warnings) = (Vec::new(), Vec::new());
-    let Some(keep_last) = keep_last else { return (pruned, warnings) };
-    let mut entries = match list(root) {
-        Ok(entries) => entries,
-        Err(error) => return (pruned, vec![error.to_string()]),
-    };
-    entries.retain(|entry| entry.step <= just_saved);
-    let surplus = entries.len().saturating_sub(keep_last);
-    for entry in entries.iter().take(surplus) {
-        let aside = root.join(Aside::Pruned.folder_name(entry.step, pid));
-        let outcome = io.rename(&entry.path, &aside).and_then(|()| {
-            pruned.push(entry.step);
-            io.remove_dir_all(&aside)
-        });
-        if let Err(error) = outcome {
-            warnings.push(format!("cannot remove `{}`: {error}", entry.path.display()));
-        }
-    }
-    (pruned, warnings)
-}
-
 /// A full disk has a message of its own.
-fn name_full_disk(error: CheckpointError, contents: &CheckpointContents<'_>) -> CheckpointError {
+pub(crate) fn name_full_disk(
+    error: CheckpointError,
+    step: u64,
+    bytes_needed: u64,
+) -> CheckpointError {
     match error {
         CheckpointError::Io { path, cause, .. }
             if matches!(
@@ -482,8 +228,7 @@ fn name_full_disk(error: CheckpointError, contents: &CheckpointContents<'_>) -> 
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
             ) =>
         {
-            let bytes_needed = contents.tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
-            CheckpointError::NoSpace { path, step: contents.step, bytes_needed }
+            CheckpointError::NoSpace { path, step, bytes_needed }
         }
         other => other,
     }

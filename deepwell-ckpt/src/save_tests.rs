@@ -3,10 +3,18 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use std::fs::{self, File};
+use std::time::Duration;
+
 use super::*;
-use crate::folder::latest;
+use crate::draft::lock_folder;
+use crate::folder::{FolderName, entry_names, latest, list, step_folder_name};
 use crate::load::load;
+use crate::tensor::Section;
 use crate::verify::verify;
+
+#[path = "draft_tests.rs"]
+mod draft;
 
 /// What happens at the chosen operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

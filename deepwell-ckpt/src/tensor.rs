@@ -217,6 +217,26 @@ impl<'a> TensorView<'a> {
     }
 }
 
+/// One part of a tensor, to be saved by the rank that has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartView<'a> {
+    /// The part's elements; `shape` is that of the part.
+    pub view: TensorView<'a>,
+    /// Shape of the whole tensor.
+    pub global_shape: Vec<usize>,
+    /// Where the part begins in it, per dimension.
+    pub global_offset: Vec<usize>,
+}
+
+impl<'a> PartView<'a> {
+    /// All of a tensor as its one part.
+    #[must_use]
+    pub fn whole(view: TensorView<'a>) -> Self {
+        let global_shape = view.shape.clone();
+        PartView { global_offset: vec![0; global_shape.len()], global_shape, view }
+    }
+}
+
 /// Bytes of a tensor of this shape, or `None` if the product overflows.
 pub(crate) fn tensor_bytes(dtype: CkptDtype, shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(dtype.element_bytes(), |product, &size| product.checked_mul(size))

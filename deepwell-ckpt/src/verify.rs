@@ -124,7 +124,7 @@ fn verify_file(
 ) -> io::Result<()> {
     let path = checkpoint.path().join(&entry.name);
     let mut tensors: Vec<&TensorEntry> =
-        checkpoint.tensors().iter().filter(|tensor| tensor.file == entry.name).collect();
+        checkpoint.entries().iter().filter(|tensor| tensor.file == entry.name).collect();
     tensors.sort_by_key(|tensor| (tensor.begin, tensor.bytes));
 
     let damages_before = report.damages.len();
@@ -199,7 +199,7 @@ fn verify_file(
 }
 
 fn label(tensor: &TensorEntry) -> String {
-    format!("{}/{}", tensor.section, tensor.name)
+    format!("{}/{}", tensor.section, tensor.name_in_file())
 }
 
 /// Whether the shard, read as any safetensors reader would, holds what the manifest says.
@@ -214,7 +214,7 @@ fn compare_header(path: &Path, tensors: &[&TensorEntry]) -> Result<(), String> {
         ));
     }
     for tensor in tensors {
-        let name = &tensor.name;
+        let name = &tensor.name_in_file();
         let Some(info) = in_header.get(name) else {
             return Err(format!("no tensor `{name}`"));
         };

@@ -35,7 +35,7 @@ fn flip_bit(path: &Path, offset: u64) {
 fn notices(path: &Path) -> (bool, bool) {
     let Ok(checkpoint) = load(path) else { return (true, true) };
     let reading = checkpoint
-        .tensors()
+        .entries()
         .iter()
         .any(|tensor| checkpoint.read(tensor.section, &tensor.name).is_err());
     let verifying = verify(path).map_or(true, |report| !report.is_sound());
@@ -54,7 +54,7 @@ fn every_flipped_bit_is_noticed() {
         let bytes = fs::metadata(&file).unwrap().len() - u64::from(name.ends_with(".blake3"));
         let data_begin = load(&path)
             .unwrap()
-            .tensors()
+            .entries()
             .iter()
             .filter(|tensor| tensor.file == name)
             .map(|tensor| tensor.begin)
@@ -77,7 +77,9 @@ fn every_flipped_bit_is_noticed() {
 fn verify_names_file_tensor_offset_and_checksums() {
     let root = tempfile::tempdir().unwrap();
     let path = save_step(root.path(), 1);
-    let entry = load(&path).unwrap().tensor(Section::Weights, "b").unwrap().clone();
+    let checkpoint = load(&path).unwrap();
+    let part = checkpoint.tensor(Section::Weights, "b").unwrap().parts[0];
+    let entry = checkpoint.entries()[part].clone();
     flip_bit(&path.join(&entry.file), entry.begin + 5);
     let report = verify(&path).unwrap();
     assert_eq!(report.damages.len(), 1);
@@ -184,7 +186,11 @@ fn a_manifest_that_lies() {
     check(&|manifest| manifest["tensors"][0]["dtype"] = "F9".into(), "unknown variant `F9`");
     check(
         &|manifest| manifest["tensors"][0]["global_shape"] = vec![4, 3].into(),
-        "is a part [2, 3] at [0, 0] of [4, 3]",
+        "tensor `a` (weights): parts have 6 of its 12 elements",
+    );
+    check(
+        &|manifest| manifest["tensors"][0]["global_offset"] = vec![1, 0].into(),
+        "tensor `a` (weights): a part [2, 3] at [1, 0] of [2, 3]",
     );
     // What only the bytes can tell.
     let root = tempfile::tempdir().unwrap();

@@ -142,9 +142,7 @@ impl<'r> Fit<'r> {
         if self.position.step == 0 {
             self.evaluate(0)?;
         }
-        if self.log.is_some() {
-            self.writer.reserve(self.engine)?;
-        }
+        self.writer.reserve(self.engine, self.settings)?;
         let mut interrupted = false;
         for step in self.position.step + 1..=self.settings.steps {
             let before = self.start(step)?;
@@ -207,7 +205,12 @@ impl<'r> Fit<'r> {
         let last = step == self.settings.steps;
         let evaluates = last || step.is_multiple_of(self.settings.eval_interval());
         // Ranks that look at it at different times would stop after different steps.
-        let stops = self.engine.peers.as_first(stop.load(Ordering::Relaxed))?;
+        let own = [stop.load(Ordering::Relaxed), self.writer.is_written()].map(u64::from);
+        let all = self.engine.peers.gather(&own)?;
+        let stops = all[0][0] == 1;
+        if self.writer.is_pending() && all.iter().all(|of_rank| of_rank[1] == 1) {
+            self.writer.complete(self.engine)?;
+        }
         let interrupts = !last && stops;
         let saves = last || interrupts || step.is_multiple_of(self.settings.checkpoint_interval());
         let is_audited = matches!(&self.in_flight, Some(InFlight { begun: Begun::Audited(_), .. }));

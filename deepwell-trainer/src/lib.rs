@@ -83,7 +83,7 @@ pub use engine::{
 };
 pub use error::TrainError;
 pub use formats::quantized_formats;
-pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
+pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::{ModelSource, StoredParameter};

@@ -47,7 +47,8 @@ pub struct RunSummary {
     /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
     /// value before compilation.
     pub peak_bytes_measured: Option<u64>,
-    /// Pinned host memory that checkpoints are copied to; 0 where the host sees the device's.
+    /// Host memory that the ranks of this process copy checkpoints to, pinned for GPUs; 0 where
+    /// they are written from where they lie.
     #[serde(default)]
     pub pinned_bytes_predicted: u64,
     /// Arena size and its lower bound.
@@ -209,7 +210,8 @@ pub(crate) fn run_as(
     };
     let weights = write_masters(&mut world, &mut model, settings)?;
     let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
-    progress.note(&memory_table(&world));
+    let copies = checkpoint_bytes(&mut world, settings)?;
+    progress.note(&memory_table(&world, &copies));
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);
     let opened = match folder {
         Some(ref folder) => Some(folder.begin(&fingerprint, progress)?),
@@ -233,7 +235,7 @@ pub(crate) fn run_as(
         progress.note("the run has ended already; its summary stays");
         return Ok(summary);
     }
-    let summary = summarize(&world, settings, fit, measured, started);
+    let summary = summarize(&world, settings, fit, &copies, measured, started);
     if is_first {
         let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
         write_whole(&path, &text)?;
@@ -325,6 +327,7 @@ fn summarize(
     world: &World,
     settings: &Settings,
     fit: FitReport,
+    copies: &[u64],
     peak_bytes_measured: Option<u64>,
     started: Instant,
 ) -> RunSummary {
@@ -342,7 +345,7 @@ fn summarize(
         device: settings.device.to_string(),
         peak_bytes_predicted: predicted_peak_bytes(world),
         peak_bytes_measured,
-        pinned_bytes_predicted: pinned_bytes(engine),
+        pinned_bytes_predicted: copies.iter().sum(),
         arena_bytes: [rank.arena_bytes, rank.arena_lower_bound_bytes],
         bytes_at_peak: rank.bytes_at_peak.clone(),
         flops_per_step: program.flops(),
@@ -371,8 +374,13 @@ fn predicted_peak_bytes(world: &World) -> u64 {
     all + world.first().program().fixed_overhead_bytes as u64
 }
 
-fn pinned_bytes(engine: &Engine) -> u64 {
-    if engine.is_asynchronous() { checkpoint::host_bytes(engine) as u64 } else { 0 }
+/// Host memory that each rank of this process copies its share of a checkpoint to.
+fn checkpoint_bytes(world: &mut World, settings: &Settings) -> Result<Vec<u64>, TrainError> {
+    world.on_all(|engine| {
+        let bytes = checkpoint::host_bytes(engine)? as u64;
+        let is_copied = engine.is_asynchronous() || settings.async_checkpoints;
+        Ok(if is_copied { bytes } else { 0 })
+    })
 }
 
 /// Layers of the stages of a pipeline.
@@ -381,7 +389,7 @@ fn stages(engine: &Engine) -> String {
     if layers.is_empty() { String::new() } else { format!(" of {} layers", layers.join(", ")) }
 }
 
-fn memory_table(world: &World) -> String {
+fn memory_table(world: &World, copies: &[u64]) -> String {
     let engine = world.first();
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
@@ -425,8 +433,8 @@ fn memory_table(world: &World) -> String {
             format_bytes(rank.bytes_on_link)
         ));
     }
-    if pinned_bytes(engine) > 0 {
-        let bytes = format_bytes(pinned_bytes(engine));
+    if copies.iter().any(|&bytes| bytes > 0) {
+        let bytes = format_bytes(copies.iter().sum());
         text.push_str(&format!("\n  pinned       {bytes:>12} of host memory, for checkpoints"));
     }
     text

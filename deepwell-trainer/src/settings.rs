@@ -129,6 +129,10 @@ pub struct Settings {
     pub checkpoint_every: Option<u64>,
     /// Checkpoints that are kept.
     pub keep_last: usize,
+    /// Whether checkpoints are written from a copy while training goes on also where the host sees
+    /// the device's memory: shorter stalls for more memory. GPUs have it always.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub async_checkpoints: bool,
     /// Whether the first step is checked call by call against slow definitions.
     pub audit: bool,
     /// Thresholds of the guards, and how long a layer stays in fallback.
@@ -186,6 +190,7 @@ impl Default for Settings {
             interim_eval_tokens: None,
             checkpoint_every: None,
             keep_last: 2,
+            async_checkpoints: false,
             audit: false,
             guards: GuardConfig::default(),
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use deepwell_ckpt::Section;
-use deepwell_trainer::{Settings, Start, TrainError, Trainer};
+use deepwell_trainer::{Settings, Start, TrainError};
 
 use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
 
@@ -107,21 +107,12 @@ fn a_run_goes_on_with_other_ranks() {
     }
 }
 
-/// Every tensor of the newest checkpoint of a run, by section and name.
-fn tensors_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
-    let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(out)).expect("a folder");
-    let newest = deepwell_ckpt::load(&listed.last().expect("a checkpoint").path).expect("whole");
-    let read = |section, name: &str| newest.read(section, name).expect("a tensor");
-    let all = newest.tensors().iter();
-    all.map(|it| ((it.section, it.name.clone()), read(it.section, &it.name))).collect()
-}
-
 /// Masters and moments, which do not depend on who has copies of the weights.
 fn state_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
     let is_state = |section: &Section| {
         matches!(section, Section::Master | Section::MomentFirst | Section::MomentSecond)
     };
-    let all = tensors_by_name(out).into_iter();
+    let all = tensors(out).into_iter();
     all.filter(|((section, _), _)| is_state(section)).collect()
 }
 
@@ -172,7 +163,7 @@ fn a_pipeline_is_one_run() {
     assert_eq!(got.tokens_per_step, expected.tokens_per_step);
     assert_eq!(got.fit.heldout_losses, expected.fit.heldout_losses);
     assert_eq!(metrics(&two.out), metrics(&whole.out));
-    assert!(tensors_by_name(&two.out) == tensors_by_name(&whole.out), "masters, moments, copies");
+    assert!(tensors(&two.out) == tensors(&whole.out), "masters, moments, copies");
 
     let moved = stages("two-then-one-then-two", 2, 0);
     assert!(go_until(&moved, 2).fit.interrupted);
@@ -180,7 +171,7 @@ fn a_pipeline_is_one_run() {
     assert!(go_on_until(&on_one, Start::ResumeChanged, 4).fit.interrupted);
     go(&moved, Start::ResumeChanged).unwrap();
     assert_eq!(metrics(&moved.out), metrics(&whole.out));
-    assert!(tensors_by_name(&moved.out) == tensors_by_name(&whole.out));
+    assert!(tensors(&moved.out) == tensors(&whole.out));
 
     // Two pipelines that have a part of the optimizer state each, beside two whole models.
     let of_ranks = go(&place.settings("two-ranks", 2), Start::New).unwrap();
@@ -188,6 +179,6 @@ fn a_pipeline_is_one_run() {
     let got = go(&shared, Start::New).unwrap();
     assert_eq!(metrics(&shared.out), metrics(&place.settings("two-ranks", 2).out));
     assert_eq!(got.fit.heldout_losses, of_ranks.fit.heldout_losses);
-    let expected = tensors_by_name(&place.settings("two-ranks", 2).out);
-    assert!(tensors_by_name(&shared.out) == expected);
+    let expected = tensors(&place.settings("two-ranks", 2).out);
+    assert!(tensors(&shared.out) == expected);
 }

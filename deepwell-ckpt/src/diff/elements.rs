@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::error::CheckpointError;
 use crate::io::PIECE_BYTES;
-use crate::load::Checkpoint;
+use crate::load::{Checkpoint, StoredTensor};
 use crate::manifest::TensorEntry;
 use crate::tensor::CkptDtype;
 
@@ -52,10 +52,20 @@ impl Distance {
 
 /// Reads both tensors side by side, checks the checksum of each and compares them.
 pub(super) fn compare(
-    [a, b]: [(&Checkpoint, &TensorEntry); 2],
+    [a, b]: [(&Checkpoint, &StoredTensor); 2],
     buffers: &mut [Vec<u8>; 2],
 ) -> Result<Distance, CheckpointError> {
     let dtype = a.1.dtype;
+    let ([of_a], [of_b]) = (&a.1.parts[..], &b.1.parts[..]) else {
+        let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
+            checkpoint.read(tensor.section, &tensor.name)
+        };
+        let mut distance = Distance::default();
+        distance.add(dtype, 0, &read(a)?, &read(b)?);
+        return Ok(distance);
+    };
+    let a = (a.0, &a.0.entries()[*of_a]);
+    let b = (b.0, &b.0.entries()[*of_b]);
     let mut readers = [Reader::open(a.0, a.1)?, Reader::open(b.0, b.1)?];
     let mut distance = Distance::default();
     let mut position = 0;

@@ -12,8 +12,7 @@ use serde_json::Value;
 
 pub use self::json::{JsonDifference, json_differences};
 use crate::error::CheckpointError;
-use crate::load::{Checkpoint, load};
-use crate::manifest::TensorEntry;
+use crate::load::{Checkpoint, StoredTensor, load};
 use crate::tensor::{CkptDtype, Section};
 
 /// A tensor that only one of two checkpoints has.
@@ -107,7 +106,8 @@ impl CheckpointDiff {
 /// Compares the checkpoints in folders `a` and `b`.
 ///
 /// Tensors whose checksums are the same in both manifests are equal and not read. The others are
-/// read side by side, 2 MiB at a time, and their checksums are checked on the way.
+/// read side by side, 2 MiB at a time, and their checksums are checked on the way. Tensors that
+/// ranks have written parts of are read whole.
 ///
 /// ```
 /// use deepwell_ckpt::{CheckpointContents, SaveOptions, Section, TensorView, diff, save};
@@ -132,7 +132,7 @@ impl CheckpointDiff {
 /// was read and is damaged; [`Io`](CheckpointError::Io).
 pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     let (first, second) = (load(a)?, load(b)?);
-    let others: HashMap<(Section, &str), &TensorEntry> =
+    let others: HashMap<(Section, &str), &StoredTensor> =
         second.tensors().iter().map(|tensor| (key(tensor), tensor)).collect();
     let mut found = CheckpointDiff {
         a: a.to_path_buf(),
@@ -161,11 +161,16 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
             });
             continue;
         }
-        if tensor.blake3 == other.blake3 {
+        if has_same_checksums([(&first, tensor), (&second, other)]) {
             found.equal += 1;
             continue;
         }
         let distance = elements::compare([(&first, tensor), (&second, other)], &mut buffers)?;
+        // The same elements in other parts.
+        if distance.differing == 0 {
+            found.equal += 1;
+            continue;
+        }
         found.differing.push(TensorDifference {
             section,
             name,
@@ -183,11 +188,24 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     Ok(found)
 }
 
-fn key(tensor: &TensorEntry) -> (Section, &str) {
+/// Whether the manifests alone say that two tensors are equal: the same parts of the same bytes.
+fn has_same_checksums([a, b]: [(&Checkpoint, &StoredTensor); 2]) -> bool {
+    let parts = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
+        let entries = tensor.parts.iter().map(|&part| &checkpoint.entries()[part]);
+        let mut parts: Vec<_> = entries
+            .map(|it| (it.global_offset.clone(), it.shape.clone(), it.blake3.clone()))
+            .collect();
+        parts.sort();
+        parts
+    };
+    parts(a) == parts(b)
+}
+
+fn key(tensor: &StoredTensor) -> (Section, &str) {
     (tensor.section, &tensor.name)
 }
 
-fn lone(tensor: &TensorEntry) -> LoneTensor {
+fn lone(tensor: &StoredTensor) -> LoneTensor {
     LoneTensor {
         section: tensor.section,
         name: tensor.name.clone(),

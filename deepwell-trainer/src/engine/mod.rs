@@ -23,7 +23,7 @@ pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
-pub(crate) use self::shards::{Moment, Whole, is_gathered};
+pub(crate) use self::shards::{Moment, is_gathered, part};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -347,12 +347,6 @@ impl Engine {
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;
         self.refresh_weight_copies()
-    }
-
-    /// The program that another rank of the same world runs.
-    pub(crate) fn lower_for_rank(&self, rank: usize) -> Result<Program, TrainError> {
-        let target = self.target.clone().as_rank(self.plan.parallel.ranks(rank));
-        Ok(lower(&self.graph, &self.plan, self.catalog.as_ref(), &target)?)
     }
 
     fn check_state_stays(&self, program: &Program) -> Result<(), KernelError> {

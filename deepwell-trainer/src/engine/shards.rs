@@ -2,15 +2,14 @@
 //!
 //! Between steps the masters are whole on every rank, where the weights' body gathers them, so
 //! that whoever reads or writes them sees no slices. Before the body runs on masters that the host
-//! wrote, each rank takes its slices from there. Moments are nowhere whole: rank 0 collects them
-//! for a checkpoint, and with them what tensor-parallel ranks have slices of. Masters that are
-//! gathered where a layer needs them (ZeRO 2 and 3) are nowhere whole either: who writes them
-//! writes slices.
+//! wrote, each rank takes its slices from there. Moments are nowhere whole: each rank saves and
+//! loads its own. Masters that are gathered where a layer needs them (ZeRO 2 and 3) are nowhere
+//! whole either: who writes them writes slices.
 
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, ParameterState, Program, Shard, Split, ValueId};
+use deepwell_ir::{ByteRange, ParameterState, Program, Shard, ValueId};
 
 use super::Engine;
 use crate::TrainError;
@@ -44,19 +43,8 @@ impl Moment {
     }
 }
 
-/// A master or a moment of a parameter, of all ranks.
-#[derive(Clone, Debug)]
-pub(crate) struct Whole {
-    /// Which parameter.
-    pub(crate) parameter: usize,
-    /// Which moment; none of a master.
-    pub(crate) moment: Option<Moment>,
-    /// Its elements, row-major.
-    pub(crate) values: Vec<f32>,
-}
-
 /// What a slice has of a parameter: elements of the slice, and of the parameter.
-fn part(
+pub(crate) fn part(
     slice: Range<usize>,
     offset: usize,
     elements: usize,
@@ -121,21 +109,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    /// Writes this rank's part of a moment, given whole, into its slice.
-    pub(crate) fn write_moment(
-        &mut self,
-        parameter: usize,
-        moment: Moment,
-        whole: &[f32],
-    ) -> Result<(), TrainError> {
-        let state = &self.program().parameters[parameter];
-        let own = state
-            .split
-            .map(|split| split.extract(whole, &self.program().value(state.master).shape));
-        let whole = own.as_deref().unwrap_or(whole);
-        self.write_slice(parameter, &|shard| moment.slice_of(shard), whole)
     }
 
     /// Writes this rank's part of a tensor of a parameter into its slice.
@@ -205,117 +178,6 @@ impl Engine {
         let whole: Vec<f32> = pod_collect_to_vec(whole);
         let own = split.extract(&whole, &program.value(id).shape);
         self.write_value(id, cast_slice(&own))
-    }
-
-    /// The masters and moments that ranks have slices of, whole: on rank 0, which the others give
-    /// theirs to; of the other stages of a pipeline on the first rank of each group. All ranks ask
-    /// at the same time.
-    pub(crate) fn collect_parts(&mut self) -> Result<Vec<Whole>, TrainError> {
-        let mut parts = self.collect_splits()?;
-        for shard in self.program().shards.clone() {
-            let ranks = self.ranks_of_stage();
-            let masters = self.is_gathered(&shard).then_some(None);
-            for moment in masters.into_iter().chain(Moment::ALL.map(Some)) {
-                let mut own = vec![0f32; self.program().value(shard.master).elements()];
-                let slice = moment.map_or(shard.master, |moment| moment.slice_of(&shard));
-                self.read_value(slice, cast_slice_mut(&mut own))?;
-                let slices = self.collect_of_stage(&ranks, &own)?;
-                if slices.is_empty() {
-                    continue;
-                }
-                for &(parameter, offset) in &shard.parameters {
-                    let master = self.program().parameters[parameter].master;
-                    let elements = self.program().value(master).elements();
-                    let of_tensor_rank = |place: usize| {
-                        let mut values = vec![0f32; elements];
-                        for (&rank, slice) in ranks.iter().zip(&slices) {
-                            let rank = rank as usize;
-                            let is_its = self.plan.parallel.split_place(rank) == place;
-                            let range = self.slice(&shard, rank);
-                            if let Some((from, to)) = part(range, offset, elements)
-                                && is_its
-                            {
-                                values[to].copy_from_slice(&slice[from]);
-                            }
-                        }
-                        values
-                    };
-                    let values = self.joined(parameter, &of_tensor_rank);
-                    parts.push(Whole { parameter, moment, values });
-                }
-            }
-        }
-        parts.sort_by_key(|it| (it.parameter, it.moment));
-        Ok(parts)
-    }
-
-    /// The ranks of this rank's stage of a pipeline: all, where there is one stage.
-    fn ranks_of_stage(&self) -> Vec<u32> {
-        let parallel = self.plan.parallel;
-        let stage = parallel.pipeline_place(self.rank());
-        let ranks = 0..parallel.world_size();
-        let is_of_stage = |rank: &usize| parallel.pipeline_place(*rank) == stage;
-        ranks.filter(is_of_stage).map(|rank| rank as u32).collect()
-    }
-
-    /// The numbers of this stage's ranks on the first of them; nothing on the others.
-    fn collect_of_stage(
-        &mut self,
-        ranks: &[u32],
-        own: &[f32],
-    ) -> Result<Vec<Vec<f32>>, TrainError> {
-        match self.plan.parallel.pipeline {
-            1 => self.peers.collect(own),
-            _ => self.peers.collect_among(ranks, own),
-        }
-    }
-
-    /// Masters, and moments that are no shards, of which tensor-parallel ranks have slices.
-    fn collect_splits(&mut self) -> Result<Vec<Whole>, TrainError> {
-        let ranks = self.ranks_of_stage();
-        let mut wholes = Vec::new();
-        for parameter in 0..self.program().parameters.len() {
-            let state = self.program().parameters[parameter].clone();
-            if state.split.is_none() {
-                continue;
-            }
-            for (moment, id) in [
-                (None, Some(state.master)),
-                (Some(Moment::First), state.first_moment),
-                (Some(Moment::Second), state.second_moment),
-            ] {
-                let Some(id) = id else { continue };
-                let mut own = vec![0f32; self.program().value(id).elements()];
-                self.read_value(id, cast_slice_mut(&mut own))?;
-                let slices = self.collect_of_stage(&ranks, &own)?;
-                if slices.is_empty() {
-                    continue;
-                }
-                let parallel = self.plan.parallel;
-                let of_tensor_rank = |place: usize| {
-                    let is_its =
-                        |(rank, _): &(&u32, _)| parallel.split_place(**rank as usize) == place;
-                    let slice = ranks.iter().zip(&slices).find(is_its);
-                    slice.map(|(_, slice)| slice.clone()).unwrap_or_default()
-                };
-                let values = self.joined(parameter, &of_tensor_rank);
-                wholes.push(Whole { parameter, moment, values });
-            }
-        }
-        Ok(wholes)
-    }
-
-    /// A tensor of the shape of a parameter, from what the tensor-parallel rank at each place has.
-    fn joined(&self, parameter: usize, of_rank: &dyn Fn(usize) -> Vec<f32>) -> Vec<f32> {
-        let program = self.program();
-        let state = &program.parameters[parameter];
-        let Some(split) = state.split else { return of_rank(0) };
-        let own = &program.value(state.master).shape;
-        let mut whole = vec![0f32; program.whole_shape(state).iter().product()];
-        for place in 0..split.parts {
-            Split { place, ..split }.insert(&of_rank(place), own, &mut whole);
-        }
-        whole
     }
 }
 

@@ -207,7 +207,10 @@ fn whether_a_checkpoint_fits_a_plan() {
     let all = tensors(&of_alone["ranks"][0]);
     let of_shares = fit(&shares);
     assert_eq!(of_shares["fits"], true, "{of_shares}");
-    assert_eq!(tensors(&of_shares["ranks"][0]), all, "{of_shares}");
+    // Its slices of the moments.
+    let bytes = |fit: &serde_json::Value| fit["ranks"][0]["bytes"].as_u64().expect("bytes");
+    assert!(tensors(&of_shares["ranks"][0]) < all, "{of_shares}");
+    assert!((bytes(&of_alone) / 3..bytes(&of_alone) * 2 / 3).contains(&bytes(&of_shares)));
     assert_eq!(of_shares["ranks"][0]["alike"].as_array().map(Vec::len), Some(3));
     let of_stages = fit(&stages);
     let ranks = of_stages["ranks"].as_array().expect("ranks");

@@ -1,10 +1,12 @@
 //! What tests of runs of several ranks share: a folder with text, and runs in it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use deepwell_ckpt::Section;
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, RunSummary, run};
 use deepwell_trainer::{Progress, Record, Settings, Start, TrainError, Trainer};
@@ -85,24 +87,12 @@ pub(crate) fn metrics(out: &Path) -> (Steps, Vec<(u64, f64)>) {
     (steps, records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect())
 }
 
-/// Everything in the newest checkpoint of a run but what says how it was made.
-pub(crate) fn tensors(out: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+/// Every tensor of the newest checkpoint of a run, whole, by section and name, whoever wrote which
+/// part of it.
+pub(crate) fn tensors(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
     let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(out)).expect("a folder");
-    let newest = &listed.last().expect("a checkpoint").path;
-    let mut files: Vec<PathBuf> = Vec::new();
-    let mut folders = vec![newest.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false if path.extension().is_some_and(|it| it == "safetensors") => files.push(path),
-                false => {}
-            }
-        }
-    }
-    files.sort();
-    assert!(!files.is_empty());
-    let relative = |path: &PathBuf| path.strip_prefix(newest).expect("inside").to_path_buf();
-    files.iter().map(|path| (relative(path), fs::read(path).expect("a file"))).collect()
+    let newest = deepwell_ckpt::load(&listed.last().expect("a checkpoint").path).expect("whole");
+    let read = |section, name: &str| newest.read(section, name).expect("a tensor");
+    let all = newest.tensors().iter();
+    all.map(|it| ((it.section, it.name.clone()), read(it.section, &it.name))).collect()
 }

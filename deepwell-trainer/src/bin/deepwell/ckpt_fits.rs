@@ -113,7 +113,7 @@ pub(crate) fn run(args: &FitsArgs) -> Result<Outcome> {
             rank,
             alike,
             peak_bytes,
-            reads: reads(&checkpoint, &of_rank.program),
+            reads: reads(&checkpoint, &of_rank.program, parallel),
         });
     }
     let fits = ranks.iter().all(|rank| rank.reads.misfits.is_empty());

@@ -1,0 +1,492 @@
+//! A checkpoint on its way to the disk, which one rank begins and publishes and all of them fill.
+//!
+//! | who | what |
+//! |---|---|
+//! | the first rank | [`Draft::begin`]: takes the lock, clears leftovers, makes the folder aside |
+//! | every rank | [`write_shards`]: writes what it has into files of its own, and syncs them |
+//! | the first rank | [`Draft::publish`]: looks for all parts, writes the manifest, renames |
+//!
+//! How the ranks tell each other of the folder, and of what they wrote, is theirs. A draft that is
+//! dropped is removed; one whose process dies is cleared by the next one.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CheckpointError;
+use crate::folder::{Aside, FolderName, entry_names, list, step_folder_name};
+use crate::io::{DiskIo, HashingFile, Io};
+use crate::manifest::{
+    FORMAT_VERSION, FileEntry, MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, TensorEntry,
+};
+use crate::save::{
+    CheckpointContents, SaveOptions, SavedCheckpoint, check_options, check_parts, name_full_disk,
+};
+use crate::shard::{HeaderTensor, header_bytes};
+use crate::tensor::{PartView, Section};
+
+/// How long a writer waits for another one to finish.
+const LOCK_WAIT_S: u64 = 60;
+
+/// A checkpoint that has no name yet, and the right to write into its folder of checkpoints.
+///
+/// ```
+/// use deepwell_ckpt::{CheckpointContents, Draft, PartView, SaveOptions, Section, TensorView};
+///
+/// # let root = tempfile::tempdir()?;
+/// # let root = root.path();
+/// let (options, step) = (SaveOptions::default(), 120);
+/// let draft = Draft::begin(root, step)?;
+/// // Each rank has two of the four rows of `w`; they do this at the same time.
+/// let write = |rank: u32, rows: [f32; 4]| {
+///     let part = PartView {
+///         view: TensorView::from_f32(Section::Master, "w", &[2, 2], &rows),
+///         global_shape: vec![4, 2],
+///         global_offset: vec![2 * rank as usize, 0],
+///     };
+///     deepwell_ckpt::write_shards(draft.folder(), Some(rank), &[part], &options)
+/// };
+/// let shards = vec![write(0, [0.0, 1.0, 2.0, 3.0])?, write(1, [4.0, 5.0, 6.0, 7.0])?];
+/// let saved = draft.publish(&CheckpointContents::new(step), shards, &options)?;
+///
+/// let mut whole = [0.0; 8];
+/// let checkpoint = deepwell_ckpt::load(&saved.path)?;
+/// checkpoint.read_f32_into(Section::Master, "w", &[4, 2], &mut whole)?;
+/// assert_eq!(whole, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Draft {
+    /// None once it is published.
+    place: Option<Place>,
+    folder: PathBuf,
+}
+
+/// What a rank has written into the folder of a draft, for the rank that publishes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankShards {
+    /// Its files.
+    pub files: Vec<FileEntry>,
+    /// The parts of tensors in them.
+    pub tensors: Vec<TensorEntry>,
+}
+
+impl Draft {
+    /// Begins the checkpoint of a step in `root`, which is created if needed.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::WriterBusy`] if another process holds the folder for a minute, and
+    /// [`CheckpointError::Io`].
+    pub fn begin(root: &Path, step: u64) -> Result<Draft, CheckpointError> {
+        let place = Place::begin(&DiskIo, root, step)?;
+        Ok(Draft { folder: place.folder.clone(), place: Some(place) })
+    }
+
+    /// Where ranks write their shards.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A number by which [`Draft::folder_of`] gives the folder to another rank.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.place.as_ref().map_or(0, |place| place.pid)
+    }
+
+    /// The folder of another rank's draft of a step in `root`.
+    #[must_use]
+    pub fn folder_of(root: &Path, step: u64, id: u32) -> PathBuf {
+        root.join(Aside::Temporary.folder_name(step, id))
+    }
+
+    /// Makes the checkpoint appear, once every rank has written what `shards` says. `contents` has
+    /// the JSON sections and no tensors.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Incomplete`] where parts are missing or overlap, or a file is not there
+    /// as it was written; [`NoSpace`](CheckpointError::NoSpace) and [`Io`](CheckpointError::Io).
+    /// After an error the earlier checkpoints are as they were, and the folder of the draft is
+    /// removed.
+    pub fn publish(
+        mut self,
+        contents: &CheckpointContents<'_>,
+        shards: Vec<RankShards>,
+        options: &SaveOptions,
+    ) -> Result<SavedCheckpoint, CheckpointError> {
+        check_options(options)?;
+        let Some(place) = self.place.take() else { unreachable!("it is published once") };
+        place.publish(&DiskIo, contents, shards, options)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some(place) = &self.place {
+            // Cleared by the next writer otherwise.
+            let _ = DiskIo.remove_dir_all(&place.folder);
+        }
+    }
+}
+
+/// Writes what a rank has into files of its own in the folder of a [`Draft`], and waits for the
+/// disk. A rank that is alone names none. Memory: buffers of at most 1 MiB.
+///
+/// # Errors
+///
+/// As [`save`](crate::save), before anything is written and from the disk.
+pub fn write_shards(
+    folder: &Path,
+    rank: Option<u32>,
+    parts: &[PartView<'_>],
+    options: &SaveOptions,
+) -> Result<RankShards, CheckpointError> {
+    check_options(options)?;
+    check_parts(parts)?;
+    let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let step = match FolderName::parse(&name) {
+        Some(FolderName::Aside { step, .. } | FolderName::Step { step }) => step,
+        None => 0,
+    };
+    write_parts(&DiskIo, folder, rank, parts, options)
+        .map_err(|error| name_full_disk(error, step, bytes_needed))
+}
+
+/// Where a draft is, and the lock under which it is made.
+#[derive(Debug)]
+pub(crate) struct Place {
+    root: PathBuf,
+    pub(crate) folder: PathBuf,
+    step: u64,
+    pid: u32,
+    warnings: Vec<String>,
+    _lock: FolderLock,
+}
+
+impl Place {
+    pub(crate) fn begin<I: Io>(io: &I, root: &Path, step: u64) -> Result<Place, CheckpointError> {
+        fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
+        let pid = std::process::id();
+        let folder = Draft::folder_of(root, step, pid);
+        let lock = lock_folder(root, Duration::from_secs(LOCK_WAIT_S))?;
+        let mut warnings = Vec::new();
+        if lock.held {
+            remove_leftovers(io, root, &mut warnings)?;
+        } else {
+            warnings.push(format!(
+                "`{}`: this file system has no locks, so folders left by dead processes are not \
+                 removed, and two writers would not see each other",
+                root.display()
+            ));
+            // In a container every run may have the same process id.
+            let _ = io.remove_dir_all(&folder);
+        }
+        io.create_dir(&folder).map_err(|cause| {
+            // The folder may not exist: then there is nothing to remove.
+            let _ = io.remove_dir_all(&folder);
+            CheckpointError::io("create", &folder)(cause)
+        })?;
+        Ok(Place { root: root.to_path_buf(), folder, step, pid, warnings, _lock: lock })
+    }
+
+    /// Removes what was written, after an error.
+    pub(crate) fn discard<I: Io>(&self, io: &I) {
+        // The folder may be in place already: then there is nothing to remove.
+        let _ = io.remove_dir_all(&self.folder);
+    }
+
+    pub(crate) fn publish<I: Io>(
+        mut self,
+        io: &I,
+        contents: &CheckpointContents<'_>,
+        shards: Vec<RankShards>,
+        options: &SaveOptions,
+    ) -> Result<SavedCheckpoint, CheckpointError> {
+        let named = self.finish(io, contents, shards).and_then(|bytes| {
+            publish(io, &self.root, &self.folder, self.step, self.pid).map(|()| bytes)
+        });
+        let bytes = named.inspect_err(|_| self.discard(io))?;
+        let keep_last = options.keep_last;
+        let (pruned_steps, warnings) = prune(io, &self.root, self.step, self.pid, keep_last);
+        self.warnings.extend(warnings);
+        let path = self.root.join(step_folder_name(self.step));
+        Ok(SavedCheckpoint { step: self.step, path, bytes, pruned_steps, warnings: self.warnings })
+    }
+
+    /// Writes the manifest of all shards; the bytes of all files.
+    fn finish<I: Io>(
+        &self,
+        io: &I,
+        contents: &CheckpointContents<'_>,
+        shards: Vec<RankShards>,
+    ) -> Result<u64, CheckpointError> {
+        let folder = &self.folder;
+        let mut manifest = Manifest {
+            format_version: FORMAT_VERSION,
+            step: contents.step,
+            plan: contents.plan.clone(),
+            policy: contents.policy.clone(),
+            guards: contents.guards.clone(),
+            rng: contents.rng.clone(),
+            data_position: contents.data_position.clone(),
+            run: contents.run.clone(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+        };
+        for RankShards { files, tensors } in shards {
+            manifest.files.extend(files);
+            manifest.tensors.extend(tensors);
+        }
+        let incomplete = |detail| CheckpointError::Incomplete { step: contents.step, detail };
+        manifest.check_consistency().map_err(incomplete)?;
+        manifest.check_lengths(folder).map_err(|error| incomplete(error.to_string()))?;
+        let mut bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+
+        let manifest_path = folder.join(MANIFEST_FILE);
+        let json =
+            serde_json::to_vec(&manifest).map_err(|error| CheckpointError::ManifestInvalid {
+                path: manifest_path.clone(),
+                detail: error.to_string(),
+            })?;
+        let mut file = HashingFile::create(io, manifest_path)?;
+        file.append(&json, |_| {})?;
+        let digest = file.finish()?;
+        bytes += digest.bytes;
+
+        let mut file = HashingFile::create(io, folder.join(MANIFEST_CHECKSUM_FILE))?;
+        file.append(format!("{}\n", digest.blake3).as_bytes(), |_| {})?;
+        bytes += file.finish()?.bytes;
+
+        io.sync_dir(folder).map_err(CheckpointError::io("sync", folder))?;
+        Ok(bytes)
+    }
+}
+
+/// Writes what one rank has; without a rank, of a checkpoint that is written whole.
+pub(crate) fn write_parts<I: Io>(
+    io: &I,
+    folder: &Path,
+    rank: Option<u32>,
+    parts: &[PartView<'_>],
+    options: &SaveOptions,
+) -> Result<RankShards, CheckpointError> {
+    let mut written = RankShards { files: Vec::new(), tensors: Vec::new() };
+    let of_rank = rank.map_or_else(String::new, |rank| format!("-r{rank:05}"));
+    for section in Section::ALL {
+        let shards = split_section(parts, section, options.shard_bytes_max);
+        for (index, shard) in shards.iter().enumerate() {
+            let name = format!("{section}{of_rank}-{:05}.safetensors", index + 1);
+            write_shard(io, folder, name, shard, &mut written)?;
+        }
+    }
+    Ok(written)
+}
+
+/// The tensors of one section in shards of at most `bytes_max`, widest elements first, so that
+/// each tensor is aligned to its elements.
+fn split_section<'t, 'a>(
+    parts: &'t [PartView<'a>],
+    section: Section,
+    bytes_max: u64,
+) -> Vec<Vec<&'t PartView<'a>>> {
+    let mut members: Vec<_> = parts.iter().filter(|part| part.view.section == section).collect();
+    members.sort_by_key(|part| std::cmp::Reverse(part.view.dtype.element_bytes()));
+    let mut shards: Vec<Vec<_>> = Vec::new();
+    let mut shard_bytes = 0;
+    for part in members {
+        let bytes = part.view.data.len() as u64;
+        match shards.last_mut() {
+            Some(shard) if shard_bytes + bytes <= bytes_max => {
+                shard.push(part);
+                shard_bytes += bytes;
+            }
+            _ => {
+                shards.push(vec![part]);
+                shard_bytes = bytes;
+            }
+        }
+    }
+    shards
+}
+
+/// Writes one shard and enters it among what was written.
+fn write_shard<I: Io>(
+    io: &I,
+    folder: &Path,
+    name: String,
+    parts: &[&PartView<'_>],
+    written: &mut RankShards,
+) -> Result<(), CheckpointError> {
+    let path = folder.join(&name);
+    let mut entries: Vec<TensorEntry> = parts
+        .iter()
+        .map(|part| TensorEntry {
+            name: part.view.name.to_string(),
+            section: part.view.section,
+            dtype: part.view.dtype,
+            global_shape: part.global_shape.clone(),
+            global_offset: part.global_offset.clone(),
+            shape: part.view.shape.clone(),
+            file: name.clone(),
+            begin: 0,
+            bytes: part.view.data.len() as u64,
+            blake3: String::new(),
+        })
+        .collect();
+    let names: Vec<String> = entries.iter().map(TensorEntry::name_in_file).collect();
+    let header: Vec<_> = names
+        .iter()
+        .zip(parts)
+        .map(|(name, part)| HeaderTensor {
+            name,
+            dtype: part.view.dtype,
+            shape: &part.view.shape,
+            bytes: part.view.data.len(),
+        })
+        .collect();
+    let header = header_bytes(&header)
+        .map_err(|detail| CheckpointError::ManifestInvalid { path: path.clone(), detail })?;
+    let mut begin = header.len() as u64;
+    let mut file = HashingFile::create(io, path)?;
+    file.append(&header, |_| {})?;
+    for (entry, part) in entries.iter_mut().zip(parts) {
+        let mut hasher = blake3::Hasher::new();
+        file.append(part.view.data, |piece| {
+            hasher.update(piece);
+        })?;
+        entry.begin = begin;
+        entry.blake3 = hasher.finalize().to_hex().to_string();
+        begin += entry.bytes;
+    }
+    let digest = file.finish()?;
+    written.files.push(FileEntry { name, bytes: digest.bytes, blake3: digest.blake3 });
+    written.tensors.append(&mut entries);
+    Ok(())
+}
+
+/// The lock file, and whether this file system has locks at all.
+#[derive(Debug)]
+pub(crate) struct FolderLock {
+    /// Unlocked when it is closed.
+    _file: File,
+    pub(crate) held: bool,
+}
+
+pub(crate) fn lock_folder(root: &Path, wait: Duration) -> Result<FolderLock, CheckpointError> {
+    let path = root.join(".lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(CheckpointError::io("write", &path))?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(FolderLock { _file: file, held: true }),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < wait => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(CheckpointError::WriterBusy {
+                    root: root.to_path_buf(),
+                    waited_s: wait.as_secs(),
+                });
+            }
+            // Some network file systems are mounted without locks. Refusing to save there would
+            // be worse than leaving the leftovers of a killed run.
+            Err(TryLockError::Error(_)) => return Ok(FolderLock { _file: file, held: false }),
+        }
+    }
+}
+
+/// Clears what dead writers left. Call it only with the lock held.
+fn remove_leftovers<I: Io>(
+    io: &I,
+    root: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<(), CheckpointError> {
+    for name in entry_names(root)? {
+        let Some(FolderName::Aside { kind, step, .. }) = FolderName::parse(&name) else {
+            continue;
+        };
+        let path = root.join(&name);
+        let published = root.join(step_folder_name(step));
+        let outcome = if kind == Aside::Replaced && !published.exists() {
+            // Its successor never came: it is the checkpoint of that step again.
+            io.rename(&path, &published)
+        } else {
+            io.remove_dir_all(&path)
+        };
+        if let Err(error) = outcome {
+            warnings.push(format!("cannot clear `{}`: {error}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the finished folder its name.
+fn publish<I: Io>(
+    io: &I,
+    root: &Path,
+    temporary: &Path,
+    step: u64,
+    pid: u32,
+) -> Result<(), CheckpointError> {
+    let published = root.join(step_folder_name(step));
+    let replaced = root.join(Aside::Replaced.folder_name(step, pid));
+    let replaces = published.exists();
+    if replaces {
+        io.rename(&published, &replaced).map_err(CheckpointError::io("rename", &published))?;
+    }
+    if let Err(cause) = io.rename(temporary, &published) {
+        if replaces {
+            // If this fails too, the listing still finds it aside, and the next save puts it back.
+            let _ = io.rename(&replaced, &published);
+        }
+        return Err(CheckpointError::io("rename", temporary)(cause));
+    }
+    io.sync_dir(root).map_err(CheckpointError::io("sync", root))?;
+    if replaces {
+        // Left for the next save if it cannot be removed now: it is no longer listed.
+        let _ = io.remove_dir_all(&replaced);
+    }
+    Ok(())
+}
+
+/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails
+/// here harms the new one.
+fn prune<I: Io>(
+    io: &I,
+    root: &Path,
+    just_saved: u64,
+    pid: u32,
+    keep_last: Option<usize>,
+) -> (Vec<u64>, Vec<String>) {
+    let (mut pruned, mut warnings) = (Vec::new(), Vec::new());
+    let Some(keep_last) = keep_last else { return (pruned, warnings) };
+    let mut entries = match list(root) {
+        Ok(entries) => entries,
+        Err(error) => return (pruned, vec![error.to_string()]),
+    };
+    entries.retain(|entry| entry.step <= just_saved);
+    let surplus = entries.len().saturating_sub(keep_last);
+    for entry in entries.iter().take(surplus) {
+        let aside = root.join(Aside::Pruned.folder_name(entry.step, pid));
+        let outcome = io.rename(&entry.path, &aside).and_then(|()| {
+            pruned.push(entry.step);
+            io.remove_dir_all(&aside)
+        });
+        if let Err(error) = outcome {
+            warnings.push(format!("cannot remove `{}`: {error}", entry.path.display()));
+        }
+    }
+    (pruned, warnings)
+}

@@ -1,0 +1,224 @@
+//! Rectangles within a tensor: what one rank has of it.
+
+use std::ops::Range;
+
+/// A rectangle of elements of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Its first element, per dimension.
+    pub offset: Vec<usize>,
+    /// Its sizes.
+    pub shape: Vec<usize>,
+}
+
+impl Region {
+    /// All of a tensor of this shape.
+    #[must_use]
+    pub fn whole(shape: &[usize]) -> Region {
+        Region { offset: vec![0; shape.len()], shape: shape.to_vec() }
+    }
+
+    /// The rectangles that elements `range` of a row-major tensor make up, in their order: each is
+    /// contiguous in the tensor, and together they are the range. Of a matrix three at most: the
+    /// end of a row, whole rows, the begin of a row.
+    ///
+    /// ```
+    /// use deepwell_ckpt::Region;
+    ///
+    /// let regions = Region::of_range(&[4, 10], 7..32);
+    /// let offsets: Vec<_> = regions.iter().map(|region| region.offset.clone()).collect();
+    /// assert_eq!(offsets, [[0, 7], [1, 0], [3, 0]]);
+    /// let shapes: Vec<_> = regions.iter().map(|region| region.shape.clone()).collect();
+    /// assert_eq!(shapes, [[1, 3], [2, 10], [1, 2]]);
+    /// ```
+    ///
+    /// # Panics
+    /// If the range ends behind the tensor.
+    #[must_use]
+    pub fn of_range(shape: &[usize], range: Range<usize>) -> Vec<Region> {
+        assert!(range.end <= shape.iter().product(), "{range:?} of {shape:?}");
+        let mut regions = Vec::new();
+        cut(shape, range, &mut Vec::new(), &mut regions);
+        regions
+    }
+
+    /// Elements in it.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it lies in a tensor of this shape.
+    pub(crate) fn is_within(&self, shape: &[usize]) -> bool {
+        let ends =
+            self.offset.iter().zip(&self.shape).map(|(offset, size)| offset.checked_add(*size));
+        self.offset.len() == shape.len()
+            && self.shape.len() == shape.len()
+            && ends.zip(shape).all(|(end, size)| end.is_some_and(|end| end <= *size))
+    }
+
+    /// Whether both have an element in common.
+    pub(crate) fn overlaps(&self, other: &Region) -> bool {
+        let of = |region: &Region| -> Vec<Range<usize>> {
+            let sides = region.offset.iter().zip(&region.shape);
+            sides.map(|(&offset, &size)| offset..offset + size).collect()
+        };
+        of(self).iter().zip(of(other)).all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
+    }
+
+    /// Elements that lie together: those of its last dimension.
+    pub(crate) fn row_elements(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Where each of its rows begins in the tensor, per dimension, in row-major order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Vec<usize>> + '_ {
+        let outer = &self.shape[..self.shape.len().saturating_sub(1)];
+        let count: usize = if self.elements() == 0 { 0 } else { outer.iter().product() };
+        (0..count).map(move |row| {
+            let mut at = self.offset.clone();
+            let mut rest = row;
+            for (dim, size) in outer.iter().enumerate().rev() {
+                at[dim] += rest % size;
+                rest /= size;
+            }
+            at
+        })
+    }
+
+    /// The element of this region, counted row-major, that is at `at` in the tensor; none outside
+    /// of it in any but the last dimension, which is left to the caller.
+    pub(crate) fn row_begin(&self, at: &[usize]) -> Option<usize> {
+        let mut begin = 0;
+        for dim in 0..at.len().saturating_sub(1) {
+            let within = at[dim].checked_sub(self.offset[dim])?;
+            if within >= self.shape[dim] {
+                return None;
+            }
+            begin = begin * self.shape[dim] + within;
+        }
+        Some(begin * self.row_elements())
+    }
+}
+
+/// Adds the rectangles of `range`, counted from the place `before` on.
+fn cut(shape: &[usize], range: Range<usize>, before: &mut Vec<usize>, regions: &mut Vec<Region>) {
+    if range.is_empty() {
+        return;
+    }
+    let add =
+        |before: &[usize], sides: Range<usize>, inner: &[usize], regions: &mut Vec<Region>| {
+            let ones = before.iter().map(|_| 1);
+            let zeros = inner.iter().map(|_| 0);
+            regions.push(Region {
+                offset: before.iter().copied().chain([sides.start]).chain(zeros).collect(),
+                shape: ones.chain([sides.len()]).chain(inner.iter().copied()).collect(),
+            });
+        };
+    let Some((_, inner)) = shape.split_first() else {
+        regions.push(Region { offset: before.clone(), shape: vec![1; before.len()] });
+        return;
+    };
+    let row: usize = inner.iter().product();
+    let (first, last) = (range.start / row, (range.end - 1) / row);
+    if first == last && (range.start % row != 0 || !range.end.is_multiple_of(row)) {
+        before.push(first);
+        cut(inner, range.start - first * row..range.end - first * row, before, regions);
+        before.pop();
+        return;
+    }
+    if range.start % row != 0 {
+        before.push(first);
+        cut(inner, range.start % row..row, before, regions);
+        before.pop();
+    }
+    let rows = range.start.div_ceil(row)..range.end / row;
+    if !rows.is_empty() {
+        add(before, rows.clone(), inner, regions);
+    }
+    if range.end % row != 0 {
+        before.push(rows.end);
+        cut(inner, 0..range.end % row, before, regions);
+        before.pop();
+    }
+}
+
+/// What keeps parts from making up a tensor of this shape: elements that no part or several have.
+pub(crate) fn wrong_with(parts: &[Region], shape: &[usize]) -> Option<String> {
+    let whole: usize = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size))?;
+    if let Some(part) = parts.iter().find(|part| !part.is_within(shape)) {
+        return Some(format!("a part {:?} at {:?} of {shape:?}", part.shape, part.offset));
+    }
+    // Along the first dimension only those that begin before the end of another can overlap it.
+    let mut sorted: Vec<&Region> = parts.iter().collect();
+    sorted.sort_by_key(|part| part.offset.first().copied().unwrap_or(0));
+    for (index, part) in sorted.iter().enumerate() {
+        let end = part.offset.first().map_or(1, |offset| offset + part.shape[0]);
+        let near = sorted[index + 1..].iter();
+        let near = near.take_while(|other| other.offset.first().copied().unwrap_or(0) < end);
+        if let Some(other) = near.into_iter().find(|other| part.overlaps(other)) {
+            let (a, b) = (&part.offset, &other.offset);
+            return Some(format!("parts at {a:?} and {b:?} of {shape:?} overlap"));
+        }
+    }
+    let covered: usize = parts.iter().map(Region::elements).sum();
+    (covered != whole).then(|| format!("parts have {covered} of its {whole} elements"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every range of some shapes: its regions have its elements, in order.
+    #[test]
+    fn ranges_are_rectangles() {
+        for shape in [vec![], vec![7], vec![3, 4], vec![2, 3, 4], vec![2, 1, 3, 2], vec![1, 5]] {
+            let elements: usize = shape.iter().product();
+            for start in 0..=elements {
+                for end in start..=elements {
+                    let regions = Region::of_range(&shape, start..end);
+                    let mut seen = Vec::new();
+                    let whole = Region::whole(&shape);
+                    for region in &regions {
+                        assert!(region.is_within(&shape), "{shape:?} {start}..{end}");
+                        for row in region.rows() {
+                            let begin = whole.row_begin(&row).unwrap();
+                            let begin = begin + row.last().copied().unwrap_or(0);
+                            seen.extend(begin..begin + region.row_elements());
+                        }
+                    }
+                    assert_eq!(seen, (start..end).collect::<Vec<_>>(), "{shape:?} {start}..{end}");
+                    assert!(
+                        regions.len() <= 2 * shape.len().max(1) - 1,
+                        "{shape:?} {start}..{end}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_make_up_a_tensor_or_do_not() {
+        let check = |shape: &[usize], parts: &[[&[usize]; 2]], expected: Option<&str>| {
+            let parts: Vec<Region> = parts
+                .iter()
+                .map(|[offset, shape]| Region { offset: offset.to_vec(), shape: shape.to_vec() })
+                .collect();
+            assert_eq!(wrong_with(&parts, shape).as_deref(), expected, "{shape:?} {parts:?}");
+        };
+        check(&[4, 6], &[[&[0, 0], &[4, 6]]], None);
+        check(&[4, 6], &[[&[0, 0], &[4, 2]], [&[0, 2], &[4, 4]]], None);
+        check(&[4, 6], &[[&[2, 0], &[2, 6]], [&[0, 3], &[2, 3]], [&[0, 0], &[2, 3]]], None);
+        check(&[], &[[&[], &[]]], None);
+        check(&[0, 3], &[[&[0, 0], &[0, 3]]], None);
+        check(&[4, 6], &[[&[0, 0], &[3, 6]]], Some("parts have 18 of its 24 elements"));
+        check(
+            &[4, 6],
+            &[[&[0, 0], &[3, 6]], [&[2, 5], &[1, 1]], [&[3, 0], &[1, 5]]],
+            Some("parts at [0, 0] and [2, 5] of [4, 6] overlap"),
+        );
+        check(&[4], &[[&[2], &[3]]], Some("a part [3] at [2] of [4]"));
+        check(&[4], &[[&[usize::MAX], &[3]]], Some("a part [3] at [18446744073709551615] of [4]"));
+        check(&[4], &[[&[0, 0], &[4, 1]]], Some("a part [4, 1] at [0, 0] of [4]"));
+    }
+}

@@ -1,0 +1,303 @@
+//! What one rank has of a model, as rectangles of its tensors.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+
+use deepwell_ckpt::{CkptDtype, Region, Section};
+use deepwell_ir::{
+    ByteRange, DType, Link, MemoryKind, ParameterState, Part, Plane, Program, TensorId,
+    Value as IrValue, ValueId,
+};
+use deepwell_plan::Parallel;
+use deepwell_precision::scale_tiles;
+
+use crate::TrainError;
+use crate::engine::{Moment, is_gathered, part};
+use crate::world::Peers;
+
+/// A rectangle of a tensor, and where this rank has its bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Holding {
+    /// Name of the tensor.
+    pub(super) name: String,
+    pub(super) section: Section,
+    pub(super) dtype: CkptDtype,
+    /// Shape of the tensor.
+    pub(super) whole: Vec<usize>,
+    /// Which part of it.
+    pub(super) region: Region,
+    /// Its bytes in the arena: those of the rectangle, row-major.
+    pub(super) range: ByteRange,
+    /// Whether the bytes are scales in tiles; the shapes are those of plain ones.
+    in_tiles: bool,
+}
+
+impl Holding {
+    /// Whether a rank that goes on reads it: copies are made from masters.
+    pub(super) fn is_state(&self) -> bool {
+        matches!(self.section, Section::Master | Section::MomentFirst | Section::MomentSecond)
+    }
+
+    /// The bytes as files have them: scales plain, row-major.
+    pub(super) fn to_file<'a>(&self, data: &'a [u8]) -> Result<Cow<'a, [u8]>, TrainError> {
+        let (true, &[rows, blocks]) = (self.in_tiles, &self.whole[..]) else {
+            return Ok(Cow::Borrowed(data));
+        };
+        let mut plain = vec![0; rows * blocks];
+        scale_tiles::from_tiles(data, rows, blocks, &mut plain)?;
+        Ok(Cow::Owned(plain))
+    }
+}
+
+/// Type and shape of a value in a file. Elements of four bits stand in bytes, two in each.
+fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
+    let dtype = match value.dtype {
+        DType::F32 => CkptDtype::F32,
+        DType::Bf16 => CkptDtype::Bf16,
+        DType::I32 => CkptDtype::I32,
+        DType::U64 => CkptDtype::U64,
+        // Scales without a sign are numbers of the format with one.
+        DType::E4m3 | DType::Ue4m3 => CkptDtype::E4M3,
+        DType::E8m0 => CkptDtype::E8M0,
+        _ => CkptDtype::U8,
+    };
+    let mut shape = value.shape.clone();
+    if let (CkptDtype::U8, Some(last)) = (dtype, shape.last_mut()) {
+        *last = (*last * value.dtype.bits() as usize).div_ceil(8);
+    }
+    (dtype, shape)
+}
+
+/// Everything that a rank has between steps: master weights, moments, and the compute copies with
+/// their scales. Copies of weights that ranks have slices of are not among it: they follow from the
+/// masters.
+pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Vec<Holding> {
+    let mut all = Vec::new();
+    for state in &program.parameters {
+        let moments = [
+            (Moment::First, state.first_moment, Section::MomentFirst),
+            (Moment::Second, state.second_moment, Section::MomentSecond),
+        ];
+        let master = (!is_gathered(program, state)).then_some(state.master);
+        let master = (state.name.clone(), master, Section::Master);
+        let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
+        for (name, id, section) in [master].into_iter().chain(moments) {
+            let Some(id) = id else { continue };
+            let value = program.value(id);
+            all.push(Holding {
+                name,
+                section,
+                dtype: CkptDtype::F32,
+                whole: program.whole_shape(state),
+                region: in_whole(state, &value.shape, Region::whole(&value.shape)),
+                range: value.range,
+                in_tiles: false,
+            });
+        }
+    }
+    add_slices(program, parallel, rank, &mut all);
+    add_copies(program, &mut all);
+    all
+}
+
+/// Masters and moments of which this rank has a slice of each bucket.
+fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<Holding>) {
+    for shard in &program.shards {
+        let elements = program.value(shard.master).elements();
+        let place = parallel.data_place(rank);
+        let own = place * elements..(place + 1) * elements;
+        for &(index, offset) in &shard.parameters {
+            let state = &program.parameters[index];
+            let value = program.value(state.master);
+            let Some((of_slice, of_parameter)) = part(own.clone(), offset, value.elements()) else {
+                continue;
+            };
+            let master = is_gathered(program, state)
+                .then(|| (state.name.clone(), shard.master, Section::Master));
+            let moments = [
+                (Moment::First, shard.first_moment, Section::MomentFirst),
+                (Moment::Second, shard.second_moment, Section::MomentSecond),
+            ];
+            let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
+            for (name, id, section) in master.into_iter().chain(moments) {
+                let mut begin = program.value(id).range.offset + of_slice.start * size_of::<f32>();
+                for region in Region::of_range(&value.shape, of_parameter.clone()) {
+                    let bytes = region.elements() * size_of::<f32>();
+                    all.push(Holding {
+                        name: name.clone(),
+                        section,
+                        dtype: CkptDtype::F32,
+                        whole: program.whole_shape(state),
+                        region: in_whole(state, &value.shape, region),
+                        range: ByteRange { offset: begin, bytes },
+                        in_tiles: false,
+                    });
+                    begin += bytes;
+                }
+            }
+        }
+    }
+}
+
+/// Where a rectangle of this rank's slice of a parameter lies in the parameter.
+fn in_whole(state: &ParameterState, slice: &[usize], mut region: Region) -> Region {
+    if let Some(split) = state.split {
+        region.offset[split.dim] += split.place * slice[split.dim];
+    }
+    region
+}
+
+fn add_copies(program: &Program, all: &mut Vec<Holding>) {
+    let is_master = |id| program.parameters.iter().any(|state| state.master == id);
+    let tensor_of = |id: ValueId| program.value(id).tensor;
+    let split = program.parameters.iter().filter(|state| state.split.is_some());
+    let split: HashSet<TensorId> = split.filter_map(|state| tensor_of(state.master)).collect();
+    let is_of_split = |link: Option<Link>| link.is_some_and(|link| split.contains(&link.of));
+    for (index, value) in program.values.iter().enumerate() {
+        let id = ValueId(index as u32);
+        // Masters that are gathered among the copies are there already; what fills slices up is no
+        // tensor.
+        let is_copy = value.memory == MemoryKind::Weights && value.tensor.is_some();
+        if !is_copy || is_master(id) || is_of_split(value.link) {
+            continue;
+        }
+        let section = match value.link.and_then(|link| link.plane()) {
+            Some(Plane::Data) => Section::Quantized,
+            Some(_) => Section::Scales,
+            None => Section::Weights,
+        };
+        let plain = match section {
+            Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
+            _ => None,
+        };
+        let (dtype, shape) = stored(value);
+        let in_tiles = plain.is_some();
+        let shape = plain.unwrap_or(shape);
+        all.push(Holding {
+            name: value.name.clone(),
+            section,
+            dtype,
+            region: Region::whole(&shape),
+            whole: shape,
+            range: value.range,
+            in_tiles,
+        });
+    }
+}
+
+/// Rows and scales of a row, of a plane of scales: the data beside it tells.
+fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
+    let Part::Plane { quantization, axis, plane: Plane::Scales, format } = scales.part else {
+        return None;
+    };
+    let part = Part::Plane { quantization, axis, plane: Plane::Data, format };
+    let data = Link { part, ..scales };
+    let data = program.values.iter().find(|value| value.link == Some(data))?;
+    let &[m, k] = &data.shape[..] else { return None };
+    Some(vec![m, k.div_ceil(format.scale.stored_every())])
+}
+
+/// Which of the holdings of all ranks this one saves, by their places in its own list. All ranks
+/// ask at the same time. Of what several ranks have, the one with the least to write so far saves
+/// it; of a table that two stages of a pipeline have, the first stage.
+pub(super) fn shares(
+    peers: &mut Peers,
+    stage: usize,
+    own: &[Holding],
+) -> Result<Vec<usize>, TrainError> {
+    if peers.world_size() == 1 {
+        return Ok((0..own.len()).collect());
+    }
+    let words: Vec<u64> = own
+        .iter()
+        .flat_map(|it| {
+            let tensor = format!("{}/{}", it.section, it.name);
+            let part = format!("{tensor} {:?} {:?}", it.region.offset, it.region.shape);
+            [hash(&tensor), hash(&part), it.range.bytes as u64, stage as u64]
+        })
+        .collect();
+    let all = peers.gather_any(&words)?;
+    Ok(shares_of(&all, peers.rank()))
+}
+
+/// [`shares`], of four words of each holding of each rank: tensor, part, bytes and stage.
+fn shares_of(all: &[Vec<u64>], rank: usize) -> Vec<usize> {
+    let rows = |rank: usize| all[rank].chunks_exact(4).map(|it| [it[0], it[1], it[2], it[3]]);
+    let mut stages: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut holders: BTreeMap<u64, (u64, u64, Vec<usize>)> = BTreeMap::new();
+    for rank in 0..all.len() {
+        for [tensor, part, bytes, stage] in rows(rank) {
+            let first = stages.entry(tensor).or_insert(stage);
+            *first = stage.min(*first);
+            let (.., ranks) = holders.entry(part).or_insert((bytes, tensor, Vec::new()));
+            ranks.push(rank);
+        }
+    }
+    let stage_of: Vec<Option<u64>> =
+        (0..all.len()).map(|rank| rows(rank).next().map(|row| row[3])).collect();
+    let mut parts: Vec<(u64, u64, u64, Vec<usize>)> = holders
+        .into_iter()
+        .map(|(part, (bytes, tensor, ranks))| {
+            let is_first = |rank: &usize| stage_of[*rank] == stages.get(&tensor).copied();
+            (bytes, part, tensor, ranks.into_iter().filter(is_first).collect())
+        })
+        .collect();
+    // What one rank alone has is its; then the largest first, to whoever has least.
+    parts
+        .sort_by_key(|(bytes, part, _, ranks)| (ranks.len() > 1, std::cmp::Reverse(*bytes), *part));
+    let mut load = vec![0u64; all.len()];
+    let mut saved_here = HashSet::new();
+    for (bytes, part, _, ranks) in &parts {
+        let Some(&saves) = ranks.iter().min_by_key(|rank| (load[**rank], **rank)) else { continue };
+        load[saves] += bytes;
+        if saves == rank {
+            saved_here.insert(*part);
+        }
+    }
+    let own = rows(rank).enumerate();
+    own.filter(|(_, row)| saved_here.contains(&row[1])).map(|(index, _)| index).collect()
+}
+
+fn hash(text: &str) -> u64 {
+    let hash = blake3::hash(text.as_bytes());
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("eight of 32 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each of some ranks saves, given the parts that each has as (tensor, part, bytes,
+    /// stage).
+    fn check(ranks: &[&[[u64; 4]]], expected: &[&[u64]]) {
+        let all: Vec<Vec<u64>> = ranks.iter().map(|rows| rows.concat()).collect();
+        for (rank, expected) in expected.iter().enumerate() {
+            let got = shares_of(&all, rank);
+            let parts: Vec<u64> = got.into_iter().map(|index| ranks[rank][index][1]).collect();
+            assert_eq!(parts, *expected, "rank {rank}");
+        }
+    }
+
+    #[test]
+    fn every_part_is_saved_once_and_evenly() {
+        // Two ranks with everything.
+        let all = [[1, 10, 400, 0], [2, 20, 300, 0], [3, 30, 200, 0], [4, 40, 100, 0]];
+        check(&[&all, &all], &[&[10, 40], &[20, 30]]);
+        // Slices of one tensor, and another that both have: to the one with the smaller slice.
+        check(
+            &[&[[1, 10, 400, 0], [2, 20, 8, 0]], &[[1, 11, 300, 0], [2, 20, 8, 0]]],
+            &[&[10], &[11, 20]],
+        );
+        // A tied table, in other slices on each stage: that of the first stage.
+        check(
+            &[
+                &[[1, 10, 64, 0], [2, 20, 8, 0]],
+                &[[1, 11, 64, 0]],
+                &[[1, 12, 32, 1], [3, 30, 8, 1]],
+                &[[1, 13, 96, 1]],
+            ],
+            &[&[10, 20], &[11], &[30], &[]],
+        );
+        check(&[&[], &[[1, 10, 4, 0]]], &[&[], &[10]]);
+    }
+}

@@ -1,0 +1,278 @@
+//! Writes checkpoints, each rank its share.
+//!
+//! | who | what |
+//! |---|---|
+//! | all ranks | agree on who saves what ([`shares`]) |
+//! | rank 0 | begins a [`Draft`], and tells the others where |
+//! | each rank | writes its share: at once from memory that the host sees, else a copy in a thread |
+//! | all ranks | once all have written: tell rank 0 what ([`Writer::complete`]) |
+//! | rank 0 | publishes it |
+//!
+//! The steps that all ranks take together go through their communicator, in its order: one that
+//! dies or fails in between ends the others, and the draft with them.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use bytemuck::{cast_slice, pod_collect_to_vec};
+use deepwell_ckpt::{Draft, PartView, RankShards, SaveOptions, TensorView, write_shards};
+use deepwell_ir::ByteRange;
+use deepwell_kernels::HostBuffer;
+
+use super::holdings::{Holding, holdings, shares};
+use super::{Position, State};
+use crate::run_folder::RunIdentity;
+use crate::{Engine, Settings, TrainError};
+
+/// What this rank saves. All ranks ask at the same time.
+fn own_share(engine: &mut Engine) -> Result<Vec<Holding>, TrainError> {
+    let (parallel, rank) = (engine.plan().parallel, engine.rank());
+    let all = holdings(engine.program(), parallel, rank);
+    let share = shares(&mut engine.peers, parallel.pipeline_place(rank), &all)?;
+    Ok(share.into_iter().map(|index| all[index].clone()).collect())
+}
+
+/// Pinned or plain host bytes that this rank's first save takes where it writes from a copy: its
+/// share of master weights, moments and copies. All ranks ask at the same time.
+///
+/// # Errors
+/// Ranks that have failed.
+pub fn host_bytes(engine: &mut Engine) -> Result<usize, TrainError> {
+    Ok(own_share(engine)?.iter().map(|holding| holding.range.bytes).sum())
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+struct Pending {
+    /// Of rank 0.
+    first: Option<(Draft, State)>,
+    options: SaveOptions,
+}
+
+impl Pending {
+    /// Makes the checkpoint appear, on rank 0.
+    fn publish(self, shards: Vec<RankShards>) -> Result<(), TrainError> {
+        let Some((draft, state)) = self.first else { return Ok(()) };
+        let saved = draft.publish(&state.contents(), shards, &self.options)?;
+        for warning in &saved.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
+    }
+}
+
+/// Writes this rank's share of checkpoints: at once from memory that the host sees; else a copy is
+/// taken and written by another thread while training goes on.
+#[derive(Debug, Default)]
+pub struct Writer {
+    /// The copy, when no thread writes it.
+    buffer: Option<HostBuffer>,
+    /// Writes the last checkpoint and gives the copy back.
+    thread: Option<JoinHandle<Written>>,
+    /// What the thread writes, where other ranks write of it too.
+    pending: Option<Pending>,
+}
+
+/// What a thread gives back.
+struct Written {
+    buffer: HostBuffer,
+    shards: Result<RankShards, TrainError>,
+}
+
+impl Writer {
+    /// Takes the host memory that [`Writer::save`] copies to, where it needs any: pinning it takes
+    /// longer than a copy, so a run does it before its first step. All ranks do it together.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn reserve(&mut self, engine: &mut Engine, settings: &Settings) -> Result<(), TrainError> {
+        let share = own_share(engine)?;
+        if !is_copied(engine, settings, &share) {
+            return Ok(());
+        }
+        self.take_buffer(engine, &share)
+    }
+
+    fn take_buffer(&mut self, engine: &mut Engine, share: &[Holding]) -> Result<(), TrainError> {
+        let bytes = share.iter().map(|holding| holding.range.bytes).sum();
+        if self.buffer.as_ref().is_some_and(|buffer| buffer.as_slice().len() >= bytes) {
+            return Ok(());
+        }
+        let backend = engine.executor.backend_mut();
+        if let Some(small) = self.buffer.take() {
+            backend.free_host_buffer(small)?;
+        }
+        self.buffer = Some(backend.host_buffer(bytes)?);
+        Ok(())
+    }
+
+    /// Writes a checkpoint of the state after `position.step`, or begins to. All ranks come here,
+    /// and each writes its share.
+    ///
+    /// # Errors
+    /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread
+    /// comes with the next call.
+    pub fn save(
+        &mut self,
+        root: &Path,
+        engine: &mut Engine,
+        position: &Position,
+        settings: &Settings,
+        identity: &RunIdentity,
+    ) -> Result<(), TrainError> {
+        self.complete(engine)?;
+        let share = own_share(engine)?;
+        let options = SaveOptions { keep_last: Some(settings.keep_last), ..SaveOptions::default() };
+        let step = position.step;
+        let first = match engine.peers.is_first() {
+            true => {
+                let state = State::of(engine, position, settings, identity)?;
+                Some((Draft::begin(root, step)?, state))
+            }
+            false => None,
+        };
+        let id = first.as_ref().map_or(0, |(draft, _)| u64::from(draft.id()));
+        let id = engine.peers.gather(&[id])?[0][0] as u32;
+        let folder = Draft::folder_of(root, step, id);
+        let pending = Pending { first, options: options.clone() };
+        let rank = (engine.peers.world_size() > 1).then(|| engine.rank() as u32);
+        if !is_copied(engine, settings, &share) {
+            let backend = engine.executor.backend();
+            let views: Option<Vec<&[u8]>> =
+                share.iter().map(|it| backend.host_view(it.range)).collect();
+            let shards = write(&folder, rank, &share, &views.unwrap_or_default(), &options)?;
+            return publish(engine, pending, shards);
+        }
+        self.take_buffer(engine, &share)?;
+        let Some(mut buffer) = self.buffer.take() else { return Ok(()) };
+        let ranges: Vec<ByteRange> = share.iter().map(|holding| holding.range).collect();
+        engine.executor.backend_mut().read_all(&ranges, &mut buffer)?;
+        // One that is alone needs nobody to publish.
+        let (alone, pending) = match rank {
+            None => (Some(pending), None),
+            Some(_) => (None, Some(pending)),
+        };
+        self.pending = pending;
+        let work = move || {
+            let mut rest = buffer.as_slice();
+            let data: Vec<&[u8]> = share
+                .iter()
+                .map(|holding| {
+                    let (data, behind) = rest.split_at(holding.range.bytes);
+                    rest = behind;
+                    data
+                })
+                .collect();
+            let shards = write(&folder, rank, &share, &data, &options).and_then(|shards| {
+                alone.map_or(Ok(()), |alone| alone.publish(vec![shards.clone()]))?;
+                Ok(shards)
+            });
+            Written { buffer, shards }
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_string()).spawn(work);
+        self.thread = Some(thread.map_err(TrainError::io(Path::new("a thread")))?);
+        Ok(())
+    }
+
+    /// Whether this rank has nothing left to write: when that is so on all of them, they
+    /// [`complete`](Writer::complete) the checkpoint.
+    pub fn is_written(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Whether a checkpoint waits for its ranks.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Waits until this rank has written its share of the last checkpoint, tells rank 0, which
+    /// publishes it. All ranks come here at the same time.
+    ///
+    /// # Errors
+    /// What stopped the writing, here or on another rank.
+    pub fn complete(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let Written { buffer, shards } = match thread.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        self.buffer = Some(buffer);
+        let shards = shards?;
+        match self.pending.take() {
+            Some(pending) => publish(engine, pending, shards),
+            None => Ok(()),
+        }
+    }
+
+    /// Completes the last checkpoint and gives the memory back.
+    ///
+    /// # Errors
+    /// What stopped the writing.
+    pub fn finish(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
+        self.complete(engine)?;
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        Ok(engine.executor.backend_mut().free_host_buffer(buffer)?)
+    }
+}
+
+/// Whether a share is written from a copy.
+fn is_copied(engine: &Engine, settings: &Settings, share: &[Holding]) -> bool {
+    let backend = engine.executor.backend();
+    settings.async_checkpoints || share.iter().any(|it| backend.host_view(it.range).is_none())
+}
+
+/// Writes the holdings of a rank into the folder of a draft.
+fn write(
+    folder: &Path,
+    rank: Option<u32>,
+    share: &[Holding],
+    data: &[&[u8]],
+    options: &SaveOptions,
+) -> Result<RankShards, TrainError> {
+    let data = share.iter().zip(data).map(|(holding, data)| holding.to_file(data));
+    let data: Vec<Cow<'_, [u8]>> = data.collect::<Result<_, _>>()?;
+    let parts: Vec<PartView<'_>> = share
+        .iter()
+        .zip(&data)
+        .map(|(holding, data)| PartView {
+            view: TensorView {
+                name: &holding.name,
+                dtype: holding.dtype,
+                shape: holding.region.shape.clone(),
+                data,
+                section: holding.section,
+            },
+            global_shape: holding.whole.clone(),
+            global_offset: holding.region.offset.clone(),
+        })
+        .collect();
+    Ok(write_shards(folder, rank, &parts, options)?)
+}
+
+/// Gathers what all ranks have written and publishes it.
+fn publish(engine: &mut Engine, pending: Pending, own: RankShards) -> Result<(), TrainError> {
+    if engine.peers.world_size() == 1 {
+        return pending.publish(vec![own]);
+    }
+    let mut text = serde_json::to_vec(&own).expect("names and numbers");
+    let bytes = text.len() as u64;
+    text.resize(text.len().next_multiple_of(size_of::<u64>()), 0);
+    let words: Vec<u64> = std::iter::once(bytes).chain(pod_collect_to_vec(&text)).collect();
+    let all = engine.peers.gather_any(&words)?;
+    if !engine.peers.is_first() {
+        return Ok(());
+    }
+    let read = |words: &Vec<u64>| {
+        let bytes: &[u8] = cast_slice(&words[1..]);
+        serde_json::from_slice(&bytes[..words[0] as usize])
+    };
+    let shards: Result<Vec<RankShards>, _> = all.iter().map(read).collect();
+    let shards = shards.map_err(|error| TrainError::Setting {
+        setting: "checkpoint",
+        expected: "what each rank has written".to_string(),
+        got: error.to_string(),
+        hint: Some("start every rank with the same version".to_string()),
+    })?;
+    pending.publish(shards)
+}
