@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use crate::memory::stage_memory_estimate;
 use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time, step_time_known};
-use crate::{PlanError, Strategy};
+use crate::{Parallel, PlanError, Strategy};
 
 pub use accounting::{Accounting, Count};
 pub use cluster_plan::{ClusterPlan, RunCost, StagePlan};
@@ -90,6 +90,8 @@ pub struct Found {
     pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
+    /// The first of those that the trainer runs, least time first.
+    pub runnable: Vec<Candidate>,
     /// Combinations looked at.
     pub considered: usize,
     /// Those that fit.
@@ -98,6 +100,10 @@ pub struct Found {
     pub dropped: Vec<Dropped>,
 }
 
+/// Plans that the trainer runs which are kept, and those of the same degrees among them: the next
+/// is there where one does not lower.
+const RUNNABLE: usize = 12;
+const RUNNABLE_ALIKE: usize = 2;
 /// Simulations at most.
 const SIMULATED: usize = 24;
 /// Passes of a simulation at most, so that it ends in seconds.
@@ -125,7 +131,9 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
             Candidate { at, seconds, bubble, memory_bytes }
         };
         let held = reason.map_or_else(|| memory(request, &at), Err);
-        if held == Err(TOO_LARGE) && !at.offload && space::pinned(request, Dimension::Offload, 1) {
+        let may_go_to_host = !at.offload && !request.runnable_only;
+        if held == Err(TOO_LARGE) && may_go_to_host && space::pinned(request, Dimension::Offload, 1)
+        {
             considered += 1;
             let at = Strategy { offload: true, ..at };
             on_host.extend(memory(request, &at).ok().map(|bytes| predicted(at, bytes)));
@@ -171,12 +179,50 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
         what_if: what_if.collect(),
         small_bubble: fitting.iter().find(|other| other.bubble <= BUBBLE_MAX).cloned(),
         front: front(&fitting),
+        runnable: runnable(&fitting),
         considered,
         fitting: count,
         dropped,
         step,
         best,
     })
+}
+
+/// The first candidates that the trainer runs.
+fn runnable(fitting: &[Candidate]) -> Vec<Candidate> {
+    let mut taken: Vec<(Parallel, Candidate)> = Vec::new();
+    for candidate in fitting {
+        let Ok(parallel) = candidate.at.parallel() else { continue };
+        let parallel = Parallel { chunks: 1, ..parallel };
+        let alike = taken.iter().filter(|(other, _)| *other == parallel).count();
+        if alike < RUNNABLE_ALIKE {
+            taken.push((parallel, candidate.clone()));
+        }
+        if taken.len() == RUNNABLE {
+            break;
+        }
+    }
+    taken.into_iter().map(|(_, candidate)| candidate).collect()
+}
+
+impl Found {
+    /// Takes another plan for the best one.
+    ///
+    /// # Errors
+    /// A schedule that its degrees do not allow.
+    pub fn take(&mut self, request: &SearchRequest, other: &Candidate) -> Result<(), PlanError> {
+        let at = &other.at;
+        self.step = match at.pp * at.vpp * at.micro_batches > PASSES_MAX {
+            true => request.estimate(at),
+            false => {
+                let (gpu, fabric) = request.machines.parts();
+                step_time(&request.shape, at, gpu, fabric, &request.step_rules(), request.seq)?
+            }
+        };
+        let (seconds, bubble) = (self.step.seconds, self.step.bubble);
+        self.best = Candidate { seconds, bubble, ..other.clone() };
+        Ok(())
+    }
 }
 
 /// Why a plan does not fit.

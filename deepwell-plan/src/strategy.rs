@@ -173,6 +173,11 @@ impl Strategy {
             let expected = "the GPU, as an optimizer on the host is not there yet";
             return refuse("place of the optimizer", expected, "the host".to_string());
         }
+        let kinds = [ActivationRecompute::Norms, ActivationRecompute::Activations];
+        if kinds.contains(&self.recompute) {
+            let expected = "none, selective or full";
+            return refuse("recompute", expected, self.recompute.name().to_string());
+        }
         if self.ep > 1 && self.etp != self.tp {
             let expected = "as many as tensor-parallel ranks: experts are not folded yet";
             return refuse("tensor-parallel ranks of an expert", expected, self.etp.to_string());
@@ -257,6 +262,8 @@ mod tests {
         let stages = Strategy { pp: 2, schedule: PipelineSchedule::ZbH1, ..dp };
         check(stages, Err("schedule: expected 1f1b"));
         check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));
+        let norms = Strategy { recompute: ActivationRecompute::Norms, ..dp };
+        check(norms, Err("recompute: expected none, selective or full, got norms"));
         check(Strategy { tp: 2, ep: 4, ..dp }, Err("experts are not folded yet, got 1"));
     }
 }

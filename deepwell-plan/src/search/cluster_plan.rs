@@ -80,6 +80,10 @@ pub struct ClusterPlan {
     pub run: Option<RunCost>,
     /// Why the trainer does not run it yet; none if it does.
     pub not_run_yet: Option<String>,
+    /// The best plan that the trainer runs, and the seconds of its step; none where it is this one,
+    /// or where there is none that fits.
+    #[serde(default)]
+    pub runnable: Option<(Strategy, f64)>,
     /// What to look at.
     pub warnings: Vec<String>,
 }
@@ -124,6 +128,11 @@ impl ClusterPlan {
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),
             run,
+            runnable: found
+                .runnable
+                .first()
+                .filter(|other| other.at != at && at.parallel().is_err())
+                .map(|other| (other.at, other.seconds)),
             not_run_yet: at.parallel().err().map(|error| error.to_string()),
             warnings: warnings::of(request, found),
             machines: request.machines.clone(),

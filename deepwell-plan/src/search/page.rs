@@ -111,9 +111,12 @@ impl ClusterPlan {
             writeln!(f, "  experts       the busiest rank has {times} times the mean of rows")?;
         }
         match &self.not_run_yet {
-            Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}"),
-            None => writeln!(f, "  the trainer   runs this plan"),
+            Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}")?,
+            None => return writeln!(f, "  the trainer   runs this plan"),
         }
+        let Some((other, seconds)) = &self.runnable else { return Ok(()) };
+        let slower = 100.0 * (seconds / self.step.seconds - 1.0);
+        writeln!(f, "  the trainer   runs this one (--runnable), {slower:.1} % slower: {other}")
     }
 
     fn write_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -31,6 +31,8 @@ pub struct SearchRequest {
     pub pins: Vec<Pin>,
     /// Whether linear layers run in MXFP8; in BF16 if not.
     pub fp8: bool,
+    /// Whether only plans are taken that the trainer runs ([`Strategy::parallel`]).
+    pub runnable_only: bool,
 }
 
 impl SearchRequest {
@@ -52,6 +54,7 @@ impl SearchRequest {
             gpu_memory_bytes: None,
             pins: Vec::new(),
             fp8: false,
+            runnable_only: false,
         }
     }
 

@@ -139,6 +139,27 @@ fn ops_are_recomputed_one_by_one() {
     assert!(full.0 > selective.0 && full.1 < selective.1, "{selective:?} {full:?}");
 }
 
+/// Those that the trainer runs are the first of all, of different degrees; asked for alone, the
+/// first of them is the best.
+#[test]
+fn plans_that_the_trainer_runs_are_kept() {
+    let mut request = request("mixtral-8x7b", 16384, 64, GpuModel::h200(), 8);
+    let runnable = search(&request).unwrap().runnable;
+    assert!(runnable.len() > 2 && runnable.iter().all(|one| one.at.parallel().is_ok()));
+    assert!(runnable.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
+    let degrees = |one: &Candidate| (one.at.tp, one.at.pp, one.at.ep, one.at.dp, one.at.zero);
+    let first = degrees(&runnable[0]);
+    assert!(runnable.iter().filter(|one| degrees(one) == first).count() <= 2);
+    request.runnable_only = true;
+    let found = search(&request).unwrap();
+    assert!(found.dropped.iter().any(|one| one.reason == "the trainer does not run it yet"));
+    assert!((found.best.seconds / runnable[0].seconds - 1.0).abs() < 0.05, "{}", found.best.at);
+    // Too large for eight GPUs but with an optimizer on the host, which is not run yet.
+    let mut large = super::tests::request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
+    large.runnable_only = true;
+    assert!(matches!(search(&large), Err(PlanError::NothingFits { .. })));
+}
+
 /// Small models want more sequences at a time than large ones, and batches have other divisors than
 /// powers of two.
 #[test]

@@ -51,6 +51,36 @@ fn small_worlds_come_with_their_program() {
     assert!(divided.contains("does not run this plan yet: ZeRO stage: expected 0"), "{divided}");
 }
 
+/// A plan that is not run yet comes with the best one that is; that one is lowered, rank by rank.
+#[test]
+fn plans_that_the_trainer_runs() {
+    let args = ["mixtral-8x7b", "--hardware", "h200-x8", "--seq", "16384", "--batch", "64"];
+    let page =
+        |command: &str, options: &[&str]| stdout_of(&[&[command], &args[..], options].concat());
+    let zero_bubble = page("plan", &["--pin", "schedule=zb-h1", "--pp", "8"]);
+    assert!(zero_bubble.contains("does not run this plan yet: schedule"), "{zero_bubble}");
+    // A pin holds for what the trainer runs, too.
+    assert!(!zero_bubble.contains("(--runnable)"), "{zero_bubble}");
+    let stages = ["--runnable", "--pp", "8", "--tokens", "1T"];
+    let plan = page("plan", &stages);
+    for part in [
+        "the trainer   runs this plan",
+        "pipeline 8",
+        "lowered, a program for each class of ranks",
+        "\n  7 ",
+        " s predicted; bubble ",
+    ] {
+        assert!(plan.contains(part), "expected `{part}` in: {plan}");
+    }
+    // Layers of stages and the micro-batch are those of the search.
+    assert!(plan.contains("64 micro-batches of 1\n  ranks "), "{plan}");
+    let folder = Folder::new();
+    let memory = folder.path("memory.svg");
+    assert_eq!(page("dryrun", &[&stages[..], &["--memory-svg", &memory]].concat()), plan);
+    assert!(fs::read_to_string(&memory).expect("a picture").contains("stage 7: "));
+    check_error(&["dryrun", "llama-micro", "--runnable"], 2, &["--runnable: expected a cluster"]);
+}
+
 #[test]
 fn plans_as_files() {
     let folder = Folder::new();

@@ -8,14 +8,20 @@ use deepwell_plan::{DryRun, format_bytes};
 use deepwell_trainer::{Parallel, quantized_formats};
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::output::{print, print_json};
+use crate::plan_cluster::{ClusterArgs, cluster_asked};
 use crate::planning::{Planning, PlanningArgs};
+use crate::{Outcome, plan_cluster};
 
 const AFTER_HELP: &str = "\
 Nothing runs and no memory is taken. Memory is that of the arena that training would allocate,
 with what the backend holds beside it. Time is the sum of each call's roofline, the larger of
 FLOPs over peak and bytes over bandwidth: a bound from below, which real runs do not reach.
+
+With --hardware that has GPUs, and no --device, it is the step of a whole cluster: of the plan that
+`deepwell plan` finds, or of the one that is pinned. One rank of each pipeline stage is simulated,
+as the others of a stage are like it: bubbles, exposed communication, tokens/s, MFU, memory over
+time, hours and cost of a run.
 
 Examples:
   deepwell dryrun parity-3m
@@ -23,6 +29,7 @@ Examples:
   deepwell dryrun parity-3m --hardware machine.json --json
   deepwell dryrun llama-134m --devices cpu:4            what each of four ranks needs
   deepwell dryrun llama-134m --devices cpu:4 --pp 4     what each stage of a pipeline needs
+  deepwell dryrun llama-3-70b --hardware h100:nodes=32 --pp 4 --tp 8 --trace step.json --tokens 1T
 
 Exit codes: 0 predicted, 1 nothing fits into memory, 2 an input cannot be used";
 
@@ -35,9 +42,16 @@ pub(crate) struct DryrunCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
+    if let Some(cluster) = cluster_asked(&args.planning)? {
+        plan_cluster::run(&args.planning, &args.cluster, &cluster, false, args.json)?;
+        return Ok(Outcome::Success);
+    }
+    args.cluster.refuse_without_cluster()?;
     let Planning { planned } = args.planning.plan()?;
     let prediction = planned.prediction;
     let parallel = planned.plan.parallel;

@@ -18,6 +18,7 @@ mod export;
 mod failure;
 mod generate;
 mod hardware;
+mod lowered;
 mod measured;
 mod output;
 mod plan;

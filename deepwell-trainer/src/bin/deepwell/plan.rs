@@ -2,16 +2,14 @@
 
 use std::fmt;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use deepwell_ir::{Call, Program, Rejected};
 use deepwell_plan::{Plan, format_bytes};
-use deepwell_probe::Cluster;
 use serde::Serialize;
 
-use crate::hardware::cluster_of;
 use crate::output::{print, print_json};
-use crate::plan_cluster::ClusterArgs;
+use crate::plan_cluster::{ClusterArgs, cluster_asked};
 use crate::planning::PlanningArgs;
 use crate::{Outcome, plan_cluster};
 
@@ -39,6 +37,7 @@ Examples:
   deepwell plan deepseek-v3 --hardware h100:nodes=256,price=2.5 --tokens 15T
   deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --global-batch 64 --explain
   deepwell plan llama-3-70b --hardware h200-x8 --pin tp=4 --pin zero=1 --forbid cp
+  deepwell plan mixtral-8x7b --hardware h200-x8 --seq 16384 --runnable
   deepwell plan llama-3-8b --hardware h100:nodes=4 --pareto
   deepwell plan llama-3-70b --hardware racks.toml --as megatron --trace step.json --svg step.svg
 
@@ -69,16 +68,11 @@ pub(crate) struct PlanCommand {
 
 pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
     let PlanCommand { planning, cluster: options, explain, json } = args;
-    if let Some(cluster) = cluster(planning)? {
+    if let Some(cluster) = cluster_asked(planning)? {
         plan_cluster::run(planning, options, &cluster, *explain, *json)?;
         return Ok(Outcome::Success);
     }
-    if let Some(option) = options.first_given() {
-        bail!(
-            "{option}: expected a cluster to plan for, got one device\n\
-             hint: `--hardware h200-x8` or `--hardware h100:nodes=16`, without `--device`"
-        );
-    }
+    options.refuse_without_cluster()?;
     let planned = planning.plan()?.planned;
     let explained = Explained {
         model: planning.model.clone(),
@@ -95,15 +89,6 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
         print(&explained.plan)?;
     }
     Ok(Outcome::Success)
-}
-
-/// The cluster that is planned for: `--hardware` has GPUs, and no device of it is named.
-fn cluster(planning: &PlanningArgs) -> Result<Option<Cluster>> {
-    let Some(name) = planning.hardware.as_deref() else { return Ok(None) };
-    if planning.device.is_some() || planning.devices.is_some() {
-        return Ok(None);
-    }
-    cluster_of(name)
 }
 
 /// A plan beside what was not taken.

@@ -9,12 +9,13 @@ use deepwell_plan::search::{
     Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
     explanation, search, what_if,
 };
-use deepwell_plan::{ModelShape, Plan, PlanRequest, autoplan_ranks};
-use deepwell_probe::{Cluster, Hardware};
-use deepwell_trainer::{Device, ModelSource};
+use deepwell_plan::{DryRun, ModelShape, Plan};
+use deepwell_probe::Cluster;
+use deepwell_trainer::ModelSource;
 use serde::Serialize;
 
-use crate::hardware::measurements_of;
+use crate::hardware::{cluster_of, measurements_of};
+use crate::lowered;
 use crate::output::{note, print, print_json};
 use crate::planning::PlanningArgs;
 
@@ -33,6 +34,9 @@ pub(crate) struct ClusterArgs {
     /// Do without a dimension, or without a value of it: cp, recompute, tp=8
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
+    /// Take only plans that the trainer runs
+    #[arg(long)]
+    runnable: bool,
     /// GPUs at most: that many, and with --pareto fewer too [default: all]
     #[arg(long, value_name = "GPUS")]
     max_gpus: Option<usize>,
@@ -60,11 +64,21 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
+    /// Refuses its options where there is no cluster.
+    pub(crate) fn refuse_without_cluster(&self) -> Result<()> {
+        let Some(option) = self.first_given() else { return Ok(()) };
+        bail!(
+            "{option}: expected a cluster to plan for, got one device\n\
+             hint: `--hardware h200-x8` or `--hardware h100:nodes=16`, without `--device`"
+        )
+    }
+
     /// The first of its options that was given.
-    pub(crate) fn first_given(&self) -> Option<&'static str> {
+    fn first_given(&self) -> Option<&'static str> {
         let given = [
             ("--pin", !self.pin.is_empty()),
             ("--forbid", !self.forbid.is_empty()),
+            ("--runnable", self.runnable),
             ("--max-gpus", self.max_gpus.is_some()),
             ("--price-per-gpu-hour", self.price_per_gpu_hour.is_some()),
             ("--tokens", self.tokens.is_some()),
@@ -76,6 +90,15 @@ impl ClusterArgs {
         ];
         given.into_iter().find_map(|(option, is_given)| is_given.then_some(option))
     }
+}
+
+/// The cluster that is planned for: `--hardware` has GPUs, and no device of it is named.
+pub(crate) fn cluster_asked(planning: &PlanningArgs) -> Result<Option<Cluster>> {
+    let Some(name) = planning.hardware.as_deref() else { return Ok(None) };
+    if planning.device.is_some() || planning.devices.is_some() {
+        return Ok(None);
+    }
+    cluster_of(name)
 }
 
 fn price(text: &str) -> Result<f64, String> {
@@ -104,6 +127,8 @@ struct Printed<'a> {
     plan: &'a ClusterPlan,
     /// What each rank runs; none where the trainer does not run the plan yet.
     program: Option<&'a Plan>,
+    /// The programs of all classes of ranks, simulated by roofline.
+    lowered: Option<&'a DryRun>,
     memory_as: Option<&'a Count>,
     search: &'a Found,
     what_if: &'a [WhatIf],
@@ -118,18 +143,12 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let request = request(planning, args, cluster)?;
-    let found = search(&request)?;
+    let mut found = search(&request)?;
+    let lowered = lowered::best(planning, &request, &mut found, &cluster.nodes[0].hardware)?;
     let mut plan = ClusterPlan::new(&request, &found, args.tokens)?;
-    let program = match plan.not_run_yet {
-        Some(_) => None,
-        None => match program(planning, &request, &plan, &cluster.nodes[0].hardware) {
-            Ok(program) => Some(program),
-            Err(error) => {
-                plan.not_run_yet = Some(error.root_cause().to_string());
-                None
-            }
-        },
-    };
+    plan.warnings.extend(lowered.refused);
+    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet);
+    let planned = lowered.planned;
     let count = args.accounting.map(|whose| Count::of(&plan, whose)).transpose()?;
     write_pictures(args, &request, &plan)?;
     let numbers = if explain { what_if(&request, &found)? } else { Vec::new() };
@@ -137,7 +156,8 @@ pub(crate) fn run(
         return print_json(&Printed {
             model: &planning.model,
             plan: &plan,
-            program: program.as_ref(),
+            program: planned.as_ref().map(|planned| &planned.plan),
+            lowered: planned.as_ref().map(|planned| &planned.prediction),
             memory_as: count.as_ref(),
             search: &found,
             what_if: &numbers,
@@ -148,8 +168,9 @@ pub(crate) fn run(
     if let Some(count) = &count {
         let _ = write!(text, "{count}");
     }
-    if let Some(program) = &program {
-        let _ = write!(text, "\neach rank runs the {program}");
+    if let Some(planned) = &planned {
+        let _ = write!(text, "\neach rank runs the {}", planned.plan);
+        text += &lowered::page(&planned.prediction, &plan);
     }
     if args.pareto {
         text += &found.front_table(&request);
@@ -203,6 +224,7 @@ fn request(
         gpu_memory_bytes: planning.memory_limit.map(|bytes| bytes as f64),
         pins,
         fp8,
+        runnable_only: args.runnable,
         ..SearchRequest::new(shape, seq, batch, machines)
     })
 }
@@ -289,32 +311,6 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
         pins.push(format!("recompute={rule}").parse()?);
     }
     Ok(pins)
-}
-
-/// The plan of the program that each rank runs, where the trainer can run it.
-fn program(
-    planning: &PlanningArgs,
-    request: &SearchRequest,
-    plan: &ClusterPlan,
-    node: &Hardware,
-) -> Result<Plan> {
-    let parallel = plan.strategy.parallel()?;
-    let graph = ModelSource::open(&planning.model)?.capture(Some(request.seq))?;
-    let device = Device::Cuda(0);
-    let target = device.target(node)?;
-    let target = if parallel.is_single() { target } else { device.among_ranks(target) };
-    let asked = PlanRequest {
-        seq: request.seq,
-        global_batch: request.global_batch,
-        policy: planning.policy()?,
-        optimizer: deepwell_plan::OptimizerSpec::default(),
-        memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
-        micro_batch: planning.micro_batch,
-        recompute: planning.recompute,
-    };
-    let catalog = device.catalog();
-    let planned = autoplan_ranks(&graph, node, &asked, parallel, catalog.as_ref(), &target)?;
-    Ok(planned.plan)
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub(crate) struct PlanningArgs {
     #[arg(long, alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
     pub(crate) memory_limit: Option<u64>,
     /// Plan for another machine: the JSON of `deepwell probe --json`, a preset such as h200-x2, or
-    /// a cluster (`deepwell plan` only)
+    /// a cluster
     #[arg(long, value_name = "FILE")]
     pub(crate) hardware: Option<String>,
     /// Where it will run: cpu, cuda, cuda:N, or emulated: and one of sm90, sm100, sm103, sm120
