@@ -115,20 +115,29 @@ fn deepwell() -> std::ffi::OsString {
     std::env::var_os("DEEPWELL_COMMAND").unwrap_or(env!("CARGO_BIN_EXE_deepwell").into())
 }
 
-trial!(a_step_of_a_mixture_is_that_of_the_cpu);
-/// With both losses of routers and a limit that drops pairs. A token visits all experts: where it
-/// chose two, scores that nearly tie would send it to another on one of the devices, and no
-/// tolerance would tell that from a fault.
-fn a_step_of_a_mixture_is_that_of_the_cpu() {
-    need_gpu();
-    let preset = |name| PrecisionPolicy::preset(name).expect("a preset");
-    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
-    let mut config = LlamaConfig::preset("moe-micro").expect("a preset");
+/// A micro mixture and its vocabulary. A token visits all experts: where it chose some, scores that
+/// nearly tie would send it to another on one of the devices, and no tolerance would tell that from
+/// a fault. `training`: both losses of routers and a limit that drops pairs.
+fn mixture(name: &str, training: Option<RouterTraining>) -> (Graph, usize) {
+    let mut config = LlamaConfig::preset(name).expect("a preset");
     let experts = config.experts.as_mut().expect("it is a mixture");
     experts.experts_per_token = experts.num_experts;
+    if let Some(groups) = &mut experts.groups {
+        groups.chosen = groups.count;
+    }
     let graph = capture(&config).expect("the model can be captured");
-    let graph = with_router_training(&graph, &training).expect("it has routers");
-    let token = |index: usize| ((index * index * 31 + index * 7 + 3) % config.vocab_size) as i32;
+    let graph = match training {
+        Some(training) => with_router_training(&graph, &training).expect("it has routers"),
+        None => graph,
+    };
+    (graph, config.vocab_size)
+}
+
+fn check_mixture(name: &str, training: Option<RouterTraining>) {
+    need_gpu();
+    let preset = |name| PrecisionPolicy::preset(name).expect("a preset");
+    let (graph, vocabulary) = mixture(name, training);
+    let token = |index: usize| ((index * index * 31 + index * 7 + 3) % vocabulary) as i32;
     let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
     let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
     for (policy, tolerances) in [
@@ -137,36 +146,54 @@ fn a_step_of_a_mixture_is_that_of_the_cpu() {
         (preset("mxfp8-128"), MXFP8),
     ] {
         for (micro_batch, rule) in [(BATCH, Recompute::None), (BATCH / 2, Recompute::Full)] {
-            let name = format!("{policy:?} micro-batch {micro_batch} recompute {rule}");
+            let what = format!("{name} {policy:?} micro-batch {micro_batch} recompute {rule}");
             let engine_on = |device| engine_of(graph.clone(), &policy, device, micro_batch, rule);
             let (mut cpu, mut gpu) = (engine_on(Device::Cpu), engine_on(Device::Cuda(0)));
             let expected = cpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
             let got = gpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
-            assert_outcome(&name, &got, &expected, tolerances);
+            assert_outcome(&what, &got, &expected, tolerances);
             let (expected, got) = (gradients(&mut cpu), gradients(&mut gpu));
-            assert_gradients(&name, &got, &expected, tolerances);
+            assert_gradients(&what, &got, &expected, tolerances);
         }
     }
+}
+
+trial!(a_step_of_a_mixture_is_that_of_the_cpu);
+fn a_step_of_a_mixture_is_that_of_the_cpu() {
+    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
+    check_mixture("moe-micro", Some(training));
+}
+
+trial!(a_step_of_the_mixture_deepseek_is_that_of_the_cpu);
+fn a_step_of_the_mixture_deepseek_is_that_of_the_cpu() {
+    check_mixture("deepseek-micro", None);
+}
+
+trial!(a_step_of_the_mixture_gpt_oss_is_that_of_the_cpu);
+fn a_step_of_the_mixture_gpt_oss_is_that_of_the_cpu() {
+    check_mixture("gpt-oss-micro", None);
 }
 
 trial!(a_mixture_gives_the_same_bits_again);
 fn a_mixture_gives_the_same_bits_again() {
     need_gpu();
-    let config = LlamaConfig::preset("moe-micro").expect("a preset");
-    let graph = capture(&config).expect("the model can be captured");
-    let token = |index: usize| ((index * 31 + index / 7) % config.vocab_size) as i32;
-    let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
-    let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
-    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
-        let losses = || -> Vec<StepOutcome> {
-            let device = Device::Cuda(0);
-            let mut engine = engine_of(graph.clone(), &policy, device, BATCH, Recompute::None);
-            let step = |_| engine.step(&inputs, &targets, 3e-3, 1.0).expect("a step");
-            (0..20).map(step).collect()
-        };
-        let first = losses();
-        assert!(first[19].loss < first[0].loss, "{first:?}");
-        assert_eq!(first, losses(), "{:?}", policy.format());
+    for name in ["moe-micro", "deepseek-micro", "gpt-oss-micro"] {
+        let config = LlamaConfig::preset(name).expect("a preset");
+        let graph = capture(&config).expect("the model can be captured");
+        let token = |index: usize| ((index * 31 + index / 7) % config.vocab_size) as i32;
+        let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
+        let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
+        for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+            let losses = || -> Vec<StepOutcome> {
+                let device = Device::Cuda(0);
+                let mut engine = engine_of(graph.clone(), &policy, device, BATCH, Recompute::None);
+                let step = |_| engine.step(&inputs, &targets, 3e-3, 1.0).expect("a step");
+                (0..20).map(step).collect()
+            };
+            let first = losses();
+            assert!(first[19].loss < first[0].loss, "{name}: {first:?}");
+            assert_eq!(first, losses(), "{name} {:?}", policy.format());
+        }
     }
 }
 

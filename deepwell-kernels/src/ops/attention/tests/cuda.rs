@@ -306,16 +306,13 @@ fn what_the_kernels_do_not_take_is_said() {
     use deepwell_ir::{KernelRequest, OperandType};
     use deepwell_kernels::cuda::cuda_kernels;
 
+    const WIDTHS: &str = "takes heads of 8 to 128 elements, to 192 where values have at most 128, \
+                          each a multiple of 8, not of 100";
     // head_dim, scale, dtype, expected
     let rows = [
         (64, 0.125, DType::Bf16, None),
         (96, 0.125, DType::Bf16, None),
-        (
-            100,
-            0.125,
-            DType::Bf16,
-            Some("takes heads of 8 to 128 elements, a multiple of 8, not of 100"),
-        ),
+        (100, 0.125, DType::Bf16, Some(WIDTHS)),
         (64, -0.125, DType::Bf16, Some("takes a positive scale, not -0.125")),
         (64, f64::NAN, DType::Bf16, Some("takes a positive scale, not NaN")),
         (64, 0.125, DType::F32, Some("takes bf16 operands, not f32")),
