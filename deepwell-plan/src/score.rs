@@ -383,7 +383,15 @@ mod tests {
         check("params_B,nGPU,gbs,mbs,h,a,L,TP,DP,PP,iter_ms\n1,8,8,1,64,4,2,2,2,4,1\n", "`nGPU`");
         check("params_B,nGPU,gbs,mbs,h,a,L,TP,DP,PP,iter_ms\n1,8,8,1,65,4,8,2,2,2,1\n", "`h`");
         let fsdp = "model,seq,nGPU,gpu,mbs,tok_s_gpu,shard\n";
-        check(&format!("{fsdp}9b,2048,8,h100,1,1,FS\n"), "`model`: expected one of 1b");
+        check(&format!("{fsdp}9b,2048,8,h100,1,1,FS\n"), "`model`: expected one of 125m");
         check(&format!("{fsdp}7b,2048,8,t4,1,1,FS\n"), "`gpu`: expected one of a100");
+        let header = "model,seq,nGPU,mbs,tok_s_gpu,shard,AC\n";
+        check(&format!("{header}7b,2048,8,1,1,FS,maybe\n"), "`AC`: expected 0 or 1, got `maybe`");
+        // A model of another size, activations on the host: predicted, and marked.
+        let header = "model,L,h,a,seq,nGPU,mbs,tok_s_gpu,shard,AC,offload\n";
+        let text = format!("{header}9b,32,4608,36,2048,8,1,9000,FS,True,True\n,,,,,,,,,,\n");
+        let scored = score("t.csv", &text).unwrap();
+        assert_eq!(scored.rows[0].unmodelled, Some("activations on the host"));
+        assert_eq!((scored.rows.len(), scored.fits.unwrap().rows), (1, 0));
     }
 }

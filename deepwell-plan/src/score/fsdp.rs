@@ -18,7 +18,10 @@ const VOCAB: usize = 50368;
 const DRIVER_BYTES: f64 = 81_559.0 * 1_048_576.0 - 79.11 * 1_073_741_824.0;
 
 /// Sizes of MPT: name, layers, hidden size, heads.
-const MPT: [(&str, usize, usize, usize); 6] = [
+const MPT: [(&str, usize, usize, usize); 9] = [
+    ("125m", 12, 768, 12),
+    ("350m", 24, 1024, 16),
+    ("760m", 24, 1536, 12),
     ("1b", 24, 2048, 16),
     ("3b", 32, 2560, 20),
     ("7b", 32, 4096, 32),
@@ -49,6 +52,11 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
         );
         let measured = row.positive("tok_s_gpu")?;
         let mut scored_row = ScoredRow::new(row.line, label, &group, time, measured);
+        if run.offload {
+            scored_row.unmodelled = Some("activations on the host");
+            scored.rows.push(scored_row);
+            continue;
+        }
         let (this, next) = (run.bytes(run.at.micro_batch), run.bytes(run.at.micro_batch + 1));
         let limit = run.limit_bytes();
         fits.rows += 1;
@@ -74,6 +82,8 @@ struct Run {
     /// installed flash-attn 1.0.9. How much slower than FlashAttention 2 Triton's was has no one
     /// figure.
     triton: bool,
+    /// Whether activations go to the host, which neither time nor memory counts.
+    offload: bool,
     shape: ModelShape,
     at: Strategy,
     gpu: GpuModel,
@@ -84,10 +94,20 @@ impl Run {
     fn of(row: &Row<'_>) -> Result<Run, PlanError> {
         let text = row.text("model").to_ascii_lowercase();
         let size = text.trim_start_matches("mpt-");
-        let Some(&(_, layers, hidden, heads)) = MPT.iter().find(|known| known.0 == size) else {
-            let known = MPT.map(|known| known.0).join(", ");
-            return Err(row.refuse(format!("`model`: expected one of {known}, got `{size}`")));
+        let known = MPT.iter().find(|known| known.0 == size);
+        let (layers, hidden, heads) = match known {
+            _ if !row.text("L").is_empty() => (row.size("L")?, row.size("h")?, row.size("a")?),
+            Some(&(_, layers, hidden, heads)) => (layers, hidden, heads),
+            None => {
+                let known = MPT.map(|known| known.0).join(", ");
+                let what = format!("`model`: expected one of {known}, or L, h and a, got `{size}`");
+                return Err(row.refuse(what));
+            }
         };
+        if !hidden.is_multiple_of(heads) {
+            let what = format!("`h`: expected a multiple of {heads} heads, got {hidden}");
+            return Err(row.refuse(what));
+        }
         let seq = row.size("seq")?;
         // MPT: no biases, LayerNorm without one, ALiBi or learned positions, tied embedding.
         let shape = ModelShape {
@@ -103,12 +123,14 @@ impl Run {
                 return Err(row.refuse(format!("`shard`: expected FS, SGO or NO, got `{other}`")));
             }
         };
-        if row.text("offload") == "1" {
-            return Err(row.refuse("`offload`: expected 0, got 1; it is not modelled".to_string()));
-        }
-        let recompute = match row.text("AC") {
-            "1" | "True" => ActivationRecompute::Full,
-            _ => ActivationRecompute::None,
+        let is_on = |column: &str| match row.text(column).to_ascii_lowercase().as_str() {
+            "1" | "true" => Ok(true),
+            "" | "-" | "0" | "false" => Ok(false),
+            other => Err(row.refuse(format!("`{column}`: expected 0 or 1, got `{other}`"))),
+        };
+        let recompute = match is_on("AC")? {
+            true => ActivationRecompute::Full,
+            false => ActivationRecompute::None,
         };
         let at = Strategy {
             dp: row.size("nGPU")?,
@@ -119,7 +141,8 @@ impl Run {
             ..Strategy::SINGLE
         };
         let triton = matches!(size, "13b" | "30b");
-        Ok(Run { triton, shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
+        let offload = is_on("offload")?;
+        Ok(Run { triton, offload, shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
     }
 
     fn tokens_per_s(&self, row: &Row<'_>) -> Result<f64, PlanError> {

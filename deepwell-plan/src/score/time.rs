@@ -271,14 +271,19 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::a100)?;
         let billions = row.positive("params_B")?;
-        // The two models of the comparison, GPT-3 and MT-NLG.
-        let shape = if billions < 300.0 {
+        // The two models of the comparison, GPT-3 and MT-NLG, unless the row has sizes.
+        let shape = if !row.text("L").is_empty() {
+            gpt(&row, A100_SEQ, A100_VOCAB)?
+        } else if billions < 300.0 {
             ModelShape::gpt(96, 12288, 96, A100_VOCAB, A100_SEQ)
         } else {
             ModelShape::gpt(105, 20480, 128, A100_VOCAB, A100_SEQ)
         };
         if (shape.parameters() / 1e9 / billions - 1.0).abs() > 0.02 {
-            let what = format!("`params_B`: expected 174.6 or 529.6, got `{billions}`");
+            let what = format!(
+                "`params_B`: expected 174.6, 529.6, or L, h and a of a model of that size, got \
+                 `{billions}`"
+            );
             return Err(row.refuse(what));
         }
         let gpus = row.size("nGPU")?;

@@ -156,8 +156,13 @@ impl ClusterPlan {
              stage  ranks          nodes      layers  loaded  passes  optimizer  reserved  \
              outside  device    host  idle"
         )?;
-        for stage in &self.stages {
-            writeln!(f, "{}", stage_row(stage))?;
+        let mut rest = self.stages.as_slice();
+        while let Some(first) = rest.first() {
+            let alike = rest.iter().take_while(|other| same_figures(first, other)).count();
+            // Two rows are no longer than one that stands for both.
+            let count = if alike > 2 { alike } else { 1 };
+            writeln!(f, "{}", stage_row(&rest[..count]))?;
+            rest = &rest[count..];
         }
         let Some(fullest) = self.fullest_stage() else { return Ok(()) };
         let memory = &fullest.memory;
@@ -179,20 +184,13 @@ impl ClusterPlan {
     }
 }
 
-fn stage_row(stage: &StagePlan) -> String {
+/// What a row says of a stage beside where it is.
+fn figures(stage: &StagePlan) -> String {
     let [loaded, passes, optimizer, checkpoint] = &stage.phases;
     let gb = |bytes: f64| bytes / 1e9;
-    let layers = match stage.layers.chunks.as_slice() {
-        [one] => range(one),
-        chunks => format!("{} in {}", stage.layers.count(), chunks.len()),
-    };
     let idle = stage.idle.map_or("-".to_string(), |idle| format!("{:.1} %", 100.0 * idle));
     format!(
-        "{:>5}  {:<13}  {:<9}  {layers:>6}  {:>6.1}  {:>6.1}  {:>9.1}  {:>8.1}  {:>7.1}  {:>6.1}  \
-         {:>6.1}  {idle}",
-        stage.stage,
-        range(&stage.ranks),
-        range(&stage.nodes),
+        "{:>6.1}  {:>6.1}  {:>9.1}  {:>8.1}  {:>7.1}  {:>6.1}  {:>6.1}  {idle}",
         gb(loaded.allocated),
         gb(passes.allocated),
         gb(optimizer.allocated),
@@ -200,6 +198,31 @@ fn stage_row(stage: &StagePlan) -> String {
         gb(passes.outside),
         gb(stage.memory.device()),
         gb(checkpoint.host)
+    )
+}
+
+/// Whether stages have as many layers in each chunk, and the same figures.
+fn same_figures(a: &StagePlan, b: &StagePlan) -> bool {
+    let counts = |stage: &StagePlan| -> Vec<usize> {
+        stage.layers.chunks.iter().map(std::ops::Range::len).collect()
+    };
+    counts(a) == counts(b) && figures(a) == figures(b)
+}
+
+/// A stage, or several that are alike.
+fn stage_row(stages: &[StagePlan]) -> String {
+    let (first, last) = (&stages[0], &stages[stages.len() - 1]);
+    let layers = match first.layers.chunks.as_slice() {
+        _ if stages.len() > 1 => format!("{} each", first.layers.count()),
+        [one] => range(one),
+        chunks => format!("{} in {}", first.layers.count(), chunks.len()),
+    };
+    format!(
+        "{:>5}  {:<13}  {:<9}  {layers:>6}  {}",
+        range(&(first.stage..last.stage + 1)),
+        range(&(first.ranks.start..last.ranks.end)),
+        range(&(first.nodes.start..last.nodes.end)),
+        figures(first)
     )
 }
 
