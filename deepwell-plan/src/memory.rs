@@ -20,8 +20,9 @@ use crate::{ActivationRecompute, ModelShape, Strategy};
 
 pub(crate) use fsdp::fsdp_memory;
 pub use phases::{Phase, PhaseMemory};
+pub(crate) use stage_layers::expand;
 use stage_layers::kinds;
-pub use stage_layers::{StageLayers, layout};
+pub use stage_layers::{StageLayers, layout, parse_layout};
 
 /// Context and NCCL of a rank among others: what lies outside of the allocator.
 pub const OUTSIDE_BYTES: f64 = 3e9;

@@ -70,6 +70,10 @@ pub struct ModelShape {
     pub latent: Option<LatentAttention>,
     /// Experts in place of the dense feed-forward layer.
     pub experts: Option<ExpertShape>,
+    /// Layers of each chunk of a pipeline, the first chunk of all stages first, where a layout says
+    /// so ([`LayerSplit::Given`](crate::LayerSplit::Given)); empty without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunk_layers: Vec<usize>,
 }
 
 /// Parameters of one layer on one rank, by what divides them.
@@ -102,7 +106,17 @@ impl ModelShape {
             qk_norm: false,
             latent: None,
             experts: None,
+            chunk_layers: Vec::new(),
         }
+    }
+
+    /// Layers that have as many FLOPs as the output head.
+    pub fn head_layers(&self) -> usize {
+        let layer = self.layer_parameters(self.layers.saturating_sub(1), 1, 1, 1);
+        let share =
+            self.experts.map_or(0.0, |experts| experts.top_k as f64 / experts.experts as f64);
+        let active = layer.dense + layer.routed * share;
+        ((self.vocab * self.hidden) as f64 / active.max(1.0)).round() as usize
     }
 
     /// Whether a layer, from 0, has experts.

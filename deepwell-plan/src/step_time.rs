@@ -269,9 +269,17 @@ pub(crate) fn first_full_stage(shape: &ModelShape, at: &Strategy) -> usize {
     let (before, ends) = match at.split {
         LayerSplit::Even => (dense, 0),
         LayerSplit::Ends => (dense + 1, 2),
+        LayerSplit::Balanced => (dense, shape.head_layers()),
+        LayerSplit::Given => return fullest_given(shape, at),
     };
     let each = (shape.layers + ends).div_ceil(at.pp * at.vpp).max(1);
     before.div_ceil(each).min(at.pp - 1)
+}
+
+/// Of the stages of a layout that have neither embedding nor head the first with most layers.
+fn fullest_given(shape: &ModelShape, at: &Strategy) -> usize {
+    let count = |stage: &usize| StageLayers::of(shape, at, *stage).count();
+    (1..at.pp.saturating_sub(1)).rev().max_by_key(count).unwrap_or(0)
 }
 
 impl Cost<'_> {

@@ -58,17 +58,25 @@ pub enum LayerSplit {
     /// With the embedding and the head as a layer each, so that the first and the last stage have
     /// fewer (`--account-for-embedding-in-pipeline-split` and `-loss-` of Megatron-LM).
     Ends,
+    /// With the head as the number of layers that have as many FLOPs
+    /// ([`ModelShape::head_layers`](crate::ModelShape::head_layers)).
+    Balanced,
+    /// As a layout says: [`ModelShape::chunk_layers`](crate::ModelShape::chunk_layers).
+    Given,
 }
 
 impl LayerSplit {
     /// All of them.
-    pub const ALL: [LayerSplit; 2] = [LayerSplit::Even, LayerSplit::Ends];
+    pub const ALL: [LayerSplit; 4] =
+        [LayerSplit::Even, LayerSplit::Ends, LayerSplit::Balanced, LayerSplit::Given];
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             LayerSplit::Even => "even",
             LayerSplit::Ends => "ends",
+            LayerSplit::Balanced => "balanced",
+            LayerSplit::Given => "given",
         }
     }
 }
@@ -212,9 +220,12 @@ impl fmt::Display for Strategy {
                 write!(f, " VPP{}", self.vpp)?;
             }
             write!(f, " {}", self.schedule)?;
-            if self.split == LayerSplit::Ends {
-                f.write_str(" ends as layers")?;
-            }
+            f.write_str(match self.split {
+                LayerSplit::Even => "",
+                LayerSplit::Ends => " ends as layers",
+                LayerSplit::Balanced => " head as layers",
+                LayerSplit::Given => " layers as given",
+            })?;
         }
         if self.cp > 1 {
             write!(f, " CP{}", self.cp)?;

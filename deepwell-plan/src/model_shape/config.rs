@@ -107,6 +107,7 @@ fn of_llama(name: &str, config: &LlamaConfig) -> ModelShape {
         qk_norm: matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe),
         latent,
         experts,
+        chunk_layers: Vec::new(),
     }
 }
 

@@ -3,7 +3,9 @@
 
 use super::table::{Row, Table};
 use super::{Scored, ScoredRow};
-use crate::memory::{AttentionKernel, MemoryRules, RecomputedModules, StageLayers, stage_memory};
+use crate::memory::{
+    AttentionKernel, MemoryRules, RecomputedModules, StageLayers, expand, stage_memory,
+};
 use crate::model_shape::{ExpertShape, LatentAttention};
 use crate::schedule::{PipelineSchedule, orders};
 use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
@@ -322,47 +324,4 @@ fn layout_stage(row: &Row<'_>, layout: &str, pp: usize) -> Result<StageLayers, P
     }
     debug_assert_eq!(chunks.len(), vpp);
     Ok(StageLayers { chunks, has_embedding: pp == 1, has_head: true })
-}
-
-/// Writes `x*3` and `(xy)*3` out.
-fn expand(layout: &str) -> Option<String> {
-    let mut text = String::new();
-    let mut rest = layout;
-    while let Some(first) = rest.chars().next() {
-        let unit = if first == '(' {
-            let end = rest.find(')')?;
-            let unit = &rest[1..end];
-            rest = &rest[end + 1..];
-            unit
-        } else {
-            let (unit, tail) = rest.split_at(first.len_utf8());
-            rest = tail;
-            unit
-        };
-        let mut count = 1;
-        if let Some(tail) = rest.strip_prefix('*') {
-            let digits = tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
-            count = tail[..digits].parse().ok().filter(|count| *count <= 4096)?;
-            rest = &tail[digits..];
-        }
-        text.extend(std::iter::repeat_n(unit, count));
-    }
-    Some(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layouts_are_written_out() {
-        let check = |layout: &str, expected: Option<&str>| {
-            assert_eq!(expand(layout).as_deref(), expected, "{layout}");
-        };
-        check("Et*3|(tt|)*2mL", Some("Ettt|tt|tt|mL"));
-        check("Et*2|(tt|)*1t|tmL", Some("Ett|tt|t|tmL"));
-        check("(tt", None);
-        check("t*x", None);
-        check("t*99999", None);
-    }
 }

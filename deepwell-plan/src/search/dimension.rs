@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::schedule::PipelineSchedule;
-use crate::{ActivationRecompute, PlanError, Strategy};
+use crate::{ActivationRecompute, LayerSplit, PlanError, Strategy};
 
 /// A dimension of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,8 +184,10 @@ impl FromStr for Pin {
         let dimension = dimension.ok_or_else(wrong)?;
         let value = match (dimension, value.trim()) {
             (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
-            (Dimension::Split, "even") => 0,
-            (Dimension::Split, "ends") => 1,
+            (Dimension::Split, value) => {
+                let place = LayerSplit::ALL.iter().position(|of| of.name() == value);
+                place.or_else(|| value.parse().ok()).ok_or_else(wrong)?
+            }
             (Dimension::Recompute, value) => {
                 let place = ActivationRecompute::ALL.iter().position(|of| of.name() == value);
                 place.or_else(|| value.parse().ok()).ok_or_else(wrong)?

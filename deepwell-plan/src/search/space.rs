@@ -169,15 +169,31 @@ fn with_schedule(
     at: Strategy,
     visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
-    let chunks = if at.pp == 1 { 1 } else { (request.shape.layers / at.pp).min(VPP_MAX) };
-    let all = with_pinned(request, Dimension::Vpp, 1..=chunks);
-    for vpp in all.into_iter().filter(|vpp| at.pp > 1 || *vpp == 1) {
+    let (layers, head) = (request.shape.layers, request.shape.head_layers());
+    let given = request.shape.chunk_layers.len();
+    if given > 0 && !given.is_multiple_of(at.pp) {
+        return visit(at, Some("the layout has another number of chunks"));
+    }
+    let all = match given {
+        0 if at.pp > 1 => with_pinned(request, Dimension::Vpp, 1..=(layers / at.pp).min(VPP_MAX)),
+        0 => vec![1],
+        _ => vec![given / at.pp],
+    };
+    for vpp in all {
+        if at.pp == 1 && vpp > 1 {
+            visit(Strategy { vpp, ..at }, Some("chunks of a model that has one stage"));
+            continue;
+        }
         let schedules: &[PipelineSchedule] = if vpp == 1 && at.pp > 1 {
             &PipelineSchedule::ALL
         } else {
             &PipelineSchedule::ALL[..1]
         };
-        let splits = if at.pp > 1 { &LayerSplit::ALL[..] } else { &LayerSplit::ALL[..1] };
+        let splits = match (at.pp, given) {
+            (1, _) => &LayerSplit::ALL[..1],
+            (_, 0) => &LayerSplit::ALL[..3],
+            _ => &LayerSplit::ALL[3..],
+        };
         let choices = schedules.iter().flat_map(|of| splits.iter().map(move |split| (*of, *split)));
         for (schedule, split) in choices {
             // Where nothing is pinned, the search goes to the host with what does not fit.
@@ -198,7 +214,16 @@ fn with_schedule(
                 visit(at, Some("fewer layers than chunks"));
                 continue;
             }
-            if split == LayerSplit::Ends && request.shape.layers + 2 < 2 * at.pp * vpp {
+            let ends = match split {
+                LayerSplit::Ends => Some((1, 2)),
+                LayerSplit::Balanced => Some((head, head)),
+                _ => None,
+            };
+            if ends == Some((0, 0)) {
+                visit(at, Some("the head has the FLOPs of less than half a layer"));
+                continue;
+            }
+            if ends.is_some_and(|(most, all)| (layers + all) / (at.pp * vpp) <= most) {
                 visit(at, Some("a chunk with nothing but the embedding or the head"));
                 continue;
             }

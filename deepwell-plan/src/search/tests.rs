@@ -108,9 +108,32 @@ fn ends_as_layers_balance_the_stages() {
     request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
     let free = search(&request).unwrap().best;
     assert_eq!(free.at.split, crate::LayerSplit::Ends);
+    let with = |request: &SearchRequest, split: &str| {
+        let pins = [request.pins.clone(), vec![format!("split={split}").parse().unwrap()]].concat();
+        search(&SearchRequest { pins, ..request.clone() }).unwrap().best
+    };
+    let (ends, even) = (with(&request, "ends"), with(&request, "even"));
+    assert!(even.seconds > 1.05 * ends.seconds, "{} {}", even.seconds, ends.seconds);
+    assert_eq!(ends, free);
+    // With two layers less a stage of four is left with two beside the head.
+    let mut fewer = request.clone();
+    fewer.shape.layers = 30;
+    let (ends, balanced) = (with(&fewer, "ends"), search(&fewer).unwrap().best);
+    assert_eq!(balanced.at.split, crate::LayerSplit::Balanced);
+    assert!(ends.seconds > 1.1 * balanced.seconds, "{} {}", ends.seconds, balanced.seconds);
+    // The same stages as a layout; one with a stage that is twice as long takes longer.
+    let mut given = request.clone();
+    let layout = crate::memory::layout(&given.shape, &free.at);
+    given.shape.chunk_layers = crate::memory::parse_layout(&layout, 32).unwrap();
+    let same = search(&given).unwrap().best;
+    assert_eq!((same.seconds, same.memory_bytes), (free.seconds, free.memory_bytes), "{layout}");
+    given.shape.chunk_layers = vec![4, 8, 4, 4, 4, 4, 2, 2];
+    let long = search(&given).unwrap().best;
+    assert!(long.seconds > 1.5 * free.seconds, "{} {}", long.seconds, free.seconds);
+    given.shape.chunk_layers = vec![16, 16];
+    given.pins.clear();
+    assert_eq!(search(&given).unwrap().best.at.pp, 2);
     request.pins.push("split=even".parse().unwrap());
-    let even = search(&request).unwrap().best;
-    assert!(even.seconds > 1.05 * free.seconds, "{} {}", even.seconds, free.seconds);
     request.pins.push("sp=0".parse().unwrap());
     let without = search(&request).unwrap().best;
     assert!(!without.at.sp && without.memory_bytes > even.memory_bytes, "{}", without.at);

@@ -32,6 +32,10 @@ fn options_of_a_plan_for_a_cluster() {
         &["TP4+SP PP4 ", "memory in GB as Megatron-LM counts it", "its theoretical report: "],
     );
     page(
+        &["--layout", "Et*18|(t*21|)*2t*20L", "--pp", "4"],
+        &[" PP4 ", " layers as given ", "layout        Et*18|(t*21|)*2t*20L\n"],
+    );
+    page(
         &["--pareto", "--max-gpus", "32", "--pin", "mbs=1", "--gpu-memory", "70GB"],
         &["on 32 x h100", "front of time, memory, GPUs and GPU hours", "70.0 may be used"],
     );
@@ -146,6 +150,8 @@ fn clusters_that_cannot_be_planned_for() {
     let on = |options: &[&'static str]| [&["--hardware", "h100-x8"], options].concat();
     check(&on(&["--pin", "xp=2"]), 2, &["pin: expected one of pp, vpp", "xp=2"]);
     check(&on(&["--forbid", "gpus"]), 2, &["dimension to forbid: expected pp", "`gpus`"]);
+    check(&on(&["--layout", "t|t"]), 2, &["layout: expected E, then t for each layer", "`t|t`"]);
+    check(&on(&["--layout", "Et*9|t*9L"]), 2, &["the 32 layers of the model, got 18"]);
     check(&on(&["--as", "torch"]), 2, &["accounting: expected `megatron` or `fsdp`"]);
     check(&on(&["--as", "fsdp", "--pin", "pp=2"]), 2, &["hint: add `--pin zero=3"]);
     check(&on(&["--precision", "nvfp4"]), 2, &["expected bf16 or mxfp8, got `nvfp4`"]);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
     Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
     explanation, search, what_if,
@@ -34,6 +35,10 @@ pub(crate) struct ClusterArgs {
     /// Do without a dimension, or without a value of it: cp, recompute, tp=8
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
+    /// Layers of each chunk, as Megatron-LM has them: E the embedding, t a layer, L the loss, |
+    /// between chunks, as in 'Et*15|(t*16|)*2t*14L'
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<String>,
     /// Take only plans that the trainer runs
     #[arg(long)]
     runnable: bool,
@@ -78,6 +83,7 @@ impl ClusterArgs {
         let given = [
             ("--pin", !self.pin.is_empty()),
             ("--forbid", !self.forbid.is_empty()),
+            ("--layout", self.layout.is_some()),
             ("--runnable", self.runnable),
             ("--max-gpus", self.max_gpus.is_some()),
             ("--price-per-gpu-hour", self.price_per_gpu_hour.is_some()),
@@ -208,7 +214,10 @@ fn request(
     }
     machines.price_per_gpu_hour = args.price_per_gpu_hour.or(machines.price_per_gpu_hour);
     let seq = planning.seq.unwrap_or(SEQ);
-    let shape = shape(&planning.model, seq)?;
+    let mut shape = shape(&planning.model, seq)?;
+    if let Some(layout) = &args.layout {
+        shape.chunk_layers = parse_layout(layout, shape.layers)?;
+    }
     for (option, size) in [("--seq", Some(seq)), ("--batch", planning.batch)] {
         if size == Some(0) {
             bail!("{option}: expected at least 1, got 0");

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use deepwell_plan::ModelShape;
 use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchRequest, replan, search};
 use serde::{Deserialize, Serialize};
 
@@ -75,10 +76,12 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         machines = machines.measured(&measured);
     }
     machines.price_per_gpu_hour = machines.price_per_gpu_hour.or(now.machines.price_per_gpu_hour);
+    // A layout is one of the stages that there were.
+    let model = ModelShape { chunk_layers: Vec::new(), ..now.model.clone() };
     let request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
-        ..SearchRequest::new(now.model.clone(), now.seq, now.global_batch, machines)
+        ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let found = search(&request)?;
     let tokens = now.run.map(|run| run.tokens);
