@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::Args;
 use deepwell_ir::Recompute;
@@ -115,12 +116,19 @@ pub struct TrainArgs {
     /// its own: `--device cuda`
     #[arg(long)]
     pub launched: bool,
+    /// Seconds that a rank waits for another before all of them end with an error [default: 1800]
+    #[arg(long, value_name = "SECONDS")]
+    pub rank_timeout: Option<u64>,
     /// How those ranks share the model
     #[command(flatten)]
     pub degrees: Degrees,
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
+    /// Write checkpoints from a copy while training goes on, on the CPU too: shorter stalls, more
+    /// memory
+    #[arg(long)]
+    pub async_checkpoints: bool,
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -283,6 +291,7 @@ impl TrainArgs {
             }
             settings.ranks = world_size;
         }
+        settings.rank_timeout_s = args.rank_timeout.unwrap_or(settings.rank_timeout_s);
         settings.pp_layers = args.degrees.pp_layers.clone().or(settings.pp_layers);
         let chunks = match (&args.degrees.schedule, args.degrees.vpp) {
             (None, None) => settings.chunks,
@@ -307,6 +316,7 @@ impl TrainArgs {
         settings.expert = parallel.expert;
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
+        settings.async_checkpoints |= args.async_checkpoints;
         if !args.data.is_empty() {
             settings.data = args.data;
         }
@@ -338,8 +348,10 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         (false, _, true) => Start::Overwrite,
         (false, _, false) => Start::New,
     };
-    let options = RunOptions { start, profile: args.profile };
-    let member = launched.map(Member::find).transpose()?.map(Arc::new);
+    let options = RunOptions { start, profile: args.profile, ends_stuck_process: true };
+    let patience = Duration::from_secs(settings.rank_timeout_s);
+    let find = |launched| Member::find(launched, patience);
+    let member = launched.map(find).transpose()?.map(Arc::new);
     let mut console = Console::new(&args.label, settings.steps);
     let is_first = member.as_ref().is_none_or(|member| member.is_first());
     let progress: &mut dyn Progress = if is_first { &mut console } else { &mut () };

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use deepwell_precision::{GuardEventKind, Guards};
 
@@ -16,6 +16,7 @@ use crate::audit::Audit;
 use crate::checkpoint::{self, Position};
 use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
 use crate::metrics::StepLine;
+use crate::rank_times::{RankTime, RankTimes};
 use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
 use crate::trainer::{FitReport, Progress, Trainer};
@@ -36,6 +37,7 @@ pub(crate) struct Fit<'r> {
     interim: HeldoutWindows,
     /// Of rank 0.
     log: Option<Log>,
+    rank_times: RankTimes,
     writer: checkpoint::Writer,
     /// After the last step that was looked at.
     position: Position,
@@ -58,6 +60,9 @@ struct InFlight {
     tokens: usize,
     /// The device had nothing to do before it.
     is_first: bool,
+    /// When it began, and how long this rank had been in exchanges by then.
+    began: Instant,
+    waited_before: Option<Duration>,
     begun: Begun,
 }
 
@@ -127,6 +132,7 @@ impl<'r> Fit<'r> {
             heldout,
             interim,
             log,
+            rank_times: RankTimes::default(),
             writer: checkpoint::Writer::default(),
             position,
             in_flight: None,
@@ -180,6 +186,7 @@ impl<'r> Fit<'r> {
         if is_first {
             self.last_end = Instant::now();
         }
+        let (began, waited_before) = (Instant::now(), self.engine.peers.waited());
         let begun = if self.settings.audit && step == 1 {
             let mut audit = Audit::new(self.engine.program());
             let observed =
@@ -196,6 +203,8 @@ impl<'r> Fit<'r> {
             learning_rate,
             tokens: inputs.len(),
             is_first,
+            began,
+            waited_before,
             begun,
         }))
     }
@@ -221,6 +230,7 @@ impl<'r> Fit<'r> {
     /// Waits for a step, logs it and shows it to the guards.
     fn look_at(&mut self, flight: InFlight) -> Result<(), TrainError> {
         let is_audited = matches!(flight.begun, Begun::Audited(_));
+        let (began, waited_before) = (flight.began, flight.waited_before);
         let outcome = match flight.begun {
             Begun::Audited(outcome) => outcome,
             Begun::Pending(pending) => self.engine.finish_step(pending)?,
@@ -244,12 +254,40 @@ impl<'r> Fit<'r> {
             tokens_per_s,
             speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
         };
+        let ranks = self.times_of_ranks(began, waited_before)?;
         let loads = self.engine.expert_loads_of_stages()?;
         if let Some(log) = &mut self.log {
-            log.step(&line, flight.learning_rate, outcome.skipped, &loads)?;
+            log.step(&line, flight.learning_rate, outcome.skipped, &loads, &ranks)?;
+            let parallel = self.engine.plan().parallel;
+            if let Some(note) = self.rank_times.add(&ranks, |rank| parallel.class(rank)) {
+                self.progress.note(&note);
+            }
         }
         self.progress.step(&line);
         self.guard(&outcome)
+    }
+
+    /// How long each rank has worked since a step began, where that is known: a device that goes on
+    /// by itself waits by itself, too.
+    fn times_of_ranks(
+        &mut self,
+        began: Instant,
+        waited_before: Option<Duration>,
+    ) -> Result<Vec<RankTime>, TrainError> {
+        let (waited, before) = match (self.engine.peers.waited(), waited_before) {
+            (Some(waited), Some(before)) if !self.engine.is_asynchronous() => (waited, before),
+            _ => return Ok(Vec::new()),
+        };
+        let waited = waited - before;
+        let busy = began.elapsed().saturating_sub(waited);
+        let own = [busy, waited].map(|time| time.as_nanos() as u64);
+        let all = self.engine.peers.gather(&own)?;
+        let of_rank = |(rank, words): (usize, &Vec<u64>)| RankTime {
+            rank: rank as u32,
+            busy_s: words[0] as f64 / 1e9,
+            waited_s: words[1] as f64 / 1e9,
+        };
+        Ok(all.iter().enumerate().map(of_rank).collect())
     }
 
     /// Shows the step to the guards and does what they decide.
@@ -333,6 +371,7 @@ impl<'r> Fit<'r> {
             resumed_after: self.resumed_after,
             tokens_per_s: self.speeds.get(self.speeds.len() / 2).copied().unwrap_or(0.0),
             checkpoint_stalls_s: self.checkpoint_stalls_s,
+            ranks: self.rank_times.medians(),
             audit: self.position.audit,
             heldout_losses: if are_finite { self.heldout_losses } else { Vec::new() },
         })

@@ -61,6 +61,7 @@ pub mod parity;
 pub mod plan_file;
 pub mod profile;
 pub mod quantize_file;
+mod rank_times;
 pub mod reference;
 pub mod report;
 pub mod run;
@@ -83,6 +84,7 @@ pub use engine::{
 };
 pub use error::TrainError;
 pub use formats::quantized_formats;
+pub use rank_times::RankTime;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;

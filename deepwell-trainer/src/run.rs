@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
 use deepwell_ir::{Ranks, TensorPrecision};
@@ -117,6 +117,9 @@ pub struct RunOptions {
     pub start: Start,
     /// Profile one more step after the last.
     pub profile: bool,
+    /// Whether this process may be ended, with the error on standard error, where one rank fails
+    /// and another is stuck: ranks that are threads cannot be ended from outside.
+    pub ends_stuck_process: bool,
 }
 
 /// Runs a training run. Writes metrics, events, checkpoints and `summary.json` to the output
@@ -194,6 +197,7 @@ pub(crate) fn run_as(
         device: settings.device,
         parallel: settings.parallel(),
         stage_layers: settings.pp_layers.clone(),
+        rank_timeout: Duration::from_secs(settings.rank_timeout_s),
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
     if member.is_some_and(|member| member.world_size() > 1)
@@ -208,6 +212,9 @@ pub(crate) fn run_as(
         None => World::compile(graph, hardware, &compile_options)?,
         Some(member) => World::join(member, graph, hardware, &compile_options)?,
     };
+    if options.ends_stuck_process {
+        world.end_process_when_stuck();
+    }
     let weights = write_masters(&mut world, &mut model, settings)?;
     let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
     let copies = checkpoint_bytes(&mut world, settings)?;

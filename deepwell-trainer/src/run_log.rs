@@ -7,7 +7,7 @@ use deepwell_precision::GuardEvent;
 use crate::engine::ExpertLoad;
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::trainer::{Progress, Record, Trainer};
-use crate::{ExpertRecord, TrainError};
+use crate::{ExpertRecord, RankTime, TrainError};
 
 /// `metrics.jsonl` and the event file, kept in step.
 pub(crate) struct Log {
@@ -56,8 +56,10 @@ impl Log {
         learning_rate: f64,
         skipped: bool,
         loads: &[ExpertLoad],
+        ranks: &[RankTime],
     ) -> Result<(), TrainError> {
         self.jsonl.write(&Record {
+            ranks: ranks.to_vec(),
             experts: loads.iter().map(ExpertRecord::from).collect(),
             loss: Some(line.loss),
             grad_norm: Some(line.grad_norm),
@@ -73,7 +75,9 @@ impl Log {
             ("train/learning_rate", learning_rate as f32),
             ("train/tokens_per_s", line.tokens_per_s as f32),
         ];
-        let of_experts: Vec<(String, f32)> = loads.iter().flat_map(expert_scalars).collect();
+        let of_ranks = ranks.iter().flat_map(rank_scalars);
+        let of_experts: Vec<(String, f32)> =
+            loads.iter().flat_map(expert_scalars).chain(of_ranks).collect();
         let of_experts = of_experts.iter().map(|(tag, value)| (tag.as_str(), *value));
         let scalars: Vec<(&str, f32)> = scalars.into_iter().chain(of_experts).collect();
         Ok(self.events.scalars(line.step, &scalars)?)
@@ -104,6 +108,12 @@ impl Log {
         self.jsonl.sync()?;
         Ok(self.events.flush()?)
     }
+}
+
+/// What TensorBoard shows of a rank.
+fn rank_scalars(time: &RankTime) -> [(String, f32); 2] {
+    [("busy_s", time.busy_s), ("waited_s", time.waited_s)]
+        .map(|(name, value)| (format!("ranks/{name}/rank_{}", time.rank), value as f32))
 }
 
 /// What TensorBoard shows of a layer's experts.
@@ -168,7 +178,7 @@ mod tests {
         let mut notes = Notes::default();
         let mut log = Log::open(out, 0, &mut notes).unwrap();
         for step in 1..=written {
-            log.step(&line(step), 0.1, false, &[]).unwrap();
+            log.step(&line(step), 0.1, false, &[], &[]).unwrap();
             log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();
@@ -178,7 +188,7 @@ mod tests {
         std::fs::write(&path, text + torn).unwrap();
         let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
         for step in resumed_after + 1..=9 {
-            log.step(&line(step), 0.1, false, &[]).unwrap();
+            log.step(&line(step), 0.1, false, &[], &[]).unwrap();
             log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();
@@ -215,7 +225,7 @@ mod tests {
             ExpertLoad { layer: 1, chosen: vec![8, 8, 0, 0], dropped: 3 },
             ExpertLoad { layer: 2, chosen: vec![4; 4], dropped: 0 },
         ];
-        log.step(&line(1), 0.1, false, &loads).unwrap();
+        log.step(&line(1), 0.1, false, &loads, &[]).unwrap();
         log.sync().unwrap();
         let scalars = read_events(log.events.path()).unwrap();
         let of_experts: Vec<(&str, f32)> = scalars

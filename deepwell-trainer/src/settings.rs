@@ -80,6 +80,10 @@ pub struct Settings {
     /// Layers of each stage of the pipeline; none balances them by FLOPs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp_layers: Option<Vec<usize>>,
+    /// Seconds that a rank waits for another: longer than a whole step, and than the difference
+    /// in which two ranks come to an exchange.
+    #[serde(skip_serializing_if = "is_rank_timeout")]
+    pub rank_timeout_s: u64,
     /// Ranks that have some of the experts each.
     #[serde(skip_serializing_if = "is_one")]
     pub expert: usize,
@@ -147,6 +151,10 @@ fn is_one(count: &usize) -> bool {
     *count == 1
 }
 
+fn is_rank_timeout(seconds: &u64) -> bool {
+    *seconds == Settings::RANK_TIMEOUT_S
+}
+
 fn is_zero(stage: &u8) -> bool {
     *stage == 0
 }
@@ -168,6 +176,7 @@ impl Default for Settings {
             pipeline: 1,
             chunks: 1,
             pp_layers: None,
+            rank_timeout_s: Settings::RANK_TIMEOUT_S,
             expert: 1,
             precision: Settings::AUTO.to_string(),
             policy: None,
@@ -201,6 +210,10 @@ impl Settings {
     /// The precision that the device decides: `mxfp8-128` on Hopper, whose matrix units do not
     /// apply block scales and so want few of them, `mxfp8` elsewhere.
     pub const AUTO: &str = "auto";
+
+    /// Seconds that a rank waits for another unless someone says otherwise: a whole step of the
+    /// largest model that trains on a processor, with room to spare.
+    pub const RANK_TIMEOUT_S: u64 = 1800;
 
     /// The largest learning rate for a model of so many parameters, when nobody says.
     ///

@@ -85,6 +85,12 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("pipeline", size(settings.pipeline), BeAtLeastOne, None),
         ("chunks", size(settings.chunks), BeAtLeastOne, Some("`--pp 2 --vpp 2`")),
         ("expert", size(settings.expert), BeAtLeastOne, None),
+        (
+            "rank_timeout_s",
+            count(settings.rank_timeout_s),
+            BeAtLeastOne,
+            Some("`--rank-timeout 600` ends a run ten minutes after a rank is stuck"),
+        ),
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),
         ("eval_tokens", count(settings.eval_tokens), BeAtLeastOne, None),

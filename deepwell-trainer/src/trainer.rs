@@ -13,6 +13,7 @@ use crate::fingerprint::{Fingerprint, Sources};
 use crate::fit::Fit;
 use crate::metrics::StepLine;
 use crate::metrics::nonfinite::option as number;
+use crate::rank_times::RankTime;
 use crate::run_folder::{Opened, RunFolder, Start};
 use crate::{Engine, ExpertLoad, Settings, TrainError};
 
@@ -49,6 +50,10 @@ pub struct Record {
     /// What a guard did after the step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub guard: Option<GuardEvent>,
+    /// How long each rank worked, and was in exchanges with others; empty where one rank trains, or
+    /// GPUs do.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ranks: Vec<RankTime>,
     /// How the step's tokens were spread over experts, by layer.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertRecord>,
@@ -93,6 +98,7 @@ impl Record {
             val_ppl: None,
             val_tokens: None,
             guard: None,
+            ranks: Vec::new(),
             experts: Vec::new(),
             skipped: false,
         }
@@ -114,6 +120,9 @@ pub struct FitReport {
     /// How long training stood still for each checkpoint.
     #[serde(default)]
     pub checkpoint_stalls_s: Vec<f64>,
+    /// The median of the last steps of each rank; empty as in [`Record::ranks`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankTime>,
     /// What the audit of the first step found, when it was asked for.
     pub audit: Option<AuditReport>,
     /// Held-out losses after the last step, batch by batch; empty if one is not finite, and of a

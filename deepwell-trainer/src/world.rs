@@ -14,9 +14,9 @@ mod peers;
 mod supervise;
 
 use std::panic::resume_unwind;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deepwell_ir::{Graph, Program, Target};
 use deepwell_kernels::{Comm, CommError, InProcess, Monitor};
@@ -30,9 +30,11 @@ pub(crate) use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
 use crate::{Catalog, CompileOptions, Engine, TrainError};
 
-/// How long a rank waits for another: a whole step of the largest model that trains on a processor,
-/// with room to spare.
-const PATIENCE: Duration = Duration::from_secs(1800);
+/// How long a rank that has ended its work, or failed, waits for one that does not end its own.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Of a process whose rank is stuck: as of one that cannot use its inputs.
+const EXIT_CODE_STUCK: i32 = 2;
 
 /// Of the thread of a rank: as much as the first thread of a process has. Kernels that are compiled
 /// without optimization keep their tiles there.
@@ -42,6 +44,14 @@ const RANK_STACK_BYTES: usize = 8 << 20;
 pub struct World {
     engines: Vec<Engine>,
     ties: Ties,
+    /// What to do about ranks that do not end.
+    when_stuck: Option<WhenStuck>,
+}
+
+/// Told of a rank that has not ended within a limit after another one has failed.
+struct WhenStuck {
+    limit: Duration,
+    tell: Box<dyn Fn(&TrainError) + Send + Sync>,
 }
 
 /// What joins a rank to those whose engines it does not have.
@@ -68,9 +78,9 @@ impl World {
         let ranks = options.parallel.world_size();
         if ranks < 2 {
             let engine = crate::compile(graph, hardware, options)?;
-            return Ok(World { engines: vec![engine], ties: Ties::Alone });
+            return Ok(World { engines: vec![engine], ties: Ties::Alone, when_stuck: None });
         }
-        let comms = InProcess::world(ranks as u32, PATIENCE);
+        let comms = InProcess::world(ranks as u32, options.rank_timeout);
         World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
     }
 
@@ -95,7 +105,7 @@ impl World {
             let compiled = lowered.for_rank(rank, Peers::of(Box::new(comm)))?;
             engines.push(load(device, compiled, options)?);
         }
-        Ok(World { engines, ties })
+        Ok(World { engines, ties, when_stuck: None })
     }
 
     /// [`World::compile`] for the one rank that this process is. All ranks plan with the memory of
@@ -117,7 +127,8 @@ impl World {
         let nccl = member.connect(&driver)?;
         let ranks = options.parallel.ranks(nccl.rank() as usize);
         nccl.join(&ranks.groups).map_err(KernelError::from)?;
-        let mut peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
+        let peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
+        let mut peers = peers.counting_in(member.begun());
         // What the library has taken for its connections is not free any more.
         let (free_bytes, _) = driver.memory().map_err(KernelError::from)?;
         let is_single = options.parallel.is_single();
@@ -135,7 +146,8 @@ impl World {
         let rank = nccl.rank() as usize;
         let compiled = Lowered::of(graph, hardware, &options)?.for_rank(rank, peers)?;
         let engine = load(device, compiled, &options)?;
-        Ok(World { engines: vec![engine], ties: Ties::Processes(Arc::clone(member)) })
+        let ties = Ties::Processes(Arc::clone(member));
+        Ok(World { engines: vec![engine], ties, when_stuck: None })
     }
 
     /// Without CUDA there is nothing that joins processes.
@@ -182,6 +194,25 @@ impl World {
         &mut self.engines
     }
 
+    /// Ranks that are threads cannot be ended from outside. Where one fails and another has not
+    /// ended its work after `limit`, `tell` is told of that rank, and may end the process; without
+    /// this the others wait for it.
+    pub fn when_stuck(
+        &mut self,
+        limit: Duration,
+        tell: impl Fn(&TrainError) + Send + Sync + 'static,
+    ) {
+        self.when_stuck = Some(WhenStuck { limit, tell: Box::new(tell) });
+    }
+
+    /// [`World::when_stuck`]: writes the error to standard error and ends the process.
+    pub(crate) fn end_process_when_stuck(&mut self) {
+        self.when_stuck(END_LIMIT, |error| {
+            eprintln!("error: {error}");
+            std::process::exit(EXIT_CODE_STUCK);
+        });
+    }
+
     /// Does the same on every rank, each in a thread of its own, and gives what each of this
     /// process gave.
     ///
@@ -214,17 +245,25 @@ impl World {
             Ties::Threads(monitor) => monitor,
         };
         let [own, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
+        let running = Running::of(others.len() + 1);
+        let when_stuck = self.when_stuck.as_ref();
         // Whoever fails tells the others, who would wait for it, before anything else.
         let tell = |rank: usize, result: Result<T, TrainError>| {
             result.inspect_err(|error| monitor.abort(rank as u32, &error.to_string()))
         };
         let joined: Vec<thread::Result<Result<T, TrainError>>> = thread::scope(|scope| {
-            let (other, tell) = (&other, &tell);
+            let (other, tell, running) = (&other, &tell, &running);
+            if let Some(when_stuck) = when_stuck {
+                // Without it a stuck rank is waited for, as it is where nobody asked for more.
+                let watch = move || running.watch(monitor, when_stuck);
+                let watcher = thread::Builder::new().name("ranks".to_string());
+                let _ = watcher.spawn_scoped(scope, watch);
+            }
             let threads: Vec<_> = others
                 .iter_mut()
                 .zip(1usize..)
                 .map(|(engine, rank)| {
-                    let guard = Ending { monitor, rank: rank as u32 };
+                    let guard = Ending { monitor, running, rank: rank as u32 };
                     let work = move || {
                         let result = tell(rank, other(engine));
                         drop(guard);
@@ -238,7 +277,7 @@ impl World {
                     })
                 })
                 .collect();
-            let guard = Ending { monitor, rank: 0 };
+            let guard = Ending { monitor, running, rank: 0 };
             let own = tell(0, first(own));
             drop(guard);
             let others = threads.into_iter().map(|thread| match thread {
@@ -325,9 +364,10 @@ impl Lowered {
     }
 }
 
-/// Tells the other ranks of one whose work panics.
+/// Tells the other ranks of one whose work panics, and the watcher of one that has ended.
 struct Ending<'a> {
     monitor: &'a Monitor,
+    running: &'a Running,
     rank: u32,
 }
 
@@ -335,6 +375,53 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.monitor.abort(self.rank, "its thread panicked");
+        }
+        self.running.end(self.rank as usize);
+    }
+}
+
+/// Which ranks work.
+struct Running {
+    ranks: Mutex<Vec<bool>>,
+    changed: Condvar,
+}
+
+impl Running {
+    fn of(ranks: usize) -> Running {
+        Running { ranks: Mutex::new(vec![true; ranks]), changed: Condvar::new() }
+    }
+
+    fn end(&self, rank: usize) {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)[rank] = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all ranks have ended; tells of the first that has not for too long, once one has
+    /// failed.
+    fn watch(&self, monitor: &Monitor, when_stuck: &WhenStuck) {
+        let mut failed_at: Option<Instant> = None;
+        let mut is_told = false;
+        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(rank) = ranks.iter().position(|runs| *runs) {
+            let failure = monitor.failure();
+            if failure.is_some() && failed_at.is_none() {
+                failed_at = Some(Instant::now());
+            }
+            if failed_at.is_some_and(|at| at.elapsed() > when_stuck.limit) && !is_told {
+                is_told = true;
+                let world_size = ranks.len() as u32;
+                let first = failure.map_or_else(String::new, |(rank, error)| {
+                    format!("rank {rank} had failed: {error}")
+                });
+                let reason = format!("it has not ended for {:?}, when {first}", when_stuck.limit);
+                drop(ranks);
+                (when_stuck.tell)(&TrainError::of_rank(rank as u32, world_size, reason));
+                ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let look_every = (when_stuck.limit / 8).min(Duration::from_millis(500));
+            let woken = self.changed.wait_timeout(ranks, look_every);
+            ranks = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

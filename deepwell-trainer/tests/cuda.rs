@@ -303,7 +303,7 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
     };
     let go = |settings: &Settings, start: Start| {
         let stop = Arc::new(AtomicBool::new(false));
-        run(settings, RunOptions { start, profile: false }, stop, &mut ()).expect("a run")
+        run(settings, RunOptions { start, ..RunOptions::default() }, stop, &mut ()).expect("a run")
     };
     let forget_after = |out: &str, step: u64| {
         let root = Trainer::checkpoints_path(&folder.join(out));

@@ -73,7 +73,7 @@ impl Progress for StopAfter {
 }
 
 fn go(settings: &Settings, start: Start) -> Result<RunSummary, TrainError> {
-    let options = RunOptions { start, profile: false };
+    let options = RunOptions { start, ..RunOptions::default() };
     run(settings, options, Arc::new(AtomicBool::new(false)), &mut ())
 }
 

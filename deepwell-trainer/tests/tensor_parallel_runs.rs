@@ -10,6 +10,7 @@ use deepwell_ckpt::Section;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{Graph, ParameterState, ValueId};
 use deepwell_probe::{Cpu, Hardware};
+use deepwell_trainer::run::RunOptions;
 use deepwell_trainer::{
     CompileOptions, Engine, Parallel, Settings, Start, TrainError, Trainer, World, checkpoint,
 };
@@ -177,7 +178,7 @@ fn a_run_goes_on_with_other_ranks() {
     let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
     assert!(differences.iter().any(|it| it.field == "tensor_ranks"), "{error}");
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
-    let changed = deepwell_trainer::run::RunOptions { start: Start::ResumeChanged, profile: false };
+    let changed = RunOptions { start: Start::ResumeChanged, ..RunOptions::default() };
     let stopped = deepwell_trainer::run::run(&one, changed, stop, &mut ()).unwrap();
     assert!(stopped.fit.interrupted);
     go(&run, Start::ResumeChanged).unwrap();

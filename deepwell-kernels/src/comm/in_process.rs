@@ -11,7 +11,8 @@ mod world;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 
@@ -62,6 +63,8 @@ pub struct InProcess {
 struct Seat {
     world: Arc<World>,
     rank: u32,
+    /// Spent in exchanges so far.
+    waited_ns: AtomicU64,
 }
 
 /// Looks at a world from outside: for whoever started its ranks.
@@ -88,7 +91,8 @@ impl InProcess {
     /// another rank gives up.
     pub fn world(size: u32, timeout: Duration) -> Vec<InProcess> {
         let world = Arc::new(World::new(size, timeout));
-        let seat = |rank| Arc::new(Seat { world: Arc::clone(&world), rank });
+        let seat =
+            |rank| Arc::new(Seat { world: Arc::clone(&world), rank, waited_ns: AtomicU64::new(0) });
         (0..size).map(|rank| InProcess { seat: seat(rank) }).collect()
     }
 
@@ -118,8 +122,31 @@ impl Comm for InProcess {
         self.seat.world.size()
     }
 
+    fn waited(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.seat.waited_ns.load(Ordering::Relaxed)))
+    }
+
     fn exchange(
         &mut self,
+        exchange: &Exchange,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let begin = Instant::now();
+        let exchanged = self.take_part(exchange, input, output);
+        let spent_ns = begin.elapsed().as_nanos() as u64;
+        self.seat.waited_ns.fetch_add(spent_ns, Ordering::Relaxed);
+        exchanged
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.seat.world.abort(self.seat.rank, reason);
+    }
+}
+
+impl InProcess {
+    fn take_part(
+        &self,
         exchange: &Exchange,
         input: &[u8],
         output: &mut [u8],
@@ -144,10 +171,6 @@ impl Comm for InProcess {
                 made.map_err(|reason| fail(CommError::Request { what: want.to_string(), reason }))
             }
         }
-    }
-
-    fn abort(&mut self, reason: &str) {
-        self.seat.world.abort(self.seat.rank, reason);
     }
 }
 

@@ -9,6 +9,8 @@ mod error;
 mod in_process;
 mod reduce;
 
+use std::time::Duration;
+
 use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{DType, ProcessGroup, Ranks};
 
@@ -117,6 +119,12 @@ pub trait Comm: Send {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CommError>;
+
+    /// How long this rank has been in exchanges so far, most of it waiting for others; none where
+    /// that is not known.
+    fn waited(&self) -> Option<Duration> {
+        None
+    }
 
     /// Lets every rank's present and later exchanges fail with this rank's reason.
     fn abort(&mut self, reason: &str);

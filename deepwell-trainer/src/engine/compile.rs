@@ -1,6 +1,7 @@
 //! From a graph to an engine.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use deepwell_ir::capture::ModelConfig;
 use deepwell_ir::{
@@ -17,9 +18,9 @@ use deepwell_probe::Hardware;
 use super::routing::load_counters;
 use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
-use crate::TrainError;
 use crate::device::{Device, OpenDevice};
 use crate::world::Peers;
+use crate::{Settings, TrainError};
 
 /// What to compile for.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct CompileOptions {
     pub parallel: Parallel,
     /// Layers of each stage of a pipeline; none balances them by FLOPs.
     pub stage_layers: Option<Vec<usize>>,
+    /// How long a rank waits for another.
+    pub rank_timeout: Duration,
 }
 
 impl CompileOptions {
@@ -60,6 +63,7 @@ impl CompileOptions {
             device: Device::Cpu,
             parallel: Parallel::default(),
             stage_layers: None,
+            rank_timeout: Duration::from_secs(Settings::RANK_TIMEOUT_S),
         }
     }
 }

@@ -266,6 +266,8 @@ impl Engine {
             }
             self.read_later(&invocation, index + 1 == invocations)?;
         }
+        // A rank that has not come so far keeps the others waiting on their devices.
+        self.peers.has_begun();
         Ok(PendingStep { number })
     }
 

@@ -4,13 +4,18 @@
 //! connects the ranks, and from then on nothing but signs of life and the reason of a failure: what
 //! the ranks compute or decide goes through that library. A connection that closes before its rank
 //! has said goodbye is a rank that has died. So is one that is silent for long, as when a machine
-//! loses power.
+//! loses power. A rank may be stuck: it
+//! lives but does not go on: with its signs of life a rank tells how many things it has begun that
+//! all ranks do (steps, exchanges between hosts). Where that number stands still on all of them for
+//! longer than the limit, the one that has begun least keeps the others waiting.
 //!
 //! A message is its kind (one byte), the rank that it is about (u32), the length of its text (u32),
 //! both little-endian, and the text. A connection begins with a [`Hello`].
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,18 +26,33 @@ use crate::TrainError;
 /// What begins a connection, so that strangers are known as such.
 const MAGIC: [u8; 8] = *b"deepwell";
 /// Of the messages below.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest text of a message.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Between two signs of life.
-const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// A connection without one for so long is dead.
-const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Between two looks at what is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long a stranger may take to introduce itself, a message to be taken, and a failure to be
 /// answered.
 const PROMPT: Duration = Duration::from_secs(5);
+
+/// How long what may take, each shorter than the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Between two signs of life.
+    pub(super) beat: Duration,
+    /// A connection without one for so long is dead.
+    pub(super) silence: Duration,
+    /// Ranks of which none goes on for so long are stuck.
+    pub(super) stuck: Duration,
+}
+
+impl Limits {
+    /// Those of ranks that wait so long for each other in an exchange.
+    pub(super) fn of(exchange: Duration) -> Limits {
+        let silence = Duration::from_secs(120).min(exchange / 3);
+        Limits { beat: silence / 24, silence, stuck: exchange / 10 * 9 }
+    }
+}
 
 /// Who failed first, and how.
 pub(super) type Failure = (u32, String);
@@ -92,6 +112,9 @@ pub(super) struct Lifeline {
 
 struct Shared {
     own: Hello,
+    limits: Limits,
+    /// What this rank has begun of what all ranks do.
+    begun: Arc<AtomicU64>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -105,6 +128,10 @@ struct State {
     /// Rank 0 has been told, or has told, of the failure.
     is_told: bool,
     on_failure: Option<OnFailure>,
+    /// What each rank has begun, of rank 0, which hears of all.
+    begun: BTreeMap<u32, u64>,
+    /// When that has changed last.
+    moved: Option<Instant>,
     /// Ranks that have said goodbye.
     done: Vec<u32>,
     /// This rank listens no more.
@@ -116,10 +143,16 @@ impl Lifeline {
     ///
     /// # Errors
     /// A port that is taken, and nobody who listens within the limit.
-    pub(super) fn open(launched: &Launched, limit: Duration) -> Result<Lifeline, TrainError> {
+    pub(super) fn open(
+        launched: &Launched,
+        limit: Duration,
+        limits: Limits,
+    ) -> Result<Lifeline, TrainError> {
         let Launched { rank, world_size, attempt, .. } = *launched;
         let shared = Arc::new(Shared {
             own: Hello { rank, world_size, attempt },
+            limits,
+            begun: Arc::default(),
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
         });
@@ -152,7 +185,7 @@ impl Lifeline {
         loop {
             let error = match connect(place).and_then(|mut stream| {
                 stream.write_all(&self.shared.own.to_bytes())?;
-                stream.set_read_timeout(Some(SILENCE_MAX))?;
+                stream.set_read_timeout(Some(self.shared.limits.silence))?;
                 Ok(stream)
             }) {
                 Ok(stream) => return self.shared.add(0, stream),
@@ -215,6 +248,11 @@ impl Lifeline {
             got: format!("nothing for {limit:?}"),
             hint: None,
         })
+    }
+
+    /// Counts what this rank has begun of what all ranks do; nobody is stuck before the first.
+    pub(super) fn begun(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.begun)
     }
 
     /// Who failed first, and how.
@@ -334,7 +372,7 @@ impl Shared {
         } else {
             None
         };
-        if stream.set_read_timeout(Some(SILENCE_MAX)).is_ok() {
+        if stream.set_read_timeout(Some(self.limits.silence)).is_ok() {
             let _ = Arc::clone(&self).add(rank, stream);
         }
         if let Some(wrong) = wrong {
@@ -367,7 +405,10 @@ impl Shared {
                 return;
             }
             match message {
-                Ok((kind::BEAT, ..)) => {}
+                Ok((kind::BEAT, rank, begun)) => {
+                    let begun = begun.try_into().map_or(0, u64::from_le_bytes);
+                    state.heard(rank, begun);
+                }
                 Ok((kind::ID, _, bytes)) => {
                     state.id = Some(bytes);
                     self.changed.notify_all();
@@ -388,7 +429,7 @@ impl Shared {
                     let has_left = state.done.contains(&from);
                     drop(state);
                     if !has_left {
-                        self.failed(from, &lost(&error));
+                        self.failed(from, &lost(&error, self.limits.silence));
                     }
                     return;
                 }
@@ -425,23 +466,75 @@ impl Shared {
         }
     }
 
+    /// Gives signs of life; on rank 0, looks for ranks that are stuck.
     fn beat(&self) {
-        let mut last = Instant::now();
+        let look_every = LOOK_EVERY.min(self.limits.beat);
+        let mut last: Option<Instant> = None;
         while !self.lock().is_closed {
-            thread::sleep(LOOK_EVERY);
-            if last.elapsed() > BEAT_EVERY {
-                last = Instant::now();
-                self.send_to_all((kind::BEAT, self.own.rank), &[]);
+            if last.is_none_or(|last| last.elapsed() > self.limits.beat) {
+                last = Some(Instant::now());
+                let begun = self.begun.load(Ordering::Relaxed);
+                self.lock().heard(self.own.rank, begun);
+                self.send_to_all((kind::BEAT, self.own.rank), &begun.to_le_bytes());
+                if self.own.rank == 0 {
+                    self.look_for_stuck();
+                }
             }
+            thread::sleep(look_every);
+        }
+    }
+
+    fn look_for_stuck(&self) {
+        let stuck = self.lock().stuck(self.own.world_size, self.limits.stuck);
+        if let Some((rank, reason)) = stuck {
+            self.failed(rank, &reason);
         }
     }
 }
 
+impl State {
+    /// Takes what a rank says that it has begun.
+    fn heard(&mut self, rank: u32, begun: u64) {
+        let before = self.begun.insert(rank, begun);
+        if before != Some(begun) {
+            self.moved = Some(Instant::now());
+        }
+    }
+
+    /// The rank that keeps the others waiting, where none has gone on for so long.
+    fn stuck(&self, world_size: u32, limit: Duration) -> Option<Failure> {
+        let waited = self.moved?.elapsed();
+        let are_known = self.begun.len() == world_size as usize;
+        let (least, most) = (*self.begun.values().min()?, *self.begun.values().max()?);
+        if waited < limit || !are_known || least == 0 || !self.done.is_empty() {
+            return None;
+        }
+        let behind: Vec<u32> = self
+            .begun
+            .iter()
+            .filter(|(_, begun)| **begun == least)
+            .map(|(rank, _)| *rank)
+            .collect();
+        let reason = if least == most {
+            format!(
+                "no rank has gone on for {limit:?}, and none is behind the others\n\
+                 hint: a GPU or its link is stuck; its system's log may say which"
+            )
+        } else {
+            format!(
+                "it has not gone on for {limit:?}, and the others wait for it\n\
+                 hint: a longer `--rank-timeout` waits longer"
+            )
+        };
+        Some((behind[0], reason))
+    }
+}
+
 /// Why a connection has ended.
-fn lost(error: &io::Error) -> String {
+fn lost(error: &io::Error, silence: Duration) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            format!("gave no sign of life for {SILENCE_MAX:?}")
+            format!("gave no sign of life for {silence:?}")
         }
         _ => "its process ended without a word\n\
               hint: what it wrote before its end, or its system's log, says why"

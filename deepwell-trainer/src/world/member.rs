@@ -1,12 +1,13 @@
 //! One rank of several processes, from its start to its end.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use deepwell_probe::Hardware;
 
 use super::Launched;
-use super::lifeline::Lifeline;
+use super::lifeline::{Lifeline, Limits};
 use crate::{Device, Settings, TrainError};
 
 /// How long the ranks of a run may take to start.
@@ -21,18 +22,27 @@ const READY: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Member {
     launched: Launched,
     lifeline: Lifeline,
+    /// How long a rank waits for another.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    exchange: Duration,
     /// By which the library connects, on every rank but the first.
     id: OnceLock<Vec<u8>>,
 }
 
 impl Member {
-    /// Finds the other ranks.
+    /// Finds the other ranks, which wait so long for each other in an exchange.
     ///
     /// # Errors
     /// A rank 0 that cannot be reached.
-    pub(crate) fn find(launched: Launched) -> Result<Member, TrainError> {
-        let lifeline = Lifeline::open(&launched, START)?;
-        Ok(Member { launched, lifeline, id: OnceLock::new() })
+    pub(crate) fn find(launched: Launched, exchange: Duration) -> Result<Member, TrainError> {
+        let lifeline = Lifeline::open(&launched, START, Limits::of(exchange))?;
+        Ok(Member { launched, lifeline, exchange, id: OnceLock::new() })
+    }
+
+    /// Counts what this rank has begun of what all ranks do.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn begun(&self) -> Arc<AtomicU64> {
+        self.lifeline.begun()
     }
 
     /// Whether this is the rank that speaks for all.
@@ -147,7 +157,7 @@ impl Member {
             })?)
         };
         let place = (self.launched.rank, self.launched.world_size);
-        let limits = NcclLimits { connect: START, exchange: super::PATIENCE };
+        let limits = NcclLimits { connect: START, exchange: self.exchange };
         let failure = || self.lifeline.failure();
         let rank =
             NcclRank::connect(driver, id, place, limits, &failure).map_err(KernelError::from)?;

@@ -60,7 +60,7 @@ impl Progress for StopAfter {
 }
 
 pub(crate) fn go(settings: &Settings, start: Start) -> Result<RunSummary, TrainError> {
-    let options = RunOptions { start, profile: false };
+    let options = RunOptions { start, ..RunOptions::default() };
     run(settings, options, Arc::new(AtomicBool::new(false)), &mut ())
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn go_until(settings: &Settings, step: u64) -> RunSummary {
 pub(crate) fn go_on_until(settings: &Settings, start: Start, step: u64) -> RunSummary {
     let stop = Arc::new(AtomicBool::new(false));
     let mut progress = StopAfter(step, Arc::clone(&stop));
-    let options = RunOptions { start, profile: false };
+    let options = RunOptions { start, ..RunOptions::default() };
     run(settings, options, stop, &mut progress).expect("a run")
 }
 

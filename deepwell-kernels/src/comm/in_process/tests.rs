@@ -289,27 +289,128 @@ fn ranks_that_wait_for_each_other_all_fail() {
     assert!(begin.elapsed() < PATIENCE, "somebody waited for the timeout");
 }
 
+/// Each exchange with what the ranks that are left do in it: of a message the one that receives.
+fn every_exchange() -> Vec<CollectiveKind> {
+    let reduce = |reduction| CollectiveKind::AllReduce { reduction };
+    let scatter = |reduction| CollectiveKind::ReduceScatter { reduction };
+    let recv = CollectiveKind::Recv { from: 2, shape: Shape::new([3usize]), dtype: DType::F32 };
+    vec![
+        reduce(SUM),
+        reduce(Reduction::Max),
+        scatter(SUM),
+        CollectiveKind::AllGather,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Broadcast { root: 2 },
+        CollectiveKind::Broadcast { root: 0 },
+        recv,
+    ]
+}
+
+/// One exchange of three numbers a rank.
+fn take_part_in(comm: &mut InProcess, kind: &CollectiveKind) -> Outcome {
+    let exchange = of(kind.clone(), all(3), DType::F32);
+    match kind {
+        CollectiveKind::Recv { .. } => {
+            let mut output = vec![0; 12];
+            comm.exchange(&exchange, &[], &mut output)?;
+            Ok(output)
+        }
+        _ => take_part(comm, &exchange, &[0; 12]),
+    }
+}
+
 #[test]
 fn a_rank_that_ends_or_panics_fails_the_others() {
-    let exchange = of(CollectiveKind::AllGather, all(3), DType::E4m3);
     let begin = Instant::now();
-    for panics in [false, true] {
-        for late in [false, true] {
-            let outcomes = ranks(3, PATIENCE, |mut comm| {
-                if comm.rank() == 2 {
-                    if late {
-                        thread::sleep(Duration::from_millis(20));
+    for kind in every_exchange() {
+        for panics in [false, true] {
+            for late in [false, true] {
+                let outcomes = ranks(3, PATIENCE, |mut comm| {
+                    if comm.rank() == 2 {
+                        if late {
+                            thread::sleep(Duration::from_millis(20));
+                        }
+                        assert!(!panics, "planted");
+                        return None;
                     }
-                    assert!(!panics, "planted");
-                    return None;
-                }
-                Some(take_part(&mut comm, &exchange, &[1]))
-            });
-            let outcomes = outcomes.into_iter().map(Option::flatten).collect();
-            all_fail(outcomes, &["rank 2 has ended", "rank 2 failed: rank 2: its thread panicked"]);
+                    Some(take_part_in(&mut comm, &kind))
+                });
+                let outcomes: Vec<_> = outcomes.into_iter().map(Option::flatten).collect();
+                assert_eq!(outcomes.iter().flatten().count(), 2, "{kind:?}");
+                let expected = ["rank 2 has ended", "rank 2 failed: rank 2: its thread panicked"];
+                all_fail(outcomes, &expected);
+            }
         }
     }
+    // A message to one that has ended.
+    let outcomes = ranks(2, PATIENCE, |mut comm| {
+        let send = of(CollectiveKind::Send { to: 1 }, all(2), DType::F32);
+        let is_first = comm.rank() == 0;
+        is_first.then(|| {
+            loop {
+                if let Err(error) = comm.exchange(&send, &[0; 4], &mut []) {
+                    break Err::<(), _>(error);
+                }
+            }
+        })
+    });
+    all_fail(outcomes.into_iter().map(Option::flatten).collect(), &["rank 1 has ended"]);
     assert!(begin.elapsed() < PATIENCE, "somebody waited for the timeout");
+}
+
+/// A rank that neither ends nor comes is named by whoever waits for it longest.
+#[test]
+fn a_rank_that_is_stuck_fails_the_others_in_time() {
+    let limit = Duration::from_millis(60);
+    for kind in every_exchange() {
+        let gate = Barrier::new(3);
+        let begin = Instant::now();
+        let outcomes = ranks(3, limit, |mut comm| {
+            let is_stuck = comm.rank() == 2;
+            let outcome = (!is_stuck).then(|| (take_part_in(&mut comm, &kind), begin.elapsed()));
+            gate.wait();
+            outcome
+        });
+        let outcomes: Vec<_> = outcomes.into_iter().map(Option::flatten).collect();
+        for (_, after) in outcomes.iter().flatten() {
+            assert!(*after < 50 * limit, "{kind:?}: only after {after:?}");
+        }
+        let outcomes = outcomes.into_iter().map(|it| it.map(|(outcome, _)| outcome)).collect();
+        all_fail(outcomes, &["waited 60ms; not there: rank 2"]);
+    }
+}
+
+/// Ranks that wait for one that waits itself name the one that all of them wait for.
+#[test]
+fn who_keeps_a_chain_of_ranks_waiting_is_named() {
+    let gate = Barrier::new(4);
+    let recv = |from| CollectiveKind::Recv { from, shape: Shape::new([1usize]), dtype: DType::F32 };
+    let outcomes = ranks(4, Duration::from_millis(60), |mut comm| {
+        let rank = comm.rank();
+        // The last one begins to wait first.
+        thread::sleep(Duration::from_millis(5 * u64::from(3 - rank)));
+        let outcome = (rank > 0).then(|| {
+            let exchange = of(recv(rank - 1), all(4), DType::F32);
+            comm.exchange(&exchange, &[], &mut [0; 4])
+        });
+        gate.wait();
+        outcome
+    });
+    let outcomes = outcomes.into_iter().map(Option::flatten).collect();
+    all_fail(outcomes, &["waited 60ms; not there: rank 0"]);
+}
+
+/// Time in exchanges is counted, on the rank that comes first most of all.
+#[test]
+fn waiting_is_counted() {
+    let outcomes = ranks(2, PATIENCE, |mut comm| {
+        assert_eq!(comm.waited(), Some(Duration::ZERO));
+        thread::sleep(Duration::from_millis(60 * u64::from(comm.rank())));
+        let exchange = of(CollectiveKind::AllGather, all(2), DType::F32);
+        take_part(&mut comm, &exchange, &[0; 4]).map(|_| comm.waited().unwrap())
+    });
+    let waited: Vec<Duration> = outcomes.into_iter().map(|it| it.unwrap().unwrap()).collect();
+    assert!(waited[0] > waited[1] + Duration::from_millis(20), "{waited:?}");
 }
 
 /// One that gave up makes the others give up at their next exchange, also in another group.

@@ -115,6 +115,26 @@ impl State {
         }
     }
 
+    /// Those that a rank waits for and that wait for nobody, at once or through others: who keeps
+    /// all of them from going on.
+    fn culprits(&self, rank: u32) -> Vec<u32> {
+        let mut culprits = Vec::new();
+        let mut seen = vec![rank];
+        let mut next = self.missing(rank);
+        while let Some(other) = next.pop() {
+            if seen.contains(&other) {
+                continue;
+            }
+            seen.push(other);
+            match self.waiting.contains_key(&other) {
+                true => next.extend(self.missing(other)),
+                false => culprits.push(other),
+            }
+        }
+        culprits.sort_unstable();
+        culprits
+    }
+
     /// The ranks from `rank` to one that waits for `rank`, if they wait in a circle.
     fn circle(&self, rank: u32) -> Option<Vec<u32>> {
         let mut paths = vec![vec![rank]];
@@ -313,7 +333,7 @@ impl World {
             }
             let waited = begin.elapsed();
             let Some(rest) = self.timeout.checked_sub(waited).filter(|rest| !rest.is_zero()) else {
-                let missing = state.missing(rank);
+                let missing = state.culprits(rank);
                 let waited = self.timeout;
                 let error = CommError::Timeout { what, waited, missing };
                 break Err(self.fail_in(&mut state, rank, error));

@@ -6,6 +6,13 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// No test takes as long.
+const LIMITS: Limits = Limits {
+    beat: Duration::from_secs(5),
+    silence: Duration::from_secs(60),
+    stuck: Duration::from_secs(90),
+};
+
 /// Rank `rank` of as many, where nobody else listens.
 fn launched(rank: u32, world_size: u32, port: u16) -> Launched {
     Launched {
@@ -26,8 +33,19 @@ fn free_port() -> u16 {
 
 /// As many ranks, of which each is open.
 fn world(size: u32) -> Vec<Lifeline> {
+    world_with(size, LIMITS)
+}
+
+fn world_with(size: u32, limits: Limits) -> Vec<Lifeline> {
     let port = free_port();
-    (0..size).map(|rank| Lifeline::open(&launched(rank, size, port), LIMIT).unwrap()).collect()
+    let open = |rank| Lifeline::open(&launched(rank, size, port), LIMIT, limits).unwrap();
+    (0..size).map(open).collect()
+}
+
+/// Limits in milliseconds.
+fn limits(beat: u64, silence: u64, stuck: u64) -> Limits {
+    let [beat, silence, stuck] = [beat, silence, stuck].map(Duration::from_millis);
+    Limits { beat, silence, stuck }
 }
 
 /// Waits until a rank knows of a failure.
@@ -102,12 +120,12 @@ fn a_rank_that_dies_is_named() {
 #[test]
 fn a_rank_that_fails_before_the_others_come() {
     let port = free_port();
-    let first = Lifeline::open(&launched(0, 2, port), LIMIT).unwrap();
+    let first = Lifeline::open(&launched(0, 2, port), LIMIT, LIMITS).unwrap();
     first.fail("no data");
     let error = first.publish(&[1; 128], LIMIT).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of 2: no data");
     // Whoever comes then hears of it.
-    let late = Lifeline::open(&launched(1, 2, port), LIMIT).unwrap();
+    let late = Lifeline::open(&launched(1, 2, port), LIMIT, LIMITS).unwrap();
     let error = late.id(LIMIT).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of 2: no data");
 }
@@ -115,8 +133,8 @@ fn a_rank_that_fails_before_the_others_come() {
 #[test]
 fn ranks_that_do_not_fit_are_named() {
     let check = |second: Launched, expected: &str| {
-        let first = Lifeline::open(&launched(0, 2, second.port), LIMIT).unwrap();
-        let second = Lifeline::open(&second, LIMIT).unwrap();
+        let first = Lifeline::open(&launched(0, 2, second.port), LIMIT, LIMITS).unwrap();
+        let second = Lifeline::open(&second, LIMIT, LIMITS).unwrap();
         let (_, reason) = failure_of(&first);
         assert_eq!(reason, expected);
         assert_eq!(failure_of(&second).1, expected);
@@ -128,11 +146,11 @@ fn ranks_that_do_not_fit_are_named() {
 #[test]
 fn strangers_and_late_ranks_are_passed_over() {
     let port = free_port();
-    let first = Lifeline::open(&launched(0, 2, port), LIMIT).unwrap();
+    let first = Lifeline::open(&launched(0, 2, port), LIMIT, LIMITS).unwrap();
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     let late = Launched { attempt: 7, ..launched(1, 2, port) };
-    let _late = Lifeline::open(&late, LIMIT).unwrap();
+    let _late = Lifeline::open(&late, LIMIT, LIMITS).unwrap();
     let limit = Duration::from_millis(500);
     let error = first.publish(&[1; 128], limit).unwrap_err().to_string();
     assert!(error.contains("got nothing of rank 1 for 500ms"), "{error}");
@@ -143,10 +161,62 @@ fn strangers_and_late_ranks_are_passed_over() {
 fn nobody_is_waited_for_without_limit() {
     let limit = Duration::from_millis(300);
     let port = free_port();
-    let error = Lifeline::open(&launched(1, 2, port), limit).err().unwrap().to_string();
+    let error = Lifeline::open(&launched(1, 2, port), limit, LIMITS).err().unwrap().to_string();
     assert!(error.contains("expected rank 0 at `127.0.0.1`"), "{error}");
     let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Lifeline::open(&launched(0, 2, port), limit).err().unwrap().to_string();
+    let error = Lifeline::open(&launched(0, 2, port), limit, LIMITS).err().unwrap().to_string();
     assert!(error.contains("to be free, got ") && error.contains("MASTER_PORT"), "{error}");
+}
+
+#[test]
+fn limits_are_ordered() {
+    for seconds in [1, 30, 600, 1800, 100_000] {
+        let exchange = Duration::from_secs(seconds);
+        let Limits { beat, silence, stuck } = Limits::of(exchange);
+        let ordered = Duration::ZERO < beat && 4 * beat < silence && silence < stuck;
+        assert!(ordered && stuck < exchange, "{seconds}: {beat:?} {silence:?} {stuck:?}");
+    }
+    assert_eq!(Limits::of(Duration::from_secs(1800)).beat, Duration::from_secs(5));
+}
+
+/// A machine that lost its power: the connection stays, and nothing comes any more.
+#[test]
+fn a_rank_that_is_silent_is_named() {
+    let port = free_port();
+    let first = Lifeline::open(&launched(0, 2, port), LIMIT, limits(20, 300, 5000)).unwrap();
+    let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    silent.write_all(&Hello { rank: 1, world_size: 2, attempt: 0 }.to_bytes()).unwrap();
+    let begin = Instant::now();
+    let (rank, reason) = failure_of(&first);
+    assert_eq!((rank, reason.as_str()), (1, "gave no sign of life for 300ms"));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+/// Ranks that live and go on, then one of them does not.
+#[test]
+fn a_rank_that_is_stuck_is_named() {
+    for culprit in 0..3u32 {
+        let ranks = world_with(3, limits(10, 3000, 400));
+        // Before anything has begun nobody is stuck: data is read, kernels are compiled.
+        thread::sleep(Duration::from_millis(700));
+        assert!(ranks.iter().all(|rank| rank.failure().is_none()));
+        for step in 1..=4u64 {
+            for rank in &ranks {
+                rank.begun().store(step, Ordering::Relaxed);
+            }
+            thread::sleep(Duration::from_millis(150));
+        }
+        assert!(ranks.iter().all(|rank| rank.failure().is_none()), "they go on");
+        let begin = Instant::now();
+        for (rank, lifeline) in (0..).zip(&ranks) {
+            lifeline.begun().store(if rank == culprit { 4 } else { 5 }, Ordering::Relaxed);
+        }
+        for rank in &ranks {
+            let (named, reason) = failure_of(rank);
+            assert_eq!(named, culprit, "{reason}");
+            assert!(reason.starts_with("it has not gone on for 400ms"), "{reason}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    }
 }
