@@ -247,7 +247,7 @@ mod tests {
             ("megatron_sc21_time.csv", 0.0557, 0.097),
             ("megatron_h100_weak_scaling.csv", 0.0441, 0.072),
             ("vtrain_time.csv", 0.0889, 0.227),
-            ("foundry_fsdp_h100.csv", 0.068, 0.131),
+            ("foundry_fsdp_h100.csv", 0.067, 0.131),
             ("deepwell_h200.csv", 0.03, 0.048),
         ];
         for ((file, text), (name, mean, p90)) in TABLES.into_iter().zip(rows) {
@@ -258,7 +258,10 @@ mod tests {
             assert!(found <= p90, "{file}: p90 {found}");
             for group in scored.groups() {
                 assert!(group.regret <= 0.02, "{file}: {group:?}");
-                assert!(group.tau >= 0.49, "{file}: {group:?}");
+                let least = [("39.1B on 512", 0.5), ("7b on h100", 0.72)];
+                let least = least.iter().find(|(name, _)| group.group == *name);
+                let least = least.map_or(0.88, |(_, tau)| *tau);
+                assert!(group.tau >= least, "{file}: {group:?}");
             }
         }
         let mut memory = score(TABLES[1].0, TABLES[1].1).unwrap();

@@ -11,12 +11,6 @@ const OVERLAP_WINDOW: f64 = 0.9;
 const ALWAYS_EXPOSED: f64 = 0.05;
 
 impl Cost<'_> {
-    /// Seconds that a gathering of nothing takes over all data-parallel ranks.
-    fn layer_latency(&self, ranks: usize) -> f64 {
-        let local = self.local(ranks, self.at.tp);
-        self.fabric.time(Collective::AllGather, 1.0, ranks, local).seconds
-    }
-
     /// Adds gradients' reduction, parameters' gathering and the optimizer to a pipeline's time.
     pub(super) fn with_data_parallel(
         &self,
@@ -37,9 +31,13 @@ impl Cost<'_> {
         ];
         let (mut reduce, mut gather) = (0.0, 0.0);
         let mut held_states = 0.0;
+        // Where a rank has room for its part only, each layer is reduced and gathered by itself, by
+        // the protocol that NCCL takes for so few bytes, with its latency.
+        let pieces = if at.zero >= 2 { held.count().max(1) as f64 } else { 1.0 };
         for (parameters, ranks, local) in groups {
-            let time =
-                |collective, bytes| self.fabric.time(collective, bytes, ranks, local).seconds;
+            let time = |collective, bytes: f64| {
+                pieces * self.fabric.time(collective, bytes / pieces, ranks, local).seconds
+            };
             let gradients = parameters * self.rules.gradient_bytes;
             if at.zero == 0 {
                 reduce += time(Collective::AllReduce, gradients);
@@ -67,9 +65,7 @@ impl Cost<'_> {
         };
         if at.zero >= 3 {
             // Parameters are gathered for each pass, layer by layer beside the one before.
-            // A collective for each layer, each with its own latency.
-            let latency = self.layer_latency(ranks) * shape.layers as f64;
-            let comm = [gather + latency, gather + reduce + 2.0 * latency];
+            let comm = [gather, gather + reduce];
             let (first, second) = (both(forward, comm[0]), both(backward, comm[1]));
             let idle = pipeline - count * (forward + backward);
             pipeline = count * (first.0 + second.0) + idle;
