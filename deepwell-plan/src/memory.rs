@@ -80,6 +80,8 @@ pub struct MemoryRules {
     pub p2p_buffers: f64,
     /// What selective recomputation makes again.
     pub selective: RecomputedModules,
+    /// Rows of the busiest expert rank over the mean.
+    pub expert_imbalance: f64,
     /// Groups of data-parallel ranks that each hold all optimizer states.
     pub optimizer_instances: usize,
     /// Bytes of a parameter without ZeRO: compute copy, gradient, master weight, two moments.
@@ -107,6 +109,7 @@ impl MemoryRules {
                 expert_activation: true,
                 ..RecomputedModules::default()
             },
+            expert_imbalance: 1.0,
             optimizer_instances: 1,
             parameter_bytes: 2.0,
             gradient_bytes: 4.0,
@@ -236,7 +239,7 @@ pub fn layer_activation_bytes(
             }
             Some(experts) => {
                 let etp = at.etp as f64;
-                let rows = tokens * experts.top_k as f64 * etp / tp;
+                let rows = tokens * experts.top_k as f64 * etp / tp * rules.expert_imbalance;
                 // Output of the first GEMM, of the activation, and of the router's weight on it.
                 let kept = if again.expert_activation { 0.0 } else { 2.0 };
                 let columns = (shape.gate_factor() + kept) * experts.ffn as f64 / etp;

@@ -123,7 +123,7 @@ impl ClusterPlan {
             strategy: at,
             mfu: flops / step.seconds / gpus / peak,
             tokens_per_s,
-            expert_imbalance: request.step_rules().expert_imbalance,
+            expert_imbalance: request.expert_imbalance,
             memory_limit_bytes: request.memory_limit_bytes(),
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::{Candidate, ClusterPlan, Found, SearchRequest, StagePlan, WhatIf};
 use crate::Strategy;
-use crate::memory::layout;
+use crate::memory::{PhaseMemory, layout};
 
 /// Rows of the front that are shown for each number of GPUs.
 const FRONT_MAX: usize = 6;
@@ -180,7 +180,27 @@ impl ClusterPlan {
         } else {
             String::new()
         };
-        writeln!(f, "  {stage}{parts}")
+        writeln!(f, "  {stage}{parts}")?;
+        writeln!(
+            f,
+            "  {:<24} allocated  reserved  outside    host",
+            if self.stages.len() > 1 { "most of any rank" } else { "by phase" }
+        )?;
+        for (index, phase) in fullest.phases.iter().enumerate() {
+            let most = |of: fn(&PhaseMemory) -> f64| {
+                self.stages.iter().map(|stage| of(&stage.phases[index])).fold(0.0, f64::max) / 1e9
+            };
+            writeln!(
+                f,
+                "    {:<22} {:>9.1} {:>9.1} {:>8.1} {:>7.1}",
+                phase.phase.name(),
+                most(|memory| memory.allocated),
+                most(|memory| memory.reserved),
+                most(|memory| memory.outside),
+                most(|memory| memory.host)
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -31,6 +31,8 @@ pub struct SearchRequest {
     pub pins: Vec<Pin>,
     /// Whether linear layers run in MXFP8; in BF16 if not.
     pub fp8: bool,
+    /// Rows of the busiest expert rank over the mean, of time and of memory.
+    pub expert_imbalance: f64,
     /// Whether only plans are taken that the trainer runs ([`Strategy::parallel`]).
     pub runnable_only: bool,
 }
@@ -54,6 +56,7 @@ impl SearchRequest {
             gpu_memory_bytes: None,
             pins: Vec::new(),
             fp8: false,
+            expert_imbalance: StepRules::MODERN.expert_imbalance,
             runnable_only: false,
         }
     }
@@ -69,7 +72,12 @@ impl SearchRequest {
     }
 
     pub(crate) fn step_rules(&self) -> StepRules {
-        StepRules { fp8: self.fp8, loss_traffic: (8.0, 6.0), ..StepRules::MODERN }
+        StepRules {
+            fp8: self.fp8,
+            loss_traffic: (8.0, 6.0),
+            expert_imbalance: self.expert_imbalance,
+            ..StepRules::MODERN
+        }
     }
 
     /// The memory rules with the compute copies of the precision: rowwise and columnwise data with
@@ -77,7 +85,7 @@ impl SearchRequest {
     pub(crate) fn memory_rules(&self) -> MemoryRules {
         let copies = 2.0 * (1.0 + 1.0 / 32.0);
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
-        MemoryRules { parameter_bytes, ..self.memory }
+        MemoryRules { parameter_bytes, expert_imbalance: self.expert_imbalance, ..self.memory }
     }
 
     pub(crate) fn estimate(&self, at: &Strategy) -> StepTime {
@@ -101,6 +109,13 @@ impl SearchRequest {
             ("heads", shape.heads),
             ("GPUs", self.gpus.iter().copied().min().unwrap_or(0)),
         ];
+        if !(self.expert_imbalance >= 1.0 && self.expert_imbalance.is_finite()) {
+            return Err(PlanError::Request {
+                what: "imbalance of experts",
+                expected: "1 or more".to_string(),
+                got: self.expert_imbalance.to_string(),
+            });
+        }
         for (what, size) in sizes {
             if size == 0 {
                 let expected = "at least 1".to_string();

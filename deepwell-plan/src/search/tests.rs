@@ -264,6 +264,27 @@ fn other_numbers_do_what_they_should() {
     assert!(all.len() == 8 && change("batch 1024").is_some(), "{all:?}");
 }
 
+/// More rows on the busiest rank take more time and memory there.
+#[test]
+fn imbalance_costs_time_and_memory() {
+    let mut request = request("mixtral-8x7b", 8192, 64, GpuModel::h200(), 8);
+    request.pins = ["ep=8", "cp=1", "tp=1", "mbs=1", "recompute=none", "zero=1"]
+        .map(|pin| pin.parse().unwrap())
+        .to_vec();
+    request.gpu_memory_bytes = Some(1e12);
+    let of = |times: f64| {
+        let request = SearchRequest { expert_imbalance: times, ..request.clone() };
+        search(&request).map(|found| (found.best.seconds, found.best.memory_bytes))
+    };
+    let (even, twice) = (of(1.0).unwrap(), of(2.0).unwrap());
+    assert!(twice.0 > 1.3 * even.0 && twice.1 > 1.1 * even.1, "{even:?} {twice:?}");
+    assert!(of(0.5).is_err() && of(f64::NAN).is_err());
+    let found = search(&request).unwrap();
+    let all = what_if(&request, &found).unwrap();
+    let worse = all.iter().find(|what| what.change == "experts imbalanced by 1.20").unwrap();
+    assert!(worse.time_change.unwrap() > 0.0);
+}
+
 #[test]
 fn another_world_says_what_moves() {
     let plan = |gpus: usize| {

@@ -18,7 +18,8 @@ pub struct WhatIf {
 }
 
 /// Searches with the network and with NVLink at half and twice their rates, with a fifth less and
-/// more memory, with twice the batch, and with linear layers in the other precision.
+/// more memory, with twice the batch, with experts twice as far from balance, and with linear
+/// layers in the other precision.
 ///
 /// # Errors
 /// Those of [`search`], but that nothing fits.
@@ -55,6 +56,10 @@ pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, Pl
     }
     let batch = request.global_batch * 2;
     with(format!("batch {batch} sequences"), &|other| other.global_batch = batch);
+    if request.shape.experts.is_some() {
+        let times = 2.0 * request.expert_imbalance - 1.0;
+        with(format!("experts imbalanced by {times:.2}"), &|other| other.expert_imbalance = times);
+    }
     let gpu = &request.machines.gpu;
     if request.fp8 || gpu.fp8_flops > gpu.bf16_flops {
         let precision = if request.fp8 { "BF16" } else { "MXFP8" };

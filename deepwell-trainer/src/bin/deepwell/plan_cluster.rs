@@ -39,6 +39,9 @@ pub(crate) struct ClusterArgs {
     /// between chunks, as in 'Et*15|(t*16|)*2t*14L'
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
+    /// Rows of the busiest rank of experts over the mean [default: 1.1]
+    #[arg(long, value_name = "TIMES")]
+    expert_imbalance: Option<f64>,
     /// Take only plans that the trainer runs
     #[arg(long)]
     runnable: bool,
@@ -84,6 +87,7 @@ impl ClusterArgs {
             ("--pin", !self.pin.is_empty()),
             ("--forbid", !self.forbid.is_empty()),
             ("--layout", self.layout.is_some()),
+            ("--expert-imbalance", self.expert_imbalance.is_some()),
             ("--runnable", self.runnable),
             ("--max-gpus", self.max_gpus.is_some()),
             ("--price-per-gpu-hour", self.price_per_gpu_hour.is_some()),
@@ -228,13 +232,15 @@ fn request(
     let fp8 = is_fp8(planning, &machines)?;
     let mut pins: Vec<Pin> = args.pin.iter().chain(&args.forbid).copied().collect();
     pins.extend(pins_of(planning)?);
+    let request = SearchRequest::new(shape, seq, batch, machines);
     Ok(SearchRequest {
         gpus: counts,
         gpu_memory_bytes: planning.memory_limit.map(|bytes| bytes as f64),
         pins,
         fp8,
+        expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
         runnable_only: args.runnable,
-        ..SearchRequest::new(shape, seq, batch, machines)
+        ..request
     })
 }
 

@@ -81,6 +81,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     let request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
+        expert_imbalance: now.expert_imbalance,
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let found = search(&request)?;
