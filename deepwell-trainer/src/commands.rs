@@ -132,8 +132,8 @@ pub struct TrainArgs {
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on after the newest checkpoint of the run in the output folder; settings that change its
-    /// numbers must be as they were
+    /// Go on after the newest checkpoint of the run in the output folder, also with other ranks;
+    /// settings that change its numbers must be as they were
     #[arg(long)]
     pub resume: bool,
     /// With --resume: go on with other settings; run.json keeps what changed

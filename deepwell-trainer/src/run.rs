@@ -190,9 +190,11 @@ pub(crate) fn run_as(
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
     let sampler = MemorySampler::start(settings.device);
+    let rows = settings.batch_size / settings.parallel().data.max(1);
+    let former = folder.as_ref().and_then(|folder| folder.micro_batch(rows));
     let compile_options = CompileOptions {
         optimizer: settings.optimizer.clone(),
-        micro_batch: settings.micro_batch.or(folder.as_ref().and_then(RunFolder::micro_batch)),
+        micro_batch: settings.micro_batch.or(former),
         recompute: settings.recompute,
         device: settings.device,
         parallel: settings.parallel(),

@@ -44,7 +44,8 @@ pub enum Start {
     #[default]
     New,
     /// After the newest checkpoint of the folder's run, whose fingerprint must be that of the
-    /// settings; at the first step where there is no checkpoint.
+    /// settings; at the first step where there is no checkpoint. It may have other ranks, as after
+    /// the loss of one: that changes the order of sums, and is written into the record.
     Resume,
     /// The same, with other settings: what changes is written into the record.
     ResumeChanged,
@@ -158,18 +159,21 @@ impl RunFolder {
         Ok(RunFolder { out: out.to_path_buf(), start, former, _lock: lock })
     }
 
-    /// The micro-batch of the run that goes on. Another one, as a planner may choose it when less
-    /// memory is free, would add gradients up in another order.
-    pub fn micro_batch(&self) -> Option<usize> {
+    /// The micro-batch of the run that goes on, for ranks with so many sequences of a step. Another
+    /// one, as a planner may choose it when less memory is free, would add gradients up in another
+    /// order; where it does not divide the sequences, as with other ranks, the largest part of it
+    /// that does.
+    pub fn micro_batch(&self, rows: usize) -> Option<usize> {
         let former = self.former.as_ref()?;
-        former.fingerprint["micro_batch"].as_u64().map(|rows| rows as usize)
+        let former = former.fingerprint["micro_batch"].as_u64()? as usize;
+        (1..=former).rev().find(|part| former.is_multiple_of(*part) && rows.is_multiple_of(*part))
     }
 
     /// Begins the run, or says after which checkpoint it goes on.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`] for a run that goes on with another fingerprint, and what keeps the
-    /// record from being written.
+    /// [`TrainError::OtherRun`] for a run that goes on with another fingerprint, in more than its
+    /// ranks, and what keeps the record from being written.
     pub(crate) fn begin(
         &self,
         fingerprint: &Fingerprint,
@@ -198,7 +202,7 @@ impl RunFolder {
         let mut record = former.record.clone();
         let changed = differences(&former.fingerprint, &fingerprint);
         if !changed.is_empty() {
-            if self.start != Start::ResumeChanged {
+            if self.start != Start::ResumeChanged && !are_other_ranks(&changed) {
                 let path = former.newest.as_ref().map_or(&self.out, |entry| &entry.path).clone();
                 return Err(TrainError::OtherRun { path, differences: changed });
             }
@@ -229,6 +233,15 @@ impl RunFolder {
         let text = serde_json::to_string_pretty(record).expect("a record is plain data");
         write_whole(&self.out.join(RECORD), &text)
     }
+}
+
+/// Whether what differs is the ranks of the run, and what follows from them: how many sequences one
+/// of them runs at a time, and the kernels for its part of the tensors.
+fn are_other_ranks(differences: &[Difference]) -> bool {
+    const RANKS: [&str; 3] = ["data_ranks", "tensor_ranks", "expert_ranks"];
+    let of_ranks = |it: &Difference| RANKS.contains(&it.field.as_str());
+    let follows = |it: &Difference| it.field == "micro_batch" || it.field.starts_with("kernels.");
+    differences.iter().any(of_ranks) && differences.iter().all(|it| of_ranks(it) || follows(it))
 }
 
 /// Writes a file aside, brings it to the disk and gives it its name: whoever reads it sees the
