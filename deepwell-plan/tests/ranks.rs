@@ -211,7 +211,7 @@ fn shared_state_takes_its_part_of_the_memory() {
         (4, "cpu", "ZeRO stage: expected 0, 1: optimizer state, 2: and gradients, 3: and weights"),
         (3, "sm_90a", "ZeRO stage: expected 0 or 1 on `sm_90a`, as more is there on the CPU alone"),
     ] {
-        let parallel = Parallel { zero, ..plan.parallel.clone() };
+        let parallel = Parallel { zero, ..plan.parallel };
         let plan = Plan { parallel, ..plan.clone() };
         let target = Target { arch: arch.to_string(), ..target() };
         let target = target.as_rank(plan.parallel.ranks(0));

@@ -92,7 +92,7 @@ fn run(row: &Row<'_>) -> Result<(SearchRequest, Strategy), PlanError> {
         recompute,
         ..Strategy::SINGLE
     };
-    if shape.layers < at.pp * at.vpp || (at.tp * at.dp) % at.ep != 0 {
+    if shape.layers < at.pp * at.vpp || !(at.tp * at.dp).is_multiple_of(at.ep) {
         return Err(row.refuse(format!("expected degrees that divide the model, got {at}")));
     }
     let gpu = gpu_of(row, GpuModel::h200)?;
