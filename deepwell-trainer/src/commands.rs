@@ -334,6 +334,9 @@ impl TrainArgs {
 /// Whatever stops the run.
 pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
     let launched = args.launched.then(Launched::from_environment).transpose()?;
+    if launched.is_none() {
+        Launched::expect_none()?;
+    }
     let settings = args.settings(launched.as_ref())?;
     if args.stop_with_parent {
         stop_with_parent(Arc::clone(&stop));

@@ -22,6 +22,7 @@ use crate::memory::MemorySampler;
 use crate::plan_file::PlanFile;
 use crate::profile::Profile;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
+use crate::run_report::{self, RankPlace, rank_map};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
 use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
@@ -42,6 +43,9 @@ pub struct RunSummary {
     /// Ranks that trained together; what is said of one rank is said of rank 0.
     #[serde(default = "one_rank")]
     pub ranks: usize,
+    /// What each of several ranks has of the plan.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rank_map: Vec<RankPlace>,
     /// Predicted peak memory, of all ranks that share it.
     pub peak_bytes_predicted: u64,
     /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
@@ -248,6 +252,7 @@ pub(crate) fn run_as(
     if is_first {
         let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
         write_whole(&path, &text)?;
+        run_report::write(&summary)?;
     }
     Ok(summary)
 }
@@ -351,6 +356,10 @@ fn summarize(
         params: engine.graph().parameter_count(),
         tokens_per_step: engine.tokens_per_step() as u64,
         ranks: world.size(),
+        rank_map: match world.size() {
+            1 => Vec::new(),
+            _ => rank_map(engine.plan(), engine.prediction(), engine.graph().layer_count()),
+        },
         device: settings.device.to_string(),
         peak_bytes_predicted: predicted_peak_bytes(world),
         peak_bytes_measured,

@@ -21,13 +21,15 @@ use crate::TrainError;
 use crate::clock::utc_now;
 use crate::fingerprint::{Difference, Fingerprint, differences};
 use crate::lock::OutputLock;
+use crate::run_report;
 use crate::trainer::{Progress, Trainer};
 
 /// Name of the record in an output folder.
 const RECORD: &str = "run.json";
 
 /// What a run leaves in its folder. The record is the last to be deleted.
-const RESULTS: [&str; 7] = [
+const RESULTS: [&str; 8] = [
+    run_report::PAGE,
     "summary.json",
     "profile.json",
     "trace.json",

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use deepwell_ckpt::Section;
-use deepwell_trainer::{RunRecord, Settings, Start, TrainError};
+use deepwell_trainer::{Record, RunRecord, Settings, Start, TrainError, Trainer};
 
 use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
 
@@ -28,6 +28,63 @@ fn a_run_of_ranks_is_one_run() {
     let (loss, expected) = (steps[0].1, steps_of_one[0].1);
     assert!((loss - expected).abs() <= 8.0 * f64::from(f32::EPSILON) / 2.0 * expected);
     assert!(together.peak_bytes_predicted > alone.peak_bytes_predicted);
+}
+
+/// Users see one run: times by rank in metrics, summary and page, and who has what.
+#[test]
+fn ranks_are_seen() {
+    let place = Place::new();
+    let of = |name: &str, ranks| Settings { steps: 12, ..place.settings(name, ranks) };
+    let two = Settings { pipeline: 2, ..of("stages-of-two", 4) };
+    let summary = go(&two, Start::New).unwrap();
+    let text = std::fs::read_to_string(Trainer::metrics_path(&two.out)).unwrap();
+    let records: Vec<Record> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_steps: Vec<&Record> = records.iter().filter(|record| record.loss.is_some()).collect();
+    assert_eq!(of_steps.len(), 12);
+    for record in of_steps {
+        let ranks: Vec<u32> = record.ranks.iter().map(|time| time.rank).collect();
+        assert_eq!(ranks, [0, 1, 2, 3], "step {}", record.step);
+        assert!(record.ranks.iter().all(|time| time.busy_s > 0.0 && time.waited_s > 0.0));
+    }
+    assert_eq!(summary.fit.ranks.len(), 4);
+    let layers: Vec<&str> = summary.rank_map.iter().map(|it| it.layers.as_str()).collect();
+    assert_eq!(layers, ["0", "0", "1", "1"]);
+    let places = summary.rank_map.iter().map(|it| (it.data, it.pipeline));
+    assert_eq!(places.collect::<Vec<_>>(), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+    assert!(summary.rank_map.iter().all(|it| it.peak_bytes > 0 && it.bytes_on_link > 0));
+    let page = std::fs::read_to_string(two.out.join("report.html")).unwrap();
+    for part in ["<h2>Ranks</h2>", "rank 3", "4 (data 2, pipeline 2)", "held-out"] {
+        assert!(page.contains(part), "expected `{part}` in the page");
+    }
+    // Of one rank there is nothing to map.
+    let one = of("one", 1);
+    let summary = go(&one, Start::New).unwrap();
+    assert!(summary.rank_map.is_empty() && summary.fit.ranks.is_empty());
+    let page = std::fs::read_to_string(one.out.join("report.html")).unwrap();
+    assert!(page.contains("<svg") && !page.contains("<h2>Ranks</h2>"));
+}
+
+/// Copies from which checkpoints are written are predicted, whoever writes which part.
+#[test]
+fn copies_for_checkpoints_are_predicted() {
+    let place = Place::new();
+    let whole = place.settings("direct", 4);
+    assert_eq!(go(&whole, Start::New).unwrap().pinned_bytes_predicted, 0);
+    let copied = Settings { async_checkpoints: true, ..place.settings("copied", 4) };
+    let summary = go(&copied, Start::New).unwrap();
+    assert!(tensors(&copied.out) == tensors(&whole.out));
+    assert_eq!(metrics(&copied.out), metrics(&whole.out));
+    // Each byte is copied by one rank; scales are copied as they lie, in tiles that are filled up.
+    let all = tensors(&copied.out);
+    let bytes = |of: &dyn Fn(Section) -> bool| -> usize {
+        all.iter().filter(|((section, _), _)| of(*section)).map(|(_, bytes)| bytes.len()).sum()
+    };
+    let of_scales = bytes(&|section| section == Section::Scales);
+    let others = bytes(&|section| section != Section::Scales);
+    let copied = summary.pinned_bytes_predicted as usize - others;
+    let are_tiles = copied >= of_scales && copied.is_multiple_of(512);
+    assert!(are_tiles, "{copied} for {of_scales} of scales");
 }
 
 #[test]

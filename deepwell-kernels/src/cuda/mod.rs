@@ -31,7 +31,7 @@ pub use comm::{DeviceComm, DeviceExchange, ExchangePlan};
 #[cfg(feature = "cuda")]
 pub use cudarc_driver::{
     AllReduce, CublasLt, CudarcDriver, DeviceGroup, NCCL_VARIABLE, NcclDevice, NcclHost, NcclId,
-    NcclLimits, NcclMonitor, NcclRank, PeerCopy,
+    NcclLimits, NcclMonitor, NcclRank, PeerCopy, nccl_version,
 };
 pub use driver::{
     Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,

@@ -85,6 +85,42 @@ impl Launched {
         Launched::of(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
+    /// Whether a launcher has started this process as one of several, which has not been told so.
+    ///
+    /// Slurm's variables say nothing: they are there in a script that runs once for all ranks, too.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with what to add.
+    pub fn expect_none() -> Result<(), TrainError> {
+        Launched::expect_none_of(&|name| std::env::var(name).ok().filter(|it| !it.is_empty()))
+    }
+
+    fn expect_none_of(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), TrainError> {
+        let several = |launcher: &&Launcher| {
+            let world_size = variable(launcher.world_size).and_then(|it| it.parse::<u32>().ok());
+            variable(launcher.rank).is_some() && world_size.is_some_and(|size| size > 1)
+        };
+        let is_trusted = |launcher: &&Launcher| launcher.nodes.is_none();
+        let Some(launcher) = LAUNCHERS.iter().filter(is_trusted).find(several) else {
+            return Ok(());
+        };
+        let [rank, size] =
+            [launcher.rank, launcher.world_size].map(|name| variable(name).unwrap_or_default());
+        Err(TrainError::Setting {
+            setting: "launched",
+            expected: format!(
+                "`--launched` on a rank of {}, which has set {} and {}",
+                launcher.name, launcher.rank, launcher.world_size
+            ),
+            got: format!("rank {rank} of {size} without it"),
+            hint: Some(
+                "without it every rank would train a model of its own into one folder; to do that, \
+                 unset the variables and give each an `--out`"
+                    .to_string(),
+            ),
+        })
+    }
+
     fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Launched, TrainError> {
         let started_by = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some());
         let Some(launcher) = started_by else { return Err(no_launcher()) };
@@ -235,6 +271,33 @@ mod tests {
             let environment = format!("{srun} SLURM_STEP_NODELIST={nodes}");
             check(&environment, "srun", [5, 1, 8, 1], &format!("{first}:29501"));
         }
+    }
+
+    #[test]
+    fn launchers_that_nobody_spoke_of() {
+        let check = |environment: &str, expected: Option<&str>| {
+            let variables: Vec<(&str, &str)> =
+                environment.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
+            let got = Launched::expect_none_of(&|name| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| value.to_string())
+            });
+            let got = got.err().map(|error| error.to_string());
+            let is_expected = match (&got, expected) {
+                (Some(got), Some(expected)) => got.contains(expected),
+                (got, expected) => got.is_none() && expected.is_none(),
+            };
+            assert!(is_expected, "{environment}: {got:?}");
+        };
+        check("", None);
+        check("RANK=0", None);
+        check("WORLD_SIZE=2", None);
+        check("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0", None);
+        check("RANK=1 WORLD_SIZE=2", Some("got rank 1 of 2 without it"));
+        check("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4", Some("mpirun of Open MPI, which"));
+        check("PMI_RANK=3 PMI_SIZE=4", Some("rank 3 of 4"));
+        // A batch script of Slurm, and its first rank.
+        check("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", None);
     }
 
     #[test]

@@ -4,31 +4,24 @@
 //! connects the ranks, and from then on nothing but signs of life and the reason of a failure: what
 //! the ranks compute or decide goes through that library. A connection that closes before its rank
 //! has said goodbye is a rank that has died. So is one that is silent for long, as when a machine
-//! loses power. A rank may be stuck: it
-//! lives but does not go on: with its signs of life a rank tells how many things it has begun that
-//! all ranks do (steps, exchanges between hosts). Where that number stands still on all of them for
-//! longer than the limit, the one that has begun least keeps the others waiting.
-//!
-//! A message is its kind (one byte), the rank that it is about (u32), the length of its text (u32),
-//! both little-endian, and the text. A connection begins with a [`Hello`].
+//! loses power. A rank may live and not go on: with its signs of life a rank tells how many things
+//! it has begun that all ranks do (steps, exchanges between hosts). Where that number stands still
+//! on all of them for longer than the limit, the one that has begun least keeps the others waiting.
+
+mod wire;
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::wire::{Hello, kind, message, read_message};
 use super::Launched;
 use crate::TrainError;
 
-/// What begins a connection, so that strangers are known as such.
-const MAGIC: [u8; 8] = *b"deepwell";
-/// Of the messages below.
-const VERSION: u32 = 2;
-/// Longest text of a message.
-const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Between two looks at what is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long a stranger may take to introduce itself, a message to be taken, and a failure to be
@@ -59,52 +52,6 @@ pub(super) type Failure = (u32, String);
 /// Told of the first failure.
 type OnFailure = Box<dyn Fn(u32, &str) + Send>;
 
-/// The kinds of messages.
-mod kind {
-    /// A sign of life.
-    pub(super) const BEAT: u8 = 0;
-    /// The library's id; its bytes are the text.
-    pub(super) const ID: u8 = 1;
-    /// The rank has failed; the reason is the text.
-    pub(super) const FAILED: u8 = 2;
-    /// The rank has ended well.
-    pub(super) const DONE: u8 = 3;
-}
-
-/// What a rank says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hello {
-    rank: u32,
-    world_size: u32,
-    /// Those of another attempt are late.
-    attempt: u32,
-}
-
-impl Hello {
-    const BYTES: usize = 24;
-
-    fn to_bytes(self) -> Vec<u8> {
-        let numbers = [VERSION, self.rank, self.world_size, self.attempt];
-        MAGIC.into_iter().chain(numbers.into_iter().flat_map(u32::to_le_bytes)).collect()
-    }
-
-    /// None of a stranger.
-    fn read(stream: &mut TcpStream) -> Option<Hello> {
-        let mut bytes = [0; Hello::BYTES];
-        stream.read_exact(&mut bytes).ok()?;
-        let numbers: Vec<u32> = bytes[8..]
-            .chunks_exact(4)
-            .filter_map(|it| Some(u32::from_le_bytes(it.try_into().ok()?)))
-            .collect();
-        match numbers[..] {
-            [VERSION, rank, world_size, attempt] if bytes[..8] == MAGIC => {
-                Some(Hello { rank, world_size, attempt })
-            }
-            _ => None,
-        }
-    }
-}
-
 /// One rank's end of the connections.
 pub(super) struct Lifeline {
     shared: Arc<Shared>,
@@ -113,6 +60,8 @@ pub(super) struct Lifeline {
 struct Shared {
     own: Hello,
     limits: Limits,
+    /// Of this program and of its library, which all ranks have alike.
+    versions: String,
     /// What this rank has begun of what all ranks do.
     begun: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -147,11 +96,13 @@ impl Lifeline {
         launched: &Launched,
         limit: Duration,
         limits: Limits,
+        versions: &str,
     ) -> Result<Lifeline, TrainError> {
         let Launched { rank, world_size, attempt, .. } = *launched;
         let shared = Arc::new(Shared {
             own: Hello { rank, world_size, attempt },
             limits,
+            versions: versions.to_string(),
             begun: Arc::default(),
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
@@ -185,6 +136,8 @@ impl Lifeline {
         loop {
             let error = match connect(place).and_then(|mut stream| {
                 stream.write_all(&self.shared.own.to_bytes())?;
+                let versions = self.shared.versions.as_bytes();
+                stream.write_all(&message((kind::VERSIONS, self.shared.own.rank), versions))?;
                 stream.set_read_timeout(Some(self.shared.limits.silence))?;
                 Ok(stream)
             }) {
@@ -414,6 +367,19 @@ impl Shared {
                     self.changed.notify_all();
                 }
                 Ok((kind::DONE, ..)) => state.done.push(from),
+                Ok((kind::VERSIONS, _, theirs)) => {
+                    drop(state);
+                    let theirs = String::from_utf8_lossy(&theirs);
+                    if theirs != self.versions {
+                        let own = &self.versions;
+                        let reason = format!(
+                            "it has {theirs}, rank {} has {own}\n\
+                             hint: start every rank with the same program and libraries",
+                            self.own.rank
+                        );
+                        self.failed(from, &reason);
+                    }
+                }
                 Ok((kind::FAILED, rank, reason)) => {
                     // What rank 0 says, it has said to all.
                     state.is_told |= from == 0;
@@ -456,11 +422,7 @@ impl Shared {
 
     /// Sends a message over each connection. One that is broken is seen by who reads it.
     fn send_to_all(&self, (kind, rank): (u8, u32), text: &[u8]) {
-        let text = &text[..text.len().min(TEXT_BYTES_MAX)];
-        let mut message = vec![kind];
-        message.extend(rank.to_le_bytes());
-        message.extend((text.len() as u32).to_le_bytes());
-        message.extend(text);
+        let message = message((kind, rank), text);
         for (_, stream) in &mut self.lock().others {
             let _ = stream.write_all(&message);
         }
@@ -540,19 +502,6 @@ fn lost(error: &io::Error, silence: Duration) -> String {
               hint: what it wrote before its end, or its system's log, says why"
             .to_string(),
     }
-}
-
-fn read_message(stream: &mut TcpStream) -> io::Result<(u8, u32, Vec<u8>)> {
-    let mut head = [0; 9];
-    stream.read_exact(&mut head)?;
-    let [kind, rank @ .., a, b, c, d] = head;
-    let length = u32::from_le_bytes([a, b, c, d]) as usize;
-    if length > TEXT_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::InvalidData, "a message that is too long"));
-    }
-    let mut text = vec![0; length];
-    stream.read_exact(&mut text)?;
-    Ok((kind, u32::from_le_bytes(rank), text))
 }
 
 fn connect(place: (&str, u16)) -> io::Result<TcpStream> {

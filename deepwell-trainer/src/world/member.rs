@@ -33,10 +33,16 @@ impl Member {
     /// Finds the other ranks, which wait so long for each other in an exchange.
     ///
     /// # Errors
-    /// A rank 0 that cannot be reached.
+    /// No library that connects GPUs; a rank 0 that cannot be reached.
     pub(crate) fn find(launched: Launched, exchange: Duration) -> Result<Member, TrainError> {
-        let lifeline = Lifeline::open(&launched, START, Limits::of(exchange))?;
-        Ok(Member { launched, lifeline, exchange, id: OnceLock::new() })
+        let found = library_version();
+        let library = found.as_deref().unwrap_or("no NCCL");
+        let versions = format!("deepwell {}, {library}", env!("CARGO_PKG_VERSION"));
+        let lifeline = Lifeline::open(&launched, START, Limits::of(exchange), &versions)?;
+        let member = Member { launched, lifeline, exchange, id: OnceLock::new() };
+        // The others hear of a library that is missing here.
+        member.told(found.map(drop))?;
+        Ok(member)
     }
 
     /// Counts what this rank has begun of what all ranks do.
@@ -121,6 +127,20 @@ impl Member {
     pub(crate) fn is_said_by_first(&self) -> bool {
         !self.is_first() && self.lifeline.is_told()
     }
+}
+
+/// The library that connects GPUs. Without it nothing could follow, so it is looked for before
+/// anything that takes long.
+#[cfg(feature = "cuda")]
+pub(super) fn library_version() -> Result<String, TrainError> {
+    let version = deepwell_kernels::cuda::nccl_version();
+    Ok(format!("NCCL {}", version.map_err(deepwell_kernels::KernelError::from)?))
+}
+
+/// Without CUDA there is nothing to look for.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn library_version() -> Result<String, TrainError> {
+    Ok("no CUDA".to_string())
 }
 
 /// How many of a machine's GPUs a process sees.

@@ -40,7 +40,8 @@ impl Drop for Rank {
 /// until all have ended or `stop` is raised.
 ///
 /// # Errors
-/// GPUs that are not there; a process that cannot be started, or whose end nobody has explained.
+/// GPUs or a library that are not there; a process that cannot be started, or whose end nobody has
+/// explained.
 pub(crate) fn supervise(
     settings: &Settings,
     more: &[&str],
@@ -51,6 +52,8 @@ pub(crate) fn supervise(
     for index in first..first + settings.ranks {
         Device::Cuda(index).target(&hardware)?;
     }
+    // Before any rank starts, and once.
+    super::member::library_version()?;
     let program = std::env::current_exe().map_err(TrainError::io("this program"))?;
     let port = free_port()?;
     let mut ranks = Vec::with_capacity(settings.ranks);

@@ -46,3 +46,34 @@ fn remarks_of_capture_are_printed() {
         "{stderr}"
     );
 }
+
+/// What launchers set and what the command was told do not fit: one error, before anything is read.
+#[test]
+fn environments_that_cannot_be_are_refused() {
+    let folder = Folder::new();
+    let training = folder.training("llama-micro", "1");
+    let check = |more: &[&str], environment: &[(&str, &str)], expected: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_deepwell"));
+        let output = command.args(&training).args(more).envs(environment.iter().copied()).output();
+        let output = output.expect("the command was built with this test");
+        let stderr = text(&output.stderr);
+        let code = if expected.is_some() { 2 } else { 0 };
+        assert_eq!(output.status.code(), Some(code), "{environment:?}: {stderr}");
+        let expected = expected.unwrap_or_default();
+        assert!(stderr.contains(expected), "{environment:?}: expected `{expected}` in: {stderr}");
+        // One error, with at most a few lines of hints.
+        let errors = stderr.lines().filter(|line| line.starts_with("error")).count();
+        assert_eq!(errors, usize::from(code != 0), "{stderr}");
+    };
+    let two = [("RANK", "1"), ("WORLD_SIZE", "2")];
+    check(&[], &two, Some("launched: expected `--launched` on a rank of torchrun, which has set"));
+    check(&["--launched"], &[("RANK", "0")], Some("WORLD_SIZE: expected a number, as torchrun"));
+    check(
+        &["--launched"],
+        &[("RANK", "2"), ("WORLD_SIZE", "2")],
+        Some("RANK: expected a number be"),
+    );
+    check(&["--launched"], &[], Some("launched: expected a launcher that sets `RANK`"));
+    check(&["--rank-timeout", "0"], &[], Some("rank_timeout_s: expected at least 1, got 0"));
+    check(&["--overwrite"], &[("RANK", "0"), ("WORLD_SIZE", "1")], None);
+}

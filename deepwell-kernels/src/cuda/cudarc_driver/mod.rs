@@ -34,7 +34,7 @@ use super::driver::{
 pub use self::cublaslt::CublasLt;
 pub use self::group::{AllReduce, DeviceGroup, PeerCopy};
 pub use self::nccl::{
-    NCCL_VARIABLE, NcclDevice, NcclHost, NcclId, NcclLimits, NcclMonitor, NcclRank,
+    NCCL_VARIABLE, NcclDevice, NcclHost, NcclId, NcclLimits, NcclMonitor, NcclRank, nccl_version,
 };
 
 struct EventSlot {

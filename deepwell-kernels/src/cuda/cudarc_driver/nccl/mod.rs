@@ -44,6 +44,14 @@ const NEWS_WITHIN: Duration = Duration::from_secs(2);
 /// How long an abort waits for a call of the library to return, and a goodbye for the other ranks.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// The version of the library that is here.
+///
+/// # Errors
+/// No library, or one that is too old: where it was looked for, and what to install.
+pub fn nccl_version() -> DriverResult<String> {
+    Ok(library::Library::get()?.version())
+}
+
 /// What joins the ranks of one world: one of them makes it, all of them connect by it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId([u8; NcclId::BYTES]);

@@ -1,0 +1,215 @@
+//! `report.html` of a run: curves, and who of its ranks has what.
+
+use std::path::Path;
+
+use deepwell_plan::{DryRun, Plan, format_bytes};
+use serde::{Deserialize, Serialize};
+
+use crate::rank_times::straggler;
+use crate::report::{
+    Bar, BarTable, Block, KeyValueTable, LineChart, Section, Series, Table, expert_charts,
+    html_page,
+};
+use crate::run::RunSummary;
+use crate::run_folder::write_whole;
+use crate::{ExpertRecord, Record, TrainError, Trainer};
+
+/// Name of the page in an output folder.
+pub(crate) const PAGE: &str = "report.html";
+
+/// What one rank has of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPlace {
+    /// Which rank.
+    pub rank: u32,
+    /// Which part of the sequences of a step, counted from 0.
+    pub data: usize,
+    /// Which part of each layer.
+    pub tensor: usize,
+    /// Which stage of the pipeline.
+    pub pipeline: usize,
+    /// Which of the experts.
+    pub expert: usize,
+    /// Its layers, as `0-3`; of several chunks one behind the other.
+    pub layers: String,
+    /// Predicted peak of its memory.
+    pub peak_bytes: u64,
+    /// Bytes through its link in a step.
+    pub bytes_on_link: u64,
+}
+
+/// The places of all ranks of a plan for so many layers.
+pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<RankPlace> {
+    let parallel = plan.parallel;
+    let place = |rank: usize| {
+        let is_of = |id: u32| id as usize == rank;
+        let report = prediction
+            .ranks
+            .iter()
+            .find(|report| is_of(report.rank) || report.alike.iter().any(|&id| is_of(id)));
+        let pipeline = parallel.pipeline_place(rank);
+        RankPlace {
+            rank: rank as u32,
+            data: parallel.data_place(rank),
+            tensor: parallel.tensor_place(rank),
+            pipeline,
+            expert: parallel.expert_place(rank),
+            layers: layers_of(&plan.stages, (pipeline, parallel.pipeline), layers),
+            peak_bytes: report.map_or(0, |report| report.peak_bytes),
+            bytes_on_link: report.map_or(0, |report| report.bytes_on_link),
+        }
+    };
+    (0..parallel.world_size()).map(place).collect()
+}
+
+/// The layers at a place of a pipeline of so many ranks, whose stages have `stages` layers each.
+fn layers_of(stages: &[usize], (place, ranks): (usize, usize), all: usize) -> String {
+    let range = |begin: usize, count: usize| match count {
+        0 => "none".to_string(),
+        1 => begin.to_string(),
+        _ => format!("{begin}-{}", begin + count - 1),
+    };
+    if stages.is_empty() {
+        return range(0, all);
+    }
+    let own = (place..stages.len()).step_by(ranks.max(1));
+    let of_stage = |stage: usize| range(stages[..stage].iter().sum(), stages[stage]);
+    own.map(of_stage).collect::<Vec<_>>().join(", ")
+}
+
+/// Writes the page of a run into its folder.
+pub(crate) fn write(summary: &RunSummary) -> Result<(), TrainError> {
+    let out = &summary.settings.out;
+    let path = Trainer::metrics_path(out);
+    let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+    // A line that is none is somebody else's, and no reason to have no page.
+    let records: Vec<Record> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    write_whole(&out.join(PAGE), &page(summary, &records, out))
+}
+
+fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
+    let settings = &summary.settings;
+    let last = records.iter().rev().find_map(|record| record.val_loss);
+    let pairs = KeyValueTable::default()
+        .row("model", format!("{}, {} parameters", settings.model, summary.params))
+        .row("precision", settings.precision.clone())
+        .row("device", summary.device.clone())
+        .row("ranks", format!("{} ({})", summary.ranks, settings.parallel()))
+        .row("steps", format!("{} of {}", summary.fit.step, settings.steps))
+        .row("tokens per step", summary.tokens_per_step.to_string())
+        .row("tokens per second", format!("{:.0}", summary.fit.tokens_per_s))
+        .row("held-out loss", last.map_or("none".to_string(), |loss| format!("{loss:.4}")))
+        .row("predicted peak memory", format_bytes(summary.peak_bytes_predicted));
+    let series = |name: &str, of: &dyn Fn(&Record) -> Option<f64>| {
+        let finite = |record: &Record| {
+            of(record).filter(|value| value.is_finite()).map(|value| (record.step as f64, value))
+        };
+        Series::new(name, records.iter().filter_map(finite).collect())
+    };
+    let chart = |title: &str, y_label: &str, series: Vec<Series>| {
+        Block::Chart(LineChart {
+            title: title.to_string(),
+            x_label: "step".to_string(),
+            y_label: y_label.to_string(),
+            series,
+            ..LineChart::default()
+        })
+    };
+    let loss = vec![series("training", &|it| it.loss), series("held-out", &|it| it.val_loss)];
+    let norm = vec![series("gradient norm", &|it| it.grad_norm)];
+    let mut sections = vec![
+        Section { heading: "Run".to_string(), blocks: vec![Block::KeyValues(pairs)] },
+        Section {
+            heading: "Curves".to_string(),
+            blocks: vec![
+                chart("Loss", "nats per token", loss),
+                chart("Gradient norm", "before clipping", norm),
+            ],
+        },
+    ];
+    if summary.rank_map.len() > 1 {
+        sections.push(Section { heading: "Ranks".to_string(), blocks: ranks(summary) });
+    }
+    let loads: Vec<(u64, &[ExpertRecord])> =
+        records.iter().map(|record| (record.step, &record.experts[..])).collect();
+    let experts = expert_charts("training", &loads);
+    if !experts.is_empty() {
+        sections.push(Section { heading: "Experts".to_string(), blocks: experts });
+    }
+    html_page(&format!("{} in {}", settings.model, out.display()), &sections)
+}
+
+/// The map of ranks, and how long each worked.
+fn ranks(summary: &RunSummary) -> Vec<Block> {
+    let names = ["rank", "data", "tensor", "stage", "expert", "layers"];
+    let sizes = ["peak memory", "exchanged a step"];
+    let mut columns: Vec<String> = names.into_iter().chain(sizes).map(str::to_string).collect();
+    let times = &summary.fit.ranks;
+    if !times.is_empty() {
+        columns.extend(["works a step", "in exchanges"].map(str::to_string));
+    }
+    let row = |place: &RankPlace| -> Vec<String> {
+        let places = [place.data, place.tensor, place.pipeline, place.expert];
+        let mut row = vec![place.rank.to_string()];
+        row.extend(places.map(|it| it.to_string()));
+        row.push(place.layers.clone());
+        row.extend([place.peak_bytes, place.bytes_on_link].map(format_bytes));
+        if let Some(time) = times.iter().find(|time| time.rank == place.rank) {
+            row.extend([time.busy_s, time.waited_s].map(|it| format!("{:.1} ms", it * 1e3)));
+        }
+        row
+    };
+    let rows = summary.rank_map.iter().map(row).collect();
+    let mut blocks = vec![
+        Block::Text(
+            "Which part each rank has, counted from 0: of the sequences of a step, of each layer, \
+             of the layers, of the experts."
+                .to_string(),
+        ),
+        Block::Table(Table { columns, rows }),
+    ];
+    if times.is_empty() {
+        return blocks;
+    }
+    let parallel = summary.settings.parallel();
+    let slow = straggler(times, |rank| parallel.class(rank));
+    let said = match slow {
+        Some((slow, others_s)) => format!(
+            "Rank {} works {:.1} ms a step, those with the same to do {:.1} ms: they wait for it.",
+            slow.rank,
+            slow.busy_s * 1e3,
+            others_s * 1e3
+        ),
+        None => "No rank works much longer than those with the same to do.".to_string(),
+    };
+    let bar = |time: &crate::RankTime| Bar {
+        name: format!("rank {}", time.rank),
+        value: time.busy_s,
+        text: format!("{:.1} ms", time.busy_s * 1e3),
+        color: usize::from(slow.is_some_and(|(slow, _)| slow.rank == time.rank)),
+    };
+    blocks.push(Block::Text(said));
+    blocks.push(Block::Bars(BarTable { bars: times.iter().map(bar).collect() }));
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_of_places() {
+        for (stages, place, ranks, expected) in [
+            (&[][..], 0, 1, "0-3"),
+            (&[3, 1], 0, 2, "0-2"),
+            (&[3, 1], 1, 2, "3"),
+            // Two chunks each: stages 0 and 2, 1 and 3.
+            (&[1, 1, 1, 1], 0, 2, "0, 2"),
+            (&[2, 1, 0, 1], 0, 2, "0-1, none"),
+            (&[2, 1, 0, 1], 1, 2, "2, 3"),
+        ] {
+            assert_eq!(layers_of(stages, (place, ranks), 4), expected, "{stages:?} {place}");
+        }
+    }
+}
