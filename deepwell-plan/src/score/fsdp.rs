@@ -1,7 +1,7 @@
 //! llm-foundry's runs of MPT with FSDP: throughput, and the micro-batch that fits.
 
 use super::table::{Row, Table};
-use super::time::gpu_of;
+use super::time::{gpu_of, stages_fit};
 use super::{FitCounts, Scored, ScoredRow};
 use crate::collectives::{Fabric, Generation};
 use crate::gpu_model::GpuModel;
@@ -140,6 +140,7 @@ impl Run {
             recompute,
             ..Strategy::SINGLE
         };
+        stages_fit(row, &shape, &at)?;
         let triton = matches!(size, "13b" | "30b");
         let offload = is_on("offload")?;
         Ok(Run { triton, offload, shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })

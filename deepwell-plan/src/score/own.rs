@@ -1,7 +1,7 @@
 //! Deepwell's own runs: the time of a step and the memory of a GPU.
 
 use super::table::{Row, Table};
-use super::time::gpu_of;
+use super::time::{gpu_of, stages_fit};
 use super::{Scored, ScoredRow};
 use crate::gpu_model::GpuModel;
 use crate::memory::{StageLayers, stage_memory};
@@ -92,9 +92,8 @@ fn run(row: &Row<'_>) -> Result<(SearchRequest, Strategy), PlanError> {
         recompute,
         ..Strategy::SINGLE
     };
-    if shape.layers < at.pp * at.vpp || !(at.tp * at.dp).is_multiple_of(at.ep) {
-        return Err(row.refuse(format!("expected degrees that divide the model, got {at}")));
-    }
+    stages_fit(row, &shape, &at)?;
+    row.share("GPUs of a stage", at.tp * at.dp, at.ep)?;
     let gpu = gpu_of(row, GpuModel::h200)?;
     let seq = row.size("seq")?;
     let machines = Machines::of_gpus(gpu, gpus);

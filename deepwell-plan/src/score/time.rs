@@ -99,7 +99,11 @@ fn gpt(row: &Row<'_>, seq: usize, vocab: usize) -> Result<ModelShape, PlanError>
 }
 
 /// Checks what every pipeline needs of a row: stages that have layers.
-fn stages_fit(row: &Row<'_>, shape: &ModelShape, at: &Strategy) -> Result<(), PlanError> {
+pub(super) fn stages_fit(
+    row: &Row<'_>,
+    shape: &ModelShape,
+    at: &Strategy,
+) -> Result<(), PlanError> {
     if shape.layers < at.pp * at.vpp {
         let (layers, parts) = (shape.layers, at.pp * at.vpp);
         return Err(row.refuse(format!("`L`: expected {parts} layers or more, got {layers}")));
@@ -136,7 +140,10 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
             ("iter_present_s", true, ActivationRecompute::Selective),
         ];
         for (column, sp, recompute) in runs {
-            let Some(measured) = row.number(column)? else { continue };
+            if row.number(column)?.is_none() {
+                continue;
+            }
+            let measured = row.positive(column)?;
             let at = Strategy { sp, recompute, ..base };
             let rules = &StepRules::MEGATRON_2021;
             let fabric = fabric_of(&gpu, a100_fabric());

@@ -143,9 +143,14 @@ fn with_data_parallel(
     for ep in divisors(experts, experts) {
         let both = [1, at.tp];
         let has_choice = request.shape.experts.is_some() && at.tp > 1;
-        for &etp in if has_choice { &both[..] } else { &both[..1] } {
+        let sizes = if has_choice { &both[..] } else { &both[..1] };
+        for etp in with_pinned(request, Dimension::Etp, sizes.iter().copied()) {
             let at = Strategy { ep, etp, ..at };
             let grid = at.tp * at.cp * at.dp;
+            if at.etp > 1 && request.shape.experts.is_none() {
+                visit(at, Some("ETP of a model without experts"));
+                continue;
+            }
             if ep * etp > grid || !grid.is_multiple_of(ep * etp) {
                 visit(at, Some("EP x ETP does not divide TP x CP x DP"));
                 continue;
@@ -253,7 +258,8 @@ fn reason(request: &SearchRequest, at: &Strategy) -> Option<&'static str> {
     if request.runnable_only && at.parallel().is_err() {
         return Some("the trainer does not run it yet");
     }
-    if at.zero >= 2 && at.pp > 1 {
+    let is_asked_for = request.pins.iter().any(|pin| pin.dimension == Dimension::Zero);
+    if at.zero >= 2 && at.pp > 1 && !is_asked_for {
         return Some("ZeRO-2 and 3 reduce or gather for each micro-batch of a pipeline");
     }
     None

@@ -63,8 +63,24 @@ fn pins_hold_and_lose() {
     check(pin("recompute=full"), |at| at.recompute == crate::ActivationRecompute::Full);
     check(pin("schedule!=1f1b"), |at| at.schedule != crate::schedule::PipelineSchedule::OneFOneB);
     check(Pin::forbid("cp").unwrap(), |at| at.cp == 1);
-    // A value that is not looked at otherwise.
+    // Values that are not looked at otherwise.
     check(pin("vpp=10"), |at| at.vpp == 10);
+    let both = SearchRequest {
+        pins: vec![pin("pp=2"), pin("zero=3"), pin("schedule=1f1b")],
+        ..free.clone()
+    };
+    // Each micro-batch gathers and reduces all of a stage.
+    let (three, one) = (
+        search(&both).unwrap(),
+        search(&SearchRequest {
+            pins: vec![pin("pp=2"), pin("zero=1"), pin("schedule=1f1b")],
+            ..free.clone()
+        })
+        .unwrap(),
+    );
+    assert_eq!((three.best.at.pp, three.best.at.zero), (2, 3));
+    let gathered = |found: &Found| found.step.communication.data.seconds;
+    assert!(gathered(&three) > 4.0 * gathered(&one), "{:?} {:?}", three.step, one.step);
     check(Pin::forbid("tp=8").unwrap(), |at| at.tp != 8);
     for wrong in ["tp", "xp=4", "tp=four", "schedule=fast"] {
         assert!(wrong.parse::<Pin>().is_err(), "{wrong}");

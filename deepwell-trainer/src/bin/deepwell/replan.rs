@@ -40,6 +40,9 @@ pub(crate) struct ReplanArgs {
     /// Do without a dimension, or without a value of it
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
+    /// Take only plans that the trainer runs
+    #[arg(long)]
+    runnable: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -82,6 +85,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
         expert_imbalance: now.expert_imbalance,
+        runnable_only: args.runnable,
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let found = search(&request)?;
