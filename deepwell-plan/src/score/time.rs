@@ -22,6 +22,9 @@ pub(super) const ZERO3: [&str; 5] = ["scheme", "params_B", "nGPU", "mbs", "TF_pe
 /// Columns of vTrain's measurements.
 pub(super) const VTRAIN: [&str; 5] = ["iter_ms", "L", "TP", "DP", "PP"];
 
+/// Passes of a step at most where a micro-batch and chunks are chosen.
+const CHOICE_PASSES_MAX: usize = 200_000;
+
 /// Sequence and padded vocabulary of the papers on A100.
 const A100_SEQ: usize = 2048;
 const A100_VOCAB: usize = 51200;
@@ -188,6 +191,11 @@ fn chosen(
     for micro_batch in sizes.into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
         for &vpp in &chunks {
             let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
+            // Dozens of choices are simulated: each only as far as a large run goes.
+            let is_first = (micro_batch, vpp) == (1, 1);
+            if chunks.len() > 1 && !is_first && at.pp * at.micro_batches * vpp > CHOICE_PASSES_MAX {
+                continue;
+            }
             let Ok(orders) = orders(at.schedule, at.pp, at.micro_batches, vpp) else { continue };
             let layers = StageLayers::even(shape.layers, 0, at.pp, vpp);
             let memory = stage_memory(shape, &at, rules.1, seq, &layers, &orders[0]);
