@@ -22,6 +22,10 @@ pub(super) const ZERO3: [&str; 5] = ["scheme", "params_B", "nGPU", "mbs", "TF_pe
 /// Columns of vTrain's measurements.
 pub(super) const VTRAIN: [&str; 5] = ["iter_ms", "L", "TP", "DP", "PP"];
 
+/// Passes of a step at most.
+const PASSES_MAX: usize = 4_000_000;
+/// Chunks of a stage at most where they are chosen.
+const CHOICE_CHUNKS_MAX: usize = 128;
 /// Passes of a step at most where a micro-batch and chunks are chosen.
 const CHOICE_PASSES_MAX: usize = 200_000;
 
@@ -111,7 +115,7 @@ pub(super) fn stages_fit(
         let (layers, parts) = (shape.layers, at.pp * at.vpp);
         return Err(row.refuse(format!("`L`: expected {parts} layers or more, got {layers}")));
     }
-    if at.pp * at.micro_batches * at.vpp > 4_000_000 {
+    if at.pp * at.micro_batches * at.vpp > PASSES_MAX {
         return Err(row.refuse("expected at most 4,000,000 passes".to_string()));
     }
     Ok(())
@@ -187,19 +191,20 @@ fn chosen(
     // Any number of chunks that divides the layers of a stage.
     let each = if base.pp > 1 { shape.layers / base.pp } else { 1 };
     let divides = |vpp: &usize| *vpp == 1 || shape.layers.is_multiple_of(base.pp * vpp);
+    let each = each.min(CHOICE_CHUNKS_MAX);
     let chunks = given.1.map_or_else(|| (1..=each).filter(divides).collect(), |vpp| vec![vpp]);
     for micro_batch in sizes.into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
         for &vpp in &chunks {
             let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
             // Dozens of choices are simulated: each only as far as a large run goes.
-            let is_first = (micro_batch, vpp) == (1, 1);
-            if chunks.len() > 1 && !is_first && at.pp * at.micro_batches * vpp > CHOICE_PASSES_MAX {
+            let is_choice = given.0 == 0 && (micro_batch, vpp) != (1, 1);
+            let most = if is_choice { CHOICE_PASSES_MAX } else { PASSES_MAX };
+            if at.pp * at.micro_batches * vpp > most {
                 continue;
             }
             let Ok(orders) = orders(at.schedule, at.pp, at.micro_batches, vpp) else { continue };
             let layers = StageLayers::even(shape.layers, 0, at.pp, vpp);
             let memory = stage_memory(shape, &at, rules.1, seq, &layers, &orders[0]);
-            let is_choice = given.0 == 0 && (micro_batch, vpp) != (1, 1);
             if memory.allocated() > 0.9 * gpu.memory_bytes && is_choice {
                 continue;
             }
