@@ -19,7 +19,7 @@ pub use figure::{docs_table, figure};
 use table::Table;
 
 /// The tables of the repository: file name and text.
-pub const TABLES: [(&str, &str); 8] = [
+pub const TABLES: [(&str, &str); 10] = [
     ("zero_bubble_rates.csv", include_str!("../scores/zero_bubble_rates.csv")),
     ("megatron_small_memory.csv", include_str!("../scores/megatron_small_memory.csv")),
     ("korthikanti_time.csv", include_str!("../scores/korthikanti_time.csv")),
@@ -27,6 +27,8 @@ pub const TABLES: [(&str, &str); 8] = [
     ("megatron_h100_weak_scaling.csv", include_str!("../scores/megatron_h100_weak_scaling.csv")),
     ("vtrain_time.csv", include_str!("../scores/vtrain_time.csv")),
     ("foundry_fsdp_h100.csv", include_str!("../scores/foundry_fsdp_h100.csv")),
+    ("megatron_sc21_zero3.csv", include_str!("../scores/megatron_sc21_zero3.csv")),
+    ("zero_bubble_memory.csv", include_str!("../scores/zero_bubble_memory.csv")),
     ("deepwell_h200.csv", include_str!("../scores/deepwell_h200.csv")),
 ];
 
@@ -118,8 +120,9 @@ pub struct GroupScore {
 pub fn score(file: &str, text: &str) -> Result<Scored, PlanError> {
     let table = Table::read(file, text)?;
     type Kind = (&'static [&'static str], fn(&Table) -> Result<Scored, PlanError>);
-    let kinds: [Kind; 10] = [
+    let kinds: [Kind; 11] = [
         (&bubbles::COLUMNS, bubbles::score),
+        (&bubbles::MEMORY, bubbles::memory),
         (&megatron::COLUMNS, megatron::score),
         (&time::KORTHIKANTI, time::korthikanti),
         (&time::KORTHIKANTI_FULL, time::korthikanti),
