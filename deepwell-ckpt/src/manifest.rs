@@ -217,7 +217,7 @@ impl Manifest {
             if tensor_bytes(tensor.dtype, &tensor.global_shape).is_none() {
                 return Err(format!("tensor `{name}`: {:?} is no shape", tensor.global_shape));
             }
-            parts.entry((tensor.section, name.as_str())).or_insert_with(Vec::new).push(tensor);
+            parts.entry((tensor.section, name.as_str())).or_default().push(tensor);
         }
         for ((section, name), parts) in parts {
             let (dtype, shape) = (parts[0].dtype, &parts[0].global_shape);

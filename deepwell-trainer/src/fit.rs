@@ -22,6 +22,9 @@ use crate::run_log::Log;
 use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{Engine, PendingStep, Schedule, Settings, StepOutcome, TrainError};
 
+/// Steps that training may stand still for a checkpoint before a word is said about it.
+const STALL_STEPS_MAX: f64 = 2.0;
+
 /// A run under way.
 pub(crate) struct Fit<'r> {
     engine: &'r mut Engine,
@@ -346,8 +349,32 @@ impl<'r> Fit<'r> {
         let begun = Instant::now();
         let (settings, identity) = (self.settings, &self.identity);
         self.writer.save(&root, self.engine, &self.position, settings, identity)?;
-        self.checkpoint_stalls_s.push(begun.elapsed().as_secs_f64());
+        let stall_s = begun.elapsed().as_secs_f64();
+        self.checkpoint_stalls_s.push(stall_s);
+        self.tell_of_stall(stall_s);
         Ok(())
+    }
+
+    /// Says where training stood still for a checkpoint longer than it should, and what to do.
+    fn tell_of_stall(&mut self, stall_s: f64) {
+        let mut speeds = self.speeds.clone();
+        speeds.sort_by(f64::total_cmp);
+        let Some(speed) = speeds.get(speeds.len() / 2).filter(|speed| **speed > 0.0) else {
+            return;
+        };
+        let steps = stall_s * speed / self.engine.tokens_per_step() as f64;
+        if steps <= STALL_STEPS_MAX {
+            return;
+        }
+        let is_copied = self.settings.async_checkpoints || self.engine.is_asynchronous();
+        let hint = match is_copied {
+            true => "the disk had not taken the one before: raise `--checkpoint-every`",
+            false => "`--async-checkpoints` writes from a copy while training goes on",
+        };
+        self.progress.note(&format!(
+            "the checkpoint of step {} took {steps:.1} steps, {stall_s:.2} s; {hint}",
+            self.position.step
+        ));
     }
 
     /// Waits for the last checkpoint, and says how the run ended.

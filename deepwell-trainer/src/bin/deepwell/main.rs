@@ -100,7 +100,7 @@ enum Command {
     Capture(capture::CaptureArgs),
     Plan(Box<plan::PlanCommand>),
     Replan(replan::ReplanArgs),
-    Dryrun(dryrun::DryrunCommand),
+    Dryrun(Box<dryrun::DryrunCommand>),
     Score(score::ScoreArgs),
     /// Train a model on text
     #[command(after_help = train::TRAIN_AFTER_HELP)]
