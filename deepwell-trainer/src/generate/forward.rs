@@ -6,7 +6,7 @@
 
 use bytemuck::cast_slice;
 use deepwell_ir::{DType, Graph, PrecisionPolicy, Program, ValueId};
-use deepwell_kernels::{Executor, LoadedProgram};
+use deepwell_kernels::{Executor, LoadedProgram, Observer};
 use deepwell_plan::{Inference, lower_inference};
 use deepwell_probe::Hardware;
 use half::bf16;
@@ -106,6 +106,22 @@ impl Forward {
         self.executor.run(&self.forward)?;
         self.multiply_head(seen.len() - 1)?;
         Ok(&self.logits)
+    }
+
+    /// Runs the forward pass over a whole window, call by call.
+    ///
+    /// # Errors
+    /// Another number of tokens, or what the device or the observer failed with.
+    pub(crate) fn run_observed(
+        &mut self,
+        tokens: &[i32],
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let program = self.forward.program();
+        if let Some(id) = program.host.tokens {
+            self.executor.write(program, id, cast_slice(tokens))?;
+        }
+        Ok(self.executor.run_observed(&self.forward, observer)?)
     }
 
     /// Multiplies one row with the head.

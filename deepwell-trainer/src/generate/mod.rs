@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::forward::Forward;
 pub use self::sampling::Sampling;
+pub(crate) use self::text_model::load_masters;
 pub use self::text_model::{OpenOptions, TextModel};
 use crate::TrainError;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytemuck::cast_slice_mut;
-use deepwell_ckpt::Section;
+use deepwell_ckpt::{Checkpoint, Section};
 use deepwell_ir::PrecisionPolicy;
 use deepwell_probe::probe;
 
@@ -102,15 +102,7 @@ impl TextModel {
         };
         let window = options.window.unwrap_or(settings.seq_len);
         let mut forward = open_forward(&model, &policy, window, options.device)?;
-        let mut buffer: Vec<f32> = Vec::new();
-        for state in MasterWeights::program(&forward).parameters.clone() {
-            let shape = MasterWeights::program(&forward).value(state.master).shape.clone();
-            buffer.clear();
-            buffer.resize(shape.iter().product(), 0.0);
-            checkpoint.read_f32_into(Section::Master, &state.name, &shape, &mut buffer)?;
-            forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
-        }
-        forward.refresh_copies()?;
+        load_masters(&checkpoint, &mut forward)?;
         TextModel {
             path: path.to_path_buf(),
             step: Some(checkpoint.step()),
@@ -169,6 +161,22 @@ impl TextModel {
             hint: Some("`--tokenizer` names the one that the model was trained with".to_string()),
         })
     }
+}
+
+/// Gives a model the master weights of a checkpoint.
+pub(crate) fn load_masters(
+    checkpoint: &Checkpoint,
+    forward: &mut Forward,
+) -> Result<(), TrainError> {
+    let mut buffer: Vec<f32> = Vec::new();
+    for state in MasterWeights::program(forward).parameters.clone() {
+        let shape = MasterWeights::program(forward).value(state.master).shape.clone();
+        buffer.clear();
+        buffer.resize(shape.iter().product(), 0.0);
+        checkpoint.read_f32_into(Section::Master, &state.name, &shape, &mut buffer)?;
+        forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
+    }
+    forward.refresh_copies()
 }
 
 fn open_forward(

@@ -10,6 +10,7 @@
 pub mod ablation;
 mod folder;
 mod page;
+mod routing;
 mod runs;
 mod statistics;
 mod text;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+pub use routing::{LayerAgreement, RoutingAgreement};
 pub use statistics::Estimate;
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
@@ -153,6 +155,12 @@ pub struct ParityReport {
     pub quantized_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read.
     pub quantized_bytes: GemmCounts,
+    /// Of a mixture of experts, how much of the routing is the same in both precisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<RoutingAgreement>,
+    /// Why that is not known, if it could not be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing_left_out: Option<String>,
     /// Predicted peak of a run in low precision.
     pub peak_bytes_predicted: u64,
     /// Measured peak of a run in low precision.
@@ -277,7 +285,14 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         Progress::note(&mut console, &format!("audit of the first step {reason}"));
     }
     let runs = train_all(options, audit_left_out.is_none(), stop)?;
-    let report = report(options, &precision, &runs, entropies, audit_left_out.as_deref());
+    let mut report = report(options, &precision, &runs, entropies, audit_left_out.as_deref());
+    if report.verdict != Verdict::Interrupted && routing::has_routers(&model)? {
+        // What cannot be seen must not cost the report of runs that are done.
+        match routing::of_pair(options, &model, tokens) {
+            Ok(routing) => report.routing = Some(routing),
+            Err(error) => report.routing_left_out = Some(error.to_string()),
+        }
+    }
     write_outputs(options, &report, &runs)?;
     Ok(report)
 }
@@ -403,6 +418,8 @@ fn report(
         quantized_flop_share_with_head: summary.quantized_flop_share_with_head,
         quantized_gemms_run: summary.quantized_gemms_run,
         quantized_bytes: summary.quantized_bytes,
+        routing: None,
+        routing_left_out: None,
         peak_bytes_predicted: summary.peak_bytes_predicted,
         peak_bytes_measured: summary.peak_bytes_measured,
     }

@@ -2,9 +2,11 @@
 
 use deepwell_plan::format_bytes;
 
-use super::text::{control, evaluations, headline, status, title};
+use super::text::{control, evaluations, headline, routing, status, title};
 use super::verdict::{gaps, in_percent};
-use super::{Curve, FinishedRun, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict};
+use super::{
+    Curve, FinishedRun, LayerAgreement, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict,
+};
 use crate::report::{
     Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series,
     Stroke, Table, expert_charts, html_page,
@@ -246,7 +248,29 @@ fn experts(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         let steps: Vec<_> = run.records.iter().map(|r| (r.step, r.experts.as_slice())).collect();
         expert_charts(&shown_name(report, kind), &steps)
     };
-    first.all().flat_map(of_run).collect()
+    let charts = first.all().flat_map(of_run);
+    routing_blocks(report).into_iter().chain(charts).collect()
+}
+
+/// Which share of the routing is the same in both precisions, by layer.
+fn routing_blocks(report: &ParityReport) -> Vec<Block> {
+    let mut blocks: Vec<Block> = routing(report).map(Block::Text).into_iter().collect();
+    let Some(routing) = &report.routing else { return blocks };
+    let row = |own: &LayerAgreement| {
+        let tokens_alike = own.tokens_alike as f64 / routing.tokens as f64;
+        vec![
+            own.layer.to_string(),
+            own.experts.to_string(),
+            own.choices.to_string(),
+            format!("{:.2} %", 100.0 * own.share()),
+            format!("{:.2} %", 100.0 * tokens_alike),
+        ]
+    };
+    let columns =
+        ["layer", "experts", "choices", "choices alike", "tokens whose choices are all alike"];
+    let rows = routing.layers.iter().map(row).collect();
+    blocks.push(Block::Table(Table { columns: columns.map(str::to_string).to_vec(), rows }));
+    blocks
 }
 
 fn memory(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {

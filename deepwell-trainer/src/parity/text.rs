@@ -77,6 +77,27 @@ pub(super) fn evaluations(report: &ParityReport) -> String {
     text
 }
 
+/// How much of a mixture's routing is the same, or why nobody knows.
+pub(super) fn routing(report: &ParityReport) -> Option<String> {
+    if let Some(reason) = &report.routing_left_out {
+        return Some(format!("routing of both precisions not compared: {reason}"));
+    }
+    let routing = report.routing.as_ref()?;
+    let layers = routing.layers.iter();
+    let least = layers.min_by(|a, b| a.share().total_cmp(&b.share()))?;
+    Some(format!(
+        "routing alike in BF16 and {}: {:.2} % of choices, {:.2} % in layer {}, where it is least \
+         (the same weights, of seed {} after step {}, and {} held-out tokens)",
+        title(&report.precision),
+        100.0 * routing.share,
+        100.0 * least.share(),
+        least.layer,
+        routing.seed,
+        routing.step,
+        routing.tokens
+    ))
+}
+
 /// The report in lines.
 pub(super) fn text(report: &ParityReport) -> String {
     let mut text = String::new();
@@ -104,6 +125,9 @@ pub(super) fn text(report: &ParityReport) -> String {
     let _ = writeln!(text, "  {}", evaluations(report));
     if let Some(control) = control(report) {
         let _ = writeln!(text, "  {control}");
+    }
+    if let Some(routing) = routing(report) {
+        let _ = writeln!(text, "  {routing}");
     }
     for check in &report.checks {
         let _ = writeln!(text, "  {} {}: {}", status(check.status), check.name, check.detail);

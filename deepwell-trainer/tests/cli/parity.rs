@@ -95,6 +95,37 @@ fn verdicts_with_their_exit_codes() {
     }
 }
 
+/// Routers of both precisions see the same weights and tokens: a BF16 run in the place of the one in
+/// low precision chooses all alike, one in MXFP8 nearly all.
+#[test]
+fn mixtures_say_how_much_of_the_routing_is_alike() {
+    for (precision, least, most) in [("bf16", 1.0, 1.0), ("mxfp8", 0.8, 0.9999)] {
+        let folder = Folder::new();
+        let options = ["--model", "moe-micro", "--seeds", "1", "--precision", precision];
+        let (_, report) = report(&folder, &options);
+        let routing = &report["routing"];
+        assert_eq!(report["routing_left_out"], Value::Null, "{precision}");
+        let of_pair = [&routing["seed"], &routing["step"], &routing["tokens"]];
+        assert_eq!(of_pair, [0, 4, 512], "{precision}");
+        let layers = routing["layers"].as_array().expect("layers");
+        let (mut choices, mut alike) = (0, 0);
+        for (index, layer) in layers.iter().enumerate() {
+            assert_eq!((&layer["layer"], &layer["choices"]), (&index.into(), &1024.into()));
+            choices += layer["choices"].as_u64().expect("a count");
+            alike += layer["alike"].as_u64().expect("a count");
+        }
+        assert_eq!(layers.len(), 2, "{precision}");
+        let share = routing["share"].as_f64().expect("a share");
+        assert_eq!(share, alike as f64 / choices as f64, "{precision}");
+        assert!((least..=most).contains(&share), "{precision}: {share}");
+        let page = fs::read_to_string(folder.path("out").to_string() + "/report.html").unwrap();
+        assert!(page.contains("tokens whose choices are all alike"), "{precision}");
+    }
+    let folder = Folder::new();
+    let (_, dense) = report(&folder, &["--seeds", "1"]);
+    assert!(dense.get("routing").is_none(), "a dense model has no routing");
+}
+
 #[test]
 fn a_control_and_more_pairs_later() {
     let folder = Folder::new();
