@@ -61,6 +61,7 @@ enum Ties {
     /// They are threads of this process.
     Threads(Monitor),
     /// They are other processes.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Processes(Arc<Member>),
 }
 

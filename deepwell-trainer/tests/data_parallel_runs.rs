@@ -5,7 +5,8 @@ mod rank_runs;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use deepwell_ckpt::Section;
+use deepwell_ckpt::{CkptDtype, Section};
+use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::{Record, RunRecord, Settings, Start, TrainError, Trainer};
 
 use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
@@ -220,6 +221,46 @@ fn gradients_and_weights_in_slices_are_one_run() {
     assert!(go_until(&stopped, 2).fit.interrupted);
     go(&Settings { zero: 3, ..stopped.clone() }, Start::ResumeChanged).unwrap();
     assert_eq!(metrics(&stopped.out), metrics(&whole.out));
+}
+
+/// Weights leave for a Hugging Face folder from the slices of ranks, and come from one into stages.
+#[test]
+fn hugging_face_folders_are_those_of_any_ranks() {
+    let place = Place::new();
+    let exported = |settings: &Settings| {
+        go(settings, Start::New).unwrap();
+        let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(&settings.out)).unwrap();
+        let to = settings.out.join("exported");
+        let options = ExportOptions {
+            checkpoint: listed.last().unwrap().path.clone(),
+            to: to.clone(),
+            dtype: CkptDtype::F32,
+            shard_bytes_max: 1 << 30,
+            model: None,
+            tokenizer: None,
+            config: None,
+        };
+        export_hf(&options, &mut |_, _| ()).unwrap();
+        to
+    };
+    let whole = exported(&place.settings("whole", 4));
+    let sliced = exported(&Settings { zero: 3, ..place.settings("sliced", 4) });
+    let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(weights(&whole) == weights(&sliced));
+
+    let model = sliced.to_str().unwrap().to_string();
+    let from = |name: &str, pipeline| Settings {
+        model: model.clone(),
+        pipeline,
+        ..place.settings(name, pipeline)
+    };
+    let (one, two) = (from("one", 1), from("two-stages", 2));
+    go(&one, Start::New).unwrap();
+    go(&two, Start::New).unwrap();
+    assert_eq!(metrics(&one.out), metrics(&two.out));
+    // They go on where the weights were, not at those of a seed.
+    let (first, last) = (metrics(&one.out).1[0].1, metrics(&place.path("sliced")).1[2].1);
+    assert!((first - last).abs() < 0.01 * last, "{first} beside {last}");
 }
 
 /// A pipeline logs, evaluates and saves what one rank does, and each goes on from what the other
