@@ -74,6 +74,22 @@ fn environments_that_cannot_be_are_refused() {
         Some("RANK: expected a number be"),
     );
     check(&["--launched"], &[], Some("launched: expected a launcher that sets `RANK`"));
+    // A missing library is said at once, by a rank that nobody has joined yet.
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
+    let port = (port.expect("a port").port() - 1).to_string();
+    let first = [
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", &port),
+        ("DEEPWELL_NCCL", "/nowhere/libnccl.so.2"),
+    ];
+    let expected =
+        "rank 0 of 2: cuda: NCCL: looked for `/nowhere/libnccl.so.2`, and could load none";
+    if cfg!(feature = "cuda") {
+        check(&["--launched", "--device", "cuda"], &first, Some(expected));
+    }
     check(&["--rank-timeout", "0"], &[], Some("rank_timeout_s: expected at least 1, got 0"));
     check(&["--overwrite"], &[("RANK", "0"), ("WORLD_SIZE", "1")], None);
 }
