@@ -76,7 +76,7 @@ pub use program::{
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};
 pub use shape::{Binding, Dim, Shape};
-pub use split::Split;
+pub use split::{Split, SplitOver};
 pub use storage::{Plane, PlaneType, Storage, storage_bytes};
 pub use verify::verify;
 

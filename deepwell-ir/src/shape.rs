@@ -165,6 +165,13 @@ impl Dim {
             None if self.divisor == 1 && self.multiple == 1 => {
                 Some(Dim { extra: self.extra + extra, ..self })
             }
+            // Without a remainder, factors go into the fraction.
+            None if self.is_even => Some(Dim {
+                factor: self.multiple * self.factor,
+                extra: self.multiple * self.extra + extra * self.divisor,
+                multiple: 1,
+                ..self
+            }),
             None => None,
         }
     }
@@ -292,6 +299,8 @@ mod tests {
             (Dim::TOKENS.plus(56).unwrap().times(2), 310, "(2*B*S+112)"),
             (Dim::TOKENS.plus(56).unwrap().round_up_to(8), 160, "8*ceil((B*S+56)/8)"),
             (Dim::fixed(7).plus(2).unwrap(), 9, "9"),
+            (Dim::TOKENS.part_of(3).unwrap().plus(5).unwrap(), 38, "(B*S+15):3"),
+            (Dim::TOKENS.part_of(9).unwrap().times(2).plus(5).unwrap(), 27, "(2*B*S+45):9"),
         ] {
             assert_eq!(dim.bind(&binding), size, "{text}");
             assert_eq!(dim.to_string(), text);

@@ -2,6 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Among which ranks the slices of a parameter are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitOver {
+    /// Those of a tensor-parallel group: columns or rows of a weight.
+    #[default]
+    Tensor,
+    /// Those of an expert-parallel group: some of the experts of a layer.
+    Expert,
+}
+
+impl SplitOver {
+    fn is_tensor(&self) -> bool {
+        *self == SplitOver::Tensor
+    }
+}
+
 /// Which slice of a parameter a rank has: one of equal ones along a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split {
@@ -11,6 +28,9 @@ pub struct Split {
     pub place: usize,
     /// How many there are.
     pub parts: usize,
+    /// Which ranks have them.
+    #[serde(default, skip_serializing_if = "SplitOver::is_tensor")]
+    pub over: SplitOver,
 }
 
 impl Split {
@@ -26,9 +46,9 @@ impl Split {
     /// This rank's slice, of shape `slice`, of row-major numbers that are whole.
     ///
     /// ```
-    /// use deepwell_ir::Split;
+    /// use deepwell_ir::{Split, SplitOver};
     ///
-    /// let columns = Split { dim: 1, place: 1, parts: 2 };
+    /// let columns = Split { dim: 1, place: 1, parts: 2, over: SplitOver::Tensor };
     /// assert_eq!(columns.extract(&[0, 1, 2, 3, 4, 5, 6, 7], &[2, 2]), [2, 3, 6, 7]);
     /// ```
     pub fn extract<T: Copy>(&self, whole: &[T], slice: &[usize]) -> Vec<T> {
@@ -70,7 +90,7 @@ mod tests {
             (2, 2, vec![2, 3, 1]),
             (1, 2, vec![0, 3]),
         ] {
-            let at = |place| Split { dim, place, parts };
+            let at = |place| Split { dim, place, parts, over: SplitOver::Tensor };
             let shape = at(0).whole_shape(&slice);
             let elements: usize = shape.iter().product();
             let whole: Vec<usize> = (0..elements).collect();

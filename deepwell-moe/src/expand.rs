@@ -6,7 +6,8 @@ use deepwell_ir::ops::{
     GroupedGemm, GroupedRows, Permute, Unpermute,
 };
 use deepwell_ir::{
-    Dim, Graph, GroupId, IrError, Node, NodeId, Op, OpError, Split, Stage, TensorId, TensorKind,
+    Dim, Graph, GroupId, IrError, Node, NodeId, Op, OpError, Split, SplitOver, Stage, TensorId,
+    TensorKind,
 };
 
 /// A rank of a group whose ranks have some of the experts of each layer.
@@ -91,7 +92,9 @@ fn expand_with(
     deepwell_ir::verify(&result)?;
     let Some(ExpertRank { place, ranks, .. }) = rank else { return Ok((result, whole())) };
     let is_split = |id| result.tensor(id).shape != graph.tensor(id).shape;
-    let split = |(id, _)| is_split(id).then_some(Split { dim: 0, place, parts: ranks });
+    let split = |(id, _)| {
+        is_split(id).then_some(Split { dim: 0, place, parts: ranks, over: SplitOver::Expert })
+    };
     let splits = graph.parameters().map(split).collect();
     Ok((result, splits))
 }

@@ -7,8 +7,8 @@ use deepwell_ir::{
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
     OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule, Shard, Slotted,
     StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored,
-    Value, ValueId, apply_served_precision, differentiate, fuse, recompute, storage_bytes,
-    verify_program,
+    Value, ValueId, apply_served_precision, differentiate, expert_row_alignment, fuse, recompute,
+    storage_bytes, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -84,9 +84,7 @@ pub fn lower_scheduled(
 ) -> Result<Program, PlanError> {
     plan.parallel.check()?;
     check_ranks(plan, target)?;
-    let (expanded, of_experts) = expand_for_rank(graph, &plan.policy, target)?;
-    let (own, mut splits) = tensor::split(expanded, plan, target)?;
-    splits.extend(of_experts);
+    let (own, splits) = part_of_layers(graph, plan, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
@@ -123,9 +121,7 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (expanded, of_experts) = expand_for_rank(graph, &plan.policy, target)?;
-    let (own, mut splits) = tensor::split(without_router_losses(&expanded), plan, target)?;
-    splits.extend(of_experts);
+    let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
@@ -140,6 +136,20 @@ pub fn lower_evaluation(
         lowering.body_of_chunk(Phase::Forward, chunk)?;
     }
     lowering.finish(Mode::Evaluate, precision, Some(training))
+}
+
+/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.
+fn part_of_layers(
+    graph: &Graph,
+    plan: &Plan,
+    target: &Target,
+) -> Result<(Graph, Splits), PlanError> {
+    // As many rows as the formats of the whole model want, whichever part of it a rank has.
+    let align = expert_row_alignment(graph, &plan.policy)?;
+    let (own, mut splits) = tensor::split(graph, plan, target)?;
+    let (own, of_experts) = expand_for_rank(&own, align, target)?;
+    splits.extend(of_experts);
+    Ok((own, splits))
 }
 
 /// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
@@ -273,11 +283,11 @@ impl<'a> Lowering<'a> {
 
     /// What outlives a step and no call makes first.
     fn persistent_values(&mut self, mode: Mode) {
-        match (self.sharing().map(|(_, group)| group.ranks.len()), mode) {
+        match (self.sharing(), mode) {
             (None, _) => self.parameter_values(),
-            (Some(ranks), Mode::Train) => self.sharded_values(ranks),
+            (Some(_), Mode::Train) => self.sharded_values(),
             // It has slices of weights, too.
-            (Some(ranks), Mode::Evaluate) if self.gathers() => self.sharded_values(ranks),
+            (Some(_), Mode::Evaluate) if self.gathers() => self.sharded_values(),
             // It reads the weight copies of the training program, which are made on first use.
             (Some(_), Mode::Evaluate) => {}
         }

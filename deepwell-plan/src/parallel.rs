@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use deepwell_ir::{ProcessGroup, Ranks};
+use deepwell_ir::{ProcessGroup, Ranks, SplitOver};
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
@@ -32,7 +32,9 @@ pub struct Parallel {
     /// `c n + p` of the model.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub chunks: usize,
-    /// Ranks that have some of the experts each, neighbours among the data-parallel ranks.
+    /// Ranks that have some of the experts each: neighbours among all that have tokens of their
+    /// own, which are the tensor-parallel and data-parallel ranks of a stage together. Experts are
+    /// whole on their ranks: what splits attention by its heads splits the tokens of experts.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert: usize,
 }
@@ -71,19 +73,21 @@ impl Parallel {
         self.tensor * self.data * self.pipeline
     }
 
-    /// One rank of the world with its groups, of which none has a single rank; programs for a
-    /// world of one have none.
+    /// One rank of the world with its groups, of which none has a single rank, but for that of the
+    /// same experts where ranks share the optimizer state; programs for a world of one have none.
     pub fn ranks(&self, rank: usize) -> Ranks {
         let Parallel { data, tensor, pipeline, expert, .. } = *self;
         let (at_tensor, at_data) = (self.tensor_place(rank), self.data_place(rank));
         let at_pipeline = self.pipeline_place(rank);
         let among_data = |at: usize| self.rank_at(at_tensor, at, at_pipeline);
-        // The first of the data-parallel ranks that have the experts together.
-        let first = at_data - at_data % expert.max(1);
-        // With one they are the data-parallel ranks, which have a group.
+        // Ranks of this stage by their tokens, and the first of those that share the experts.
+        let among_tokens = |at: usize| (at_pipeline * data * tensor + at) as u32;
+        let at_tokens = self.token_place(rank);
+        let first = at_tokens - at_tokens % expert.max(1);
+        // With one all ranks have them, as they have the rest.
         let same_experts = match expert {
             0 | 1 => Vec::new(),
-            _ => (at_data % expert..data).step_by(expert).map(among_data).collect(),
+            _ => (at_tokens % expert..tensor * data).step_by(expert).map(among_tokens).collect(),
         };
         let of = |name: &str, ranks: Vec<u32>| ProcessGroup { name: name.to_string(), ranks };
         let groups = [
@@ -96,12 +100,22 @@ impl Parallel {
                 ProcessGroup::PIPELINE,
                 (0..pipeline).map(|at| self.rank_at(at_tensor, at_data, at)).collect(),
             ),
-            of(ProcessGroup::EXPERT, (first..first + expert).map(among_data).collect()),
+            of(ProcessGroup::EXPERT, (first..first + expert).map(among_tokens).collect()),
             of(ProcessGroup::EXPERT_DATA, same_experts),
             of(ProcessGroup::EMBEDDING, self.ends_of_pipeline(rank)),
         ];
-        let groups = groups.into_iter().filter(|group| group.ranks.len() > 1).collect();
+        let shares_experts = |group: &ProcessGroup| {
+            let may_be_one = self.shares() && expert > 1;
+            may_be_one && group.name == ProcessGroup::EXPERT_DATA
+        };
+        let is_there = |group: &ProcessGroup| group.ranks.len() > 1 || shares_experts(group);
+        let groups = groups.into_iter().filter(is_there).collect();
         Ranks { rank: rank as u32, world_size: self.world_size() as u32, groups }
+    }
+
+    /// Whether ranks share the optimizer state.
+    pub const fn shares(&self) -> bool {
+        self.zero > 0 && self.data > 1
     }
 
     /// Parts of the model one behind the other: stages, each in so many chunks.
@@ -144,14 +158,30 @@ impl Parallel {
         rank / (self.tensor * self.data)
     }
 
+    /// A rank's place among those of its stage, which have tokens of their own each.
+    pub const fn token_place(&self, rank: usize) -> usize {
+        rank % (self.tensor * self.data)
+    }
+
     /// Which of the experts of each layer a rank has, counted from 0.
     pub const fn expert_place(&self, rank: usize) -> usize {
-        self.data_place(rank) % self.expert
+        self.token_place(rank) % self.expert
     }
 
     /// Which slice a rank has of parameters that ranks have slices of, counted from 0.
-    pub const fn split_place(&self, rank: usize) -> usize {
-        if self.expert > 1 { self.expert_place(rank) } else { self.tensor_place(rank) }
+    pub const fn split_place(&self, rank: usize, over: SplitOver) -> usize {
+        match over {
+            SplitOver::Tensor => self.tensor_place(rank),
+            SplitOver::Expert => self.expert_place(rank),
+        }
+    }
+
+    /// A rank's place among those that have the same parameters and share their optimizer state.
+    pub const fn shard_place(&self, rank: usize, over: SplitOver) -> usize {
+        match over {
+            SplitOver::Tensor => self.data_place(rank),
+            SplitOver::Expert => self.token_place(rank) / self.expert,
+        }
     }
 
     /// Ranks of one class have the same part of the model, and so one program
@@ -214,19 +244,18 @@ impl Parallel {
         }
         if expert > 1 {
             let got = expert.to_string();
-            if !data.is_multiple_of(expert) {
-                let expected = format!("a divisor of the {data} data-parallel ranks");
+            let ranks = tensor * data;
+            if !ranks.is_multiple_of(expert) {
+                let expected = match tensor {
+                    1 => format!("a divisor of the {data} data-parallel ranks"),
+                    _ => format!("a divisor of the {tensor} x {data} = {ranks} ranks of a stage"),
+                };
                 return refuse("expert-parallel ranks", &expected, got);
             }
-            for (with, is_there) in [
-                ("tensor-parallel ranks", tensor > 1),
-                ("pipeline stages", pipeline > 1),
-                ("ranks that share the optimizer state", zero > 0),
-            ] {
-                if is_there {
-                    let expected = format!("1 with {with}, as both together are not there yet");
-                    return refuse("expert-parallel ranks", &expected, got);
-                }
+            if zero > 1 {
+                let expected = "0 or 1 with expert-parallel ranks, as both together are not there \
+                                yet";
+                return refuse("ZeRO stage", expected, zero.to_string());
             }
         }
         Ok(())
@@ -271,9 +300,24 @@ mod tests {
                 assert_eq!(ranks.named(name).unwrap().1.ranks, members, "{rank} {name}");
             }
         };
-        check(0, [0, 0, 0], [&[0, 2, 4, 6], &[0, 1], &[0, 8], &[0, 2], &[0, 4]]);
-        check(5, [1, 2, 0], [&[1, 3, 5, 7], &[4, 5], &[5, 13], &[5, 7], &[1, 5]]);
-        check(15, [1, 3, 1], [&[9, 11, 13, 15], &[14, 15], &[7, 15], &[13, 15], &[11, 15]]);
+        check(0, [0, 0, 0], [&[0, 2, 4, 6], &[0, 1], &[0, 8], &[0, 1], &[0, 2, 4, 6]]);
+        check(5, [1, 2, 0], [&[1, 3, 5, 7], &[4, 5], &[5, 13], &[4, 5], &[1, 3, 5, 7]]);
+        check(15, [1, 3, 1], [&[9, 11, 13, 15], &[14, 15], &[7, 15], &[14, 15], &[9, 11, 13, 15]]);
+        // Over both grids: the experts of a layer are on two tensor-parallel groups.
+        let wide = Parallel { expert: 4, ..parallel };
+        let named = |rank: usize, name: &str| wide.ranks(rank).named(name).unwrap().1.ranks.clone();
+        assert_eq!(named(13, "expert"), [12, 13, 14, 15]);
+        assert_eq!(named(13, "expert_data"), [9, 13]);
+        for over in [SplitOver::Tensor, SplitOver::Expert] {
+            assert_eq!(wide.split_place(13, over), 1);
+        }
+        assert_eq!(
+            [SplitOver::Tensor, SplitOver::Expert].map(|it| wide.shard_place(13, it)),
+            [2, 1]
+        );
+        // Alone with its experts, a rank shares their state with itself.
+        let all = Parallel { expert: 8, zero: 1, ..parallel };
+        assert_eq!(all.ranks(9).named("expert_data").unwrap().1.ranks, [9]);
         let named = |parallel: Parallel| -> Vec<String> {
             parallel.ranks(0).groups.into_iter().map(|group| group.name).collect()
         };
@@ -290,9 +334,11 @@ mod tests {
             (with(4, 4), None),
             (with(4, 0), Some("expert-parallel ranks: expected at least 1, got 0")),
             (with(4, 3), Some("a divisor of the 4 data-parallel ranks, got 3")),
-            (Parallel { tensor: 2, ..with(2, 2) }, Some("1 with tensor-parallel ranks")),
-            (Parallel { pipeline: 2, ..with(2, 2) }, Some("1 with pipeline stages")),
-            (Parallel { zero: 1, ..with(2, 2) }, Some("1 with ranks that share the optimizer")),
+            (Parallel { tensor: 2, ..with(2, 2) }, None),
+            (Parallel { tensor: 2, ..with(1, 2) }, None),
+            (Parallel { tensor: 2, ..with(2, 3) }, Some("a divisor of the 2 x 2 = 4 ranks of a")),
+            (Parallel { pipeline: 2, zero: 1, ..with(2, 2) }, None),
+            (Parallel { zero: 2, ..with(2, 2) }, Some("0 or 1 with expert-parallel ranks")),
             (Parallel { zero: 3, ..with(4, 1) }, None),
             (Parallel { zero: 4, ..with(4, 1) }, Some("ZeRO stage: expected 0, 1: optimizer")),
             (Parallel { zero: 2, tensor: 2, ..with(2, 1) }, Some("0 or 1 with tensor-parallel")),

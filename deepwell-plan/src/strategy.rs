@@ -186,8 +186,8 @@ impl Strategy {
             let expected = "none, selective or full";
             return refuse("recompute", expected, self.recompute.name().to_string());
         }
-        if self.ep > 1 && self.etp != self.tp {
-            let expected = "as many as tensor-parallel ranks: experts are not folded yet";
+        if self.etp > 1 {
+            let expected = "1, as experts are whole on their ranks";
             return refuse("tensor-parallel ranks of an expert", expected, self.etp.to_string());
         }
         let parallel = Parallel {
@@ -275,6 +275,8 @@ mod tests {
         check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));
         let norms = Strategy { recompute: ActivationRecompute::Norms, ..dp };
         check(norms, Err("recompute: expected none, selective or full, got norms"));
-        check(Strategy { tp: 2, ep: 4, ..dp }, Err("experts are not folded yet, got 1"));
+        let folded = Parallel { tensor: 2, expert: 4, ..Parallel::data(4) };
+        check(Strategy { tp: 2, ep: 4, ..dp }, Ok(folded));
+        check(Strategy { tp: 2, ep: 4, etp: 2, ..dp }, Err("experts are whole on their ranks"));
     }
 }

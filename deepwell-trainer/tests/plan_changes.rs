@@ -37,7 +37,8 @@ fn dense() -> Graph {
 }
 
 fn experts() -> Graph {
-    capture(&LlamaConfig::preset("moe-micro").expect("a preset")).expect("a graph")
+    let micro = LlamaConfig::preset("moe-micro").expect("a preset");
+    capture(&LlamaConfig { num_kv_heads: 2, ..micro }).expect("a graph")
 }
 
 fn world(graph: &Graph, parallel: Parallel) -> World {
@@ -162,7 +163,15 @@ fn dense_models_go_from_any_plan_to_any_other_and_back() {
 fn mixtures_go_from_any_plan_to_any_other_and_back() {
     let graph = experts();
     let of = |data, expert| Parallel { expert, ..Parallel::data(data) };
-    for (first, other) in [(of(2, 2), of(1, 1)), (of(4, 2), of(4, 4))] {
+    let mixed = Parallel { tensor: 2, pipeline: 2, zero: 1, ..of(2, 2) };
+    let folded = Parallel { tensor: 2, zero: 1, ..of(2, 4) };
+    for (first, other) in [
+        (of(2, 2), of(1, 1)),
+        (of(4, 2), of(4, 4)),
+        (mixed, of(1, 1)),
+        (of(4, 2), mixed),
+        (folded, mixed),
+    ] {
         check(&graph, first, other);
     }
 }

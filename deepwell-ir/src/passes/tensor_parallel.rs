@@ -20,7 +20,9 @@ use crate::ops::{
     Reduction, Rope, VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelSums,
     VocabSlice,
 };
-use crate::{Dim, Graph, GroupId, IrError, Node, Op, Split, Stage, TensorId, TensorKind};
+use crate::{
+    Dim, Graph, GroupId, IrError, Node, Op, Split, SplitOver, Stage, TensorId, TensorKind,
+};
 
 /// A rank of a tensor-parallel group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +157,7 @@ impl<'a> Splitter<'a> {
             return Err(self.refuse(&node.name, what));
         }
         let TensorRank { place, ranks, .. } = self.rank;
-        let split = dim.map(|dim| Split { dim, place, parts: ranks });
+        let split = dim.map(|dim| Split { dim, place, parts: ranks, over: SplitOver::Tensor });
         let id = self.made[&of_source].0;
         match self.splits.insert(of_source, split) {
             None => {}
@@ -236,8 +238,11 @@ impl<'a> Splitter<'a> {
                 self.replace(node, op, &[x, table], Layout::Rows)
             }
             Op::Linear(linear) => self.linear(node, linear),
-            Op::RmsNorm(_) | Op::LayerNorm(_) => self.norm(node, Layout::Rows),
-            Op::HeadRmsNorm(_) => self.norm(node, Layout::Columns),
+            Op::RmsNorm(_) | Op::LayerNorm(_) => self.beside(node, 1, Layout::Rows),
+            Op::HeadRmsNorm(_) => self.beside(node, 1, Layout::Columns),
+            // A token chooses experts by itself; which rank has those is another grid's matter.
+            Op::RouterLogits(_) | Op::Route(_) => self.beside(node, 1, Layout::Rows),
+            Op::Experts(_) => self.beside(node, 3, Layout::Rows),
             Op::Rope(rope) => {
                 let x = self.input(node, 0, Layout::Columns)?;
                 let op =
@@ -247,10 +252,15 @@ impl<'a> Splitter<'a> {
             Op::Attention(op) => self.attention(node, op),
             Op::Gelu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
             Op::LinearCrossEntropy(_) => self.head(node),
+            Op::RouterLoss(_) => {
+                let what = "the balance of experts is one of all tokens of a micro-batch, of which \
+                            each rank has a part\n\
+                            hint: take 0 for the routers' losses, or data-parallel ranks";
+                Err(self.refuse(&node.name, what))
+            }
             op => {
                 let what = format!(
-                    "op `{}` cannot be split yet\n\
-                     hint: dense models are split; take data-parallel ranks for others",
+                    "op `{}` cannot be split yet\nhint: take data-parallel ranks",
                     op.name()
                 );
                 Err(self.refuse(&node.name, what))
@@ -298,10 +308,12 @@ impl<'a> Splitter<'a> {
         Ok(())
     }
 
-    /// A norm over what a rank has, with parameters that all have.
-    fn norm(&mut self, node: &Node, layout: Layout) -> Result<(), IrError> {
-        let mut inputs = vec![self.input(node, 0, layout)?];
-        for index in 1..node.inputs.len() {
+    /// An op on what a rank has of its first operands, with parameters behind them that all ranks
+    /// have.
+    fn beside(&mut self, node: &Node, operands: usize, layout: Layout) -> Result<(), IrError> {
+        let own = (0..operands).map(|index| self.input(node, index, layout));
+        let mut inputs = own.collect::<Result<Vec<TensorId>, IrError>>()?;
+        for index in operands..node.inputs.len() {
             inputs.push(self.parameter(node, index, None)?);
         }
         self.replace(node, node.op.clone(), &inputs, layout)

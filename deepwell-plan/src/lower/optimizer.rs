@@ -8,7 +8,7 @@ use deepwell_ir::ops::{
 };
 use deepwell_ir::{
     Access, Accumulate, DType, GroupId, MemoryKind, NodeId, Op, Operand, ParameterState, Phase,
-    ProcessGroup, Tag, ValueId,
+    ProcessGroup, SplitOver, Tag, ValueId,
 };
 
 use super::tensor::Parts;
@@ -71,8 +71,10 @@ impl Lowering<'_> {
             !**is_counted && !self.is_copy(&state.name)
         };
         let trained = self.parameters.iter().zip(&self.is_counted).filter(is_trained);
-        let gradients: Vec<(String, ValueId, bool)> = trained
-            .filter_map(|(it, _)| Some((it.name.clone(), it.gradient?, it.split.is_some())))
+        let gradients: Vec<(String, ValueId, Option<SplitOver>)> = trained
+            .filter_map(|(it, _)| {
+                Some((it.name.clone(), it.gradient?, it.split.map(|split| split.over)))
+            })
             .collect();
         let has_slices = [ProcessGroup::TENSOR, ProcessGroup::EXPERT]
             .iter()
@@ -80,7 +82,7 @@ impl Lowering<'_> {
         if has_slices || self.pipeline.is_some() {
             let counted = gradients
                 .into_iter()
-                .map(|(name, gradient, is_split)| (name, self.counted(gradient, is_split)));
+                .map(|(name, gradient, split)| (name, self.counted(gradient, split)));
             let counted = counted.collect();
             let gradients = self.by_chunk(counted);
             return self.norm_of_parts(Parts { gradients, groups: Vec::new() });
@@ -114,29 +116,30 @@ impl Lowering<'_> {
     /// Where ranks share the optimizer state: this rank's slices of the gradients.
     fn sum_over_ranks(&mut self, plan: &Plan) -> Result<Option<Vec<ValueId>>, PlanError> {
         let target = self.target;
-        let Some((group, members)) = target.ranks.named(ProcessGroup::DATA) else {
-            return Ok(None);
+        let named = |name| {
+            let (id, group) = target.ranks.named(name)?;
+            Some((id, group.ranks.len() as u32))
         };
-        let ranks = members.ranks.len() as u32;
+        let of_all: Option<(GroupId, u32)> = named(ProcessGroup::DATA);
+        // Data-parallel or tensor-parallel ranks.
+        let same_experts: Option<(GroupId, u32)> = named(ProcessGroup::EXPERT_DATA);
         let is_shared = self.sharing().is_some();
         let mut buckets = self.buckets(plan.bucket_bytes);
         // Gradients of shards are scattered below.
         buckets.retain(|bucket| !is_shared || self.is_counted[bucket.start]);
-        let of_all = (group, ranks);
-        let same_experts = target.ranks.named(ProcessGroup::EXPERT_DATA);
-        let same_experts = same_experts.map(|(id, group)| (id, group.ranks.len() as u32));
         let of_bucket = |(index, bucket): (usize, Range<usize>)| {
             let summed_over = match self.is_of_expert_rank(bucket.start) {
                 true => same_experts?,
-                false => of_all,
+                false => of_all?,
             };
             let gradients = self.parameters[bucket].iter().filter_map(|state| state.gradient);
             Some((format!("all_reduce.gradients.{index}"), gradients.collect(), summed_over))
         };
         let mut sums: Vec<(String, Vec<ValueId>, (GroupId, u32))> =
             buckets.into_iter().enumerate().filter_map(of_bucket).collect();
-        let loss = self.host.loss;
-        sums.extend(loss.map(|loss| ("all_reduce.loss".to_string(), vec![loss], of_all)));
+        if let (Some(loss), Some(of_all)) = (self.host.loss, of_all) {
+            sums.push(("all_reduce.loss".to_string(), vec![loss], of_all));
+        }
         for (name, tensors, (group, ranks)) in sums {
             let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks, tensors.len());
@@ -144,7 +147,7 @@ impl Lowering<'_> {
             self.optimizer_call(&name, op.into(), tensors, Vec::new())?;
         }
         match is_shared {
-            true => self.scatter_gradients((group, ranks)).map(Some),
+            true => self.scatter_gradients().map(Some),
             false => Ok(None),
         }
     }

@@ -151,8 +151,7 @@ impl Lowering<'_> {
     }
 
     fn gather(&mut self, bucket: usize, phase: Phase) -> Result<(), PlanError> {
-        let Some((group, members)) = self.sharing() else { return Ok(()) };
-        let ranks = members.ranks.len() as u32;
+        let (group, ranks) = self.shared[bucket].group;
         let mut gathered = self.shared[bucket].gathered.clone();
         if phase == Phase::Backward {
             let again = |this: &mut Self, value: &ValueId| {
@@ -188,9 +187,8 @@ impl Lowering<'_> {
 
     /// Scatters the gradients that are whole behind a node.
     pub(super) fn scatter_behind(&mut self, at: usize) -> Result<(), PlanError> {
-        let Some((group, members)) = self.sharing() else { return Ok(()) };
-        let ranks = members.ranks.len() as u32;
         for bucket in self.passing.complete.get(&at).cloned().unwrap_or_default() {
+            let (group, ranks) = self.shared[bucket].group;
             let gradients = self.shared[bucket].gradients.clone();
             let Some(own) = self.shared[bucket].scattered else { continue };
             let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };

@@ -5,6 +5,9 @@
 //! masters are gathered there, for the calls that make the compute copies of the weights. Masters
 //! that calls of other bodies read have a place of their own.
 //!
+//! Ranks that have the same parameters share their state: of experts those with the same ones, of
+//! all else those that split the batch.
+//!
 //! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`].
 //!
 //! A step gives the bits that it gives without shards, for sums over ranks have the same order and
@@ -15,7 +18,8 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
-    DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, TensorId, ValueId,
+    DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, SplitOver, TensorId,
+    ValueId,
 };
 
 use super::Lowering;
@@ -43,8 +47,10 @@ pub(super) struct Bucket {
     pub(super) is_gathered: bool,
     /// Elements of a slice.
     slice: usize,
+    /// The group that shares it.
+    pub(super) group: (GroupId, u32),
     weight_decay: f32,
-    is_split: bool,
+    split: Option<SplitOver>,
     /// Whether another stage of the pipeline counts it.
     is_copy: bool,
 }
@@ -68,8 +74,8 @@ struct Class {
     decays: bool,
     /// Whether other bodies read the master.
     is_resident: bool,
-    /// Whether tensor-parallel ranks have a slice each.
-    is_split: bool,
+    /// Which ranks have a slice each.
+    split: Option<SplitOver>,
     /// Whether another stage of the pipeline counts the parameter.
     is_copy: bool,
     /// Whether its gradient is written beside the loss.
@@ -88,14 +94,22 @@ impl Member {
 
 impl Lowering<'_> {
     /// The group whose ranks share the optimizer state, if any do.
-    pub(super) fn sharing(&self) -> Option<(GroupId, &ProcessGroup)> {
-        let target = self.target;
-        let group = target.ranks.named(ProcessGroup::DATA)?;
-        (self.plan.parallel.zero > 0 && group.1.ranks.len() > 1).then_some(group)
+    pub(super) fn sharing(&self) -> Option<(GroupId, u32)> {
+        self.plan.parallel.shares().then(|| self.sharing_of(None))?
+    }
+
+    /// The group whose ranks share the optimizer state of parameters that are split so.
+    fn sharing_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
+        let name = match split {
+            Some(SplitOver::Expert) => ProcessGroup::EXPERT_DATA,
+            _ => ProcessGroup::DATA,
+        };
+        let (id, group) = self.target.ranks.named(name)?;
+        Some((id, group.ranks.len() as u32))
     }
 
     /// Gradients whole, of masters and moments one slice of each bucket.
-    pub(super) fn sharded_values(&mut self, ranks: usize) {
+    pub(super) fn sharded_values(&mut self) {
         let graph = self.graph;
         let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
         let other_bodies = graph.nodes.iter().filter(|node| node.phase != Phase::Weights);
@@ -132,7 +146,7 @@ impl Lowering<'_> {
             let class = Class {
                 decays: self.decays[index],
                 is_resident: resident.contains(&id) && !self.gathers(),
-                is_split: self.splits.contains_key(&name),
+                split: self.splits.get(&name).map(|split| split.over),
                 is_copy: self.is_copy(&name),
                 is_beside_loss: beside_loss.contains(&gradient),
                 unit: self.scatters().then(|| match layers.get(&id) {
@@ -143,7 +157,7 @@ impl Lowering<'_> {
             members.push(Member { index, id, gradient, name, shape, class });
         }
         for members in buckets_of(&members, self.plan.bucket_bytes) {
-            self.shard(&members, ranks, is_evaluated);
+            self.shard(&members, is_evaluated);
         }
         self.plan_passing();
     }
@@ -172,12 +186,14 @@ impl Lowering<'_> {
         ParameterState { name, master, first_moment, second_moment, gradient, split }
     }
 
-    fn shard(&mut self, members: &[Member], ranks: usize, is_evaluated: bool) {
+    fn shard(&mut self, members: &[Member], is_evaluated: bool) {
         let number = self.shards.len();
+        let Some(group) = self.sharing_of(members[0].class.split) else { return };
+        let ranks = group.1 as usize;
         let elements: usize = members.iter().map(Member::elements).sum();
         let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
         let filling = slice * ranks - elements;
-        let Class { decays, is_resident, is_split, is_copy, is_beside_loss, .. } = members[0].class;
+        let Class { decays, is_resident, split, is_copy, is_beside_loss, .. } = members[0].class;
         let scatters = self.scatters() && !is_beside_loss;
         let is_gathered = self.scatters() && !is_resident;
         let gradients = match (is_evaluated, scatters) {
@@ -217,8 +233,16 @@ impl Lowering<'_> {
             let name = format!("grad.shard.{number}");
             self.add(name, DType::F32, vec![slice], MemoryKind::Gradients)
         });
-        let group = ProcessGroup::DATA.to_string();
-        self.shards.push(Shard { group, master, first_moment, second_moment, parameters: places });
+        let name = self.target.ranks.group(group.0).map(|group| group.name.clone());
+        let of_group = name.unwrap_or_default();
+        let parameters = places;
+        self.shards.push(Shard {
+            group: of_group,
+            master,
+            first_moment,
+            second_moment,
+            parameters,
+        });
         let weight_decay = if decays { self.plan.optimizer.weight_decay } else { 0.0 };
         let parameters = members.iter().map(|member| member.id).collect();
         self.shared.push(Bucket {
@@ -229,8 +253,9 @@ impl Lowering<'_> {
             scattered,
             is_gathered,
             slice,
+            group,
             weight_decay,
-            is_split,
+            split,
             is_copy,
         });
     }
@@ -259,23 +284,20 @@ impl Lowering<'_> {
 
     /// The gradients of buckets of parameters that tensor-parallel ranks have whole.
     pub(super) fn whole_buckets(&self) -> Vec<Vec<ValueId>> {
-        let whole = self.shared.iter().filter(|bucket| !bucket.is_split);
+        let whole = self.shared.iter().filter(|bucket| bucket.split.is_none());
         whole.map(|bucket| bucket.gradients.clone()).collect()
     }
 
     /// Each rank's slice of the gradients, summed over all of them, and their norm.
-    pub(super) fn scatter_gradients(
-        &mut self,
-        (group, ranks): (GroupId, u32),
-    ) -> Result<Vec<ValueId>, PlanError> {
+    pub(super) fn scatter_gradients(&mut self) -> Result<Vec<ValueId>, PlanError> {
         let mut slices = Vec::with_capacity(self.shared.len());
         for index in 0..self.shared.len() {
             if let Some(own) = self.shared[index].scattered {
                 slices.push(own);
                 continue;
             }
-            let (gradients, slice) =
-                (self.shared[index].gradients.clone(), self.shared[index].slice);
+            let Bucket { slice, group: (group, ranks), .. } = self.shared[index];
+            let gradients = self.shared[index].gradients.clone();
             let name = format!("grad.shard.{index}");
             let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
             let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
@@ -286,10 +308,11 @@ impl Lowering<'_> {
             slices.push(own);
         }
         let counted = slices.iter().zip(&self.shared).filter(|(_, bucket)| !bucket.is_copy);
-        let counted: Vec<_> = counted.map(|(&slice, bucket)| (slice, bucket.is_split)).collect();
-        let gradients = counted.into_iter().map(|(slice, is_split)| self.counted(slice, is_split));
+        let counted: Vec<_> = counted.map(|(&slice, bucket)| (slice, bucket.split)).collect();
+        let gradients = counted.into_iter().map(|(slice, split)| self.counted(slice, split));
         let gradients = vec![gradients.collect()];
-        self.norm_of_parts(Parts { gradients, groups: vec![(group, ranks)] })?;
+        let groups = self.sharing().into_iter().collect();
+        self.norm_of_parts(Parts { gradients, groups })?;
         Ok(slices)
     }
 
@@ -312,10 +335,9 @@ impl Lowering<'_> {
 
     /// Gathers the masters where the calls that make weight copies, which follow, read them.
     pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
-        let Some((group, members)) = self.sharing() else { return Ok(()) };
-        let ranks = members.ranks.len() as u32;
         for index in 0..self.shared.len() {
-            let Bucket { gathered, parameters, is_gathered, .. } = &self.shared[index];
+            let Bucket { gathered, parameters, is_gathered, group, .. } = &self.shared[index];
+            let (group, ranks) = *group;
             if *is_gathered {
                 continue;
             }

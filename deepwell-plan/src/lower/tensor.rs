@@ -9,10 +9,9 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, ParameterState, ProcessGroup, Split, Target, TensorRank,
-    ValueId, check_split_blocks, tensor_parallel,
+    DType, Graph, GroupId, MemoryKind, ProcessGroup, Split, SplitOver, Target, TensorRank, ValueId,
+    check_split_blocks, tensor_parallel,
 };
-use deepwell_moe::ExpertRank;
 
 use super::optimizer::{read, update, write};
 use super::{Lowering, expert};
@@ -30,11 +29,11 @@ pub(super) type Splits = HashMap<String, Split>;
 
 /// What this rank has of the graph, and which slices of its parameters.
 pub(super) fn split(
-    graph: Graph,
+    graph: &Graph,
     plan: &Plan,
     target: &Target,
 ) -> Result<(Graph, Splits), PlanError> {
-    let Some(rank) = rank_of(target) else { return Ok((graph, Splits::new())) };
+    let Some(rank) = rank_of(target) else { return Ok((graph.clone(), Splits::new())) };
     let tokens = plan.micro_batch * plan.seq;
     if !tokens.is_multiple_of(rank.ranks) {
         return Err(PlanError::Request {
@@ -43,7 +42,7 @@ pub(super) fn split(
             got: format!("{} x {} = {tokens}", plan.micro_batch, plan.seq),
         });
     }
-    let (own, splits) = tensor_parallel(&graph, rank)?;
+    let (own, splits) = tensor_parallel(graph, rank)?;
     check_split_blocks(&own, &splits, &plan.policy)?;
     let names = own.parameters().map(|(_, tensor)| tensor.name.clone());
     let splits = names.zip(splits).filter_map(|(name, split)| Some((name, split?))).collect();
@@ -58,33 +57,61 @@ pub(super) struct Parts {
 }
 
 impl Lowering<'_> {
-    /// This rank among those that have slices of parameters, if there are any: split by layers'
-    /// columns, or by experts.
-    fn group_of_slices(&self) -> Option<TensorRank> {
-        let of_experts = || {
-            let ExpertRank { group, place, ranks } = expert::rank_of(self.target)?;
-            Some(TensorRank { group, place, ranks })
+    /// The groups whose ranks have other parts of the gradients of a stage. A slice of a parameter
+    /// is on some of them, a parameter that all ranks have on each: see [`Lowering::counts`].
+    fn groups_of_slices(&self) -> Vec<(GroupId, u32)> {
+        let ranks = &self.target.ranks;
+        let names: &[&str] = match (rank_of(self.target), expert::rank_of(self.target)) {
+            // The slices of each are over the data-parallel ranks.
+            _ if self.sharing().is_some() => &[ProcessGroup::TENSOR],
+            (None, _) => &[ProcessGroup::EXPERT],
+            (Some(_), None) => &[ProcessGroup::TENSOR],
+            // Experts may be on ranks of several tensor-parallel groups: these are all.
+            (Some(_), Some(_)) => &[ProcessGroup::TENSOR, ProcessGroup::DATA],
         };
-        rank_of(self.target).or_else(of_experts)
+        let named = names.iter().filter_map(|name| ranks.named(name));
+        named.map(|(id, group)| (id, group.ranks.len() as u32)).collect()
     }
 
-    /// Whether this rank counts a parameter, split or not, in what ranks add up.
-    pub(super) fn counts(&self, is_split: bool) -> bool {
-        is_split || self.group_of_slices().is_none_or(|rank| rank.place == 0)
+    /// Whether this rank counts a parameter in what ranks add up: of those with the same part of
+    /// it, among the groups that exchange, the first does.
+    pub(super) fn counts(&self, split: Option<SplitOver>) -> bool {
+        let (parallel, rank) = (&self.plan.parallel, self.target.ranks.rank as usize);
+        let is_first_slice = parallel.tensor_place(rank) == 0;
+        if self.sharing().is_some() {
+            return split.is_some() || is_first_slice;
+        }
+        let experts_are_apart = expert::rank_of(self.target).is_some();
+        if !experts_are_apart {
+            return split.is_some() || is_first_slice;
+        }
+        match (split, parallel.tensor > 1) {
+            (Some(SplitOver::Expert), true) => parallel.shard_place(rank, SplitOver::Expert) == 0,
+            (Some(SplitOver::Expert), false) => true,
+            (Some(SplitOver::Tensor), _) => parallel.data_place(rank) == 0,
+            (None, true) => parallel.token_place(rank) == 0,
+            (None, false) => parallel.expert_place(rank) == 0,
+        }
     }
 
     /// Sums the gradients of parameters that are whole on each tensor-parallel rank: neighbours in
     /// memory at a time.
     pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
         let Some(TensorRank { group, ranks, .. }) = rank_of(self.target) else { return Ok(()) };
-        let is_whole = |state: &ParameterState| state.gradient.is_some() && state.split.is_none();
-        let runs = match self.sharing() {
-            Some(_) => self.whole_buckets(),
-            None => (self.parameters.chunk_by(|a, b| is_whole(a) == is_whole(b)))
-                .filter(|run| is_whole(&run[0]))
-                .map(|run| run.iter().filter_map(|state| state.gradient).collect())
-                .collect(),
+        let is_shared = self.sharing().is_some();
+        // What is in a bucket of shards is summed with that.
+        let is_whole = |index: usize| {
+            let state = &self.parameters[index];
+            let is_its = state.gradient.is_some() && state.split.is_none();
+            is_its && (!is_shared || self.is_counted[index])
         };
+        let places: Vec<usize> = (0..self.parameters.len()).collect();
+        let runs = places.chunk_by(|&a, &b| is_whole(a) == is_whole(b));
+        let runs = runs.filter(|run| is_whole(run[0])).map(|run| {
+            run.iter().filter_map(|&index| self.parameters[index].gradient).collect::<Vec<_>>()
+        });
+        let buckets = if is_shared { self.whole_buckets() } else { Vec::new() };
+        let runs: Vec<Vec<ValueId>> = buckets.into_iter().chain(runs).collect();
         for (index, gradients) in runs.into_iter().enumerate() {
             let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks as u32, gradients.len());
@@ -104,7 +131,7 @@ impl Lowering<'_> {
     pub(super) fn norm_of_parts(&mut self, parts: Parts) -> Result<(), PlanError> {
         let Parts { mut gradients, mut groups } = parts;
         groups.extend(self.fill_up_for_stages(&mut gradients));
-        groups.extend(self.group_of_slices().map(|rank| (rank.group, rank.ranks as u32)));
+        groups.extend(self.groups_of_slices());
         let mut lists = Vec::with_capacity(gradients.len());
         for (chunk, gradients) in gradients.into_iter().enumerate() {
             let suffix = if chunk == 0 { String::new() } else { format!(".{chunk}") };
@@ -155,8 +182,8 @@ impl Lowering<'_> {
 
     /// A gradient, or where another rank counts it none in its place: of nothing the sum of squares
     /// is zero, and ranks give equally many sums.
-    pub(super) fn counted(&mut self, gradient: ValueId, is_split: bool) -> ValueId {
-        if self.counts(is_split) { gradient } else { self.no_gradient() }
+    pub(super) fn counted(&mut self, gradient: ValueId, split: Option<SplitOver>) -> ValueId {
+        if self.counts(split) { gradient } else { self.no_gradient() }
     }
 
     /// A gradient of no elements, of which there is one.

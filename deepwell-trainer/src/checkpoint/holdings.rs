@@ -12,7 +12,7 @@ use deepwell_plan::Parallel;
 use deepwell_precision::scale_tiles;
 
 use crate::TrainError;
-use crate::engine::{Moment, is_gathered, part};
+use crate::engine::{Moment, is_gathered, part, slice_of};
 use crate::world::Peers;
 
 /// A rectangle of a tensor, and where this rank has its bytes.
@@ -103,9 +103,7 @@ pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Ve
 /// Masters and moments of which this rank has a slice of each bucket.
 fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<Holding>) {
     for shard in &program.shards {
-        let elements = program.value(shard.master).elements();
-        let place = parallel.data_place(rank);
-        let own = place * elements..(place + 1) * elements;
+        let own = slice_of(program, parallel, shard, rank);
         for &(index, offset) in &shard.parameters {
             let state = &program.parameters[index];
             let value = program.value(state.master);

@@ -23,7 +23,7 @@ pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
-pub(crate) use self::shards::{Moment, is_gathered, part};
+pub(crate) use self::shards::{Moment, is_gathered, part, slice_of};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;

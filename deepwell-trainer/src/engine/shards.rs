@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
 use deepwell_ir::{ByteRange, ParameterState, Program, Shard, ValueId};
+use deepwell_plan::Parallel;
 
 use super::Engine;
 use crate::TrainError;
@@ -58,12 +59,25 @@ pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
     !program.value(state.master).memory.is_persistent()
 }
 
+/// Elements of the bucket of a shard that the slice of a rank has: it is of the ranks with the same
+/// experts, or of all that split the batch.
+pub(crate) fn slice_of(
+    program: &Program,
+    parallel: Parallel,
+    shard: &Shard,
+    rank: usize,
+) -> Range<usize> {
+    let first = shard.parameters.first();
+    let split = first.and_then(|(index, _)| program.parameters[*index].split);
+    let place = parallel.shard_place(rank, split.map(|split| split.over).unwrap_or_default());
+    let elements = program.value(shard.master).elements();
+    place * elements..(place + 1) * elements
+}
+
 impl Engine {
     /// Elements of the bucket that the slice of a rank has.
     fn slice(&self, shard: &Shard, rank: usize) -> Range<usize> {
-        let place = self.plan.parallel.data_place(rank);
-        let elements = self.program().value(shard.master).elements();
-        place * elements..(place + 1) * elements
+        slice_of(self.program(), self.plan.parallel, shard, rank)
     }
 
     /// Whether the masters of a shard are whole within a step alone.

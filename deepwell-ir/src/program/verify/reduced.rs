@@ -6,7 +6,8 @@ use std::collections::HashMap;
 
 use crate::ops::{CollectiveKind, Reduction};
 use crate::{
-    Access, Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, ValueId,
+    Access, Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, Split,
+    SplitOver, ValueId,
 };
 
 /// In the body of the optimizer, a sum over the ranks of the data group comes before all else that
@@ -18,10 +19,10 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         return Ok(());
     }
     let ranks = &program.target.ranks;
-    let has_experts = ranks.named(ProcessGroup::EXPERT).is_some();
     let gradients = |of_experts: bool| {
+        let over_experts = |split: Split| split.over == SplitOver::Expert;
         let is_its =
-            move |state: &&ParameterState| (has_experts && state.split.is_some()) == of_experts;
+            move |state: &&ParameterState| state.split.is_some_and(over_experts) == of_experts;
         let of_its = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
         // The others are scattered while they come.
         of_its.filter(|gradient| program.value(*gradient).memory.is_persistent())

@@ -1,0 +1,458 @@
+//! Up to eight ranks train a dense model and a mixture of experts as one rank does: every degree of
+//! parallelism alone, and mixed plans.
+//!
+//! Stages alone add up what one rank does in its order: their losses, norms and masters are its
+//! bits. All other ranks sum in another order, or round partial sums, and their bound is measured
+//! where that arises: in control runs each sum that ranks have made has its last bits flipped at
+//! random. What a run differs from one rank by may be [`FACTOR`] times what the furthest control
+//! differs from the run itself by, for a control is one draw from the same chaos.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use bytemuck::cast_slice_mut;
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{DType, Graph, MemoryKind, ProcessGroup, Split};
+use deepwell_kernels::{Comm, CommError, Exchange, InProcess};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_precision::random::split_mix64;
+use deepwell_probe::{Cpu, Hardware};
+use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
+
+/// How long a rank waits for another; longer than any of these tests takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+const SEQ: usize = 32;
+/// Sequences of a step, each a micro-batch.
+const ROWS: usize = 8;
+const STEPS: usize = 20;
+const CONTROLS: u64 = 3;
+/// Of two draws from one distribution one is seldom four times as far as the furthest of three.
+const FACTOR: f64 = 4.0;
+
+/// Models that eight ranks can split.
+fn model(name: &str) -> Graph {
+    let preset = |name| LlamaConfig::preset(name).unwrap();
+    let (num_layers, num_heads) = (4, 8);
+    let config = match name {
+        "dense" => LlamaConfig {
+            num_layers,
+            num_heads,
+            num_kv_heads: 8,
+            head_dim: 16,
+            intermediate_size: 128,
+            ..preset("llama-micro")
+        },
+        // A table that is both ends of the model.
+        "tied" => LlamaConfig {
+            num_layers,
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 32,
+            intermediate_size: 128,
+            tie_word_embeddings: true,
+            ..preset("llama-micro")
+        },
+        _ => LlamaConfig { num_layers, num_heads: 4, num_kv_heads: 4, ..preset("moe-micro") },
+    };
+    capture(&config).unwrap()
+}
+
+fn hardware() -> Hardware {
+    Hardware::cpu_only(Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30))
+}
+
+fn batch(step: usize) -> (Vec<i32>, Vec<i32>) {
+    let token = |row: usize, at: usize| {
+        ((step * 7919 + row * 104_729 + at * at * 31 + at * 7) % 256) as i32
+    };
+    let inputs = (0..ROWS * SEQ).map(|it| token(it / SEQ, it % SEQ));
+    let targets = (0..ROWS * SEQ).map(|it| token(it / SEQ, it % SEQ + 1));
+    (inputs.collect(), targets.collect())
+}
+
+/// What goes wrong between ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// A control: the last bits of sums are flipped.
+    Flips(u64),
+    /// What a group sums is each rank's own part alone.
+    NoSum(&'static str),
+    /// Gradients that tensor-parallel ranks have parts of are not summed.
+    NoGradientSum,
+    /// What the first rank gives counts for the whole group.
+    NormOfFirst(&'static str),
+    /// Rows and gates stay where they are in place of going to the ranks that have their experts.
+    RowsStay,
+}
+
+struct Faulty {
+    comm: InProcess,
+    fault: Fault,
+}
+
+impl Comm for Faulty {
+    fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    fn exchange(
+        &mut self,
+        exchange: &Exchange,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.comm.exchange(exchange, input, output)?;
+        let (group, kind) = (exchange.group.name.as_str(), &exchange.kind);
+        let place = exchange.group.position_of(self.rank()).unwrap();
+        match (self.fault, kind) {
+            (
+                Fault::Flips(seed),
+                CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllReduce { .. },
+            ) if group != ProcessGroup::PIPELINE => flip(exchange.dtype, seed, output),
+            (Fault::NoSum(name), CollectiveKind::ReduceScatter { .. }) if group == name => {
+                let own = place * output.len();
+                output.copy_from_slice(&input[own..own + output.len()]);
+            }
+            (Fault::NoSum(name), CollectiveKind::AllReduce { .. }) if group == name => {
+                output.copy_from_slice(input);
+            }
+            (Fault::NoGradientSum, CollectiveKind::AllReduce { .. })
+                if group == ProcessGroup::TENSOR =>
+            {
+                output.copy_from_slice(input);
+            }
+            (Fault::NormOfFirst(name), CollectiveKind::AllGather)
+                if group == name && exchange.dtype == DType::U64 =>
+            {
+                let first = output[..input.len()].to_vec();
+                output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(&first));
+            }
+            (Fault::RowsStay, CollectiveKind::AllToAll) if exchange.dtype == DType::F32 => {
+                output.copy_from_slice(input);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.comm.abort(reason);
+    }
+}
+
+/// Flips the last bit of about half of BF16 numbers: a sum of rounded parts is off by about that.
+/// Of F32 numbers the last three bits are drawn anew: a sum of K = 128 terms in another order is
+/// off by about the root of K in units of half the last place. By their contents, so that ranks
+/// with the same numbers keep the same ones.
+fn flip(dtype: DType, seed: u64, output: &mut [u8]) {
+    let (size, mask) = if dtype == DType::Bf16 { (2, 1) } else { (4, 7) };
+    for number in output.chunks_exact_mut(size) {
+        let bits = number.iter().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
+        if bits != 0 {
+            number[0] ^= split_mix64(split_mix64(seed) ^ bits) as u8 & mask;
+        }
+    }
+}
+
+/// Some numbers of a tensor of a parameter: which slice of it the rank has, its shape, and which
+/// elements of that these are.
+struct Part {
+    name: String,
+    split: Option<Split>,
+    shape: Vec<usize>,
+    range: Range<usize>,
+    values: Vec<f32>,
+}
+
+/// What a rank has of all masters, or of all first moments, which after one step are gradients but
+/// for a factor.
+fn parts(engine: &mut Engine, parallel: Parallel, moments: bool) -> Result<Vec<Part>, TrainError> {
+    let program = engine.program().clone();
+    let mut parts = Vec::new();
+    for state in &program.parameters {
+        let id = if moments { state.first_moment } else { Some(state.master) };
+        let Some(id) = id.filter(|&id| program.value(id).memory != MemoryKind::Activations) else {
+            continue;
+        };
+        let value = program.value(id);
+        let mut values = vec![0f32; value.elements()];
+        engine.read_value(id, cast_slice_mut(&mut values))?;
+        let (name, split, shape) = (state.name.clone(), state.split, value.shape.clone());
+        parts.push(Part { name, split, shape, range: 0..values.len(), values });
+    }
+    for shard in &program.shards {
+        let id = if moments { shard.first_moment } else { shard.master };
+        let mut slice = vec![0f32; program.value(id).elements()];
+        engine.read_value(id, cast_slice_mut(&mut slice))?;
+        for &(index, offset) in &shard.parameters {
+            let state = &program.parameters[index];
+            let over = state.split.map(|split| split.over).unwrap_or_default();
+            let begin = parallel.shard_place(engine.rank(), over) * slice.len();
+            let value = program.value(state.master);
+            let from = begin.max(offset);
+            let to = (begin + slice.len()).min(offset + value.elements());
+            if from >= to {
+                continue;
+            }
+            let (name, split, shape) = (state.name.clone(), state.split, value.shape.clone());
+            let values = slice[from - begin..to - begin].to_vec();
+            parts.push(Part { name, split, shape, range: from - offset..to - offset, values });
+        }
+    }
+    Ok(parts)
+}
+
+/// Whole tensors of what ranks have of them, by name.
+fn join(of_ranks: Vec<Vec<Part>>) -> BTreeMap<String, Vec<f32>> {
+    type Slices = BTreeMap<usize, (Option<Split>, Vec<usize>, Vec<f32>)>;
+    let mut slices: BTreeMap<String, Slices> = BTreeMap::new();
+    for Part { name, split, shape, range, values } in of_ranks.into_iter().flatten() {
+        let place = split.map_or(0, |split| split.place);
+        let unknown = || (split, shape.clone(), vec![f32::NAN; shape.iter().product()]);
+        let slice = slices.entry(name).or_default().entry(place).or_insert_with(unknown);
+        slice.2[range].copy_from_slice(&values);
+    }
+    let whole = |slices: Slices| match slices.values().next() {
+        Some((Some(split), shape, _)) => {
+            let mut whole = vec![f32::NAN; split.whole_shape(shape).iter().product()];
+            for (split, shape, values) in slices.values() {
+                split.unwrap().insert(values, shape, &mut whole);
+            }
+            whole
+        }
+        Some((None, _, values)) => values.clone(),
+        None => Vec::new(),
+    };
+    slices.into_iter().map(|(name, slices)| (name, whole(slices))).collect()
+}
+
+/// What a run gave.
+#[derive(Clone, Debug, PartialEq)]
+struct Run {
+    losses: Vec<f32>,
+    norms: Vec<f32>,
+    /// First moments after the first step.
+    gradients: BTreeMap<String, Vec<f32>>,
+    /// After the last step.
+    masters: BTreeMap<String, Vec<f32>>,
+}
+
+fn options(precision: &str, parallel: Parallel) -> CompileOptions {
+    let policy = PrecisionPolicy::preset(precision).unwrap();
+    CompileOptions { micro_batch: Some(1), parallel, ..CompileOptions::new(policy, SEQ, ROWS) }
+}
+
+fn world(graph: &Graph, options: &CompileOptions, fault: Fault) -> World {
+    let ranks = options.parallel.world_size();
+    if ranks == 1 {
+        return World::compile(graph.clone(), hardware(), options).unwrap();
+    }
+    let wrap = |comm| -> Box<dyn Comm> { Box::new(Faulty { comm, fault }) };
+    let comms = InProcess::world(ranks as u32, PATIENCE);
+    World::compile_on(comms, &wrap, graph.clone(), hardware(), options).unwrap()
+}
+
+fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) -> Run {
+    let ends = world(graph, options, fault).on_all(|engine| {
+        engine.initialize(7)?;
+        let (mut outcomes, mut gradients) = (Vec::new(), Vec::new());
+        for step in 0..steps {
+            let (inputs, targets) = batch(step);
+            let outcome = engine.step(&inputs, &targets, 1e-3, 0.5)?;
+            assert!(!outcome.skipped);
+            outcomes.push([outcome.loss, outcome.grad_norm]);
+            if step == 0 {
+                gradients = parts(engine, options.parallel, true)?;
+            }
+        }
+        Ok((outcomes, (gradients, parts(engine, options.parallel, false)?)))
+    });
+    let (outcomes, parts): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+    let (gradients, masters): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let bits = |of: &[[f32; 2]]| of.iter().map(|it| it.map(f32::to_bits)).collect::<Vec<_>>();
+    let are_equal = outcomes.iter().all(|of| bits(of) == bits(&outcomes[0]));
+    let is_sound = matches!(fault, Fault::None | Fault::Flips(_));
+    assert!(are_equal || !is_sound, "{}: ranks saw other losses", options.parallel);
+    Run {
+        losses: outcomes[0].iter().map(|it| it[0]).collect(),
+        norms: outcomes[0].iter().map(|it| it[1]).collect(),
+        gradients: join(gradients),
+        masters: join(masters),
+    }
+}
+
+/// Largest relative difference of two lists.
+fn furthest(a: &[f32], b: &[f32]) -> f64 {
+    let differs = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / f64::from(b.abs());
+    // Not `f64::max`, which leaves what is no number out.
+    a.iter().zip(b).map(differs).fold(0.0, |most, it| if it <= most { most } else { it })
+}
+
+/// Norm of the difference of two tensors over the norm of the second.
+fn relative_norm(a: &[f32], b: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let differences = &mut a.iter().zip(b).map(|(a, b)| f64::from(a - b));
+    norm(differences) / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
+}
+
+/// How far a run is from another, thing by thing.
+fn distances(run: &Run, other: &Run) -> Vec<(String, f64)> {
+    let mut distances = vec![
+        ("losses".to_string(), furthest(&run.losses, &other.losses)),
+        ("norms".to_string(), furthest(&run.norms, &other.norms)),
+    ];
+    for (what, run, other) in
+        [("gradient of ", &run.gradients, &other.gradients), ("", &run.masters, &other.masters)]
+    {
+        assert!(run.keys().eq(other.keys()), "other tensors");
+        let pairs = run.iter().zip(other.values());
+        distances
+            .extend(pairs.map(|((name, a), b)| (format!("{what}{name}"), relative_norm(a, b))));
+    }
+    distances
+}
+
+/// How far ranks may be from one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bound {
+    Bits,
+    Controls,
+}
+
+fn single() -> Parallel {
+    Parallel::default()
+}
+
+fn data(data: usize, zero: u8) -> Parallel {
+    Parallel { zero, ..Parallel::data(data) }
+}
+
+/// Of a run with a fault: what is beyond the bound, with distance and bound.
+fn beyond(
+    graph: &Graph,
+    (precision, parallel): (&str, Parallel),
+    fault: Fault,
+    (steps, alone): (usize, &Run),
+) -> Vec<(String, f64, f64)> {
+    let options = options(precision, parallel);
+    let sound = train(graph, &options, Fault::None, steps);
+    let got = match fault {
+        Fault::None => sound.clone(),
+        fault => train(graph, &options, fault, steps),
+    };
+    let mut bounds = vec![0.0; distances(alone, alone).len()];
+    for seed in 0..CONTROLS {
+        let control = train(graph, &options, Fault::Flips(seed), steps);
+        for (bound, (_, distance)) in bounds.iter_mut().zip(distances(&control, &sound)) {
+            *bound = f64::max(*bound, FACTOR * distance);
+        }
+    }
+    let distances = distances(&got, alone).into_iter().zip(bounds);
+    let distances = distances.map(|((name, distance), bound)| (name, distance, bound));
+    distances.filter(|(_, distance, bound)| distance.is_nan() || distance > bound).collect()
+}
+
+fn check(name: &str, precision: &str, rows: &[(Parallel, Bound)]) {
+    let graph = model(name);
+    let alone = train(&graph, &options(precision, single()), Fault::None, STEPS);
+    let first = train(&graph, &options(precision, single()), Fault::None, 0);
+    let still = alone.masters.iter().find(|(name, values)| first.masters[*name] == **values);
+    assert!(still.is_none(), "{:?} was not trained", still.map(|(name, _)| name));
+    for &(parallel, bound) in rows {
+        let what = format!("{name} in {precision}, {parallel}");
+        assert!(parallel.world_size() <= 8, "{what}");
+        if bound == Bound::Bits {
+            let got = train(&graph, &options(precision, parallel), Fault::None, STEPS);
+            assert_eq!((&got.losses, &got.norms), (&alone.losses, &alone.norms), "{what}");
+            assert!(got == alone, "{what}: gradients or masters");
+            continue;
+        }
+        let beyond = beyond(&graph, (precision, parallel), Fault::None, (STEPS, &alone));
+        assert!(beyond.is_empty(), "{what}: {beyond:?}");
+    }
+}
+
+#[test]
+fn dense_ranks_train_as_one_does() {
+    let stages = |pipeline, chunks| Parallel { pipeline, chunks, ..single() };
+    let tensor = |tensor| Parallel { tensor, ..single() };
+    check(
+        "dense",
+        "bf16",
+        &[
+            (data(8, 0), Bound::Controls),
+            (data(8, 1), Bound::Controls),
+            (data(8, 2), Bound::Controls),
+            (data(8, 3), Bound::Controls),
+            (tensor(8), Bound::Controls),
+            (stages(4, 1), Bound::Bits),
+            (stages(2, 2), Bound::Bits),
+            (Parallel { tensor: 2, pipeline: 2, ..data(2, 1) }, Bound::Controls),
+            (Parallel { pipeline: 2, chunks: 2, ..data(4, 1) }, Bound::Controls),
+        ],
+    );
+    check("tied", "mxfp8", &[(Parallel { tensor: 2, pipeline: 2, ..data(2, 1) }, Bound::Controls)]);
+}
+
+#[test]
+fn mixtures_train_as_one_rank_does() {
+    let with =
+        |data: Parallel, tensor, pipeline, expert| Parallel { tensor, pipeline, expert, ..data };
+    check(
+        "experts",
+        "bf16",
+        &[
+            (with(data(8, 0), 1, 1, 8), Bound::Controls),
+            (with(data(1, 0), 1, 4, 1), Bound::Bits),
+            (with(data(1, 0), 4, 1, 1), Bound::Controls),
+            (with(data(8, 1), 1, 1, 2), Bound::Controls),
+            (with(data(8, 1), 1, 1, 8), Bound::Controls),
+            (with(data(4, 0), 1, 2, 2), Bound::Controls),
+            (with(data(2, 0), 4, 1, 8), Bound::Controls),
+            (with(data(1, 0), 4, 1, 2), Bound::Controls),
+        ],
+    );
+    check(
+        "experts",
+        "mxfp8",
+        &[
+            (with(data(2, 1), 2, 2, 2), Bound::Controls),
+            (Parallel { chunks: 2, ..with(data(2, 1), 2, 2, 4) }, Bound::Controls),
+        ],
+    );
+}
+
+#[test]
+fn planted_faults_are_beyond_the_bound() {
+    let plan = Parallel { tensor: 2, pipeline: 2, expert: 2, ..data(2, 1) };
+    let apart = Parallel { zero: 0, expert: 4, ..plan };
+    let wide = Parallel { expert: 4, ..Parallel { tensor: 2, ..data(4, 0) } };
+    let graph = model("experts");
+    let alone = train(&graph, &options("f32", single()), Fault::None, 2);
+    for (parallel, fault, what) in [
+        (plan, Fault::NoSum(ProcessGroup::EXPERT_DATA), "gradient of model.layers.1.mlp.experts"),
+        (wide, Fault::NoSum(ProcessGroup::EXPERT_DATA), "gradient of model.layers.1.mlp.experts"),
+        (plan, Fault::NoSum(ProcessGroup::DATA), "gradient of lm_head"),
+        (plan, Fault::NoSum(ProcessGroup::TENSOR), "losses"),
+        (plan, Fault::NoGradientSum, "gradient of model.layers.0.mlp.gate"),
+        (plan, Fault::NormOfFirst(ProcessGroup::DATA), "norms"),
+        (plan, Fault::NormOfFirst(ProcessGroup::TENSOR), "norms"),
+        (plan, Fault::NormOfFirst(ProcessGroup::PIPELINE), "norms"),
+        (apart, Fault::NormOfFirst(ProcessGroup::DATA), "norms"),
+        (apart, Fault::NormOfFirst(ProcessGroup::TENSOR), "norms"),
+        (plan, Fault::RowsStay, "losses"),
+    ] {
+        let beyond = beyond(&graph, ("f32", parallel), fault, (2, &alone));
+        assert!(
+            beyond.iter().any(|(name, ..)| name.contains(what)),
+            "{parallel}, {fault:?}: `{what}` not among {beyond:?}"
+        );
+    }
+}
