@@ -95,8 +95,8 @@ fn verdicts_with_their_exit_codes() {
     }
 }
 
-/// Routers of both precisions see the same weights and tokens: a BF16 run in the place of the one in
-/// low precision chooses all alike, one in MXFP8 nearly all.
+/// Routers of both precisions see the same weights and tokens: BF16 in the place of the low
+/// precision chooses all alike, MXFP8 nearly all.
 #[test]
 fn mixtures_say_how_much_of_the_routing_is_alike() {
     for (precision, least, most) in [("bf16", 1.0, 1.0), ("mxfp8", 0.8, 0.9999)] {
