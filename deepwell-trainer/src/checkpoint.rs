@@ -1,6 +1,6 @@
 //! An engine's state into a checkpoint and back.
 //!
-//! What a rank has of the model is a list of [`Holding`]s: rectangles of tensors that have names. A
+//! What a rank has of the model is a list of holdings: rectangles of tensors that have names. A
 //! checkpoint is what all ranks have, each element once, and a rank of any other plan reads the
 //! rectangles that it has.
 
