@@ -217,8 +217,8 @@ impl Writer {
     }
 }
 
-/// Whether shares are written from a copy: the same on all ranks, whatever their shares are, as they
-/// publish at another time then.
+/// Whether shares are written from a copy: the same on all ranks, whatever their shares are, as
+/// they publish at another time then.
 fn is_copied(engine: &Engine, settings: &Settings) -> bool {
     let first_byte = ByteRange { offset: 0, bytes: 1 };
     settings.async_checkpoints || engine.executor.backend().host_view(first_byte).is_none()
