@@ -6,7 +6,7 @@ mod roof;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use deepwell_ir::{Call, Instance, MemoryKind, Program, Target};
+use deepwell_ir::{Call, Instance, MemoryKind, Program, Target, Value};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
@@ -257,19 +257,32 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
             lives[operand.value.index()].get_or_insert((index, index)).1 = index;
         }
     }
+    // With several chunks a slot holds what one of them keeps, which the order of the calls does not
+    // show: all slots are counted whole.
+    let has_chunks = program.bodies.iter().any(|body| body.chunk > 0);
+    let is_in_slots = |value: &Value| value.slot_stride_bytes > 0 && !value.memory.is_persistent();
     let mut activations = vec![0i64; program.calls.len() + 1];
     for (value, life) in program.values.iter().zip(lives) {
+        if has_chunks && is_in_slots(value) {
+            continue;
+        }
         if let (MemoryKind::Activations, Some((first, last))) = (value.memory, life) {
             activations[first] += value.range.bytes as i64;
             activations[last + 1] -= value.range.bytes as i64;
         }
     }
     // What lives from body to body is there once for each further micro-batch in flight.
-    let in_slots = program.values.iter().filter(|value| value.slot_stride_bytes > 0);
-    let of_slot: usize =
-        in_slots.filter(|value| !value.memory.is_persistent()).map(|value| value.range.bytes).sum();
+    let in_slots = || program.values.iter().filter(|value| is_in_slots(value));
+    let slots = program.slots as usize;
+    let in_other_slots = match has_chunks {
+        true => in_slots().map(|value| value.slot_stride_bytes).max().unwrap_or(0) * slots,
+        false => {
+            let of_slot: usize = in_slots().map(|value| value.range.bytes).sum();
+            of_slot * slots.saturating_sub(1)
+        }
+    };
     let mut peak = (0, 0, 0);
-    let mut alive = (of_slot * (program.slots as usize).saturating_sub(1)) as i64;
+    let mut alive = in_other_slots as i64;
     for (index, call) in program.calls.iter().enumerate() {
         alive += activations[index];
         let workspace = call.workspace.bytes as i64;

@@ -120,6 +120,12 @@ fn interleaved_stages_wait_less() {
         run.bubble.unwrap()
     };
     for pipeline in [2, 4] {
+        let parallel = Parallel { chunks: 2, ..stages(pipeline, 1) };
+        for rank in planned(&graph, parallel, None).prediction.ranks {
+            // What is counted by kind is in the arena, and most of it.
+            let sum: u64 = rank.bytes_at_peak.values().sum();
+            assert!(sum <= rank.peak_bytes && sum > rank.peak_bytes / 10 * 8, "{rank:?}");
+        }
         let (whole, in_chunks) = (bubble(pipeline, 1), bubble(pipeline, 2));
         assert!(in_chunks < 0.8 * whole, "{pipeline} stages: {in_chunks} beside {whole}");
     }
