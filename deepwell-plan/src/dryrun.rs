@@ -257,8 +257,8 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
             lives[operand.value.index()].get_or_insert((index, index)).1 = index;
         }
     }
-    // With several chunks a slot holds what one of them keeps, which the order of the calls does not
-    // show: all slots are counted whole.
+    // With several chunks a slot holds what one of them keeps, which the order of the calls does
+    // not show: all slots are counted whole.
     let has_chunks = program.bodies.iter().any(|body| body.chunk > 0);
     let is_in_slots = |value: &Value| value.slot_stride_bytes > 0 && !value.memory.is_persistent();
     let mut activations = vec![0i64; program.calls.len() + 1];
