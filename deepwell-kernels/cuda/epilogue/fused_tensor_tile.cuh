@@ -374,10 +374,11 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
     constexpr int kSubtiles = S::kTileN / kFusedColumns;
     take_tensor_tiles(
         shared, tensor_base, tiles,
-        [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
-            auto release) {
+        [&](const TilePlace& place, uint32 own_row, uint32 address, bool backwards,
+            uint8* staged, auto release) {
             store_fused_tile<S::kTileN, kReleasedSubtiles<S, kSubtiles>>(
-                result, row, column, address, backwards, staged, counters, release);
+                result, place.row + own_row, place.column, address, backwards, staged, counters,
+                release);
         });
 }
 

@@ -145,8 +145,8 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
 template <typename S, int kSubtiles>
 constexpr int kReleasedSubtiles = S::kShares ? 1 : kSubtiles;
 
-// The epilogue warps: `store(row, column, address, backwards, staged, release)` takes the 32 rows
-// of a warp of tile after tile, as store_tensor_tile does.
+// The epilogue warps: `store(tile, own_row, address, backwards, staged, release)` takes the 32 rows
+// of a warp of tile after tile, those from row `own_row` of the tile on, as store_tensor_tile does.
 template <typename S, typename Tiles, typename Store>
 __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared,
                                                   uint32 tensor_base, Tiles tiles, Store store) {
@@ -156,13 +156,13 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
     uint8* staged = shared.staged + quarter * (32 * 128);
     sm100::PipelineState<sm100::kAccumulators> state;
     sm100::PipelineState<S::kEmptyBarriers> empties;
-    for (TilePlace place; tiles.next(place);) {
+    for (typename Tiles::Tile tile; tiles.next(tile);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         sm100::wait<S>(shared.accumulator_full + state.index, state.phase);
         tcgen05_fence_after_barrier();
         const uint32 address = tensor_base + lanes + state.index * S::kAccumulatorStride;
         const bool backwards = S::kShares && state.index == 0;
-        store(place.row + own_row, place.column, address, backwards, staged, [&] {
+        store(tile, own_row, address, backwards, staged, [&] {
             tcgen05_fence_before_barrier();
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
@@ -182,9 +182,10 @@ __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& share
                                                    const TileResult<Element>& result) {
     constexpr int kSubtiles = S::kTileN * sizeof(Element) / 128;
     take_tensor_tiles(shared, tensor_base, tiles,
-                      [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
-                          auto release) {
+                      [&](const TilePlace& place, uint32 own_row, uint32 address, bool backwards,
+                          uint8* staged, auto release) {
                           store_tensor_tile<S::kTileN, kReleasedSubtiles<S, kSubtiles>>(
-                              result, row, column, address, backwards, staged, release);
+                              result, place.row + own_row, place.column, address, backwards,
+                              staged, release);
                       });
 }

@@ -83,7 +83,8 @@ __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint3
     constexpr uint32 kInstruction =
         tcgen05_bf16_instruction(S::kTileM, S::kTileN, S::kAKMajor, S::kBKMajor);
     const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
-    multiply(shared, tensor_base, tiles, k_blocks, [&](uint32 target, int32 k_block, uint32 stage) {
+    multiply(shared, tensor_base, tiles, k_blocks,
+             [&](uint32 target, const TilePlace&, int32 k_block, uint32 stage) {
         const uint32 a = operands + stage * S::kOperandBytes;
         const uint32 b = a + S::kABytes;
 #pragma unroll

@@ -88,6 +88,17 @@ __device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Op
                   });
 }
 
+// The scales of a stage, from shared memory at `source` on, to tensor memory.
+template <typename S>
+__device__ __forceinline__ void scales_to_tensor_memory(uint32 target, uint32 source) {
+#pragma unroll
+    for (int i = 0; i < S::kScaleTiles; ++i) {
+        // redundant leading offset of tcgen05.cp: rows of 16 bytes have nothing beside them
+        tcgen05_copy_to_all_warps<S::kCtas>(target + i * kScaleTileColumns,
+                                            tcgen05_scale_tile(source + i * kScaleTileBytes));
+    }
+}
+
 // The MMAs, by one thread (of the first CTA of a pair). Scales come after the accumulators in
 // tensor memory.
 template <typename S, typename Tiles>
@@ -97,14 +108,9 @@ __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint
     const uint32 b_scales = a_scales + kScaleTileColumns;
     const uint32 data = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     const uint32 scales = static_cast<uint32>(__cvta_generic_to_shared(shared.side));
-    multiply(shared, tensor_base, tiles, k_blocks, [&](uint32 target, int32 k_block, uint32 stage) {
-#pragma unroll
-        for (int i = 0; i < S::kScaleTiles; ++i) {
-            const uint32 source = scales + stage * S::kSideBytes + i * kScaleTileBytes;
-            // redundant leading offset of tcgen05.cp: rows of 16 bytes have nothing beside them
-            tcgen05_copy_to_all_warps<S::kCtas>(a_scales + i * kScaleTileColumns,
-                                                  tcgen05_scale_tile(source));
-        }
+    multiply(shared, tensor_base, tiles, k_blocks,
+             [&](uint32 target, const TilePlace&, int32 k_block, uint32 stage) {
+        scales_to_tensor_memory<S>(a_scales, scales + stage * S::kSideBytes);
         const uint32 a_data = data + stage * S::kOperandBytes;
         const uint32 b_data = a_data + S::kABytes;
 #pragma unroll

@@ -282,16 +282,36 @@ __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, ui
     }
 }
 
-// One thread of each CTA: `copy(place, k_block, stage, barrier)` starts the copies of a K-block
+// The K-blocks of a tile, one at least.
+struct KBlocks {
+    int32 first;
+    int32 end;
+};
+
+// All tiles have the same.
+__device__ __forceinline__ KBlocks k_blocks_of(int32 k_blocks, const TilePlace&) {
+    return KBlocks{0, k_blocks};
+}
+
+// Each tile has its own.
+struct OfTile {};
+
+template <typename Tile>
+__device__ __forceinline__ KBlocks k_blocks_of(OfTile, const Tile& tile) {
+    return tile.k_blocks();
+}
+
+// One thread of each CTA: `copy(tile, k_block, stage, barrier)` starts the copies of a K-block
 // to a stage.
-template <typename S, typename Tiles, typename Copy>
-__device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 k_blocks,
+template <typename S, typename Tiles, typename Count, typename Copy>
+__device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, Count k_blocks,
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
     PipelineState<S::kStages> state;
     // redundant release of mbarrier.arrive: in the first CTA it is the one that waits for it
-    for (TilePlace place; tiles.next(place);) {
-        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
+    for (typename Tiles::Tile tile; tiles.next(tile);) {
+        const KBlocks blocks = k_blocks_of(k_blocks, tile);
+        for (int32 k_block = blocks.first; k_block < blocks.end; ++k_block) {
             wait<S>(shared.empty + state.index, state.phase ^ 1);
             uint64* full = shared.full + state.index;
             uint32 barrier = mbarrier_address(full);
@@ -303,7 +323,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
                 // redundant release of mbarrier.arrive: it hands on nothing of this thread
                 mbarrier_expect(full, S::kCtas * (S::kOperandBytes + S::kSideBytes));
             }
-            copy(place, k_block, state.index, barrier);
+            copy(tile, k_block, state.index, barrier);
             state.advance();
         }
     }
@@ -329,28 +349,29 @@ __device__ __forceinline__ void commit(uint64* barrier, uint32 ctas) {
     }
 }
 
-// One thread (of the first CTA of a pair): `mma(target, k_block, stage)` issues the MMAs of a
+// One thread (of the first CTA of a pair): `mma(target, tile, k_block, stage)` issues the MMAs of a
 // K-block, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
 // of tensor memory. A tile waits until the one before the last is read or, where accumulators share
 // columns, until those of the last one are.
-template <typename S, typename Tiles, typename Mma>
+template <typename S, typename Tiles, typename Count, typename Mma>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
-                                         int32 k_blocks, Mma mma) {
+                                         Count k_blocks, Mma mma) {
     constexpr uint32 kPair = kRanks<S::kCtas, 1>;
     constexpr uint32 kAll = kRanks<S::kClusterCtas, 1>;
     PipelineState<S::kStages> state;
     PipelineState<kAccumulators> accumulators;
     PipelineState<S::kEmptyBarriers> empties;
     // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first CTA asks
-    for (TilePlace place; tiles.next(place);) {
+    for (typename Tiles::Tile tile; tiles.next(tile);) {
+        const KBlocks blocks = k_blocks_of(k_blocks, tile);
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         wait<S>(shared.accumulator_empty + empties.index, empties.phase ^ 1);
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
-        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
+        for (int32 k_block = blocks.first; k_block < blocks.end; ++k_block) {
             // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
             wait<S>(shared.full + state.index, state.phase);
-            mma(target, k_block, state.index);
+            mma(target, tile, k_block, state.index);
             commit<S>(shared.empty + state.index, kAll);
             state.advance();
         }

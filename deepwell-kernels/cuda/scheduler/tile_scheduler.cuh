@@ -32,6 +32,8 @@ struct TileGrid {
 // The static persistent tile scheduler: every so many-th tile, by the grid alone.
 template <typename S>
 struct TileScheduler {
+    using Tile = TilePlace;
+
     TileGrid<S> grid;
     uint32 cluster = blockIdx.x / S::kClusterCtas;
 

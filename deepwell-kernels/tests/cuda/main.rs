@@ -119,6 +119,8 @@ mod router_loss;
 mod selection_bias;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm100_grouped_gemm.rs"]
+mod sm100_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]
 mod sm100_mxfp8_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]

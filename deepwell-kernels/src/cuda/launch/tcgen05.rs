@@ -199,8 +199,19 @@ impl TileShape {
         results: ResultCost,
         target: &Target,
     ) -> TileSelection {
+        TileShape::select_by(shapes, |_| sizes, results, target)
+    }
+
+    /// The same where how much a GEMM computes depends on the tile.
+    pub(crate) fn select_by(
+        shapes: Vec<TileShape>,
+        sizes: impl Fn(TileShape) -> GemmSizes,
+        results: ResultCost,
+        target: &Target,
+    ) -> TileSelection {
         let sm_count = target.workers as u64;
         let rank = |shape: TileShape| {
+            let sizes = sizes(shape);
             let computed =
                 shape.clusters(sizes) * shape.cluster_extents().iter().product::<usize>();
             (Cost::new(shape, sizes, results, sm_count).cycles, computed, shape)
@@ -234,11 +245,24 @@ impl TileShape {
         request: &KernelRequest<'_>,
         target: &Target,
     ) -> f64 {
-        let tile = TileShape::select(shapes.clone(), sizes, results, target).tile;
+        TileShape::predicted_by(shapes, |_| sizes, results, request, target)
+    }
+
+    /// The same for [`TileShape::select_by`].
+    pub(crate) fn predicted_by(
+        shapes: Vec<TileShape>,
+        sizes: impl Fn(TileShape) -> GemmSizes,
+        results: ResultCost,
+        request: &KernelRequest<'_>,
+        target: &Target,
+    ) -> f64 {
+        let tile = TileShape::select_by(shapes.clone(), &sizes, results, target).tile;
         let costs = shapes.into_iter().filter(|shape| shape.tile() == tile);
         let rates = Rates::of(target);
         let seconds = costs
-            .map(|shape| Cost::new(shape, sizes, results, target.workers as u64).predicted_s())
+            .map(|shape| {
+                Cost::new(shape, sizes(shape), results, target.workers as u64).predicted_s()
+            })
             .fold(0.0, f64::max);
         rates.roofline_s(request, 1.0).max(seconds + rates.launch_s())
     }
@@ -263,10 +287,9 @@ impl TileShape {
     }
 
     /// CTAs of the grid.
-    fn grid(self, sizes: GemmSizes, sm_count: u32) -> u32 {
+    fn grid(self, clusters: usize, sm_count: u32) -> u32 {
         let at_once = self.clusters_at_once(sm_count as usize);
-        let clusters = self.clusters(sizes).min(at_once);
-        (clusters * self.cluster_ctas()) as u32
+        (clusters.min(at_once) * self.cluster_ctas()) as u32
     }
 
     /// The launch of a kernel of this shape.
@@ -277,9 +300,20 @@ impl TileShape {
         sm_count: u32,
         arguments: Vec<Argument>,
     ) -> Step {
+        self.launch_clusters(function, self.clusters(sizes), sm_count, arguments)
+    }
+
+    /// The launch for so many clusters of tiles, or as many as there may be.
+    pub(crate) fn launch_clusters(
+        self,
+        function: Function,
+        clusters: usize,
+        sm_count: u32,
+        arguments: Vec<Argument>,
+    ) -> Step {
         Step::Launch(Launch {
             function,
-            grid: [self.grid(sizes, sm_count), 1, 1],
+            grid: [self.grid(clusters, sm_count), 1, 1],
             block: [THREADS, 1, 1],
             cluster: [self.cluster_ctas() as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
@@ -413,8 +447,12 @@ mod tests {
             assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
             assert_eq!(shape.name(), name);
             let (large, small) = (sizes((1000, 1000, 64)), sizes((1, 1, 64)));
-            assert_eq!(shape.grid(large, 4), grid, "{shape:?}");
-            assert_eq!(shape.grid(small, 4), shape.cluster_ctas() as u32, "{shape:?}");
+            assert_eq!(shape.grid(shape.clusters(large), 4), grid, "{shape:?}");
+            assert_eq!(
+                shape.grid(shape.clusters(small), 4),
+                shape.cluster_ctas() as u32,
+                "{shape:?}"
+            );
         }
     }
 

@@ -5,6 +5,7 @@ mod bf16_grouped_gemm;
 pub mod cpu;
 mod mxfp8_grouped_gemm;
 pub mod oracle;
+mod sm100_grouped_gemm;
 mod sm90_grouped_gemm;
 mod sm90_grouped_gemm_bf16;
 
@@ -25,6 +26,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cuda: &[
         bf16_grouped_gemm::SPECS,
         mxfp8_grouped_gemm::SPECS,
+        sm100_grouped_gemm::SPECS,
         sm90_grouped_gemm::SPECS,
         sm90_grouped_gemm_bf16::SPECS,
     ],

@@ -1,7 +1,7 @@
 //! `mxfp8_grouped_gemm.cu`: the GEMMs of groups against f64 sums of what their operands stand for.
 
 use deepwell_ir::ops::{GroupedRows, ScaledGroupedGemm};
-use deepwell_ir::{DType, GemmKind};
+use deepwell_ir::{DType, GemmKind, Tile};
 use deepwell_kernels::ops::grouped_gemm::oracle;
 use deepwell_precision::{Granularity, QuantFormat, scale_tiles};
 
@@ -70,19 +70,22 @@ fn share(contraction: usize, kind: MxKind) -> f64 {
     }
 }
 
-struct Case<'a> {
-    groups: &'a [usize],
+pub(crate) struct Case<'a> {
+    pub(crate) groups: &'a [usize],
     /// Rows that no group has.
-    behind: usize,
+    pub(crate) behind: usize,
     /// Outputs and inputs of the layer.
-    sizes: [usize; 2],
-    spec: QuantFormat,
-    kind: MxKind,
+    pub(crate) sizes: [usize; 2],
+    pub(crate) spec: QuantFormat,
+    pub(crate) kind: MxKind,
+    pub(crate) kernel: &'static str,
+    pub(crate) tile: Option<Tile>,
 }
 
 impl Case<'_> {
-    fn check(&self, gpu: &mut Gpu) {
-        let Case { groups, behind, sizes: [n, k], spec, kind } = *self;
+    pub(crate) fn check(&self, gpu: &mut Gpu) {
+        let Case { groups, behind, sizes: [n, k], spec, kind, kernel, tile } = *self;
+        let kernel = Some(kernel);
         let by_rows = spec.with_shape(deepwell_precision::BlockShape::Row);
         let offsets = offsets_of(groups);
         let end = *offsets.last().expect("a group") as usize;
@@ -120,7 +123,7 @@ impl Case<'_> {
             );
             let inputs = [a.data, a.scales, data, scales, places.clone()];
             let out = HostTensor::output(DType::Bf16, &[rows, columns]);
-            let options = RunOptions { kernel: Some(KERNEL), ..RunOptions::default() };
+            let options = RunOptions { kernel, tile, ..RunOptions::default() };
             let got = gpu.run_with(op(kind_of_gemm), &inputs, &[out], options)[0].to_f64();
             assert_close_to_magnitudes(
                 &name(kind_of_gemm.name()),
@@ -147,7 +150,7 @@ impl Case<'_> {
                 let there = before.to_f64();
                 expected.iter_mut().zip(there).for_each(|(sum, there)| *sum += there);
             }
-            let options = RunOptions { accumulate, kernel: Some(KERNEL), ..RunOptions::default() };
+            let options = RunOptions { accumulate, kernel, tile, ..RunOptions::default() };
             let got =
                 gpu.run_with(op(GemmKind::Wgrad), &inputs, std::slice::from_ref(&before), options);
             let got = got[0].to_f64();
@@ -164,38 +167,54 @@ impl Case<'_> {
     }
 }
 
-fn check_hard(gpu: &mut Gpu) {
+/// Outputs and inputs for [`check_hard`]; each is a contraction, too.
+const SIZES: [[usize; 2]; 4] = [[40, 96], [32, 48], [33, 40], [36, 160]];
+
+pub(crate) fn check_hard(
+    gpu: &mut Gpu,
+    kernel: &'static str,
+    tile: Option<Tile>,
+    all_sizes: [[usize; 2]; 4],
+    behind_min: usize,
+) {
     let (spec, kind) = (QuantFormat::MXFP8, MxKind::Even);
     for (index, &groups) in GROUPS.iter().enumerate() {
-        let sizes = [[40, 96], [32, 48], [33, 40]][index % 3];
-        Case { groups, behind: [0, 32, 160][index % 3], sizes, spec, kind }.check(gpu);
+        let sizes = all_sizes[index % 3];
+        let behind = [0, 32, 160][index % 3].max(behind_min);
+        Case { groups, behind, sizes, spec, kind, kernel, tile }.check(gpu);
     }
     for kind in [MxKind::Spread, MxKind::Exact] {
-        Case { groups: &[32, 0, 96], behind: 32, sizes: [36, 160], spec, kind }.check(gpu);
+        let (groups, sizes) = (&[32, 0, 96], all_sizes[3]);
+        Case { groups, behind: 32, sizes, spec, kind, kernel, tile }.check(gpu);
     }
     let wide = spec.square().with_granularity(Granularity::G128);
-    Case { groups: &[128, 0, 256], behind: 128, sizes: [48, 128], spec: wide, kind }.check(gpu);
+    let (groups, sizes) = (&[128, 0, 256], [48, 128]);
+    Case { groups, behind: 128, sizes, spec: wide, kind, kernel, tile }.check(gpu);
 }
 
 trial!(gemms_of_any_groups);
 fn gemms_of_any_groups() {
     let mut gpu = Gpu::open();
-    check_hard(&mut gpu);
+    check_hard(&mut gpu, KERNEL, None, SIZES, 0);
+    let (kernel, tile) = (KERNEL, None);
     if gpu.runs(1, 0) {
         let groups = &[288, 0, 1024, 32, 128];
         for kind in [MxKind::Even, MxKind::Spread] {
             let spec = QuantFormat::MXFP8;
-            Case { groups, behind: 320, sizes: [392, 1056], spec, kind }.check(&mut gpu);
+            let sizes = [392, 1056];
+            Case { groups, behind: 320, sizes, spec, kind, kernel, tile }.check(&mut gpu);
         }
     }
 }
 
 emulated! {
     mxfp8_grouped_gemm on Sm90a: |gpu| {
-        check_hard(gpu);
+        let (kernel, tile) = (KERNEL, None);
+        check_hard(gpu, kernel, tile, SIZES, 0);
         for sizes in [[136, 544], [40, 264]] {
             let (spec, kind) = (QuantFormat::MXFP8, MxKind::Even);
-            Case { groups: &[160, 0, 480], behind: 32, sizes, spec, kind }.check(gpu);
+            let groups = &[160, 0, 480];
+            Case { groups, behind: 32, sizes, spec, kind, kernel, tile }.check(gpu);
         }
     }
 }
