@@ -229,14 +229,6 @@ impl Parallel {
                 return refuse(what, "at least 1", degree.to_string());
             }
         }
-        for (with, is_there) in
-            [("tensor-parallel ranks", tensor > 1), ("pipeline stages", pipeline > 1)]
-        {
-            if zero > 1 && is_there {
-                let expected = format!("0 or 1 with {with}, as both together are not there yet");
-                return refuse("ZeRO stage", &expected, zero.to_string());
-            }
-        }
         if chunks > 1 && pipeline == 1 {
             let expected = "1 where there is one stage: an interleaved schedule fills the time in \
                             which stages wait for each other";
@@ -251,11 +243,6 @@ impl Parallel {
                     _ => format!("a divisor of the {tensor} x {data} = {ranks} ranks of a stage"),
                 };
                 return refuse("expert-parallel ranks", &expected, got);
-            }
-            if zero > 1 {
-                let expected = "0 or 1 with expert-parallel ranks, as both together are not there \
-                                yet";
-                return refuse("ZeRO stage", expected, zero.to_string());
             }
         }
         Ok(())
@@ -338,11 +325,9 @@ mod tests {
             (Parallel { tensor: 2, ..with(1, 2) }, None),
             (Parallel { tensor: 2, ..with(2, 3) }, Some("a divisor of the 2 x 2 = 4 ranks of a")),
             (Parallel { pipeline: 2, zero: 1, ..with(2, 2) }, None),
-            (Parallel { zero: 2, ..with(2, 2) }, Some("0 or 1 with expert-parallel ranks")),
             (Parallel { zero: 3, ..with(4, 1) }, None),
             (Parallel { zero: 4, ..with(4, 1) }, Some("ZeRO stage: expected 0, 1: optimizer")),
-            (Parallel { zero: 2, tensor: 2, ..with(2, 1) }, Some("0 or 1 with tensor-parallel")),
-            (Parallel { zero: 3, pipeline: 2, ..with(2, 1) }, Some("0 or 1 with pipeline stages")),
+            (Parallel { zero: 3, tensor: 2, pipeline: 2, ..with(2, 2) }, None),
         ] {
             let error = parallel.check().err().map(|error| error.to_string());
             let is_expected = match (&error, expected) {

@@ -185,7 +185,7 @@ pub struct Degrees {
     /// balanced by FLOPs]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub pp_layers: Option<Vec<usize>>,
-    /// Ranks of a stage that have some of the experts each: with --zero 1, --tp and --pp as well
+    /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
     #[arg(long, value_name = "RANKS")]
     pub ep: Option<usize>,
 }

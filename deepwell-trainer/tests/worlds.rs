@@ -394,11 +394,12 @@ fn dense_ranks_train_as_one_does() {
             (tensor(8), Bound::Controls),
             (stages(4, 1), Bound::Bits),
             (stages(2, 2), Bound::Bits),
-            (Parallel { tensor: 2, pipeline: 2, ..data(2, 1) }, Bound::Controls),
-            (Parallel { pipeline: 2, chunks: 2, ..data(4, 1) }, Bound::Controls),
+            (Parallel { tensor: 2, ..data(4, 3) }, Bound::Controls),
+            (Parallel { pipeline: 2, chunks: 2, ..data(4, 2) }, Bound::Controls),
         ],
     );
-    check("tied", "mxfp8", &[(Parallel { tensor: 2, pipeline: 2, ..data(2, 1) }, Bound::Controls)]);
+    let mixed = |zero| Parallel { tensor: 2, pipeline: 2, ..data(2, zero) };
+    check("tied", "mxfp8", &[(mixed(1), Bound::Controls), (mixed(3), Bound::Controls)]);
 }
 
 #[test]
@@ -424,7 +425,8 @@ fn mixtures_train_as_one_rank_does() {
         "mxfp8",
         &[
             (with(data(2, 1), 2, 2, 2), Bound::Controls),
-            (Parallel { chunks: 2, ..with(data(2, 1), 2, 2, 4) }, Bound::Controls),
+            (Parallel { chunks: 2, ..with(data(2, 2), 2, 2, 4) }, Bound::Controls),
+            (with(data(2, 3), 2, 2, 2), Bound::Controls),
         ],
     );
 }

@@ -107,6 +107,11 @@ impl Lowering<'_> {
         self.pipeline.is_some_and(|pipeline| pipeline.is_copy(parameter))
     }
 
+    /// Whether another stage of the pipeline has the parameter as well.
+    pub(super) fn is_shared(&self, parameter: &str) -> bool {
+        self.pipeline.is_some_and(|pipeline| pipeline.is_shared(parameter))
+    }
+
     /// Sums gradients of parameters that two stages have.
     pub(super) fn sum_shared_gradients(&mut self) -> Result<(), PlanError> {
         let Some(pipeline) = self.pipeline else { return Ok(()) };

@@ -78,8 +78,9 @@ struct Class {
     split: Option<SplitOver>,
     /// Whether another stage of the pipeline counts the parameter.
     is_copy: bool,
-    /// Whether its gradient is written beside the loss.
-    is_beside_loss: bool,
+    /// Whether its gradient stays whole until the update: it is written beside the loss, or summed
+    /// up with that of another stage.
+    stays_whole: bool,
     /// What comes and goes together: a layer, or a parameter that has none.
     unit: Option<(Option<u32>, usize)>,
 }
@@ -148,7 +149,7 @@ impl Lowering<'_> {
                 is_resident: resident.contains(&id) && !self.gathers(),
                 split: self.splits.get(&name).map(|split| split.over),
                 is_copy: self.is_copy(&name),
-                is_beside_loss: beside_loss.contains(&gradient),
+                stays_whole: beside_loss.contains(&gradient) || self.is_shared(&name),
                 unit: self.scatters().then(|| match layers.get(&id) {
                     Some(&layer) => (Some(layer), 0),
                     None => (None, index),
@@ -193,8 +194,8 @@ impl Lowering<'_> {
         let elements: usize = members.iter().map(Member::elements).sum();
         let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
         let filling = slice * ranks - elements;
-        let Class { decays, is_resident, split, is_copy, is_beside_loss, .. } = members[0].class;
-        let scatters = self.scatters() && !is_beside_loss;
+        let Class { decays, is_resident, split, is_copy, stays_whole, .. } = members[0].class;
+        let scatters = self.scatters() && !stays_whole;
         let is_gathered = self.scatters() && !is_resident;
         let gradients = match (is_evaluated, scatters) {
             (true, _) => Vec::new(),
@@ -282,10 +283,15 @@ impl Lowering<'_> {
         column
     }
 
-    /// The gradients of buckets of parameters that tensor-parallel ranks have whole.
+    /// The gradients of buckets of parameters that tensor-parallel ranks have whole: this rank's
+    /// slices, where they are scattered while they come.
     pub(super) fn whole_buckets(&self) -> Vec<Vec<ValueId>> {
         let whole = self.shared.iter().filter(|bucket| bucket.split.is_none());
-        whole.map(|bucket| bucket.gradients.clone()).collect()
+        let own = |bucket: &Bucket| match bucket.scattered {
+            Some(slice) => vec![slice],
+            None => bucket.gradients.clone(),
+        };
+        whole.map(own).collect()
     }
 
     /// Each rank's slice of the gradients, summed over all of them, and their norm.

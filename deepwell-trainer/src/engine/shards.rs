@@ -158,20 +158,20 @@ impl Engine {
             .iter()
             .position(|state| state.master == id && is_gathered(program, state));
         if let Some(parameter) = gathered {
-            let expected = program.value(id).range.bytes;
+            let state = &program.parameters[parameter];
+            let expected = program.whole_shape(state).iter().product::<usize>() * size_of::<f32>();
             if whole.len() != expected {
                 return Err(TrainError::Setting {
                     setting: "weights",
-                    expected: format!(
-                        "{expected} bytes of `{}`",
-                        program.parameters[parameter].name
-                    ),
+                    expected: format!("{expected} bytes of `{}`", state.name),
                     got: whole.len().to_string(),
                     hint: None,
                 });
             }
             let whole: Vec<f32> = pod_collect_to_vec(whole);
-            return self.write_slice(parameter, &|shard| shard.master, &whole);
+            let own = state.split.map(|split| split.extract(&whole, &program.value(id).shape));
+            let own = own.unwrap_or(whole);
+            return self.write_slice(parameter, &|shard| shard.master, &own);
         }
         let is_of = |state: &&ParameterState| {
             [Some(state.master), state.first_moment, state.second_moment].contains(&Some(id))

@@ -30,10 +30,11 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     if let Some((group, members)) = ranks.named(ProcessGroup::DATA) {
         check_group(program, group, members, gradients(false).chain(own_loss(program)).collect())?;
         refuse_sums(program, (group, members), gradients(true).collect())?;
-        check_scattered(program, group, members)?;
+        check_scattered(program, (group, members), false)?;
     }
     if let Some((group, members)) = ranks.named(ProcessGroup::EXPERT_DATA) {
         check_group(program, group, members, gradients(true).collect())?;
+        check_scattered(program, (group, members), true)?;
     }
     let Some((group, members)) = program.target.ranks.named(ProcessGroup::TENSOR) else {
         return Ok(());
@@ -44,18 +45,35 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     let split = split.into_iter().filter_map(|state| state.gradient);
     refuse_sums(program, (group, members), split.collect())?;
     let whole = whole.into_iter().filter_map(|state| state.gradient);
+    let whole = whole.filter_map(|gradient| in_optimizer(program, gradient));
     check_group(program, group, members, whole.collect())
+}
+
+/// What the optimizer has of a gradient: of one that is scattered while it comes the slice, which a
+/// check of its own wants.
+fn in_optimizer(program: &Program, gradient: ValueId) -> Option<ValueId> {
+    if program.value(gradient).memory.is_persistent() {
+        return Some(gradient);
+    }
+    let scatters = |call: &&Call| {
+        let is_it = matches!(&call.op, Op::Collective(op) if op.reduction().is_some());
+        is_it && call.inputs().iter().any(|input| input.value == gradient)
+    };
+    let scatter = program.calls.iter().find(scatters)?;
+    Some(scatter.outputs().first()?.value)
 }
 
 /// Gradients that live within the backward are scattered there, once each, behind all that writes
 /// them; nothing else reads them.
 fn check_scattered(
     program: &Program,
-    group: GroupId,
-    members: &ProcessGroup,
+    (group, members): (GroupId, &ProcessGroup),
+    of_experts: bool,
 ) -> Result<(), String> {
     let is_transient = |value: &ValueId| !program.value(*value).memory.is_persistent();
-    let gradients = program.parameters.iter().filter_map(|state| state.gradient);
+    let over_experts = |split: Split| split.over == SplitOver::Expert;
+    let is_its = |state: &&ParameterState| state.split.is_some_and(over_experts) == of_experts;
+    let gradients = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
     let mut scattered: HashMap<ValueId, bool> =
         gradients.filter(is_transient).map(|value| (value, false)).collect();
     let calls = program.calls.iter().filter(|_| !scattered.is_empty()).collect::<Vec<_>>();
