@@ -2,7 +2,9 @@
 
 use deepwell_ir::capture::{
     CaptureNotes, HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType, YarnScaling,
+    capture,
 };
+use deepwell_ir::{Op, differentiate};
 use serde_json::{Value, json};
 
 /// The keys and values of the config.json of TinyLlama/TinyLlama-1.1B-Chat-v1.0.
@@ -154,6 +156,7 @@ fn defaults_are_those_of_transformers() {
         latent: None,
         experts: None,
         packing: None,
+        padding_row: None,
         tie_word_embeddings: false,
         max_position_embeddings: 2048,
         initializer_range: 0.02,
@@ -197,6 +200,24 @@ fn old_and_new_spellings_mean_the_same() {
 }
 
 #[test]
+fn the_padding_token_has_a_row_that_lookups_do_not_train() {
+    for (value, expected) in [(json!(null), None), (json!(0), Some(0)), (json!(-1), Some(96))] {
+        let (config, _) = read(json!({"pad_token_id": value}));
+        assert_eq!(config.padding_row, expected, "{value}");
+        let read_back = LlamaConfig::from_json(&config.to_json().to_string(), "back").unwrap().0;
+        assert_eq!(read_back, config, "{value}");
+        let graph = capture(&config).unwrap();
+        let graph = differentiate(&graph).unwrap();
+        let paddings = graph.nodes.iter().filter_map(|node| match &node.op {
+            Op::Embedding(op) => Some(op.padding),
+            Op::EmbeddingBackward(op) => Some(op.padding),
+            _ => None,
+        });
+        assert_eq!(paddings.collect::<Vec<_>>(), [expected; 2], "{value}");
+    }
+}
+
+#[test]
 fn harmless_keys_are_listed_and_others_remarked() {
     let (_, notes) = read(json!({
         "_name_or_path": "x", "use_cache": true, "bos_token_id": 1, "attention_dropout": 0,
@@ -213,11 +234,7 @@ fn harmless_keys_are_listed_and_others_remarked() {
         "use_cache",
     ];
     assert_eq!(notes.without_effect, expected);
-    assert_eq!(
-        notes.remarks,
-        ["`pad_token_id` is 0: transformers gives that row of the table no gradient; here it \
-          trains like any other, which differs only if the text holds that token"]
-    );
+    assert_eq!(notes.remarks, [""; 0]);
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16});
     let (_, notes) = read(json!({"rope_scaling": yarn}));
     assert_eq!(notes.remarks.len(), 1);
@@ -303,6 +320,16 @@ fn bad_values_are_refused_in_these_words() {
         (
             json!({"rope_theta": 1}),
             "c: key `rope_theta`: expected a number greater than 1, got `1`",
+        ),
+        (
+            json!({"pad_token_id": 97}),
+            "c: key `pad_token_id`: expected a token below `vocab_size` (97), got `97`\n\
+             hint: PyTorch refuses such a table; remove the key if no token is padding",
+        ),
+        (
+            json!({"pad_token_id": -98}),
+            "c: key `pad_token_id`: expected a token below `vocab_size` (97), got `-98`\n\
+             hint: PyTorch refuses such a table; remove the key if no token is padding",
         ),
         (json!({"mlp_bias": 1}), "c: key `mlp_bias`: expected `true` or `false`, got `1`"),
         (

@@ -44,7 +44,7 @@ fn gpt(layers: u32) -> Result<Graph, IrError> {
     let init = Init::Normal { std: 0.02 };
     let table = b.parameter("table", Shape::new([96, WIDTH]), init, Role::Embedding);
     let head = b.parameter("head", Shape::new([96, WIDTH]), init, Role::Head);
-    let mut x = b.op("embed", ops::Embedding {}, &[tokens, table])?[0];
+    let mut x = b.op("embed", ops::Embedding::default(), &[tokens, table])?[0];
     for layer in 0..layers {
         b.scope(Tag::Mlp, Some(layer));
         let name = |part: &str| format!("layers.{layer}.{part}");

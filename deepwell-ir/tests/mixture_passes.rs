@@ -50,7 +50,7 @@ fn the_router_has_a_gradient() {
     let tokens = b.input("tokens", Shape(vec![Dim::TOKENS]), DType::I32);
     let normal = Init::Normal { std: 0.02 };
     let table = b.parameter("table", Shape::new([96usize, 32]), normal, Role::Embedding);
-    let x = b.op("embed", ops::Embedding {}, &[tokens, table]).unwrap()[0];
+    let x = b.op("embed", ops::Embedding::default(), &[tokens, table]).unwrap()[0];
     b.scope(Tag::Router, Some(0));
     let weight = b.parameter("router", Shape::new([8usize, 32]), normal, Role::Router);
     let logits = b.op("logits", ops::Linear { bias: false }, &[x, weight]).unwrap()[0];

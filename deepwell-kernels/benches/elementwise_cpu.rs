@@ -206,7 +206,7 @@ fn positions_and_tokens(filter: Option<&str>) {
     });
     let bytes = n * 2 + VOCABULARY * HIDDEN * 4;
     report(filter, "embedding_backward bf16", bytes, || {
-        embedding_backward(&tokens, &x, VOCABULARY, HIDDEN, &mut dtable, false)
+        embedding_backward(&tokens, &x, VOCABULARY, HIDDEN, None, &mut dtable, false)
             .expect("tokens in range");
     });
 }

@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::embedding::{check_padding, padding_text};
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
@@ -42,6 +43,11 @@ impl VocabSlice {
         format!("rows={}..{} of {}", self.first, self.first + self.rows, self.vocab)
     }
 
+    fn text_with(&self, padding: Option<usize>) -> String {
+        let parts = [self.text(), padding_text(padding)];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
     /// Wants operand `index` to have this slice's rows.
     fn check(&self, check: &Check<'_>, index: usize) -> Result<(), OpError> {
         let got = check.rank(index, 2)?[0];
@@ -58,6 +64,9 @@ impl VocabSlice {
 pub struct VocabParallelEmbedding {
     /// The rows of the table.
     pub slice: VocabSlice,
+    /// A row of the whole table that gets no gradient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<usize>,
 }
 
 impl OpRule for VocabParallelEmbedding {
@@ -66,7 +75,7 @@ impl OpRule for VocabParallelEmbedding {
     }
 
     fn attributes(&self) -> String {
-        self.slice.text()
+        self.slice.text_with(self.padding)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
@@ -75,6 +84,7 @@ impl OpRule for VocabParallelEmbedding {
         let dtype = check.same_float(&[1])?;
         let tokens = check.rank(0, 1)?[0];
         self.slice.check(&check, 1)?;
+        check_padding(&check, self.padding, Some(self.slice.vocab))?;
         let width = check.rank(1, 2)?[1];
         Ok(vec![OutputType::activation("", Shape(vec![tokens, width]), dtype)])
     }
@@ -86,7 +96,7 @@ impl OpRule for VocabParallelEmbedding {
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let dtable = context.parameter_gradient(node.inputs[1]);
-        let op = VocabParallelEmbeddingBackward { slice: self.slice };
+        let op = VocabParallelEmbeddingBackward { slice: self.slice, padding: self.padding };
         context.emit(op, "", &[node.inputs[0], dout], &[dtable])
     }
 }
@@ -97,6 +107,9 @@ impl OpRule for VocabParallelEmbedding {
 pub struct VocabParallelEmbeddingBackward {
     /// The rows of the table.
     pub slice: VocabSlice,
+    /// A row of the whole table that gets no gradient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<usize>,
 }
 
 impl OpRule for VocabParallelEmbeddingBackward {
@@ -105,7 +118,7 @@ impl OpRule for VocabParallelEmbeddingBackward {
     }
 
     fn attributes(&self) -> String {
-        self.slice.text()
+        self.slice.text_with(self.padding)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {

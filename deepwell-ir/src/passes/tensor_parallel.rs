@@ -229,7 +229,7 @@ impl<'a> Splitter<'a> {
 
     fn node(&mut self, node: &Node) -> Result<(), IrError> {
         match &node.op {
-            Op::Embedding(_) => self.embedding(node),
+            Op::Embedding(op) => self.embedding(node, op),
             Op::AddPositions(_) => {
                 let x = self.input(node, 0, Layout::Rows)?;
                 let table = self.parameter(node, 1, None)?;
@@ -275,11 +275,11 @@ impl<'a> Splitter<'a> {
         Ok(VocabSlice { first: self.rank.place * rows, rows, vocab })
     }
 
-    fn embedding(&mut self, node: &Node) -> Result<(), IrError> {
+    fn embedding(&mut self, node: &Node, op: &crate::ops::Embedding) -> Result<(), IrError> {
         let slice = self.vocab_slice(node)?;
         let tokens = self.input(node, 0, Layout::Whole)?;
         let table = self.parameter(node, 1, Some(0))?;
-        let op = VocabParallelEmbedding { slice };
+        let op = VocabParallelEmbedding { slice, padding: op.padding };
         let partial = self.push(node, &node.name, op, &[tokens, table])?;
         let rows = self.scatter(node, partial)?;
         self.made.insert(node.outputs[0], (rows, Layout::Rows));

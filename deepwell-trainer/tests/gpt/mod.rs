@@ -37,7 +37,7 @@ pub(crate) fn gpt() -> Result<Graph, IrError> {
     let scale = b.loss_scale();
     let sizes = Shape::new([VOCABULARY, WIDTH]);
     let table = b.parameter("table", sizes.clone(), INIT, Role::Embedding);
-    let mut x = b.op("embed", ops::Embedding {}, &[tokens, table])?[0];
+    let mut x = b.op("embed", ops::Embedding::default(), &[tokens, table])?[0];
     for layer in 0..2 {
         b.scope(Tag::Mlp, Some(layer));
         let name = |part: &str| format!("layers.{layer}.{part}");

@@ -18,7 +18,7 @@ pub fn capture_gpt2(config: &Gpt2Config) -> Result<Graph, CaptureError> {
     let mut model = Blocks::new("gpt2", config.parameters());
     model.graph.scope(Tag::Embed, None);
     let table = model.parameter(R::TokenEmbedding, None);
-    let x = model.op("wte", ops::Embedding {}, &[model.tokens, table])?;
+    let x = model.op("wte", ops::Embedding::default(), &[model.tokens, table])?;
     let positions = model.parameter(R::PositionEmbedding, None);
     let mut x = model.op("wpe", ops::AddPositions {}, &[x, positions])?;
     for layer in 0..config.num_layers as u32 {

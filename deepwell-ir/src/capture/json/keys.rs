@@ -8,7 +8,7 @@ use super::known_keys::{RESTRICTED, WITHOUT_EFFECT};
 use crate::capture::CaptureError;
 
 /// A value as JSON, short enough for a message.
-pub(in crate::capture) fn shown(value: &Value) -> String {
+fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
     let text = match value {
         Value::String(text) => text.clone(),

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::check::LAYERS_MAX;
-use crate::capture::json::{Keys, parse_object, read_text, shown};
+use crate::capture::json::{Keys, parse_object, read_text};
 use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
 
 /// Activation of the gated feed-forward block.
@@ -101,6 +101,9 @@ pub struct LlamaConfig {
     pub experts: Option<ExpertsConfig>,
     /// How the weight files are packed (`quantization_config`), if they are.
     pub packing: Option<WeightPacking>,
+    /// The row of the token table that looking it up does not train (`pad_token_id`), as in
+    /// transformers; as the output head a tied table trains all rows.
+    pub padding_row: Option<usize>,
     /// Whether the token table is also the output head (`tie_word_embeddings`).
     pub tie_word_embeddings: bool,
     /// Longest sequence that the model is made for (`max_position_embeddings`), tokens.
@@ -136,13 +139,6 @@ impl LlamaConfig {
         let mut keys = Keys::new(place, "", &object);
         let family = ModelFamily::read(&mut keys)?;
         let config = Self::from_keys(&mut keys, family, place, &mut notes)?;
-        if let Some(value) = keys.get("pad_token_id") {
-            notes.remarks.push(format!(
-                "`pad_token_id` is {}: transformers gives that row of the table no gradient; here \
-                 it trains like any other, which differs only if the text holds that token",
-                shown(value)
-            ));
-        }
         if let Some(value) = keys.get("auto_map").filter(|map| !family.knows_code(map)) {
             let hint = "the model brings code of its own, which may compute anything; if it is a \
                         plain model of its type, remove the key";
@@ -253,6 +249,7 @@ impl LlamaConfig {
             latent,
             experts: ExpertsConfig::read(keys, family, intermediate_size, num_layers)?,
             packing: WeightPacking::read(keys, place, family, notes)?,
+            padding_row: read_padding_row(keys, vocab_size)?,
             tie_word_embeddings: keys.boolean("tie_word_embeddings")?.unwrap_or(false),
             max_position_embeddings,
             initializer_range: keys.number("initializer_range", 0.0, false)?.unwrap_or(0.02),
@@ -271,6 +268,21 @@ impl LlamaConfig {
     /// Multiplies sine and cosine of the rotation; 1 unless RoPE is scaled by yarn.
     pub fn attention_factor(&self) -> f32 {
         self.rope.attention_factor()
+    }
+}
+
+/// `pad_token_id`; from the end of the table where it is negative, as PyTorch counts.
+fn read_padding_row(keys: &mut Keys<'_>, vocab_size: usize) -> Result<Option<usize>, CaptureError> {
+    let Some(value) = keys.get("pad_token_id") else { return Ok(None) };
+    let rows = vocab_size as i64;
+    match value.as_i64() {
+        Some(row) if (0..rows).contains(&row) => Ok(Some(row as usize)),
+        Some(row) if (-rows..0).contains(&row) => Ok(Some((rows + row) as usize)),
+        _ => {
+            let expected = format!("a token below `vocab_size` ({vocab_size})");
+            let hint = "PyTorch refuses such a table; remove the key if no token is padding";
+            Err(keys.wrong("pad_token_id", &expected, value, hint))
+        }
     }
 }
 

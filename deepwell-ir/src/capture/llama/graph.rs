@@ -40,8 +40,8 @@ fn build(config: &LlamaConfig, seq_len: usize) -> Result<Graph, CaptureError> {
     let mut model = LlamaBuilder::new(config, seq_len);
     model.blocks.graph.scope(Tag::Embed, None);
     let table = model.blocks.parameter(R::TokenEmbedding, None);
-    let mut x =
-        model.blocks.op("embed_tokens", ops::Embedding {}, &[model.blocks.tokens, table])?;
+    let embedding = ops::Embedding { padding: config.padding_row };
+    let mut x = model.blocks.op("embed_tokens", embedding, &[model.blocks.tokens, table])?;
     for layer in 0..config.num_layers as u32 {
         x = model.attention_block(layer, x)?;
         x = model.mlp_block(layer, x)?;

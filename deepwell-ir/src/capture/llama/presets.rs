@@ -247,6 +247,7 @@ fn plain_llama(
         latent: None,
         experts: None,
         packing: None,
+        padding_row: None,
         tie_word_embeddings: false,
         max_position_embeddings: 2048,
         initializer_range: 0.02,

@@ -35,6 +35,9 @@ impl LlamaConfig {
                 object.insert(key.to_string(), value);
             }
         }
+        if let Some(row) = self.padding_row {
+            object.insert("pad_token_id".to_string(), json!(row));
+        }
         if let Some(latent) = &self.latent {
             latent.write(self.head_dim, &mut object);
         }

@@ -117,9 +117,9 @@ impl Lowering<'_> {
             Kind::Input(name) | Kind::Buffer(name) => self.input(id, name),
             Kind::Parameter(name) => self.stray_parameter(id, &name),
             Kind::Positions { table } => self.table(&table),
-            Kind::Embedding { table } => {
+            Kind::Embedding { table, padding } => {
                 let inputs = vec![Source::Tokens, self.table(&table)];
-                self.node("", &path, ops::Embedding {}, inputs)
+                self.node("", &path, ops::Embedding { padding }, inputs)
             }
             Kind::AddPositions { x, table } => {
                 let inputs = vec![self.whole_source(x), self.table(&table)];

@@ -116,8 +116,11 @@ impl Call<'_> {
             }
             ids => {
                 let id = exprs.base_of(ids)?;
+                // PyTorch has made it count from the first row; -1 is none.
+                let padding = int(self.node, &["padding_idx"]);
+                let padding = padding.and_then(|row| usize::try_from(row).ok());
                 matches!(exprs.kind(id), Kind::Tokens)
-                    .then(|| self.result(exprs, Kind::Embedding { table }))
+                    .then(|| self.result(exprs, Kind::Embedding { table, padding }))
             }
         }
     }

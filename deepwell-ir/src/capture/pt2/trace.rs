@@ -99,21 +99,8 @@ impl Trace {
         if tracer.drops {
             remarks.push("the model was exported for training: dropout is left out".to_string());
         }
-        remarks.extend(exported.nodes.iter().filter_map(padding_remark));
         Ok(Trace { exprs: tracer.exprs, outputs, remarks })
     }
-}
-
-/// What differs where an embedding has a row that PyTorch does not train.
-fn padding_remark(node: &AtenNode) -> Option<String> {
-    let row = int(node, &["padding_idx"]).filter(|&row| row >= 0)?;
-    (bare_name(&node.target) == "embedding").then(|| {
-        format!(
-            "`{}`: `padding_idx` is {row}: PyTorch gives that row of the table no gradient; here \
-             it trains like any other, which differs only if the text holds that token",
-            node.path
-        )
-    })
 }
 
 /// The first input that looks like token ids, and its sizes.

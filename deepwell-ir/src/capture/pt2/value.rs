@@ -46,6 +46,7 @@ pub(super) enum Kind {
     Buffer(String),
     Embedding {
         table: String,
+        padding: Option<usize>,
     },
     /// Rows of a table by position.
     Positions {

@@ -169,7 +169,7 @@ mod tests {
             for_thread_counts(|| {
                 let mut dtable = if accumulate { before.clone() } else { poisoned(before.len()) };
                 add_positions_backward(&x, first, seq, hidden, &mut dtable, accumulate);
-                let mut expected = oracle::backward(&tokens, &to_f64(&x), positions, hidden);
+                let mut expected = oracle::backward(&tokens, &to_f64(&x), positions, hidden, None);
                 if accumulate {
                     expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
                 }

@@ -71,7 +71,8 @@ pub fn embedding_forward<E: Element>(
 }
 
 /// `dtable[v] = sum of dout[t] over the tokens t equal to v`, added to what `dtable`
-/// `[vocabulary, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`.
+/// `[vocabulary, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Row
+/// `padding` gets nothing.
 ///
 /// Each row is summed in `f32` in the order of the tokens, whatever the number of threads: they
 /// share the rows of the table, and each looks through all tokens for its own.
@@ -88,6 +89,7 @@ pub fn embedding_backward<E: Element>(
     dout: &[E],
     vocabulary: usize,
     hidden: usize,
+    padding: Option<usize>,
     dtable: &mut [f32],
     accumulate: bool,
 ) -> Result<(), TokenOutOfRange> {
@@ -113,7 +115,7 @@ pub fn embedding_backward<E: Element>(
                 }
                 for (&token, dout) in tokens.iter().zip(dout.chunks_exact(hidden)) {
                     let row = token as usize;
-                    if rows.contains(&row) {
+                    if rows.contains(&row) && Some(row) != padding {
                         let target = &mut dtable[(row - first) * hidden..][..hidden];
                         for (sum, &term) in target.iter_mut().zip(dout) {
                             *sum += term.to_f32();
@@ -138,7 +140,9 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, Ke
     })
 }
 
-pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::EmbeddingBackward(op) = op else { return Err(operands.unknown_kernel()) };
+    let padding = op.padding;
     let &[vocab, width] = operands.shape(2) else { return Err(operands.unexpected(2, "a matrix")) };
     let accumulate = operands.adds();
     let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
@@ -150,6 +154,7 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
                 dout.of(arena),
                 vocab,
                 width,
+                padding,
                 dtable.of(arena),
                 accumulate,
             )
@@ -181,13 +186,16 @@ mod tests {
             assert_close("out", &out, &expected, 0.0, 0.0);
             out
         });
-        for accumulate in [false, true] {
+        let last = vocabulary.checked_sub(1);
+        for (accumulate, padding) in [(false, None), (true, None), (false, last), (true, last)] {
             for_thread_counts(|| {
                 let mut dtable =
                     if accumulate { before.clone() } else { poisoned(vocabulary * hidden) };
-                embedding_backward(&tokens, &dout, vocabulary, hidden, &mut dtable, accumulate)
+                let target = &mut dtable;
+                embedding_backward(&tokens, &dout, vocabulary, hidden, padding, target, accumulate)
                     .unwrap();
-                let mut expected = oracle::backward(&tokens, &to_f64(&dout), vocabulary, hidden);
+                let dout = to_f64(&dout);
+                let mut expected = oracle::backward(&tokens, &dout, vocabulary, hidden, padding);
                 if accumulate {
                     expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
                 }
@@ -228,7 +236,8 @@ mod tests {
             let mut out = [7.0; 6];
             assert_eq!(embedding_forward(&tokens, &table, 3, 2, &mut out), Err(expected));
             assert_eq!(out, [7.0; 6]);
-            assert_eq!(embedding_backward(&tokens, &dout, 3, 2, &mut out, false), Err(expected));
+            let got = embedding_backward(&tokens, &dout, 3, 2, None, &mut out, false);
+            assert_eq!(got, Err(expected));
             assert_eq!(out, [7.0; 6]);
         }
         let message = check_tokens(&[0, 3], 3).unwrap_err().to_string();

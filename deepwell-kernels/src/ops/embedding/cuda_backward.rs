@@ -125,6 +125,18 @@ impl Cut {
     }
 }
 
+/// The row of the table, or of a rank's slice of it, that gets nothing; -1 where there is none.
+fn padding_of(op: &Op) -> i32 {
+    let row = match op {
+        Op::EmbeddingBackward(op) => op.padding,
+        Op::VocabParallelEmbeddingBackward(op) => {
+            op.padding.and_then(|row| op.slice.row_of(i32::try_from(row).ok()?))
+        }
+        _ => None,
+    };
+    row.map_or(-1, |row| row as i32)
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (tokens, dout, dtable) = (call.input(0), call.input(1), call.output(0));
     let cut = Cut::new(tokens.elements(), dtable.shape[0], dtable.shape[1]);
@@ -154,6 +166,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(cut.tokens as u32),
         Argument::U32(cut.vocab as u32),
         Argument::U32(rows_per_cta as u32),
+        Argument::I32(padding_of(&call.call.op)),
     ];
     let sizes = [Argument::U32(cut.vocab as u32), Argument::U32(cut.columns as u32)];
     let slices = Argument::U32(cut.slices as u32);

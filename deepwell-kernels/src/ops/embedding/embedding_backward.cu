@@ -14,7 +14,7 @@
 //         their number only.
 //
 // The order of all additions is that of the sorted positions and of nothing else. A token that is
-// not in the table is in no chunk.
+// not in the table is in no chunk, nor is `padding`, whose row gets nothing (-1: no such row).
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -48,10 +48,11 @@ __device__ __forceinline__ uint32 lanes_below() {
     return (1u << (threadIdx.x % 32)) - 1u;
 }
 
-// The token at `position`; one that is in no table past `end`.
+// The token at `position`; one that is in no table past `end`, and for `padding`.
 __device__ __forceinline__ int32 token_at(const int32* __restrict__ tokens, uint64 position,
-                                          uint64 end) {
-    return position < end ? tokens[position] : -1;
+                                          uint64 end, int32 padding) {
+    const int32 token = position < end ? tokens[position] : -1;
+    return token == padding ? -1 : token;
 }
 
 // sorted [positions]: the positions of row 0, then those of row 1 and so on, each in order.
@@ -59,7 +60,7 @@ __device__ __forceinline__ int32 token_at(const int32* __restrict__ tokens, uint
 extern "C" __global__ void __launch_bounds__(kSortThreads)
     embedding_backward_sort(const int32* __restrict__ tokens, uint32* __restrict__ sorted,
                             uint32* __restrict__ firsts, uint32 positions, uint32 vocab,
-                            uint32 rows_per_block) {
+                            uint32 rows_per_block, int32 padding) {
     // Of each warp and row: its tokens, then where the next one goes.
     __shared__ uint32 places[kSortWarps][kRowsMax];
     __shared__ uint32 below_of_warps[kSortWarps];
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
         int32 ids[kSortInFlight];
 #pragma unroll
         for (int k = 0; k < kSortInFlight; ++k) {
-            ids[k] = token_at(tokens, start + k * 32 + lane, end);
+            ids[k] = token_at(tokens, start + k * 32 + lane, end, padding);
         }
 #pragma unroll
         for (int k = 0; k < kSortInFlight; ++k) {
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
         int32 ids[kSortInFlight];
 #pragma unroll
         for (int k = 0; k < kSortInFlight; ++k) {
-            ids[k] = token_at(tokens, start + k * 32 + lane, end);
+            ids[k] = token_at(tokens, start + k * 32 + lane, end, padding);
         }
 #pragma unroll
         for (int k = 0; k < kSortInFlight; ++k) {

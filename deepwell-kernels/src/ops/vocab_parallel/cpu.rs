@@ -48,7 +48,8 @@ pub fn embedding_forward<E: Element>(
 }
 
 /// `dtable[v] = sum of dout[t] over tokens[t] = first + v`, added to what `dtable`
-/// `[slice.rows, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`.
+/// `[slice.rows, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Token
+/// `padding` adds nothing.
 ///
 /// Each row is summed in `f32` in the order of the tokens, as on one rank.
 ///
@@ -64,6 +65,7 @@ pub fn embedding_backward<E: Element>(
     dout: &[E],
     slice: &VocabSlice,
     hidden: usize,
+    padding: Option<usize>,
     dtable: &mut [f32],
     accumulate: bool,
 ) -> Result<(), TokenOutOfRange> {
@@ -75,7 +77,7 @@ pub fn embedding_backward<E: Element>(
     }
     let mut tokens_of_row: Vec<Vec<usize>> = vec![Vec::new(); slice.rows];
     for (index, &token) in tokens.iter().enumerate() {
-        if let Some(row) = slice.row_of(token) {
+        if let Some(row) = slice.row_of(token).filter(|_| Some(token as usize) != padding) {
             tokens_of_row[row].push(index);
         }
     }
@@ -115,14 +117,15 @@ pub(super) fn prepare_embedding_backward(
     op: &Op,
 ) -> Result<Run, KernelError> {
     let &[_, width] = operands.shape(2) else { return Err(operands.unexpected(2, "a matrix")) };
-    let slice = slice_of(operands, op)?;
+    let Op::VocabParallelEmbeddingBackward(op) = op else { return Err(operands.unknown_kernel()) };
+    let (slice, padding) = (op.slice, op.padding);
     let accumulate = operands.adds();
     let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
     by_float!(operands, 1, E => {
         let dout = operands.input::<E>(1)?;
         Ok(Box::new(move |arena| {
             let (tokens, dout, dtable) = (tokens.of(arena), dout.of(arena), dtable.of(arena));
-            embedding_backward(tokens, dout, &slice, width, dtable, accumulate)
+            embedding_backward(tokens, dout, &slice, width, padding, dtable, accumulate)
                 .map_err(|error| error.to_string())
         }))
     })
@@ -144,10 +147,12 @@ mod tests {
         let before: Vec<f32> = random.normals(vocab * hidden);
         let mut expected = poisoned::<E>(dout.len());
         whole::embedding_forward(&tokens, &table, vocab, hidden, &mut expected).unwrap();
-        for accumulate in [false, true] {
+        let last = Some(vocab - 1);
+        for (accumulate, padding) in [(false, None), (true, None), (false, last), (true, last)] {
             let start = |len| if accumulate { before.clone() } else { poisoned(len) };
             let mut dtable = start(before.len());
-            whole::embedding_backward(&tokens, &dout, vocab, hidden, &mut dtable, accumulate)
+            let target = &mut dtable;
+            whole::embedding_backward(&tokens, &dout, vocab, hidden, padding, target, accumulate)
                 .unwrap();
             let mut sum = vec![0f32; dout.len()];
             for place in 0..parts {
@@ -159,7 +164,8 @@ mod tests {
                 sum.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part.to_f32());
                 for_thread_counts(|| {
                     let mut got = start(before.len())[own.clone()].to_vec();
-                    embedding_backward(&tokens, &dout, &slice, hidden, &mut got, accumulate)
+                    let target = &mut got;
+                    embedding_backward(&tokens, &dout, &slice, hidden, padding, target, accumulate)
                         .unwrap();
                     assert_eq!(got, dtable[own.clone()], "{place} of {parts}");
                     got
@@ -186,7 +192,7 @@ mod tests {
         for (tokens, index, token) in [([0, 6], 1, 6), ([-1, 9], 0, -1)] {
             let expected = Err(TokenOutOfRange { index, token, vocabulary: 6 });
             assert_eq!(embedding_forward(&tokens, &[0.5; 4], &slice, 2, &mut out), expected);
-            let got = embedding_backward(&tokens, &[0.5f32; 4], &slice, 2, &mut out, false);
+            let got = embedding_backward(&tokens, &[0.5f32; 4], &slice, 2, None, &mut out, false);
             assert_eq!((got, out), (expected, [7.0; 4]));
         }
     }

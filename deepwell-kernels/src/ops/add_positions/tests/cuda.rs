@@ -48,7 +48,7 @@ pub(crate) fn check_backward(gpu: &mut Gpu, sizes: Sizes, values: &[f32], tolera
     let (batch, seq, rows, width) = sizes;
     let dout = HostTensor::bf16(&[batch * seq, width], values);
     let before: Vec<f32> = (0..rows * width).map(|index| (index % 17) as f32 - 8.0).collect();
-    let sums = oracle::backward(&positions(sizes), &dout.to_f64(), rows, width);
+    let sums = oracle::backward(&positions(sizes), &dout.to_f64(), rows, width, None);
     for accumulate in [false, true] {
         let dtable = [HostTensor::f32(&[rows, width], &before)];
         let op = ops::AddPositionsBackward { positions: Some(rows) };

@@ -17,7 +17,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, vocab: usize, width: usize) {
     let expected = oracle::forward(&tokens, &table.to_f64(), width);
     let inputs = [HostTensor::i32(&[rows], &tokens), table];
     let output = [HostTensor::output(DType::Bf16, &[rows, width])];
-    let got = gpu.run(ops::Embedding {}, &inputs, &output, false, 1);
+    let got = gpu.run(ops::Embedding::default(), &inputs, &output, false, 1);
     assert_eq!(got[0].to_f64(), expected, "{rows} rows of {width} from {vocab}");
 }
 
@@ -49,7 +49,7 @@ fn a_token_outside_of_the_table_is_nan() {
         let tokens = [3, 4, -1, 0, i32::MAX, i32::MIN];
         let inputs = [HostTensor::i32(&[6], &tokens), table];
         let output = [HostTensor::output(DType::Bf16, &[6, width])];
-        let got = gpu.run(ops::Embedding {}, &inputs, &output, false, 1)[0].to_f64();
+        let got = gpu.run(ops::Embedding::default(), &inputs, &output, false, 1)[0].to_f64();
         for (row, &token) in got.chunks_exact(width).zip(&tokens) {
             let known = (0..4).contains(&token);
             assert!(row.iter().all(|&x| if known { x == 1.0 } else { x.is_nan() }), "{token}");

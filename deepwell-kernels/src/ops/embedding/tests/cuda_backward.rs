@@ -68,17 +68,19 @@ pub(crate) fn check(
             row.fill(0.0);
         }
     }
-    let sums = oracle::backward(&known, &of_known, vocab, width);
     let inputs = [HostTensor::i32(&[len], &tokens), dout];
-    for accumulate in [false, true] {
-        let op = ops::EmbeddingBackward { vocab: Some(vocab) };
+    let first = Some(0);
+    for (accumulate, padding) in [(false, None), (true, None), (false, first), (true, first)] {
+        let sums = oracle::backward(&known, &of_known, vocab, width, padding);
+        let op = ops::EmbeddingBackward { vocab: Some(vocab), padding };
         let got = gpu.run(op, &inputs, slice::from_ref(&before), accumulate, 1);
         let expected: Vec<f64> = sums
             .iter()
             .zip(before.to_f64())
             .map(|(sum, before)| if accumulate { sum + before } else { *sum })
             .collect();
-        let what = format!("{len} of {vocab}x{width}, {kind:?}, accumulate {accumulate}");
+        let what =
+            format!("{len} of {vocab}x{width}, {kind:?}, accumulate {accumulate}, {padding:?}");
         assert_close(&what, &got[0].to_f64(), &expected, tolerance);
     }
 }
@@ -156,7 +158,7 @@ fn tokens_outside_of_the_table_count_nowhere() {
         let dout = HostTensor::bf16(&[7, width], &vec![1.0; 7 * width]);
         let inputs = [HostTensor::i32(&[7], &tokens), dout];
         let before = HostTensor::f32(&[3, width], &vec![5.0; 3 * width]);
-        let op = ops::EmbeddingBackward { vocab: Some(3) };
+        let op = ops::EmbeddingBackward { vocab: Some(3), padding: None };
         let got = gpu.run(op, &inputs, &[before], false, 1)[0].to_f64();
         let expected: Vec<f64> = [1.0, 0.0, 1.0].iter().flat_map(|&sum| vec![sum; width]).collect();
         assert_eq!(got, expected);
