@@ -202,7 +202,7 @@ fn micro(family: ModelFamily) -> (LlamaConfig, String) {
                 "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
                 "weight_block_size": null}),
         ),
-        _ => (GPT_OSS_20B, json!({"num_local_experts": 4, "head_dim": 16})),
+        _ => (GPT_OSS_20B, json!({"num_local_experts": 4, "head_dim": 16, "pad_token_id": 95})),
     };
     let text = changed(&changed(text, sizes), more);
     (LlamaConfig::from_json(&text, "c").unwrap().0, text)

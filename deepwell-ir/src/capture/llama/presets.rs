@@ -178,6 +178,7 @@ fn gpt_oss(is_micro: bool) -> LlamaConfig {
         attention_bias: true,
         rope: Rope { theta: 150_000.0, scaling: RopeScaling::Yarn(yarn) },
         sliding_window: Some(if is_micro { 16 } else { 128 }),
+        padding_row: (!is_micro).then_some(199_999),
         full_attention_layers: (1..plain.num_layers).step_by(2).collect(),
         experts: Some(ExpertsConfig {
             activation: ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 },
