@@ -104,6 +104,7 @@ __device__ __forceinline__ void store_groups(const Shared<S>& shared, uint32 ten
         [&](const GroupedTile& tile, uint32 own_row, uint32 address, bool backwards,
             uint8* staged, auto release) {
             if (!is_own(tile)) {
+                // redundant tcgen05.fence::before_thread_sync, bar.warp.sync: it has read nothing
                 release();
                 return;
             }
