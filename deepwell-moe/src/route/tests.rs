@@ -41,6 +41,23 @@ fn the_bias_chooses_but_does_not_weigh() {
     assert!((routing.gates()[1] - 0.75).abs() < 1e-15);
 }
 
+/// A gate is the score itself: the choice value less the bias would have lost eight of its digits.
+#[test]
+fn gates_of_tiny_scores_survive_a_large_bias() {
+    // Sigmoids of about 2e-8 and 1e-8; beside a bias of 12 a step of f64 is 1.8e-15.
+    let scores = [2e-8, 1e-8];
+    let logit = |score: f64| -((1.0 - score) / score).ln();
+    let logits = [logit(scores[0]), logit(scores[1]), 4.0];
+    let settings =
+        Route { selection_bias: true, normalize: true, ..config(3, 2, RouteScore::Sigmoid) };
+    let routing = route(&settings, &logits, Some(&[12.0, 12.0, 0.0])).unwrap();
+    assert_eq!(routing.experts(), [0, 1]);
+    for (gate, score) in routing.gates().iter().zip(scores) {
+        // A step of a logit of 18 is 3.6e-15, and DeepSeek adds 1e-20 to the sum.
+        assert!((gate - score / 3e-8).abs() < 1e-11, "{gate}");
+    }
+}
+
 #[test]
 fn ties_go_to_the_lower_index() {
     for (logits, expected) in [
