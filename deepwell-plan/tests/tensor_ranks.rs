@@ -194,6 +194,15 @@ fn what_ranks_cannot_split_is_refused() {
     let (bf16, mxfp8) = (PrecisionPolicy::bf16, PrecisionPolicy::mxfp8);
     let plain = || model(|_| {});
     refuse(&plain(), bf16(), 3, 33, "expected a vocabulary that they divide, got 256");
+    // Keys that are normalized head by head: the norm comes before the rotation.
+    let qwen3 = capture(&LlamaConfig::preset("qwen3-micro").unwrap()).unwrap();
+    refuse(
+        &qwen3,
+        bf16(),
+        2,
+        32,
+        "`layers.0.self_attn.k_norm` over 2 tensor-parallel ranks: expected heads",
+    );
     refuse(
         &model(|config| config.num_kv_heads = 2),
         bf16(),

@@ -122,7 +122,8 @@ mod tests {
         };
         check(&[1.0, 1.0, 1.6, 1.0], &[0; 4], Some((2, 1.0)));
         check(&[1.0, 1.0, 1.4, 1.0], &[0; 4], None);
-        // A stage with more layers is no straggler beside ranks with less; its twin is one.
+        // A stage with more layers is no straggler beside ranks with less; one that is slower
+        // than its like is.
         check(&[1.0, 1.0, 1.6, 1.6], &[0, 0, 1, 1], None);
         check(&[1.0, 1.0, 1.6, 2.6], &[0, 0, 1, 1], Some((3, 1.6)));
         check(&[1.0, 2.0], &[0, 1], Some((1, 1.0)));

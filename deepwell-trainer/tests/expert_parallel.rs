@@ -8,18 +8,20 @@
 //! from one rank by may be [`FACTOR`] times what the furthest control differs from it by, for a
 //! control is one draw from the same chaos.
 
+mod rank_faults;
+
 use std::time::Duration;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{Call, DType, Graph, Instance, Op, ProcessGroup, Program, Split, verify_program};
-use deepwell_kernels::{
-    Backend, CallAction, Comm, CommError, Exchange, InProcess, KernelError, Observer,
-};
+use deepwell_kernels::{Backend, CallAction, Exchange, InProcess, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
+
+use crate::rank_faults::{Tampered, first_for_all, furthest, relative_norm};
 
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -64,60 +66,34 @@ enum Fault {
     NotReturned,
 }
 
-struct Faulty {
-    comm: InProcess,
-    fault: Fault,
-    /// Exchanges of rows so far.
-    rows: u64,
-}
-
-impl Comm for Faulty {
-    fn rank(&self) -> u32 {
-        self.comm.rank()
-    }
-
-    fn world_size(&self) -> u32 {
-        self.comm.world_size()
-    }
-
-    fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), CommError> {
-        self.comm.exchange(exchange, input, output)?;
+impl Fault {
+    /// What it does to the result of an exchange; `rows`: exchanges of rows so far.
+    fn tamper(self, rows: &mut u64, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
         let is_rows = exchange.dtype == DType::Bf16;
         if is_rows && exchange.kind == CollectiveKind::AllToAll {
-            self.rows += 1;
+            *rows += 1;
         }
         let group = exchange.group.name.as_str();
-        match (self.fault, &exchange.kind, group) {
+        match (self, &exchange.kind, group) {
             (Fault::NoSum, CollectiveKind::AllReduce { .. }, ProcessGroup::EXPERT_DATA) => {
                 output.copy_from_slice(input);
             }
             (Fault::NormOfFirst, CollectiveKind::AllGather, ProcessGroup::EXPERT)
                 if exchange.dtype == DType::U64 =>
             {
-                let first = output[..input.len()].to_vec();
-                output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(&first));
+                first_for_all(input, output);
             }
             (Fault::OwnChoices, CollectiveKind::AllToAll, _) if exchange.dtype == DType::I32 => {
                 output.copy_from_slice(input);
             }
             // Rows go and come in turns.
             (Fault::NotReturned, CollectiveKind::AllToAll, _)
-                if is_rows && self.rows.is_multiple_of(2) =>
+                if is_rows && rows.is_multiple_of(2) =>
             {
                 output.copy_from_slice(input);
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn abort(&mut self, reason: &str) {
-        self.comm.abort(reason);
     }
 }
 
@@ -173,7 +149,12 @@ fn world(graph: &Graph, options: &CompileOptions, fault: Fault) -> World {
     if ranks == 1 {
         return World::compile(graph.clone(), hardware(), options).unwrap();
     }
-    let wrap = |comm| -> Box<dyn Comm> { Box::new(Faulty { comm, fault, rows: 0 }) };
+    let wrap = |comm| {
+        let mut rows = 0;
+        Tampered::wrap(comm, move |_, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+            fault.tamper(&mut rows, exchange, input, output);
+        })
+    };
     let comms = InProcess::world(ranks as u32, PATIENCE);
     World::compile_on(comms, &wrap, graph.clone(), hardware(), options).unwrap()
 }
@@ -222,19 +203,6 @@ fn alone(graph: &Graph, options: &CompileOptions, steps: usize, order: [usize; R
     let alone =
         CompileOptions { parallel: Parallel::default(), micro_batch: rows, ..options.clone() };
     train(graph, &alone, Fault::None, steps, order)
-}
-
-/// Largest relative difference of two lists.
-fn furthest(a: &[f32], b: &[f32]) -> f64 {
-    let differs = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / f64::from(b.abs());
-    a.iter().zip(b).map(differs).fold(0.0, f64::max)
-}
-
-/// Norm of the difference of two tensors over the norm of the second.
-fn relative_norm(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let differences = &mut a.iter().zip(b).map(|(a, b)| f64::from(a - b));
-    norm(differences) / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
 /// How far a run is from another, thing by thing.

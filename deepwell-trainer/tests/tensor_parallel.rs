@@ -5,6 +5,8 @@
 //! sums do to it. What a run differs from one rank by may be [`FACTOR`] times what the furthest
 //! control differs from the run itself by, for a control is one draw from the same chaos.
 
+mod rank_faults;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,11 +14,13 @@ use bytemuck::cast_slice_mut;
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{DType, Graph, ProcessGroup, Split};
-use deepwell_kernels::{Comm, CommError, Exchange, InProcess};
+use deepwell_kernels::{Exchange, InProcess};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_precision::random::split_mix64;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
+
+use crate::rank_faults::{Tampered, first_for_all, furthest, relative_norm};
 
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -83,57 +87,31 @@ enum Fault {
     NormOfFirst,
 }
 
-struct Faulty {
-    comm: InProcess,
-    fault: Fault,
-    exchanges: u64,
-}
-
-impl Comm for Faulty {
-    fn rank(&self) -> u32 {
-        self.comm.rank()
-    }
-
-    fn world_size(&self) -> u32 {
-        self.comm.world_size()
-    }
-
-    fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), CommError> {
-        self.comm.exchange(exchange, input, output)?;
-        self.exchanges += 1;
+impl Fault {
+    /// What it does to the result of the exchange that is number `count`.
+    fn tamper(self, count: u64, rank: u32, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
         if exchange.group.name != ProcessGroup::TENSOR {
-            return Ok(());
+            return;
         }
-        let place = exchange.group.position_of(self.rank()).unwrap();
-        let own = place * output.len();
-        match (self.fault, &exchange.kind) {
+        let place = exchange.group.position_of(rank).unwrap();
+        match (self, &exchange.kind) {
             (Fault::Flips(seed), CollectiveKind::ReduceScatter { .. }) => {
                 // By the place: groups that split the batch evaluate alike, as sound ones do.
-                let seed = split_mix64(seed + 1000 * self.exchanges + place as u64);
+                let seed = split_mix64(seed + 1000 * count + place as u64);
                 flip(exchange.dtype, seed, output);
             }
             (Fault::NoSum, CollectiveKind::ReduceScatter { .. }) => {
+                let own = place * output.len();
                 output.copy_from_slice(&input[own..own + output.len()]);
             }
             (Fault::NoGradientSum, CollectiveKind::AllReduce { .. }) => {
                 output.copy_from_slice(input);
             }
             (Fault::NormOfFirst, CollectiveKind::AllGather) if exchange.dtype == DType::U64 => {
-                let first = output[..input.len()].to_vec();
-                output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(&first));
+                first_for_all(input, output);
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn abort(&mut self, reason: &str) {
-        self.comm.abort(reason);
     }
 }
 
@@ -201,7 +179,13 @@ fn world(graph: &Graph, options: &CompileOptions, fault: Fault) -> World {
     if ranks == 1 {
         return World::compile(graph.clone(), hardware(), options).unwrap();
     }
-    let wrap = |comm| -> Box<dyn Comm> { Box::new(Faulty { comm, fault, exchanges: 0 }) };
+    let wrap = |comm| {
+        let mut count = 0;
+        Tampered::wrap(comm, move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+            count += 1;
+            fault.tamper(count, rank, exchange, input, output);
+        })
+    };
     let comms = InProcess::world(ranks as u32, PATIENCE);
     World::compile_on(comms, &wrap, graph.clone(), hardware(), options).unwrap()
 }
@@ -258,19 +242,6 @@ fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) ->
         gradients: if keeps_gradients { join(&gradients) } else { Vec::new() },
         evaluated: evaluated.clone(),
     }
-}
-
-/// Largest relative difference of two lists.
-fn furthest(a: &[f32], b: &[f32]) -> f64 {
-    let differs = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / f64::from(b.abs());
-    a.iter().zip(b).map(differs).fold(0.0, f64::max)
-}
-
-/// Norm of the difference of two tensors over the norm of the second.
-fn relative_norm(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let differences = &mut a.iter().zip(b).map(|(a, b)| f64::from(a - b));
-    norm(differences) / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
 /// How far a run is from another, thing by thing.

@@ -7,6 +7,8 @@
 //! random. What a run differs from one rank by may be [`FACTOR`] times what the furthest control
 //! differs from the run itself by, for a control is one draw from the same chaos.
 
+mod rank_faults;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -15,11 +17,13 @@ use bytemuck::cast_slice_mut;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{DType, Graph, MemoryKind, ProcessGroup, Split};
-use deepwell_kernels::{Comm, CommError, Exchange, InProcess};
+use deepwell_kernels::{Exchange, InProcess};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_precision::random::split_mix64;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
+
+use crate::rank_faults::{Tampered, first_for_all, furthest, relative_norm};
 
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -88,36 +92,17 @@ enum Fault {
     RowsStay,
 }
 
-struct Faulty {
-    comm: InProcess,
-    fault: Fault,
-}
-
-impl Comm for Faulty {
-    fn rank(&self) -> u32 {
-        self.comm.rank()
-    }
-
-    fn world_size(&self) -> u32 {
-        self.comm.world_size()
-    }
-
-    fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), CommError> {
-        self.comm.exchange(exchange, input, output)?;
+impl Fault {
+    /// What it does to the result of an exchange.
+    fn tamper(self, rank: u32, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
         let (group, kind) = (exchange.group.name.as_str(), &exchange.kind);
-        let place = exchange.group.position_of(self.rank()).unwrap();
-        match (self.fault, kind) {
+        match (self, kind) {
             (
                 Fault::Flips(seed),
                 CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllReduce { .. },
             ) if group != ProcessGroup::PIPELINE => flip(exchange.dtype, seed, output),
             (Fault::NoSum(name), CollectiveKind::ReduceScatter { .. }) if group == name => {
-                let own = place * output.len();
+                let own = exchange.group.position_of(rank).unwrap() * output.len();
                 output.copy_from_slice(&input[own..own + output.len()]);
             }
             (Fault::NoSum(name), CollectiveKind::AllReduce { .. }) if group == name => {
@@ -131,19 +116,13 @@ impl Comm for Faulty {
             (Fault::NormOfFirst(name), CollectiveKind::AllGather)
                 if group == name && exchange.dtype == DType::U64 =>
             {
-                let first = output[..input.len()].to_vec();
-                output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(&first));
+                first_for_all(input, output);
             }
             (Fault::RowsStay, CollectiveKind::AllToAll) if exchange.dtype == DType::F32 => {
                 output.copy_from_slice(input);
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn abort(&mut self, reason: &str) {
-        self.comm.abort(reason);
     }
 }
 
@@ -254,7 +233,11 @@ fn world(graph: &Graph, options: &CompileOptions, fault: Fault) -> World {
     if ranks == 1 {
         return World::compile(graph.clone(), hardware(), options).unwrap();
     }
-    let wrap = |comm| -> Box<dyn Comm> { Box::new(Faulty { comm, fault }) };
+    let wrap = |comm| {
+        Tampered::wrap(comm, move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+            fault.tamper(rank, exchange, input, output);
+        })
+    };
     let comms = InProcess::world(ranks as u32, PATIENCE);
     World::compile_on(comms, &wrap, graph.clone(), hardware(), options).unwrap()
 }
@@ -286,20 +269,6 @@ fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) ->
         gradients: join(gradients),
         masters: join(masters),
     }
-}
-
-/// Largest relative difference of two lists.
-fn furthest(a: &[f32], b: &[f32]) -> f64 {
-    let differs = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / f64::from(b.abs());
-    // Not `f64::max`, which leaves what is no number out.
-    a.iter().zip(b).map(differs).fold(0.0, |most, it| if it <= most { most } else { it })
-}
-
-/// Norm of the difference of two tensors over the norm of the second.
-fn relative_norm(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let differences = &mut a.iter().zip(b).map(|(a, b)| f64::from(a - b));
-    norm(differences) / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
 /// How far a run is from another, thing by thing.

@@ -239,7 +239,14 @@ impl<'a> Splitter<'a> {
             }
             Op::Linear(linear) => self.linear(node, linear),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.beside(node, 1, Layout::Rows),
-            Op::HeadRmsNorm(_) => self.beside(node, 1, Layout::Columns),
+            Op::HeadRmsNorm(_) => {
+                let width_of =
+                    |id| self.source.tensor(id).shape.0.last().and_then(|dim| dim.as_fixed());
+                if let [Some(width), Some(head)] = [0, 1].map(|at| width_of(node.inputs[at])) {
+                    self.part(&node.name, width / head.max(1), "heads")?;
+                }
+                self.beside(node, 1, Layout::Columns)
+            }
             // A token chooses experts by itself; which rank has those is another grid's matter.
             Op::RouterLogits(_) | Op::Route(_) => self.beside(node, 1, Layout::Rows),
             Op::Experts(_) => self.beside(node, 3, Layout::Rows),

@@ -82,12 +82,12 @@ __device__ __forceinline__ void set_zero(float (&sums)[kM][kN][4]) {
     }
 }
 
-// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory, over the first kWidth
+// sums [16 kM, 16 kN] = left rows x right rows^T, both in shared memory, over the first kWidth
 // elements of each; `left_rows` from `summed_address`.
 template <int kHeadDim, int kM, int kN, int kWidth = kHeadDim>
-__device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4], uint32 left_rows,
+__device__ __forceinline__ void multiply_rows(float (&sums)[kM][2 * kN][4], uint32 left_rows,
                                               uint32 right_rows) {
-    set_zero(products);
+    set_zero(sums);
 #pragma unroll
     for (int step = 0; step < kWidth / 16; ++step) {
         uint32 left[kM][4];
@@ -95,16 +95,16 @@ __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4], 
         for (int m = 0; m < kM; ++m) {
             ldmatrix_x4(left[m], block_address<kHeadDim>(left_rows, m, step));
         }
-        multiply_step<kHeadDim, kM, kN>(products, left, right_rows, step);
+        multiply_step<kHeadDim, kM, kN>(sums, left, right_rows, step);
     }
 }
 
 // The same with the left rows in registers.
 template <int kHeadDim, int kM, int kN>
-__device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4],
+__device__ __forceinline__ void multiply_rows(float (&sums)[kM][2 * kN][4],
                                               const uint32 (&left)[kM][kHeadDim / 16][4],
                                               uint32 right_rows) {
-    set_zero(products);
+    set_zero(sums);
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
         uint32 left_step[kM][4];
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4],
                 left_step[m][word] = left[m][step][word];
             }
         }
-        multiply_step<kHeadDim, kM, kN>(products, left_step, right_rows, step);
+        multiply_step<kHeadDim, kM, kN>(sums, left_step, right_rows, step);
     }
 }
 
