@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use deepwell_ir::ops::{Add, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
-    Access, DType, GroupId, KernelCatalog, MemoryKind, OperandType, ProcessGroup, Program, Ranks,
-    Shape, Target, ValueId,
+    Access, ByteRange, DType, GroupId, KernelCatalog, MemoryKind, OperandType, ProcessGroup,
+    Program, Ranks, Shape, Target, ValueId,
 };
 use deepwell_kernels::cuda::{
     Architecture, COLLECTIVES, CudaBackend, CudaCatalog, FakeDriver, HostDriver, KernelImages,
@@ -282,6 +282,10 @@ fn run_once(
 ) -> Vec<Vec<f64>> {
     let mut executor = Executor::new(device.backend(Some(comm)), program.arena.bytes).unwrap();
     let loaded = executor.load(program.clone()).unwrap();
+    // What lies between tensors is of values that were there before.
+    let whole = ByteRange { offset: 0, bytes: program.arena.bytes };
+    let stale = bytes(&vec![1e30; program.arena.bytes / size_of::<f32>()]);
+    executor.backend_mut().write(whole, &stale).unwrap();
     for (id, numbers) in given {
         executor.write(program, *id, &bytes(numbers)).unwrap();
     }

@@ -162,14 +162,6 @@ fn without_router_losses(graph: &Graph) -> Graph {
 
 /// A program is for one rank of the plan's world.
 fn check_ranks(plan: &Plan, target: &Target) -> Result<(), PlanError> {
-    let zero = plan.parallel.zero;
-    if zero > 1 && target.arch != "cpu" {
-        return Err(PlanError::Request {
-            what: "ZeRO stage",
-            expected: format!("0 or 1 on `{}`, as more is there on the CPU alone", target.arch),
-            got: zero.to_string(),
-        });
-    }
     let expected = plan.parallel.ranks(target.ranks.rank as usize);
     if target.ranks == expected {
         return Ok(());

@@ -65,7 +65,8 @@ pub struct Settings {
     /// share it.
     #[serde(skip_serializing_if = "is_one")]
     pub ranks: usize,
-    /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state.
+    /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state,
+    /// 2 gradients too, 3 weights too.
     #[serde(skip_serializing_if = "is_zero")]
     pub zero: u8,
     /// Ranks that split each layer; `ranks` is a multiple of `tensor` times `pipeline`.

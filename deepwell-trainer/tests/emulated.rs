@@ -6,23 +6,21 @@
 extern crate deepwell_trials;
 
 mod gradients;
-mod ranks;
+mod kernels_needed;
 
 use std::collections::BTreeSet;
 use std::process::{Command, ExitCode};
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
 use deepwell_ir::{Graph, Recompute};
-use deepwell_kernels::cuda::{Architecture, KernelImages};
+use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_precision::PrecisionPolicy;
-use deepwell_trainer::{
-    CompileOptions, Device, Devices, Engine, Parallel, StepOutcome, World, compile,
-};
-use deepwell_trials::{note, skip};
+use deepwell_trainer::{CompileOptions, Device, Engine, StepOutcome, compile};
+use deepwell_trials::note;
 
 use crate::gradients::{BF16, MXFP8, Tolerances, assert_gradients, assert_outcome, gradients};
-use crate::ranks::reference::{Bits, CLIP, Case, LEARNING_RATE, SEED, batch};
+use crate::kernels_needed::need_kernels;
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
@@ -114,15 +112,6 @@ fn steps((graph, vocabulary): &(Graph, usize), policy: &PrecisionPolicy, device:
     let gradients = gradients(&mut engine);
     steps.extend((1..STEPS).map(|index| step(&mut engine, index)));
     Run { kernels, steps, gradients }
-}
-
-/// Skips the test where an architecture's kernels were not compiled.
-fn need_kernels(capability: (u32, u32)) {
-    if let Err(error) = KernelImages::discover().into_ptx().image("add", capability) {
-        let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
-        assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
-        skip(error.to_string());
-    }
 }
 
 /// Compares an architecture with the CPU; gives what ran there.
@@ -307,65 +296,6 @@ fn gpt2_trains_as_on_the_cpu() {
     );
 }
 
-/// Trains the micro model on the ranks that `devices` names, with one sequence for each, and gives
-/// what each has; moments are left out.
-fn bits_of_ranks(
-    devices: &str,
-    parallel: Parallel,
-    precision: &str,
-    seq: usize,
-    steps: usize,
-) -> Vec<Bits> {
-    let Devices { device, .. } = devices.parse().expect("devices");
-    let ranks = 2;
-    let policy = PrecisionPolicy::preset(precision).expect("a preset");
-    let options = CompileOptions {
-        micro_batch: Some(1),
-        device,
-        parallel,
-        ..CompileOptions::new(policy, seq, ranks)
-    };
-    let graph = ranks::graph();
-    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
-    let train = |engine: &mut Engine| {
-        engine.initialize(SEED)?;
-        let mut bits = Bits { steps: Vec::new(), masters: Vec::new(), moments: Vec::new() };
-        for step in 0..steps {
-            let (inputs, targets) = batch(step, ranks, seq);
-            let (rate, clip) = (f64::from(LEARNING_RATE), f64::from(CLIP));
-            let outcome = engine.step(&inputs, &targets, rate, clip)?;
-            bits.steps.push([outcome.loss.to_bits(), outcome.grad_norm.to_bits()]);
-        }
-        for master in ranks::masters_of(engine.program()) {
-            let mut values = vec![0u32; engine.program().value(master).elements()];
-            engine.read_value(master, bytemuck::cast_slice_mut(&mut values))?;
-            bits.masters.extend(values);
-        }
-        Ok(bits)
-    };
-    world.on_all(train).expect("steps")
-}
-
-trial!(ranks_on_emulated_gpus_train_as_one_does);
-/// Two ranks give the bits of one that runs the parts of both and adds them up in their order.
-fn ranks_on_emulated_gpus_train_as_one_does() {
-    need_kernels((9, 0));
-    let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
-    for precision in ["bf16", "mxfp8"] {
-        let one = Case { device, precision, seq, parts: 2, rows: 1, steps }.run();
-        for zero in [0, 1] {
-            let parallel = Parallel { zero, ..Parallel::data(2) };
-            let two = bits_of_ranks("emulated:sm90:2", parallel, precision, seq, steps);
-            assert_eq!(two.len(), 2);
-            for (rank, bits) in two.iter().enumerate() {
-                let what = format!("{precision}, ZeRO {zero}, rank {rank}");
-                assert_eq!(bits.steps, one.steps, "{what}: loss and norm");
-                assert!(bits.masters == one.masters, "{what}: masters");
-            }
-        }
-    }
-}
-
 trial!(the_default_comparison_ends_with_a_verdict);
 /// `deepwell parity`, audit included, on kernels that an emulator runs; the same on a GPU is among
 /// the tests of the bundle.
@@ -398,78 +328,6 @@ fn the_default_comparison_ends_with_a_verdict() {
             |check: &&serde_json::Value| check["name"].as_str().unwrap_or("").starts_with(name);
         let check = checks.iter().find(is_this).unwrap_or_else(|| panic!("no `{name}`: {report}"));
         assert_eq!(check["status"], "holds", "{check}");
-    }
-}
-
-trial!(stages_on_emulated_gpus_train_as_one_does);
-/// Two stages give the bits of one rank, each of what it has.
-fn stages_on_emulated_gpus_train_as_one_does() {
-    need_kernels((9, 0));
-    for precision in ["bf16", "mxfp8"] {
-        let one = bits_of_ranks("emulated:sm90", Parallel::data(1), precision, 32, 2);
-        let stages = Parallel { pipeline: 2, ..Parallel::data(1) };
-        let two = bits_of_ranks("emulated:sm90:2", stages, precision, 32, 2);
-        assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{precision}: loss and norm");
-        let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
-        assert!(masters == one[0].masters, "{precision}: masters");
-    }
-}
-
-/// The outcomes of a rank's steps, and the gradients of the first one by name.
-type StepsAndGradients = (Vec<StepOutcome>, Vec<(String, Vec<f32>)>);
-
-/// Two steps of ranks that split each layer, for each rank.
-fn tensor_ranks(
-    devices: &str,
-    parallel: Parallel,
-    policy: &PrecisionPolicy,
-) -> Vec<StepsAndGradients> {
-    const ROWS: usize = 2;
-    let Devices { device, .. } = devices.parse().expect("devices");
-    let (graph, vocabulary) = model(LlamaConfig { num_layers: 2, num_kv_heads: 2, ..llama() });
-    let options = CompileOptions {
-        micro_batch: Some(1),
-        device,
-        parallel,
-        ..CompileOptions::new(policy.clone(), 32, ROWS)
-    };
-    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
-    let train = |engine: &mut Engine| {
-        engine.initialize(SEED)?;
-        let (mut outcomes, mut of_first) = (Vec::new(), Vec::new());
-        for step in 0..2 {
-            let (mut inputs, mut targets) = batch(step, ROWS, 32);
-            let within = |token: &mut i32| *token = (*token).min(vocabulary as i32 - 1);
-            inputs.iter_mut().chain(&mut targets).for_each(within);
-            outcomes.push(engine.step(&inputs, &targets, 1e-3, 1.0)?);
-            if step == 0 {
-                of_first = gradients(engine);
-            }
-        }
-        Ok((outcomes, of_first))
-    };
-    world.on_all(train).expect("steps")
-}
-
-trial!(tensor_ranks_on_emulated_gpus_train_as_on_the_cpu);
-/// Slices of layers, of the embedding and of the head, alone and in two stages.
-fn tensor_ranks_on_emulated_gpus_train_as_on_the_cpu() {
-    need_kernels((9, 0));
-    let split = Parallel { tensor: 2, ..Parallel::data(1) };
-    for (policy, parallel, count, tolerances) in [
-        (PrecisionPolicy::bf16(), split, 2, BF16),
-        (PrecisionPolicy::mxfp8(), split, 2, MXFP8),
-        (PrecisionPolicy::bf16(), Parallel { pipeline: 2, ..split }, 4, BF16),
-    ] {
-        let on = |device: &str| tensor_ranks(&format!("{device}:{count}"), parallel, &policy);
-        let (got, expected) = (on("emulated:sm90"), on("cpu"));
-        for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let what = format!("{parallel}, {:?}, rank {rank}", policy.format());
-            for (got, expected) in got.0.iter().zip(&expected.0) {
-                assert_outcome(&what, got, expected, tolerances);
-            }
-            assert_gradients(&what, &got.1, &expected.1, tolerances);
-        }
     }
 }
 

@@ -5,8 +5,8 @@
 //! micro-batches, and the reference sums in that order.
 
 mod ranks;
+mod shard_slices;
 
-use bytemuck::cast_slice_mut;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{Call, Instance, MemoryKind, Program, verify_program};
 use deepwell_kernels::{Backend, CallAction, KernelError, Observer};
@@ -15,6 +15,7 @@ use deepwell_trainer::{CompileOptions, Device, Engine, Parallel, TrainError, Wor
 
 use ranks::reference::{CLIP, Case, LEARNING_RATE, SEED};
 use ranks::{graph, hardware};
+use shard_slices::{masters, slices};
 
 const SEQ: usize = 32;
 const STEPS: usize = 4;
@@ -39,30 +40,6 @@ fn step(
     let (rate, clip) = (f64::from(LEARNING_RATE), f64::from(CLIP));
     let outcome = engine.step_observed(&inputs, &targets, rate, clip, fault)?;
     Ok([outcome.loss.to_bits(), outcome.grad_norm.to_bits()])
-}
-
-/// This rank's slices of masters.
-fn slices(engine: &mut Engine) -> Result<Vec<Vec<u32>>, TrainError> {
-    let program = engine.program().clone();
-    let read = |shard: &deepwell_ir::Shard| {
-        let mut values = vec![0u32; program.value(shard.master).elements()];
-        engine.read_value(shard.master, cast_slice_mut(&mut values))?;
-        Ok(values)
-    };
-    program.shards.iter().map(read).collect()
-}
-
-/// Masters of all parameters, whole, of the slices of all ranks.
-fn masters(program: &Program, of_ranks: &[Vec<Vec<u32>>]) -> Vec<u32> {
-    let mut of_parameters = vec![Vec::new(); program.parameters.len()];
-    for (index, shard) in program.shards.iter().enumerate() {
-        let whole: Vec<u32> = of_ranks.iter().flat_map(|slices| slices[index].clone()).collect();
-        for &(parameter, offset) in &shard.parameters {
-            let elements = program.value(program.parameters[parameter].master).elements();
-            of_parameters[parameter] = whole[offset..offset + elements].to_vec();
-        }
-    }
-    of_parameters.concat()
 }
 
 /// Trains, and gives loss and norm of each step, evaluations, and the masters.

@@ -17,7 +17,7 @@ use deepwell_ir::{
     ValueId,
 };
 
-use super::optimizer::{read, write};
+use super::optimizer::{read, update, write};
 use super::{Lowering, NewCall};
 use crate::PlanError;
 
@@ -193,7 +193,15 @@ impl Lowering<'_> {
             let Some(own) = self.shared[bucket].scattered else { continue };
             let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks, gradients.len());
-            let mut operands: Vec<_> = gradients.into_iter().map(read).collect();
+            // Where sums are added up on a device, they come into this bucket first.
+            let adds = self.target.arch != "cpu" && self.plan.micro_batches > 1;
+            let parameters = self.shared[bucket].parameters.len();
+            let operand = |(index, value)| match adds {
+                _ if index >= parameters => write(value),
+                true => update(value),
+                false => read(value),
+            };
+            let mut operands: Vec<_> = gradients.into_iter().enumerate().map(operand).collect();
             operands.push(write(own));
             self.call(NewCall {
                 name: format!("reduce_scatter.gradients.{bucket}"),

@@ -33,7 +33,7 @@ const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
 
 /// A bucket of parameters on its way through a step.
 pub(super) struct Bucket {
-    /// Gradients, and what fills the last slices up, unless they are scattered while they come.
+    /// Gradients, and what fills the last slices up.
     pub(super) gradients: Vec<ValueId>,
     /// Where the masters are gathered, filled up.
     pub(super) gathered: Vec<ValueId>,
@@ -199,8 +199,11 @@ impl Lowering<'_> {
         let is_gathered = self.scatters() && !is_resident;
         let gradients = match (is_evaluated, scatters) {
             (true, _) => Vec::new(),
-            // A scatter fills the slices up itself.
-            (_, true) => self.column(members, "grad.", MemoryKind::Activations, 0),
+            (_, true) => {
+                // A rank on the processor fills a copy up.
+                let filling = if self.target.arch == "cpu" { 0 } else { filling };
+                self.column(members, "grad.", MemoryKind::Activations, filling)
+            }
             (_, false) => self.column(members, "grad.", MemoryKind::Gradients, filling),
         };
         let gathered = match (is_resident, is_gathered) {

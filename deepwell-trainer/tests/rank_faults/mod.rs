@@ -48,6 +48,7 @@ pub(crate) fn first_for_all(input: &[u8], output: &mut [u8]) {
 }
 
 /// Largest relative difference of two lists; NaN where one is.
+#[allow(dead_code, reason = "not every test measures")]
 pub(crate) fn furthest(a: &[f32], b: &[f32]) -> f64 {
     let differs = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / f64::from(b.abs());
     // Not `f64::max`, which leaves what is no number out.
@@ -55,6 +56,7 @@ pub(crate) fn furthest(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Norm of the difference of two tensors over the norm of the second.
+#[allow(dead_code, reason = "not every test measures")]
 pub(crate) fn relative_norm(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let differences = &mut a.iter().zip(b).map(|(a, b)| f64::from(a - b));

@@ -1,5 +1,6 @@
 //! Exchanges with other ranks, by the backend's [`Comm`](crate::Comm).
 
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use deepwell_ir::ops::CollectiveKind;
@@ -46,8 +47,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             let slice = operands.output(0);
             let whole = of_group(operands.value(slice).range.bytes);
             let own = operands.bucket_bytes(0..inputs, None)?;
-            if operands.adds() || own.bytes < whole {
-                return scatter(operands, own, whole, comm, exchange);
+            let gaps = gaps(operands, own);
+            if operands.adds() || own.bytes < whole || !gaps.is_empty() {
+                return scatter(operands, Bucket { own, whole, gaps }, comm, exchange);
             }
             let bucket = operands.bucket_bytes(0..inputs, Some(whole))?;
             (Some(operands.input_range(bucket)?), Some(operands.target_bytes(slice)?))
@@ -77,22 +79,48 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Sums of a bucket that may be shorter than its slices, which zeros fill up; added to what is
-/// there from the second micro-batch on.
+/// A bucket that may be shorter than the slices of all ranks.
+struct Bucket {
+    /// Where it lies.
+    own: ByteRange,
+    /// Bytes of the slices of all ranks.
+    whole: usize,
+    /// What no tensor of it has, from where it begins.
+    gaps: Vec<Range<usize>>,
+}
+
+impl Bucket {
+    /// A copy with zeros where no tensor is: what another value left there is in no sum.
+    fn filled(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut filled = bytes.to_vec();
+        self.gaps.iter().for_each(|gap| filled[gap.clone()].fill(0));
+        filled.resize(self.whole, 0);
+        filled
+    }
+}
+
+/// What lies between the tensors of a bucket.
+fn gaps(operands: &Operands<'_>, bucket: ByteRange) -> Vec<Range<usize>> {
+    let ranges = (0..operands.input_count).map(|index| operands.value(index).range);
+    let ranges: Vec<ByteRange> = ranges.collect();
+    let begin = ranges.first().map_or(bucket.offset, |first| first.offset);
+    let between = ranges.windows(2).map(|pair| pair[0].end() - begin..pair[1].offset - begin);
+    between.filter(|gap| !gap.is_empty()).collect()
+}
+
+/// Sums of a bucket, added to what is there from the second micro-batch on.
 fn scatter(
     operands: &Operands<'_>,
-    bucket: ByteRange,
-    whole: usize,
+    bucket: Bucket,
     comm: SharedComm,
     exchange: Exchange,
 ) -> Result<Run, KernelError> {
     let own = operands.output(0);
-    let (input, adds) = (operands.input_range(bucket)?, operands.adds());
+    let (input, adds) = (operands.input_range(bucket.own)?, operands.adds());
     if !adds {
         let output = operands.target_bytes(own)?;
         return Ok(Box::new(move |arena| {
-            let mut filled = input.of(arena).to_vec();
-            filled.resize(whole, 0);
+            let filled = bucket.filled(input.of(arena));
             let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
             let scattered = comm.exchange(&exchange, &filled, output.of(arena));
             scattered.map_err(|error| error.to_string())
@@ -100,8 +128,7 @@ fn scatter(
     }
     let output = operands.target::<f32>(own)?;
     Ok(Box::new(move |arena| {
-        let mut filled = input.of(arena).to_vec();
-        filled.resize(whole, 0);
+        let filled = bucket.filled(input.of(arena));
         let output = output.of(arena);
         let mut sums = vec![0f32; output.len()];
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);

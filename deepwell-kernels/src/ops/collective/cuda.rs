@@ -1,20 +1,30 @@
 //! Exchanges between ranks, by whatever the backend is given for them.
+//!
+//! A bucket is exchanged as one range. What lies between its tensors, and behind the last of them,
+//! belongs to no tensor: it is zero before it is summed, so that no norm counts what another value
+//! left there.
 
 use std::ops::Range;
 
 use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{
-    ALIGNMENT_BYTES, Accumulate, ByteRange, KernelRequest, Op, Operand, OperandType,
+    ALIGNMENT_BYTES, Access, Accumulate, ByteRange, DType, KernelRequest, Op, OperandType,
 };
 
 use crate::KernelError;
 use crate::cuda::catalog::COLLECTIVES;
 use crate::cuda::comm::DeviceExchange;
-use crate::cuda::driver::DevicePtr;
-use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::support::grid_of;
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
+
+/// Threads of a CTA that adds, as in `add.cu`.
+const THREADS: u32 = 256;
+/// Bytes that a thread adds at a time.
+const VECTOR_BYTES: usize = 16;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_collective",
@@ -42,7 +52,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         let aligned = inputs.iter().map(|it| bytes(it).next_multiple_of(ALIGNMENT_BYTES));
         if aligned.sum::<usize>() < last * size_of::<f32>() {
             return Some(
-                "a bucket that ends before its slices is filled up by the CPU alone".into(),
+                "a bucket that ends before its slices needs a tensor to fill it up".into(),
             );
         }
     }
@@ -53,11 +63,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::Collective(op) = &call.call.op else {
         return Err(call.refuse("it exchanges nothing"));
     };
-    if call.call.accumulate != Accumulate::Never {
-        return Err(call.refuse(
-            "expected an exchange that overwrites, got one that adds up micro-batches\n\
-             hint: ZeRO 2 and 3 are there on the CPU; take ZeRO 1 on a GPU",
-        ));
+    let scatters = matches!(op.kind, CollectiveKind::ReduceScatter { .. });
+    if call.call.accumulate != Accumulate::Never && !(scatters && op.bucket.is_some()) {
+        return Err(call.refuse(format!(
+            "expected an exchange that overwrites, got one of {} that adds to what is there\n\
+             hint: scattered sums of a bucket can be added up",
+            call.call.op.name()
+        )));
     }
     let ranks = &call.program.target.ranks;
     let dtype = call.operand(0).dtype;
@@ -76,11 +88,69 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         CollectiveKind::AllGather => (None, slice_bytes(0).map(ranks_bytes)),
         _ => (None, None),
     };
+    let gaps = if scatters { gaps(call, input.clone(), input_whole)? } else { Vec::new() };
     let (input, input_bytes) = place(call, input, input_whole)?;
-    let (output, output_bytes) = place(call, output, output_whole)?;
+    let (mut output, output_bytes) = place(call, output, output_whole)?;
+    let mut added = None;
+    if call.accumulate() {
+        // The sums come into the rank's own slice of the bucket, which has been sent then.
+        let place = exchange.group.position_of(ranks.rank).unwrap_or_default();
+        let sums = input.offset(place * output_bytes);
+        added = Some(add(call.output(0), sums, call, device)?);
+        output = sums;
+    }
     let exchange = DeviceExchange { exchange, input, input_bytes, output, output_bytes };
     let step = device.exchange(&exchange, (ranks.rank, ranks.world_size));
-    Ok(vec![step.map_err(|error| call.refuse(error.to_string()))?])
+    let step = step.map_err(|error| call.refuse(error.to_string()))?;
+    Ok(gaps.into_iter().chain([step]).chain(added).collect())
+}
+
+/// Adds `sums` to what is in `slice`, both FP32.
+fn add(
+    slice: DeviceTensor,
+    sums: DevicePtr,
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Step, KernelError> {
+    if slice.dtype != DType::F32 {
+        return Err(call.refuse(format!("adds up sums in f32, got {}", slice.dtype)));
+    }
+    let function = device.function("add", "add_f32", 0)?;
+    let ctas = grid_of(slice.bytes().div_ceil(VECTOR_BYTES), THREADS, device.sm_count());
+    let arguments = vec![
+        slice.argument(),
+        Argument::Pointer(sums),
+        slice.argument(),
+        Argument::U64(slice.elements() as u64),
+    ];
+    Ok(Device::launch(function, ctas, THREADS, 0, arguments))
+}
+
+/// Fills with zeros what no tensor of a bucket of `whole` bytes has: what lies between two of them,
+/// those that the call itself writes, and what is behind the last.
+fn gaps(
+    call: &CallView<'_>,
+    operands: Range<usize>,
+    whole: Option<usize>,
+) -> Result<Vec<Step>, KernelError> {
+    let (first, bytes) = place(call, operands.clone(), whole)?;
+    let mut filled = first;
+    let mut steps = Vec::new();
+    let mut fill_to = |from: DevicePtr, to: DevicePtr| {
+        if to.0 > from.0 {
+            steps.push(Step::Fill { target: from, byte: 0, bytes: (to.0 - from.0) as usize });
+        }
+    };
+    for index in operands {
+        if call.call.operands[index].access == Access::Write {
+            continue;
+        }
+        let tensor = call.operand(index);
+        fill_to(filled, tensor.pointer);
+        filled = tensor.pointer.offset(tensor.bytes());
+    }
+    fill_to(filled, first.offset(bytes));
+    Ok(steps)
 }
 
 /// First byte and length of operands one behind the other; of a bucket `whole` bytes.
@@ -90,8 +160,11 @@ fn place(
     whole: Option<usize>,
 ) -> Result<(DevicePtr, usize), KernelError> {
     let Some(first) = operands.clone().next() else { return Ok((DevicePtr(0), 0)) };
-    let range = |operand: &Operand| call.program.value(operand.value).range;
-    let ranges: Vec<ByteRange> = call.call.operands[operands].iter().map(range).collect();
+    let range = |index: usize| {
+        let value = call.program.value(call.call.operands[index].value);
+        value.range_in(call.instance.slot)
+    };
+    let ranges: Vec<ByteRange> = operands.map(range).collect();
     let span = ByteRange::spanning(&ranges)
         .ok_or_else(|| call.refuse("expected a bucket of one operand behind the other"))?;
     Ok((call.operand(first).pointer, whole.unwrap_or(span.bytes)))

@@ -1,0 +1,287 @@
+//! Ranks on emulated GPUs: the programs and kernels of several GPUs, with the exchanges of threads
+//! in the place of NCCL. Where the kernels were not compiled a test is reported as ignored.
+
+#[macro_use]
+extern crate deepwell_trials;
+
+mod gradients;
+mod kernels_needed;
+mod rank_faults;
+mod ranks;
+mod shard_slices;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use deepwell_ir::capture::{LlamaConfig, ModelConfig};
+use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{Graph, ProcessGroup};
+use deepwell_kernels::cuda::Architecture;
+use deepwell_kernels::{Exchange, InProcess};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_trainer::{CompileOptions, Device, Devices, Engine, Parallel, StepOutcome, World};
+
+use crate::gradients::{BF16, MXFP8, assert_gradients, assert_outcome, gradients};
+use crate::kernels_needed::need_kernels;
+use crate::rank_faults::Tampered;
+use crate::ranks::reference::{Bits, CLIP, Case, LEARNING_RATE, SEED, batch};
+use crate::shard_slices::{masters, slices};
+
+/// How long a rank waits for another; longer than any of these tests takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Trains the micro model on the ranks that `devices` names, with one sequence for each, and gives
+/// what each has; moments are left out.
+fn bits_of_ranks(
+    devices: &str,
+    parallel: Parallel,
+    precision: &str,
+    seq: usize,
+    steps: usize,
+) -> Vec<Bits> {
+    let Devices { device, .. } = devices.parse().expect("devices");
+    let ranks = 2;
+    let policy = PrecisionPolicy::preset(precision).expect("a preset");
+    let options = CompileOptions {
+        micro_batch: Some(1),
+        device,
+        parallel,
+        ..CompileOptions::new(policy, seq, ranks)
+    };
+    let graph = ranks::graph();
+    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
+    let train = |engine: &mut Engine| {
+        engine.initialize(SEED)?;
+        let mut bits = Bits { steps: Vec::new(), masters: Vec::new(), moments: Vec::new() };
+        for step in 0..steps {
+            let (inputs, targets) = batch(step, ranks, seq);
+            let (rate, clip) = (f64::from(LEARNING_RATE), f64::from(CLIP));
+            let outcome = engine.step(&inputs, &targets, rate, clip)?;
+            bits.steps.push([outcome.loss.to_bits(), outcome.grad_norm.to_bits()]);
+        }
+        for master in ranks::masters_of(engine.program()) {
+            let mut values = vec![0u32; engine.program().value(master).elements()];
+            engine.read_value(master, bytemuck::cast_slice_mut(&mut values))?;
+            bits.masters.extend(values);
+        }
+        Ok(bits)
+    };
+    world.on_all(train).expect("steps")
+}
+
+trial!(ranks_on_emulated_gpus_train_as_one_does);
+/// Two ranks give the bits of one that runs the parts of both and adds them up in their order.
+fn ranks_on_emulated_gpus_train_as_one_does() {
+    need_kernels((9, 0));
+    let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
+    for precision in ["bf16", "mxfp8"] {
+        let one = Case { device, precision, seq, parts: 2, rows: 1, steps }.run();
+        for zero in [0, 1] {
+            let parallel = Parallel { zero, ..Parallel::data(2) };
+            let two = bits_of_ranks("emulated:sm90:2", parallel, precision, seq, steps);
+            assert_eq!(two.len(), 2);
+            for (rank, bits) in two.iter().enumerate() {
+                let what = format!("{precision}, ZeRO {zero}, rank {rank}");
+                assert_eq!(bits.steps, one.steps, "{what}: loss and norm");
+                assert!(bits.masters == one.masters, "{what}: masters");
+            }
+        }
+    }
+}
+
+/// What goes wrong between ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// Gradients are each rank's own alone.
+    NoSum,
+    /// Gathered masters are the first rank's, in each slice.
+    MastersOfFirst,
+}
+
+impl Fault {
+    /// What it does to the result of an exchange.
+    fn tamper(self, rank: u32, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
+        let is_data = exchange.group.name == ProcessGroup::DATA;
+        match (self, &exchange.kind) {
+            (Fault::NoSum, CollectiveKind::ReduceScatter { .. }) if is_data => {
+                let own = exchange.group.position_of(rank).unwrap() * output.len();
+                output.copy_from_slice(&input[own..own + output.len()]);
+            }
+            (Fault::MastersOfFirst, CollectiveKind::AllGather) if is_data && input.len() > 1024 => {
+                rank_faults::first_for_all(input, output);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Trains the micro model with ZeRO 2 or 3, `rows` sequences for each rank, one a micro-batch: loss
+/// and norm of each step, and whole masters after the last.
+fn with_slices(precision: &str, zero: u8, (ranks, rows): (usize, usize), fault: Fault) -> Bits {
+    let (seq, steps) = (32, 2);
+    let options = CompileOptions {
+        micro_batch: Some(1),
+        device: Device::Emulated(Architecture::Sm90a),
+        parallel: Parallel { zero, ..Parallel::data(ranks) },
+        ..CompileOptions::new(PrecisionPolicy::preset(precision).unwrap(), seq, ranks * rows)
+    };
+    let wrap = |comm| {
+        Tampered::wrap(comm, move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+            fault.tamper(rank, exchange, input, output);
+        })
+    };
+    let comms = InProcess::world(ranks as u32, PATIENCE);
+    let mut world =
+        World::compile_on(comms, &wrap, ranks::graph(), ranks::hardware(), &options).unwrap();
+    let program = world.first().program().clone();
+    let ends = world.on_all(|engine| {
+        engine.initialize(SEED)?;
+        let mut outcomes = Vec::new();
+        for step in 0..steps {
+            let (inputs, targets) = batch(step, ranks * rows, seq);
+            let (rate, clip) = (f64::from(LEARNING_RATE), f64::from(CLIP));
+            let outcome = engine.step(&inputs, &targets, rate, clip)?;
+            outcomes.push([outcome.loss.to_bits(), outcome.grad_norm.to_bits()]);
+        }
+        Ok((outcomes, slices(engine)?))
+    });
+    let (outcomes, of_ranks): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+    let are_equal = outcomes.iter().all(|of| *of == outcomes[0]);
+    assert!(fault != Fault::None || are_equal, "ranks saw other losses");
+    Bits { steps: outcomes[0].clone(), masters: masters(&program, &of_ranks), moments: Vec::new() }
+}
+
+trial!(slices_of_gradients_and_weights_train_as_whole_ones_do);
+/// ZeRO 2 and 3 give the bits of one rank that runs the parts of both. With two micro-batches a
+/// gradient is summed over the ranks first, as the reference then sums; three ranks fill the last
+/// slice of a bucket up.
+fn slices_of_gradients_and_weights_train_as_whole_ones_do() {
+    need_kernels((9, 0));
+    for (precision, ranks, rows) in [("mxfp8", 2, 1), ("bf16", 3, 2)] {
+        let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
+        let case = Case { device, precision, seq, parts: ranks, rows, steps };
+        let one = if rows == 1 { case.run() } else { case.run_by_micro_batch() };
+        for zero in [2, 3] {
+            let what = format!("ZeRO {zero}, {precision}, {ranks} ranks, {rows} rows");
+            let two = with_slices(precision, zero, (ranks, rows), Fault::None);
+            for (got, expected) in two.steps.iter().zip(&one.steps) {
+                assert_eq!(got[1], expected[1], "{what}: norm");
+                let [loss, expected] = [got[0], expected[0]].map(f32::from_bits);
+                // With several micro-batches a loss is rounded in each, and sums of them are.
+                let parts = if rows == 1 { 0 } else { ranks * rows };
+                let bound = parts as f32 * f32::EPSILON * expected;
+                assert!((loss - expected).abs() <= bound, "{what}: {loss} beside {expected}");
+            }
+            assert!(two.masters == one.masters, "{what}: masters");
+        }
+    }
+}
+
+trial!(faults_between_emulated_gpus_are_seen);
+fn faults_between_emulated_gpus_are_seen() {
+    need_kernels((9, 0));
+    for zero in [2, 3] {
+        let sound = with_slices("bf16", zero, (2, 2), Fault::None);
+        for fault in [Fault::NoSum, Fault::MastersOfFirst] {
+            let got = with_slices("bf16", zero, (2, 2), fault);
+            assert!(got.steps != sound.steps, "ZeRO {zero}, {fault:?}: the same losses");
+        }
+    }
+}
+
+trial!(stages_on_emulated_gpus_train_as_one_does);
+/// Two stages give the bits of one rank, each of what it has.
+fn stages_on_emulated_gpus_train_as_one_does() {
+    need_kernels((9, 0));
+    for precision in ["bf16", "mxfp8"] {
+        let one = bits_of_ranks("emulated:sm90", Parallel::data(1), precision, 32, 2);
+        let stages = Parallel { pipeline: 2, ..Parallel::data(1) };
+        let two = bits_of_ranks("emulated:sm90:2", stages, precision, 32, 2);
+        assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{precision}: loss and norm");
+        let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
+        assert!(masters == one[0].masters, "{precision}: masters");
+    }
+}
+
+/// A Llama of two layers that two ranks can split, and the size of its vocabulary.
+fn llama() -> (Graph, usize) {
+    let config = LlamaConfig {
+        hidden_size: 128,
+        intermediate_size: 256,
+        num_layers: 2,
+        num_heads: 2,
+        num_kv_heads: 2,
+        head_dim: 64,
+        ..LlamaConfig::preset("llama-micro").expect("a preset")
+    };
+    model(config)
+}
+
+/// The model and the size of its vocabulary.
+fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
+    let config = config.into();
+    (config.capture(Some(128)).expect("the model can be captured"), config.vocab_size())
+}
+
+/// The outcomes of a rank's steps, and the gradients of the first one by name.
+type StepsAndGradients = (Vec<StepOutcome>, Vec<(String, Vec<f32>)>);
+
+/// Two steps of ranks that split each layer, for each rank.
+fn tensor_ranks(
+    devices: &str,
+    parallel: Parallel,
+    policy: &PrecisionPolicy,
+) -> Vec<StepsAndGradients> {
+    const ROWS: usize = 2;
+    let Devices { device, .. } = devices.parse().expect("devices");
+    let (graph, vocabulary) = llama();
+    let options = CompileOptions {
+        micro_batch: Some(1),
+        device,
+        parallel,
+        ..CompileOptions::new(policy.clone(), 32, ROWS)
+    };
+    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
+    let train = |engine: &mut Engine| {
+        engine.initialize(SEED)?;
+        let (mut outcomes, mut of_first) = (Vec::new(), Vec::new());
+        for step in 0..2 {
+            let (mut inputs, mut targets) = batch(step, ROWS, 32);
+            let within = |token: &mut i32| *token = (*token).min(vocabulary as i32 - 1);
+            inputs.iter_mut().chain(&mut targets).for_each(within);
+            outcomes.push(engine.step(&inputs, &targets, 1e-3, 1.0)?);
+            if step == 0 {
+                of_first = gradients(engine);
+            }
+        }
+        Ok((outcomes, of_first))
+    };
+    world.on_all(train).expect("steps")
+}
+
+trial!(tensor_ranks_on_emulated_gpus_train_as_on_the_cpu);
+/// Slices of layers, of the embedding and of the head, alone and in two stages.
+fn tensor_ranks_on_emulated_gpus_train_as_on_the_cpu() {
+    need_kernels((9, 0));
+    let split = Parallel { tensor: 2, ..Parallel::data(1) };
+    for (policy, parallel, count, tolerances) in [
+        (PrecisionPolicy::bf16(), split, 2, BF16),
+        (PrecisionPolicy::mxfp8(), split, 2, MXFP8),
+        (PrecisionPolicy::bf16(), Parallel { pipeline: 2, ..split }, 4, BF16),
+    ] {
+        let on = |device: &str| tensor_ranks(&format!("{device}:{count}"), parallel, &policy);
+        let (got, expected) = (on("emulated:sm90"), on("cpu"));
+        for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let what = format!("{parallel}, {:?}, rank {rank}", policy.format());
+            for (got, expected) in got.0.iter().zip(&expected.0) {
+                assert_outcome(&what, got, expected, tolerances);
+            }
+            assert_gradients(&what, &got.1, &expected.1, tolerances);
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    deepwell_trials::run()
+}
