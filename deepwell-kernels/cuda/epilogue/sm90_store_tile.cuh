@@ -1,7 +1,7 @@
 // From sums of wgmma in registers to the result in device memory: bias, rounding, accumulation.
 //
-// Each warp has 16 rows of 128 columns. They pass in subtiles of 128 bytes of a row through 2 KiB
-// of shared memory, so that a warp writes four whole subtiles at a time.
+// Each warp has 16 rows of 128 or 256 columns. They pass in subtiles of 128 bytes of a row through
+// 2 KiB of shared memory, so that a warp writes four whole subtiles at a time.
 #pragma once
 
 #include "common/types.cuh"
@@ -70,14 +70,14 @@ __device__ __forceinline__ float bias_of(const TileResult<Element>& result, int3
 
 // The calling warp's 16 rows, from (row, column) of the result on; `sums` as ptx/wgmma.cuh has
 // them. `staged` has 2 KiB for this warp alone.
-template <typename Element>
+template <typename Element, int kSums>
 __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& result, int32 row,
-                                                 int32 column, const float (&sums)[64],
+                                                 int32 column, const float (&sums)[kSums],
                                                  uint8* staged) {
     constexpr int kSubtileColumns = 128 / sizeof(Element);  // columns
     const uint32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (int subtile = 0; subtile < 128 / kSubtileColumns; ++subtile) {
+    for (int subtile = 0; subtile < 2 * kSums / kSubtileColumns; ++subtile) {
         // redundant bar.warp.sync: before the first wave, turns or waits along K ordered all lanes
         __syncwarp();
 #pragma unroll

@@ -1,12 +1,14 @@
 // Tiles of a GEMM of two BF16 matrices on wgmma, summed in FP32, in the frame of mma/sm90_tile.cuh.
 //
 // Each operand is K-major or MN-major, and swizzled by 128 bytes. A part of 64 rows of a in a stage
-// lies as 64 rows of 64 along K, or as 64 along K of 64 rows; so do the columns of b.
+// lies as 64 rows of 64 along K, or as 64 along K of 64 rows; so do the columns of b. Tiles of a
+// cluster are one below the other: each CTA copies a part of the columns of b, to all of them.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_tile.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/tensor_copy_4d.cuh"
@@ -22,89 +24,112 @@ constexpr int kStepK = 16;   // of one wgmma
 constexpr int kSteps = kStageK / kStepK;
 constexpr int kPart = 64;                            // rows of a, or columns of b
 constexpr int kPartBytes = kPart * kStageK * 2;
-constexpr int kParts = kTileN / kPart;               // of the tile's columns, and of a wave's rows
+constexpr int kWaveParts = kWaveM / kPart;
+constexpr int kBoxRows = 128;  // of a K-major operand
 
 // How operands lie in memory.
 enum class Layout {
     kRows,     // both K-major: a [M, K], b [N, K]
-    kStack,    // a K-major, b MN-major, a matrix [K, N] for each group
+    kMixed,    // a K-major, b MN-major [K, N]
+    kStack,    // the same, b having a matrix for each group
     kColumns,  // both MN-major: a [K, M], b [K, N]
 };
 
-// Tiles of 256 rows, or 128 of them, and 128 columns. A multiple of 16 along K is multiplied.
-template <Layout kOperands>
+// Tiles of 128 rows for each wave. `kByWaves`: a tile may have one wave of two. `kCtasDown`: CTAs
+// of a cluster. A multiple of 16 along K is multiplied.
+template <Layout kOperands, int kWavesOfTile, int kColumns, int kCtasDown = 1,
+          bool kByWaves = false>
 struct TileShape {
     static constexpr Layout kLayout = kOperands;
-    static constexpr int kWaves = 2;
-    static constexpr int kAcross = 1;
-    static constexpr bool kMayBeOneWave = true;
+    static constexpr int kWaves = kWavesOfTile;
+    static constexpr int kDown = kCtasDown;
+    static constexpr int kClusterCtas = kDown;
+    static constexpr bool kMayBeOneWave = kByWaves;
     static constexpr int kTileM = kWaves * kWaveM;
+    static constexpr int kTileN = kColumns;
+    static constexpr int kCopiedN = kTileN / kDown;  // columns of b that a CTA copies
     static constexpr int kABytes = kTileM * kRowBytes;
     static constexpr int kOperandBytes = kABytes + kTileN * kRowBytes;
     static constexpr int kScaleBytes = 0;
     static constexpr int kStages = kBytesForStages / kOperandBytes;
 
+    static_assert(kCopiedN % kBoxRows == 0, "whole boxes");
+    static_assert(kDown == 1 || (!kMayBeOneWave && kLayout != Layout::kStack),
+                  "tiles of a cluster have as many waves, and boxes of two dimensions");
     static_assert(kStages >= 3 && 2 * kStages * 8 <= kBarrierBytes, "shared memory");
 };
+
+// A box of b, to all CTAs of the cluster.
+template <typename S>
+__device__ __forceinline__ void copy_shared(uint8* target, const TensorMap& b, uint32 column,
+                                            uint32 row, uint64* full) {
+    if constexpr (S::kDown == 1) {
+        tensor_copy_2d(target, b, column, row, full);
+    } else {
+        constexpr uint16 kAll = (1 << S::kDown) - 1;
+        tensor_copy_2d_multicast(target, b, column, row, full, kAll);
+    }
+}
 
 // What the producer has copied into a stage.
 template <typename S>
 __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const TensorMap& a,
                                            const TensorMap& b, const TileWork& work, int32 i,
                                            uint32 stage, uint64* full) {
-    mbarrier_expect(full, (work.waves * kWaveM + kTileN) * kRowBytes);
+    const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
+    mbarrier_expect(full, (waves * kWaveM + S::kTileN) * kRowBytes);
     const uint32 k = work.first_k + i * kStageK;
     uint8* of_a = shared.operands + stage * S::kOperandBytes;
     uint8* of_b = of_a + S::kABytes;
     if constexpr (S::kLayout == Layout::kColumns) {
-        for (int32 part = 0; part < work.waves * kParts; ++part) {
+        for (int32 part = 0; part < waves * kWaveParts; ++part) {
             tensor_copy_2d(of_a + part * kPartBytes, a, work.place.row + part * kPart, k, full);
         }
     } else {
-        for (int32 wave = 0; wave < work.waves; ++wave) {
+        for (int32 wave = 0; wave < waves; ++wave) {
             tensor_copy_2d(of_a + wave * kWaveM * kRowBytes, a, k, work.place.row + wave * kWaveM,
                            full);
         }
     }
+    // The columns that this CTA copies.
+    const uint32 first = S::kDown == 1 ? 0 : cluster_rank() * S::kCopiedN;
+    of_b += first * kRowBytes;
     if constexpr (S::kLayout == Layout::kRows) {
-        tensor_copy_2d(of_b, b, k, work.b_row, full);
+#pragma unroll
+        for (int row = 0; row < S::kCopiedN; row += kBoxRows) {
+            copy_shared<S>(of_b + row * kRowBytes, b, k, work.b_row + first + row, full);
+        }
     } else {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            const uint32 column = work.place.column + part * kPart;
+        for (int part = 0; part < S::kCopiedN / kPart; ++part) {
+            const uint32 column = work.place.column + first + part * kPart;
             if constexpr (S::kLayout == Layout::kStack) {
                 const TensorPlace place{{column, k, static_cast<uint32>(work.group), 0}};
                 tensor_copy_4d(of_b + part * kPartBytes, b, place, full);
             } else {
-                tensor_copy_2d(of_b + part * kPartBytes, b, column, k, full);
+                copy_shared<S>(of_b + part * kPartBytes, b, column, k, full);
             }
         }
     }
 }
 
 // sums += a b^T of 64 rows and the `step`-th 16 along K, of operands at these addresses.
-template <Layout kLayout>
-__device__ __forceinline__ void multiply_step(float (&sums)[64], uint32 a, uint32 b, int step) {
+template <typename S>
+__device__ __forceinline__ void multiply_step(float (&sums)[S::kTileN / 2], uint32 a, uint32 b,
+                                              int step) {
     using OfRows = WgmmaRows<kPart, kStageK>;
-    using OfColumns = WgmmaRows<kStageK, kTileN>;
-    if constexpr (kLayout == Layout::kColumns) {
+    using OfColumns = WgmmaRows<kStageK, S::kTileN>;
+    if constexpr (S::kLayout == Layout::kColumns) {
         const uint32 at = OfColumns::row_step(step);
         wgmma_bf16_columns(sums, OfColumns::columns(a).at(at), OfColumns::columns(b).at(at));
     } else {
         const uint64 left = OfRows::rows(a).at(OfRows::column_step(step));
-        if constexpr (kLayout == Layout::kStack) {
+        if constexpr (S::kLayout == Layout::kRows) {
+            wgmma_bf16<true, false>(sums, left, OfRows::rows(b).at(OfRows::column_step(step)));
+        } else {
             wgmma_bf16<true, true>(sums, left,
                                    OfColumns::columns(b).at(OfColumns::row_step(step)));
-        } else {
-            wgmma_bf16<true, false>(sums, left, OfRows::rows(b).at(OfRows::column_step(step)));
         }
-    }
-}
-
-// Gives a stage back that only wgmma have read: each warp of the consumers waited for them as one.
-__device__ __forceinline__ void release_read(uint64* empty) {
-    if (threadIdx.x % 32 == 0) {
-        mbarrier_arrive(empty);
     }
 }
 
@@ -112,7 +137,7 @@ __device__ __forceinline__ void release_read(uint64* empty) {
 template <int kWaves, typename S>
 __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 consumer,
                                                const TileWork& work, Stage<S>& stage,
-                                               float (&sums)[kWaves][64]) {
+                                               float (&sums)[kWaves][S::kTileN / 2]) {
     const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     constexpr uint32 kWaveBytes = kWaveM * kRowBytes;
     uint64* read = nullptr;  // is empty when the wgmma before those of this stage are done
@@ -127,7 +152,7 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
             for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
                 for (int wave = 0; wave < kWaves; ++wave) {
-                    multiply_step<S::kLayout>(sums[wave], a + wave * kWaveBytes, b, step);
+                    multiply_step<S>(sums[wave], a + wave * kWaveBytes, b, step);
                 }
             }
         } else {
@@ -135,25 +160,24 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
             for (int step = 0; step < work.last_steps; ++step) {
 #pragma unroll
                 for (int wave = 0; wave < kWaves; ++wave) {
-                    multiply_step<S::kLayout>(sums[wave], a + wave * kWaveBytes, b, step);
+                    multiply_step<S>(sums[wave], a + wave * kWaveBytes, b, step);
                 }
             }
         }
         wgmma_commit();
         wgmma_wait_read<1>();
         if (read != nullptr) {
-            release_read(read);
+            release_read<S>(read);
         }
         read = shared.empty + stage.index;
         stage.advance();
     }
-    wgmma_wait(sums[0]);
-#pragma unroll
-    for (int wave = 1; wave < kWaves; ++wave) {
-        wgmma_waited(sums[wave]);
+    wgmma_wait_for<0>(sums[0]);
+    if constexpr (kWaves == 2) {
+        wgmma_waited(sums[1]);
     }
     if (read != nullptr) {
-        release_read(read);
+        release_read<S>(read);
     }
 }
 
@@ -175,7 +199,8 @@ __device__ __forceinline__ void multiply(uint8* memory, const TensorMap& a, cons
             [&](const TileWork& work, Stage<S>& stage, auto& sums) ALWAYS_INLINE {
                 multiply_waves(shared, consumer, work, stage, sums);
             },
-            [&](const TileWork& work, uint32 row, const float(&sums)[64]) ALWAYS_INLINE {
+            [&](const TileWork& work, uint32 row,
+                const float(&sums)[S::kTileN / 2]) ALWAYS_INLINE {
                 store(work, row, sums, staged);
             });
     };

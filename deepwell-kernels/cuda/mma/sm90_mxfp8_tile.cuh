@@ -34,6 +34,8 @@ template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves
 struct TileShape {
     static constexpr int kWaves = kWavesOfTile;
     static constexpr int kAcross = kCtasAcross;
+    static constexpr int kClusterCtas = kAcross;
+    static constexpr int kTileN = sm90_tile::kTileN;
     static constexpr bool kColumnScales = kScalesByColumn;
     static constexpr bool kMayBeOneWave = kByWaves;
     static constexpr int kTileM = kWaves * kWaveM;

@@ -4,11 +4,11 @@
 // copied into each pipeline stage, 128 bytes along K. The other two, the consumers, have 64 of each
 // 128 rows of the tile, the rows of one wgmma; 128 rows are a wave.
 //
-// CTAs of a cluster have tiles side by side. A stage is then free when the consumers of all have
+// CTAs of a cluster share rows of an operand. A stage is then free when the consumers of all have
 // read it. Tiles beyond the result take part as others do, on zeros.
 //
-// A shape S says kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kAcross (CTAs of
-// a cluster), kStages, and of each stage kOperandBytes and kScaleBytes.
+// A shape S says kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kTileN
+// (columns), kClusterCtas, kStages, and of each stage kOperandBytes and kScaleBytes.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -34,7 +34,7 @@ constexpr int kConsumerRegisters = 232;
 
 constexpr int kConsumerM = 64;  // rows of a wave that a consumer has
 constexpr int kWaveM = kConsumers * kConsumerM;
-constexpr int kTileN = 128;
+constexpr int kTileN = 128;     // of a shape that says nothing else
 constexpr int kRowBytes = 128;  // of an operand in a stage: one swizzle
 
 constexpr int kSharedLimit = 227 * 1024;
@@ -79,7 +79,7 @@ struct Shared {
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i);
-            mbarrier_set(empty + i, kConsumerWarps * S::kAcross);
+            mbarrier_set(empty + i, kConsumerWarps * S::kClusterCtas);
         }
         mbarrier_publish();
     }
@@ -101,17 +101,17 @@ struct Stage {
 
 template <typename S>
 __device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
-    if constexpr (S::kAcross == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         mbarrier_wait(barrier, phase);
     } else {
-        mbarrier_wait_cluster(barrier, phase);
+        mbarrier_wait_cluster_shared(barrier, phase);
     }
 }
 
 // All threads of all CTAs of the cluster.
 template <typename S>
 __device__ __forceinline__ void synchronize_all() {
-    if constexpr (S::kAcross == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         __syncthreads();
     } else {
         cluster_arrive();
@@ -119,18 +119,25 @@ __device__ __forceinline__ void synchronize_all() {
     }
 }
 
-// Gives a stage back to the producers of the cluster, by each warp of the consumers.
+// Gives a stage back that only wgmma have read, by each warp of the consumers, which waited for
+// them as one: to the producers of the cluster.
 template <typename S>
-__device__ __forceinline__ void release(uint64* empty) {
+__device__ __forceinline__ void release_read(uint64* empty) {
     const uint32 lane = threadIdx.x % 32;
-    __syncwarp();
-    if constexpr (S::kAcross == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         if (lane == 0) {
             mbarrier_arrive(empty);
         }
-    } else if (lane < S::kAcross) {
-        mbarrier_arrive_cluster(cluster_address(mbarrier_address(empty), lane));
+    } else if (lane < S::kClusterCtas) {
+        mbarrier_arrive_cluster_shared(cluster_address(mbarrier_address(empty), lane));
     }
+}
+
+// The same of a stage that lanes have read, too.
+template <typename S>
+__device__ __forceinline__ void release(uint64* empty) {
+    __syncwarp();
+    release_read<S>(empty);
 }
 
 // The producer: `copy(work, i, stage, full)` announces and starts what comes into stage number
@@ -155,7 +162,7 @@ __device__ __forceinline__ void multiply_tile(uint32 consumer, const TileWork& w
                                               Stage<S>& stage, Multiply multiply_waves,
                                               Store store) {
     const uint32 warp_row = consumer * kConsumerM + threadIdx.x % kWarpgroup / 32 * 16;
-    float sums[kWaves][64] = {};
+    float sums[kWaves][S::kTileN / 2] = {};
     multiply_waves(work, stage, sums);
 #pragma unroll
     for (int wave = 0; wave < kWaves; ++wave) {
@@ -198,7 +205,7 @@ __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produ
         consume(warp / (kWarpgroup / 32) - 1, staged);
     }
     // No CTA ends while others of its cluster copy to it or arrive at its barriers.
-    if constexpr (S::kAcross > 1) {
+    if constexpr (S::kClusterCtas > 1) {
         // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
         __syncwarp();
         synchronize_all<S>();

@@ -53,6 +53,16 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 barrier) {
                  : "memory");
 }
 
+// The same for shared memory alone: it waits for nothing that this thread did to global memory.
+__device__ __forceinline__ void mbarrier_arrive_cluster_shared(uint32 barrier) {
+    asm volatile(
+        "fence.release.sync_restrict::shared::cta.cluster;\n"
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];"
+        :
+        : "r"(barrier)
+        : "memory");
+}
+
 // Waits for the end of the phase with bit `phase`.
 __device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
     uint32 done = 0;
@@ -83,4 +93,21 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 ph
             : "r"(mbarrier_address(barrier)), "r"(phase)
             : "memory");
     }
+}
+
+// The same for shared memory alone: the L1 cache keeps what it has of global memory.
+__device__ __forceinline__ void mbarrier_wait_cluster_shared(uint64* barrier, uint32 phase) {
+    uint32 done = 0;
+    while (done == 0) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(mbarrier_address(barrier)), "r"(phase)
+            : "memory");
+    }
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 }

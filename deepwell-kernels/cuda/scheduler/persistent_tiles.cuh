@@ -5,21 +5,22 @@
 #include "common/types.cuh"
 #include "scheduler/tile_order.cuh"
 
-// Tiles of kTileM x kTileN of a result, kAcross of them side by side for the CTAs of a cluster.
-// Clusters take every so many-th one, in an order that goes down groups of 2048 rows: which tiles a
-// CTA has follows from the grid alone.
-template <int kTileM, int kTileN, int kAcross>
+// Tiles of kTileM x kTileN of a result, for the CTAs of a cluster kAcross of them side by side and
+// kDown one below the other. Clusters take every so many-th one, in an order that goes down groups
+// of 2048 rows: which tiles a CTA has follows from the grid alone.
+template <int kTileM, int kTileN, int kAcross, int kDown = 1>
 class PersistentTiles {
-    static constexpr uint32 kColumns = kAcross * kTileN;  // of a cluster
+    static constexpr uint32 kCtas = kAcross * kDown;
+    static constexpr uint32 kRows = kDown * kTileM;  // of a cluster
+    static constexpr uint32 kColumns = kAcross * kTileN;
 
     uint32 rows_;     // of clusters
     uint32 columns_;  // of clusters
-    uint32 cluster_ = blockIdx.x / kAcross;
+    uint32 cluster_ = blockIdx.x / kCtas;
 
   public:
     __device__ __forceinline__ PersistentTiles(uint32 rows, uint32 columns)
-        : rows_((rows + kTileM - 1) / kTileM),
-          columns_((columns + kColumns - 1) / kColumns) {}
+        : rows_((rows + kRows - 1) / kRows), columns_((columns + kColumns - 1) / kColumns) {}
 
     // The first element of the next tile; false after the last. It may lie beyond the result where
     // those of other CTAs of the cluster do not.
@@ -27,9 +28,11 @@ class PersistentTiles {
         if (cluster_ >= rows_ * columns_) {
             return false;
         }
-        const TilePlace at = grouped_tile<2048 / kTileM>(cluster_, rows_, columns_);
-        place = TilePlace{at.row * kTileM, at.column * kColumns + blockIdx.x % kAcross * kTileN};
-        cluster_ += gridDim.x / kAcross;
+        const TilePlace at = grouped_tile<2048 / kRows>(cluster_, rows_, columns_);
+        const uint32 rank = blockIdx.x % kCtas;
+        place = TilePlace{at.row * kRows + rank % kDown * kTileM,
+                          at.column * kColumns + rank / kDown * kTileN};
+        cluster_ += gridDim.x / kCtas;
         return true;
     }
 };

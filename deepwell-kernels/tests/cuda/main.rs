@@ -131,6 +131,8 @@ mod sm90_attention;
 mod sm90_attention_backward;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward_ordered.rs"]
 mod sm90_attention_backward_ordered;
+#[path = "../../src/ops/linear/tests/sm90_bf16_gemm.rs"]
+mod sm90_bf16_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm.rs"]
 mod sm90_grouped_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm_bf16.rs"]

@@ -21,7 +21,10 @@ using namespace sm90_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-constexpr int kTileM = TileShape<Layout::kRows>::kTileM;
+template <Layout kLayout>
+using Shape = TileShape<kLayout, 2, kTileN, 1, true>;
+
+constexpr int kTileM = Shape<Layout::kRows>::kTileM;
 
 // What both kinds of tiles have in common.
 __device__ __forceinline__ TileWork work_of(const GroupTile& tile) {
@@ -91,7 +94,7 @@ __device__ __forceinline__ void rows_gemm(const TensorMap& a, const TensorMap& b
                                           const int32* offsets, bf16* out, int32 groups,
                                           int32 rows, int32 columns, int32 k) {
     const RowTiles tiles(offsets, groups, rows, columns, k);
-    multiply<TileShape<kLayout>>(
+    multiply<Shape<kLayout>>(
         memory, a, b, tiles,
         [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
             const TileResult<bf16> result{out, nullptr, work.end, columns, false};
@@ -126,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                  const int32* __restrict__ offsets, float* __restrict__ out,
                                  int32 groups, int32 rows, int32 columns, uint32 accumulate) {
     const ResultTiles tiles(offsets, groups, rows, columns);
-    multiply<TileShape<Layout::kColumns>>(
+    multiply<Shape<Layout::kColumns>>(
         memory, a, b, tiles,
         [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
             if (accumulate != 0 && work.stages == 0) {

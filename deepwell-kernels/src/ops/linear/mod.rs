@@ -6,6 +6,7 @@ mod cublaslt;
 pub mod oracle;
 mod sm100_bf16_gemm;
 mod sm100_bf16_gemm_fused;
+mod sm90_bf16_gemm;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -22,6 +23,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         cublaslt::SPECS,
         sm100_bf16_gemm::SPECS,
         sm100_bf16_gemm_fused::SPECS,
+        sm90_bf16_gemm::SPECS,
         bf16_gemm::SPECS,
     ],
 };

@@ -46,8 +46,8 @@ pub(crate) struct Form {
     pub(crate) name: &'static str,
     pub(crate) sizes: GemmSizes,
     /// Whether operands are K-major; by rows otherwise.
-    a_k_major: bool,
-    b_k_major: bool,
+    pub(super) a_k_major: bool,
+    pub(super) b_k_major: bool,
 }
 
 impl Form {

@@ -1,0 +1,82 @@
+// The GEMMs of a linear layer of BF16 operands:
+//   linear:      out [M, N] = a [M, K] b [N, K]^T (+ bias [N])
+//   input_grad:  out [M, N] = a [M, K] b [K, N]
+//   weight_grad: out [M, N] (+)= a [K, M]^T b [K, N], in FP32
+//
+// Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
+// cache. Warp specialized, see mma/sm90_bf16_tile.cuh. What lies outside of the operands reads as
+// zeros. Rows of operands are apart by multiples of 16 bytes, as tensor copies need, and nothing is
+// empty. Sums run over K in ascending order whatever the grid.
+//
+// architectures: sm_90a
+#include "common/types.cuh"
+#include "epilogue/sm90_store_tile.cuh"
+#include "mma/sm90_bf16_tile.cuh"
+#include "scheduler/persistent_tiles.cuh"
+
+using namespace sm90_bf16;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+// The tiles of the one result.
+template <typename S>
+class Tiles {
+    PersistentTiles<S::kTileM, S::kTileN, 1, S::kDown> places_;
+    int32 rows_;
+    int32 stages_;
+
+  public:
+    __device__ __forceinline__ Tiles(int32 rows, int32 columns, int32 k)
+        : places_(rows, columns), rows_(rows), stages_((k + kStageK - 1) / kStageK) {}
+
+    __device__ __forceinline__ bool next(TileWork& work) {
+        TilePlace place;
+        if (!places_.next(place)) {
+            return false;
+        }
+        work.place = place;
+        work.end = rows_;
+        work.group = 0;
+        work.b_row = place.column;
+        work.first_k = 0;
+        work.stages = stages_;
+        work.last_steps = kSteps;
+        work.waves = S::kWaves;
+        return true;
+    }
+};
+
+template <typename S, typename Element>
+__device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
+                                     const TileResult<Element>& result, int32 k) {
+    const Tiles<S> tiles(result.rows, result.columns, k);
+    multiply<S>(memory, a, b, tiles,
+                [&](const TileWork& work, uint32 row, const float(&sums)[S::kTileN / 2],
+                    uint8* staged) ALWAYS_INLINE {
+                    store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
+                });
+}
+
+// K-major operands in boxes of 128 rows and 64 along K, MN-major ones in boxes of 64 by 64, both
+// swizzled by 128 bytes; bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32
+// result.
+#define BF16_GEMM(name, layout, waves, columns, down, Element)                                   \
+    extern "C" __global__ void __cluster_dims__(down, 1, 1) __launch_bounds__(kThreads, 1)       \
+        name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
+             const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
+             int32 k, uint32 accumulate) {                                                       \
+        gemm<TileShape<layout, waves, columns, down>>(                                           \
+            a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
+    }
+
+#define GEMMS(tile, waves, columns, down)                                                        \
+    BF16_GEMM(sm90_bf16_gemm_linear_##tile, Layout::kRows, waves, columns, down, bf16)           \
+    BF16_GEMM(sm90_bf16_gemm_input_grad_##tile, Layout::kMixed, waves, columns, down, bf16)      \
+    BF16_GEMM(sm90_bf16_gemm_weight_grad_##tile, Layout::kColumns, waves, columns, down, float)
+
+GEMMS(128x128, 1, 128, 1)
+GEMMS(256x128, 2, 128, 1)
+GEMMS(128x256, 1, 256, 1)
+
+// Two CTAs one below the other that share columns of b.
+GEMMS(128x256_2x1, 1, 256, 2)
