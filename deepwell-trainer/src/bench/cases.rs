@@ -150,6 +150,11 @@ fn section_of(op: &Op) -> Option<Section> {
     })
 }
 
+/// Whether an op multiplies matrices that a policy may quantize.
+pub(super) fn is_gemm(op: &Op) -> bool {
+    matches!(section_of(op), Some(Section::Gemm | Section::Experts))
+}
+
 fn is_matrix(op: &Op) -> bool {
     matches!(section_of(op), Some(Section::Gemm | Section::Experts | Section::Attention))
 }
@@ -320,7 +325,7 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
     calls
 }
 
-fn what_text(op: &Op) -> String {
+pub(super) fn what_text(op: &Op) -> String {
     match op {
         Op::ScaledGemm(op) => format!("scaled_gemm {}", op.kind.name()),
         Op::ScaledGroupedGemm(op) => format!("scaled_grouped_gemm {}", op.kind.name()),

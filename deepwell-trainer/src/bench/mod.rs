@@ -15,13 +15,18 @@
 //! its share is roofline time over time.
 
 mod cases;
+mod choices;
 mod device_copy;
 mod fill;
+mod layer;
+mod layer_program;
+mod layer_time;
 mod load;
 mod machine;
 mod measure;
 mod measure_links;
 mod model;
+mod moe;
 mod of_experts;
 mod of_tokens;
 mod page;
@@ -34,6 +39,7 @@ mod text;
 mod timer;
 
 pub use device_copy::measure_copy;
+pub use layer::MixtureSize;
 pub use load::LoadSampler;
 pub use machine::Machine;
 pub use measure::{

@@ -22,7 +22,7 @@ pub(super) enum Load {
 impl Load {
     pub(super) const ALL: [Load; 2] = [Load::Balanced, Load::Zipf];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Load::Balanced => "balanced",
             Load::Zipf => "zipf",
@@ -30,7 +30,7 @@ impl Load {
     }
 
     /// Pairs of each of so many experts, of `tokens` that choose `top_k` each.
-    fn pairs(self, experts: usize, tokens: usize, top_k: usize) -> Vec<usize> {
+    pub(super) fn pairs(self, experts: usize, tokens: usize, top_k: usize) -> Vec<usize> {
         let share = |rank: usize| match self {
             Load::Balanced => 1.0,
             Load::Zipf => 1.0 / (rank + 1) as f64,

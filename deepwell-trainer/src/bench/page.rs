@@ -127,6 +127,8 @@ mod tests {
                 iterations: 3,
                 copy_gbps: None,
                 kernels: Vec::new(),
+                mixtures: Vec::new(),
+                mixture_tokens: 0,
             },
             machine: Machine::default(),
             rows: vec![row, Row::failed(Section::Norms, "swiglu", "no kernel")],

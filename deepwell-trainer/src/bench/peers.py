@@ -75,7 +75,7 @@ class Bench:
 
     def report(self, identity, peer, make, byte_count, copies_max=COPIES_MAX):
         """`make()` gives a callable over operands of its own; one per copy is made."""
-        if self.compile_only and peer != "torch.compile":
+        if self.compile_only and not peer.startswith("torch.compile"):
             return
         torch._dynamo.reset()
         try:
@@ -269,6 +269,111 @@ def grouped_gemm(bench, identity, task):
     peer = "torch grouped FP8 row" if fp8 else "torch grouped"
     with torch.no_grad():
         bench.report(identity, peer, make, byte_count)
+
+
+def choices(pairs, tokens, top_k):
+    """Experts `[tokens, top_k]`, so many pairs for each: as `bench moe` deals them."""
+    slots = torch.repeat_interleave(torch.arange(len(pairs)), torch.tensor(pairs))
+    step = next(step for step in range(max(1, tokens * 5 // 8), 2 * tokens + 2)
+                if math.gcd(step, tokens) == 1)
+    slot = torch.arange(tokens * top_k)
+    chosen = torch.empty(tokens, top_k, dtype=torch.long)
+    chosen[slot % tokens * step % tokens, slot // tokens] = slots
+    return chosen
+
+
+class RowwiseGroupedGemm(torch.autograd.Function):
+    """FP8 with a scale for each row of an operand; the weights' gradient in BF16."""
+
+    @staticmethod
+    def quantized(x, dim):
+        scale = 448.0 / x.abs().amax(dim, keepdim=True).float().clamp(min=1e-12)
+        return (x.float() * scale).to(torch.float8_e4m3fn), 1.0 / scale.squeeze(dim)
+
+    @staticmethod
+    def gemm(a, b, ends):
+        """Rows of `a` `[R, K]` times `b` `[E, N, K]`."""
+        (a, of_a), (b, of_b) = (RowwiseGroupedGemm.quantized(x, -1) for x in (a, b))
+        return torch._scaled_grouped_mm(
+            a, b.transpose(1, 2), of_a, of_b, offs=ends, out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+
+    @staticmethod
+    def forward(context, x, w, ends):
+        context.save_for_backward(x, w, ends)
+        return RowwiseGroupedGemm.gemm(x, w, ends)
+
+    @staticmethod
+    def backward(context, dy):
+        x, w, ends = context.saved_tensors
+        dx = RowwiseGroupedGemm.gemm(dy, w.transpose(1, 2).contiguous(), ends)
+        return dx, torch._grouped_mm(dy.t(), x, offs=ends), None
+
+
+def moe_layer(bench, identity, task):
+    """Forward and backward of router and experts: rows sorted by expert, grouped GEMMs with gate and
+    up projection in one, gates on the experts' outputs. In FP8 groups are padded to 16 rows."""
+    tokens, hidden, width = task["tokens"], task["hidden"], task["width"]
+    top_k, pairs, fp8 = task["top_k"], task["pairs"], task["fp8"]
+    experts, align = len(pairs), 16 if fp8 else 1
+    rows = tokens * top_k + (experts * (align - 1) + align - 1) // align * align
+
+    def gemm(x, w, ends):
+        if fp8:
+            return RowwiseGroupedGemm.apply(x, w, ends)
+        return torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
+
+    def layer(x, router, w_in, w_out):
+        scores = torch.softmax(x.float() @ router.t(), -1)
+        gates, chosen = torch.topk(scores, top_k, dim=-1)
+        gates = (gates / gates.sum(-1, keepdim=True)).reshape(-1)
+        chosen = chosen.reshape(-1)
+        order = torch.argsort(chosen, stable=True)
+        counts = torch.histc(chosen.float(), experts, 0, experts - 1).to(torch.int32)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        token = order // top_k
+        if align == 1:
+            given = x[token]
+        else:
+            padded = (counts + align - 1) // align * align
+            starts = padded.cumsum(0, dtype=torch.int32) - padded
+            of_row = chosen[order]
+            behind = torch.arange(tokens * top_k, device=x.device) - (ends - counts)[of_row]
+            place = (starts[of_row] + behind).long()
+            ends = padded.cumsum(0, dtype=torch.int32)
+            source = torch.full((rows,), tokens, device=x.device, dtype=torch.long)
+            source = source.scatter(0, place, token)
+            given = torch.cat([x, x.new_zeros(1, hidden)])[source]
+        gate, up = gemm(given, w_in, ends).chunk(2, -1)
+        out = gemm(F.silu(gate) * up, w_out, ends)
+        out = out if align == 1 else out[place]
+        out = (out * gates[order].unsqueeze(-1)).to(x.dtype)
+        # The rows of a token one behind the other again, so that no sum needs atomics.
+        back = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
+        return out[back].view(tokens, top_k, hidden).sum(1)
+
+    def operands():
+        x = bench.uniform(tokens, hidden)
+        x[:, :experts] *= 0.5
+        x.scatter_(1, choices(pairs, tokens, top_k).to(bench.device), 1.5)
+        router = torch.eye(experts, hidden, device=bench.device)
+        scale = hidden**-0.5
+        w_in = bench.uniform(experts, 2 * width, hidden, low=-scale, high=scale)
+        w_out = bench.uniform(experts, hidden, width, low=-scale, high=scale)
+        return [x, router, w_in, w_out]
+
+    byte_count = 2 * (tokens * top_k * (2 * hidden + 4 * width) + 3 * experts * width * hidden)
+    for peer in ["torch eager", "torch.compile"]:
+        name = f"{peer} FP8 row" if fp8 else peer
+        compiled = layer if peer == "torch eager" else torch.compile(layer, dynamic=False)
+
+        def make(compiled=compiled):
+            given = [x.requires_grad_() for x in operands()]
+            upstream = bench.uniform(tokens, hidden)
+            return lambda: torch.autograd.grad(compiled(*given), given, upstream)
+
+        bench.report(identity, name, make, byte_count, copies_max=1)
 
 
 def mx(x, axis, block, square=False):
@@ -598,6 +703,7 @@ def train(bench, identity, task):
 KINDS = {
     "gemm": gemm,
     "grouped_gemm": grouped_gemm,
+    "moe_layer": moe_layer,
     "quantize": quantize,
     "attention": attention,
     "pointwise": pointwise,

@@ -49,6 +49,21 @@ pub enum PeerTask {
         /// Operands in FP8 with a scale for each row, else in BF16.
         fp8: bool,
     },
+    /// Forward and backward of a mixture's layer.
+    MoeLayer {
+        /// Tokens.
+        tokens: usize,
+        /// Width of a token.
+        hidden: usize,
+        /// Width of an expert.
+        width: usize,
+        /// Experts of a token.
+        top_k: usize,
+        /// Pairs of each expert.
+        pairs: Vec<usize>,
+        /// GEMMs in FP8 with a scale for each row, else in BF16.
+        fp8: bool,
+    },
     /// Block quantization.
     Quantize {
         /// Rows.
@@ -277,7 +292,13 @@ fn requests<'a>(
 /// everything that is timed. What does not compile is said when it is timed.
 fn compile_ahead(tasks: &[PeerTask], device: Device) {
     let compiles = |task: &PeerTask| {
-        !matches!(task, PeerTask::Gemm { fp8: true, .. } | PeerTask::GroupedGemm { .. })
+        // Layers of experts at once would not fit.
+        !matches!(
+            task,
+            PeerTask::Gemm { fp8: true, .. }
+                | PeerTask::GroupedGemm { .. }
+                | PeerTask::MoeLayer { .. }
+        )
     };
     // The longest first and each in another process.
     let mut order: Vec<(usize, &PeerTask)> =
@@ -363,6 +384,18 @@ mod tests {
                 fp8: true,
             },
             r#"{"kind":"grouped_gemm","gemm":"wgrad","rows":[1,0],"n":2,"k":3,"fp8":true}"#,
+        );
+        check(
+            PeerTask::MoeLayer {
+                tokens: 4,
+                hidden: 8,
+                width: 16,
+                top_k: 1,
+                pairs: vec![3, 1],
+                fp8: false,
+            },
+            "{\"kind\":\"moe_layer\",\"tokens\":4,\"hidden\":8,\"width\":16,\"top_k\":1,\
+             \"pairs\":[3,1],\"fp8\":false}",
         );
         check(PeerTask::GradNorm { lengths: vec![] }, r#"{"kind":"grad_norm","lengths":[]}"#);
         check(

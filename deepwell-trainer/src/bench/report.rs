@@ -8,7 +8,7 @@ use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use super::{Machine, Row, page, text};
+use super::{Machine, MixtureSize, Row, page, text};
 use crate::{Device, TrainError};
 
 /// What is measured.
@@ -34,6 +34,12 @@ pub struct Settings {
     /// without any, the chosen one is.
     #[serde(default)]
     pub kernels: Vec<String>,
+    /// Layers of mixtures.
+    #[serde(default)]
+    pub mixtures: Vec<MixtureSize>,
+    /// Tokens of each of them.
+    #[serde(default)]
+    pub mixture_tokens: usize,
 }
 
 impl Settings {

@@ -5,10 +5,10 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
 use super::cases::{Case, cases_of};
-use super::model;
 use super::row::{Row, RowEvent};
 use super::timer::{Timer, Timing};
 use super::{Settings, device_copy};
+use super::{model, moe};
 use crate::TrainError;
 
 /// A part of the benchmark.
@@ -21,6 +21,8 @@ pub enum Section {
     Gemm,
     /// GEMMs of the experts of mixtures, in BF16 and MXFP8.
     Experts,
+    /// Forward and backward of a layer of experts, beside a dense one.
+    Moe,
     /// Block quantization along rows, columns and both.
     Quantize,
     /// Attention and its gradients.
@@ -39,9 +41,10 @@ pub enum Section {
 
 impl Section {
     /// All, in the order they run.
-    pub const ALL: [Section; 9] = [
+    pub const ALL: [Section; 10] = [
         Section::Gemm,
         Section::Experts,
+        Section::Moe,
         Section::Quantize,
         Section::Attention,
         Section::Norms,
@@ -56,6 +59,7 @@ impl Section {
         match self {
             Section::Gemm => "gemm",
             Section::Experts => "experts",
+            Section::Moe => "moe",
             Section::Quantize => "quantize",
             Section::Attention => "attention",
             Section::Norms => "norms",
@@ -101,6 +105,10 @@ pub fn run_sections(
     let mut device = settings.device.open(&hardware)?;
     let mut timer = Timer::new(&mut device, &hardware, settings.iterations);
     for section in of_kernels {
+        if section == Section::Moe {
+            moe::run(settings, &mut timer, on_event)?;
+            continue;
+        }
         for case in cases_of(section, settings, &hardware)? {
             on_event(RowEvent::Note(format!(
                 "{}: {} {} {}",
@@ -196,6 +204,8 @@ mod tests {
                 iterations: 1,
                 copy_gbps: None,
                 kernels: Vec::new(),
+                mixtures: Vec::new(),
+                mixture_tokens: 0,
             };
             let driver = FakeDriver::h200();
             let blas: Box<dyn deepwell_kernels::cuda::Blas> = Box::new(driver.blas());
@@ -206,7 +216,9 @@ mod tests {
                 OpenDevice { backend: Box::new(backend), catalog: device.catalog(), target };
             let mut timer = Timer::new(&mut open, &hardware, 1);
             timer.warm_up = Duration::ZERO;
-            for section in Section::ALL.into_iter().filter(|section| !section.is_of_model()) {
+            let is_of_cases =
+                |section: &Section| !section.is_of_model() && *section != Section::Moe;
+            for section in Section::ALL.into_iter().filter(is_of_cases) {
                 let mut cases = cases_of(section, &settings, &hardware).unwrap();
                 // Those of the tables of sizes would fill this machine's memory.
                 cases.retain(|case| case.call.bytes() < 64 << 20);

@@ -7,7 +7,7 @@ use super::row::{PeerTime, Row, geometric_mean};
 use super::section::Section;
 
 /// How the numbers were made, for records.
-pub(super) const METHOD: [&str; 9] = [
+pub(super) const METHOD: [&str; 10] = [
     "Kernels: a call of the program that training would run, with the kernel that its catalog \
      chooses. The operands are copied as often as it takes to pass the last-level cache twice, 2 \
      to 512 times (not at all where one call moves 8 times the cache), and the calls take turns \
@@ -25,6 +25,14 @@ pub(super) const METHOD: [&str; 9] = [
      bytes (each operand once) over the bandwidth of a copy measured in the same run. Calls that \
      read more than they write can pass it by some percent. `of roofline` is roofline time over \
      time; in `memory` it is predicted over measured bytes.",
+    "Moe: a layer between an embedding and an output head is lowered as a training step; of that \
+     the layer's calls of both passes run, each value at a place of its own. Elements of tokens \
+     are their logits, so that the load of each expert is as asked, which is checked. Time of the \
+     layer: all calls as one recording; of a call: behind those before it, alone between two \
+     marks. TFLOP/s and roofline of the layer's GEMMs count pairs, not padding. Weights are made \
+     into their formats once a step, which is no part of it, while a peer in FP8 does so in each \
+     pass. The dense layer is as wide as the experts of a token together. Peers sort rows by \
+     expert and have gate and up projection in one GEMM, gates on the experts' outputs.",
     "Transformer: one step, call by call with the device's own clock. Train: median time from \
      the end of a step to the end of the next, with two steps in flight on a GPU; its roofline \
      time is the predicted time of a step. Host time: what the host spends to start a step and \
@@ -148,7 +156,12 @@ pub(super) fn remarks(rows: &[&Row]) -> Vec<String> {
         if let Some(failure) = &row.failure {
             remarks.push(format!("{name}: failed: {}", failure.replace('\n', "; ")));
         }
-        if matches!(row.section, Section::Train | Section::Memory) && !row.details.is_empty() {
+        let is_whole = match row.section {
+            Section::Train | Section::Memory => true,
+            Section::Moe => row.what.ends_with("layer"),
+            _ => false,
+        };
+        if is_whole && !row.details.is_empty() {
             let details: Vec<String> =
                 row.details.iter().map(|(name, value)| format!("{name} {value}")).collect();
             remarks.push(format!("{name}: {}", details.join(", ")));

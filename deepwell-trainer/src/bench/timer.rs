@@ -14,7 +14,7 @@ use crate::OpenDevice;
 /// Copies of the operands at most: more calls than this are not recorded as one.
 const COPIES_MAX: usize = 512;
 /// A sample lasts at least this long, so that starting and waiting for it do not count.
-const SAMPLE_TIME: Duration = Duration::from_millis(10);
+pub(super) const SAMPLE_TIME: Duration = Duration::from_millis(10);
 /// Calls before those that are timed plainly.
 const WARM_UP_CALLS: usize = 5;
 /// The default of [`Timer::warm_up`].
@@ -277,12 +277,12 @@ fn calls_recorded(call_s: f64) -> usize {
 }
 
 /// Whole periods, at least `bytes` where a period is shorter.
-fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
+pub(super) fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
     period.repeat((bytes / period.len().max(1)).max(1))
 }
 
 /// Fills a range with `chunk` again and again.
-fn write_repeated(
+pub(super) fn write_repeated(
     device: &mut OpenDevice,
     range: ByteRange,
     chunk: &[u8],

@@ -12,8 +12,8 @@ use deepwell_precision::PRESETS;
 use deepwell_probe::{Hardware, probe};
 use deepwell_trainer::Device;
 use deepwell_trainer::bench::{
-    LoadSampler, Machine, Report, Row, RowEvent, Section, Settings, measure_copy, peers,
-    run_sections,
+    LoadSampler, Machine, MixtureSize, Report, Row, RowEvent, Section, Settings, measure_copy,
+    peers, run_sections,
 };
 use deepwell_trainer::clock::utc_now;
 
@@ -24,6 +24,7 @@ const AFTER_HELP: &str = "\
 Sections (all of them when none is named):
   gemm         GEMMs in BF16 and MXFP8
   experts      grouped GEMMs of mixtures of experts, balanced and skewed, in BF16 and MXFP8
+  moe          forward and backward of a layer of experts, beside a dense one of equal FLOPs
   quantize     block quantization along rows, columns and both
   attention    attention and its gradients, heads of 64 and 128
   norms        norms and activations, alone and fused with quantization
@@ -37,7 +38,7 @@ and bytes over the bandwidth of a copy that is measured first; `of roofline` is 
 time, at most 100 %. A peer's number is its time over ours: above 1x it is slower than ours.
 Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
 the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
-five sections a few known sizes more.
+five sections but `moe` a few known sizes more; the layers of `moe` are those of --mixture.
 
 The table goes to stdout, progress to stderr, bench.json, bench.txt and bench.html to --out.
 Each part runs in a process of its own: one that crashes costs its own rows only.
@@ -45,6 +46,7 @@ Each part runs in a process of its own: one that crashes costs its own rows only
 Examples:
   deepwell bench                                all, on the GPU if there is one
   deepwell bench gemm quantize --peers          beside PyTorch, where python3 has it
+  deepwell bench moe --mixture 64x1408x2048x6 --mixture-tokens 16384 --peers
   deepwell bench train --model llama-134m --batch-size 32 --seq-len 1024 --peers
   deepwell bench gemm --kernels sm90,cublaslt   kernels side by side, each with all its tiles
   deepwell bench --device cpu --iterations 3    the processor
@@ -79,6 +81,13 @@ pub(crate) struct BenchArgs {
     /// Samples of a kernel, and steps of a model [default: 20; on a cpu 5]
     #[arg(long, value_name = "COUNT")]
     iterations: Option<usize>,
+    /// Experts, their width, the width of a token, and experts of a token, of `moe`; several with
+    /// commas [default: 64x1408x2048x6,128x768x2048x8,8x14336x4096x2; on a cpu 8x64x128x2]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    mixture: Vec<MixtureSize>,
+    /// Tokens of such a layer [default: 16384; on a cpu 512]
+    #[arg(long, value_name = "TOKENS")]
+    mixture_tokens: Option<usize>,
     /// Measure PyTorch on the same shapes, eager and compiled, where python3 has it
     #[arg(long)]
     peers: bool,
@@ -226,11 +235,17 @@ impl BenchArgs {
             iterations: self.iterations.unwrap_or(iterations),
             copy_gbps: self.copy_gbps,
             kernels: self.kernels.clone(),
+            mixtures: match self.mixture.as_slice() {
+                [] => MixtureSize::defaults(!is_cpu),
+                sizes => sizes.to_vec(),
+            },
+            mixture_tokens: self.mixture_tokens.unwrap_or(if is_cpu { 512 } else { 16384 }),
         };
         for (flag, size) in [
             ("--batch-size", settings.batch_size),
             ("--seq-len", settings.seq_len),
             ("--iterations", settings.iterations),
+            ("--mixture-tokens", settings.mixture_tokens),
         ] {
             if size == 0 {
                 bail!("{flag}: expected at least 1, got 0");
@@ -286,6 +301,9 @@ fn run_part(
     if !settings.kernels.is_empty() {
         command.args(["--kernels", &settings.kernels.join(",")]);
     }
+    let mixtures: Vec<String> = settings.mixtures.iter().map(MixtureSize::to_string).collect();
+    command.args(["--mixture", &mixtures.join(",")]);
+    command.args(["--mixture-tokens", &settings.mixture_tokens.to_string()]);
     if let Some(gbps) = settings.copy_gbps {
         command.args(["--copy-gbps", &gbps.to_string()]);
     }
