@@ -64,7 +64,7 @@ impl fmt::Display for Tag {
 
 /// When a node runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Once per optimizer step: makes the compute copies of the master weights.
     Weights,
@@ -72,6 +72,9 @@ pub enum Phase {
     Forward,
     /// Once per micro-batch, after its forward.
     Backward,
+    /// Once per micro-batch, after its backward, where gradients of weights are made apart from
+    /// those of inputs: [`crate::defer_weight_gradients`].
+    WeightGradients,
     /// Once per step, after the last micro-batch.
     Optimizer,
 }
@@ -82,6 +85,7 @@ impl fmt::Display for Phase {
             Phase::Weights => "weights",
             Phase::Forward => "forward",
             Phase::Backward => "backward",
+            Phase::WeightGradients => "weight_gradients",
             Phase::Optimizer => "optimizer",
         })
     }

@@ -3,7 +3,7 @@
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     GemmKind, Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Recompute, Stage,
-    TensorKind, apply_precision, differentiate, fuse, recompute,
+    TensorKind, apply_precision, defer_weight_gradients, differentiate, fuse, recompute,
 };
 use deepwell_precision::Format;
 
@@ -314,4 +314,41 @@ fn a_rule_that_puts_the_head_in_mxfp8_was_accepted_and_ignored() {
         "tensor `lm_head.weight`: expected f32 or bf16 for a tensor of role Head, got mxfp8\n\
          hint: only linear and expert tensors have mxfp8 GEMMs; narrow the rule"
     );
+}
+
+/// The names of what is deferred, of one layer and of what stands around it.
+#[test]
+fn gradients_of_weights_alone_are_deferred() {
+    let check = |graph: &Graph, expected: &[&str]| {
+        let deferred = defer_weight_gradients(graph).unwrap();
+        let is_deferred = |node: &Node| node.phase == Phase::WeightGradients;
+        let mut found = names(&deferred, is_deferred);
+        found.sort_unstable();
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        // All else is there, in the order that it had.
+        let kept = names(&deferred, |node| !is_deferred(node));
+        let of_graph = names(graph, |node| !found.contains(&node.name.as_str()));
+        assert_eq!(kept, of_graph);
+    };
+    let of_layer = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        .map(|name| format!("layers.0.{}.{name}.wgrad", block_of(name)));
+    let mut gemms: Vec<&str> = of_layer.iter().map(String::as_str).collect();
+    // Both of its writers are deferred, or neither: the head's comes with the loss.
+    let tied = LlamaConfig { tie_word_embeddings: true, ..micro() };
+    check(&differentiated(&tied), &gemms);
+    gemms.push("embed_tokens.backward");
+    let plain = differentiated(&micro());
+    check(&plain, &gemms);
+    // What is computed again for such a gradient alone, and reads no weight.
+    let again = [gemms.as_slice(), &["layers.0.mlp.swiglu.recomputed"]].concat();
+    check(&recompute(&plain, Recompute::Full).unwrap(), &again);
+    check(&fused(&micro(), Recompute::Selective, &all_mxfp8()), &gemms);
+    let error = defer_weight_gradients(&capture(&micro()).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("defer_weight_gradients"), "{error}");
+}
+
+fn block_of(projection: &str) -> &'static str {
+    if projection.len() == "q_proj".len() { "self_attn" } else { "mlp" }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::pipeline::dryrun_stages;
 use self::roof::Roof;
+use crate::schedule::PipelineSchedule;
 use crate::{Parallel, format_bytes};
 
 /// What limits a call: the largest of three times.
@@ -107,8 +108,22 @@ pub struct DryRun {
     /// Chunks of layers that each stage has; the schedule of several is interleaved.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub chunks: usize,
+    /// What gradients of weights in passes of their own win and cost; none where they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_bubble: Option<ZeroBubble>,
     /// How much faster than the same model in BF16, when that was predicted too.
     pub expected_speedup_over_bf16: Option<f64>,
+}
+
+/// A zero-bubble schedule beside 1F1B over the same stages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ZeroBubble {
+    /// [`DryRun::bubble`] of 1F1B.
+    pub bubble_1f1b: f64,
+    /// Bytes that each stage keeps from pass to pass, for all micro-batches in flight.
+    pub kept_bytes: Vec<u64>,
+    /// The same of 1F1B.
+    pub kept_bytes_1f1b: Vec<u64>,
 }
 
 fn one() -> usize {
@@ -168,6 +183,7 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
         ranks,
         bubble: None,
         chunks: 1,
+        zero_bubble: None,
         expected_speedup_over_bf16: None,
     }
 }
@@ -278,7 +294,10 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
         true => in_slots().map(|value| value.slot_stride_bytes).max().unwrap_or(0) * slots,
         false => {
             let of_slot: usize = in_slots().map(|value| value.range.bytes).sum();
-            of_slot * slots.saturating_sub(1)
+            // What lives from forward to backward may lie where something lives from there to the
+            // gradients of weights.
+            let room = in_slots().map(|value| value.slot_stride_bytes).max().unwrap_or(0);
+            of_slot.min(room) * slots.saturating_sub(1)
         }
     };
     let mut peak = (0, 0, 0);
@@ -319,11 +338,22 @@ impl fmt::Display for DryRun {
         if let Some(bubble) = self.bubble {
             let stages = self.ranks.len();
             let percent = bubble * 100.0;
-            let order = match self.chunks {
-                1 => "1f1b".to_string(),
-                chunks => format!("interleaved 1f1b over {chunks} chunks each"),
+            let order = match (self.chunks, &self.zero_bubble) {
+                (_, Some(_)) => PipelineSchedule::ZbH1.to_string(),
+                (1, None) => PipelineSchedule::OneFOneB.to_string(),
+                (chunks, None) => format!("interleaved 1f1b over {chunks} chunks each"),
             };
             writeln!(f, "pipeline of {stages} stages by {order}: bubble {percent:.1} % of a step")?;
+        }
+        if let Some(ZeroBubble { bubble_1f1b, kept_bytes, kept_bytes_1f1b }) = &self.zero_bubble {
+            let list = |bytes: &[u64]| -> String {
+                let bytes: Vec<String> = bytes.iter().map(|&bytes| format_bytes(bytes)).collect();
+                bytes.join(", ")
+            };
+            let percent = bubble_1f1b * 100.0;
+            writeln!(f, "  1f1b would have a bubble of {percent:.1} %")?;
+            let (kept, kept_1f1b) = (list(kept_bytes), list(kept_bytes_1f1b));
+            writeln!(f, "  stages keep {kept} from pass to pass; by 1f1b {kept_1f1b}")?;
         }
         for (stage, rank) in self.ranks.iter().enumerate() {
             if self.bubble.is_some() {

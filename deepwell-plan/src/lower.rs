@@ -7,8 +7,8 @@ use deepwell_ir::{
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
     OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule, Shard, Slotted,
     StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored,
-    Value, ValueId, apply_served_precision, differentiate, expert_row_alignment, fuse, recompute,
-    storage_bytes, verify_program,
+    Value, ValueId, apply_served_precision, defer_weight_gradients, differentiate,
+    expert_row_alignment, fuse, recompute, storage_bytes, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -90,7 +90,10 @@ pub fn lower_scheduled(
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
-    let graph = fuse_for(&quantized, plan, catalog, target)?;
+    let mut graph = fuse_for(&quantized, plan, catalog, target)?;
+    if scheduling.passes.defers_weight_gradients() {
+        graph = defer_weight_gradients(&graph)?;
+    }
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
     lowering.persistent_values(Mode::Train);
@@ -99,6 +102,7 @@ pub fn lower_scheduled(
     for chunk in (0..lowering.chunks()).rev() {
         lowering.body_of_chunk(Phase::Forward, chunk)?;
         lowering.body_of_chunk(Phase::Backward, chunk)?;
+        lowering.body_of_chunk(Phase::WeightGradients, chunk)?;
     }
     lowering.optimizer(plan)?;
     lowering.gather_masters()?;

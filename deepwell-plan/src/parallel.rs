@@ -6,6 +6,7 @@ use deepwell_ir::{ProcessGroup, Ranks, SplitOver};
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
+use crate::schedule::PipelineSchedule;
 
 /// The degrees of parallelism of a plan.
 ///
@@ -37,6 +38,14 @@ pub struct Parallel {
     /// whole on their ranks: what splits attention by its heads splits the tokens of experts.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert: usize,
+    /// In which order the stages of a pipeline run their passes; interleaved where they have
+    /// several chunks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub schedule: PipelineSchedule,
+}
+
+fn is_default(schedule: &PipelineSchedule) -> bool {
+    *schedule == PipelineSchedule::default()
 }
 
 fn is_zero(stage: &u8) -> bool {
@@ -60,7 +69,8 @@ impl Default for Parallel {
 impl Parallel {
     /// Data parallel over so many ranks.
     pub const fn data(ranks: usize) -> Parallel {
-        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, chunks: 1, expert: 1 }
+        let schedule = PipelineSchedule::OneFOneB;
+        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, chunks: 1, expert: 1, schedule }
     }
 
     /// Whether one rank does it all.
@@ -210,7 +220,7 @@ impl Parallel {
     /// # Errors
     /// A degree or ZeRO stage that cannot be, or is not there yet.
     pub fn check(&self) -> Result<(), PlanError> {
-        let Parallel { data, zero, tensor, pipeline, chunks, expert } = *self;
+        let Parallel { data, zero, tensor, pipeline, chunks, expert, schedule } = *self;
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
@@ -233,6 +243,24 @@ impl Parallel {
             let expected = "1 where there is one stage: an interleaved schedule fills the time in \
                             which stages wait for each other";
             return refuse("model chunks of a stage", expected, chunks.to_string());
+        }
+        match schedule {
+            PipelineSchedule::OneFOneB => {}
+            PipelineSchedule::ZbH1 if pipeline == 1 => {
+                let expected = "1f1b where there is one stage: a zero-bubble schedule fills the \
+                                time in which stages wait for each other";
+                return refuse("schedule", expected, schedule.to_string());
+            }
+            PipelineSchedule::ZbH1 if chunks > 1 => {
+                let expected = format!("1 for {schedule}: it is of whole stages");
+                return refuse("model chunks of a stage", &expected, chunks.to_string());
+            }
+            PipelineSchedule::ZbH1 => {}
+            PipelineSchedule::ZbH2 => {
+                let expected = "1f1b or zb-h1: what zb-h2 wins in time it wins where no stage \
+                                waits for the norm of all gradients, and here each does";
+                return refuse("schedule", expected, schedule.to_string());
+            }
         }
         if expert > 1 {
             let got = expert.to_string();
@@ -262,9 +290,12 @@ impl fmt::Display for Parallel {
                 write!(f, ", {name} {degree}")?;
             }
         }
-        match self.zero {
-            0 => Ok(()),
-            stage => write!(f, ", ZeRO {stage}"),
+        if self.zero > 0 {
+            write!(f, ", ZeRO {}", self.zero)?;
+        }
+        match self.schedule {
+            PipelineSchedule::OneFOneB => Ok(()),
+            schedule => write!(f, ", {schedule}"),
         }
     }
 }
@@ -315,6 +346,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
+        use PipelineSchedule::{ZbH1, ZbH2};
         let with = |data, expert| Parallel { expert, ..Parallel::data(data) };
         for (parallel, expected) in [
             (with(4, 2), None),
@@ -328,6 +360,13 @@ mod tests {
             (Parallel { zero: 3, ..with(4, 1) }, None),
             (Parallel { zero: 4, ..with(4, 1) }, Some("ZeRO stage: expected 0, 1: optimizer")),
             (Parallel { zero: 3, tensor: 2, pipeline: 2, ..with(2, 2) }, None),
+            (Parallel { pipeline: 2, schedule: ZbH1, ..with(2, 2) }, None),
+            (Parallel { schedule: ZbH1, ..with(2, 1) }, Some("1f1b where there is one stage")),
+            (
+                Parallel { pipeline: 2, chunks: 2, schedule: ZbH1, ..with(2, 1) },
+                Some("model chunks of a stage: expected 1 for zb-h1: it is of whole stages, got 2"),
+            ),
+            (Parallel { pipeline: 2, schedule: ZbH2, ..with(2, 1) }, Some("1f1b or zb-h1: what")),
         ] {
             let error = parallel.check().err().map(|error| error.to_string());
             let is_expected = match (&error, expected) {

@@ -30,9 +30,12 @@ pub use simulate::{OpRun, OpTimes, PipelineRun, simulate};
 use crate::PlanError;
 
 /// In which order the stages of a pipeline run forward and backward passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum PipelineSchedule {
+    #[default]
     /// One forward, one backward (PipeDream-flush); interleaved where a stage has several chunks.
     OneFOneB,
     /// Zero bubble with the memory of 1F1B: weight gradients fill the bubble at the end.
@@ -45,6 +48,11 @@ impl PipelineSchedule {
     /// All of them.
     pub const ALL: [PipelineSchedule; 3] =
         [PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1, PipelineSchedule::ZbH2];
+
+    /// Whether gradients of weights are passes of their own.
+    pub const fn defers_weight_gradients(self) -> bool {
+        matches!(self, PipelineSchedule::ZbH1 | PipelineSchedule::ZbH2)
+    }
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {

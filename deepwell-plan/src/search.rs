@@ -193,7 +193,7 @@ fn runnable(fitting: &[Candidate]) -> Vec<Candidate> {
     let mut taken: Vec<(Parallel, Candidate)> = Vec::new();
     for candidate in fitting {
         let Ok(parallel) = candidate.at.parallel() else { continue };
-        let parallel = Parallel { chunks: 1, ..parallel };
+        let parallel = Parallel { chunks: 1, schedule: Default::default(), ..parallel };
         let alike = taken.iter().filter(|(other, _)| *other == parallel).count();
         if alike < RUNNABLE_ALIKE {
             taken.push((parallel, candidate.clone()));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted, Target};
 
-use crate::schedule::{Pass, PipelineOp, PipelineSchedule, in_flight, orders};
+use crate::schedule::{Pass, PipelineOp, in_flight, orders};
 use crate::{Parallel, Plan, PlanError};
 
 /// Layers of each of so many stages, so that the stage with the most FLOPs has as few as it can.
@@ -74,7 +74,7 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
 }
 
 /// The passes of a rank: 1F1B over the stages of its pipeline, interleaved where they have several
-/// chunks; F B F B … where there is one stage.
+/// chunks, or a zero-bubble schedule; F B F B … where there is one stage.
 ///
 /// # Errors
 /// As [`passes_of`], and micro-batches that no interleaved schedule takes.
@@ -91,7 +91,7 @@ pub(crate) fn orders_of(
     parallel: Parallel,
     micro_batches: usize,
 ) -> Result<Vec<Vec<PipelineOp>>, PlanError> {
-    let Parallel { pipeline, chunks, .. } = parallel;
+    let Parallel { pipeline, chunks, schedule, .. } = parallel;
     if chunks > 1 && !micro_batches.is_multiple_of(pipeline) {
         // Two stages would meet what they do not await: all that one sends to the other, forward
         // and backward, comes in one order.
@@ -101,50 +101,43 @@ pub(crate) fn orders_of(
             got: micro_batches.to_string(),
         });
     }
-    orders(PipelineSchedule::OneFOneB, pipeline, micro_batches, chunks)
+    orders(schedule, pipeline, micro_batches, chunks)
 }
 
 /// A stage's order of ops as the schedule of a program: each micro-batch in flight, on its way
-/// through a chunk, has a slot.
+/// through a chunk, has a slot, from its forward pass to the last that reads its activations.
 ///
 /// # Errors
-/// Ops that a program has no body for: gradients of inputs and of weights apart.
+/// A pass before the forward pass of its micro-batch.
 pub fn passes_of(order: &[PipelineOp]) -> Result<Schedule, PlanError> {
     let slots = in_flight(order).max(1);
     let mut free: Vec<bool> = vec![true; slots];
     let mut held: HashMap<(u32, u32), usize> = HashMap::new();
     let slotted = |op: &PipelineOp| {
         let PipelineOp { pass, chunk, micro_batch } = *op;
-        let refuse = |expected: &str, got: String| {
-            let expected = expected.to_string();
-            Err(PlanError::Request { what: "pipeline schedule", expected, got })
-        };
-        let (phase, slot) = match pass {
+        let (phase, is_last) = match pass {
             Pass::Forward => {
                 // As many as are in flight at most: one is free.
                 let slot = free.iter().position(|&is_free| is_free).unwrap_or_default();
                 free[slot] = false;
                 held.insert((chunk, micro_batch), slot);
-                (Phase::Forward, slot)
+                (Phase::Forward, false)
             }
-            Pass::Backward => {
-                let Some(slot) = held.remove(&(chunk, micro_batch)) else {
-                    let got = format!("chunk {chunk} of micro-batch {micro_batch} backward first");
-                    return refuse("each forward pass before its backward pass", got);
-                };
-                free[slot] = true;
-                (Phase::Backward, slot)
-            }
-            Pass::InputGrad | Pass::WeightGrad => {
-                return refuse(
-                    "1F1B, as a program has one body for the whole backward pass",
-                    format!(
-                        "{pass:?}\nhint: zero-bubble schedules need bodies of their own for the \
-                         gradients of inputs and of weights"
-                    ),
-                );
-            }
+            Pass::Backward => (Phase::Backward, true),
+            Pass::InputGrad => (Phase::Backward, false),
+            Pass::WeightGrad => (Phase::WeightGradients, true),
         };
+        let Some(&slot) = held.get(&(chunk, micro_batch)) else {
+            return Err(PlanError::Request {
+                what: "pipeline schedule",
+                expected: "each forward pass before those that need its activations".to_string(),
+                got: format!("{phase} of chunk {chunk} of micro-batch {micro_batch} before"),
+            });
+        };
+        if is_last {
+            held.remove(&(chunk, micro_batch));
+            free[slot] = true;
+        }
         Ok(Slotted { phase, chunk, micro_batch, slot: slot as u32 })
     };
     let passes = order.iter().map(slotted).collect::<Result<_, _>>()?;
@@ -154,6 +147,7 @@ pub fn passes_of(order: &[PipelineOp]) -> Result<Schedule, PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::PipelineSchedule;
 
     #[test]
     fn the_heaviest_part_is_as_light_as_it_can_be() {
@@ -209,12 +203,34 @@ mod tests {
                 }
             }
         }
-        let check = |schedule, chunks, expected: &str| {
-            let orders = orders(schedule, 2, 4, chunks).unwrap();
-            let error = passes_of(&orders[0]).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        };
-        check(PipelineSchedule::ZbH1, 1, "zero-bubble schedules need bodies of their own");
-        check(PipelineSchedule::ZbH2, 1, "gradients of inputs and of weights");
+        let pass = |pass, micro_batch| PipelineOp { pass, chunk: 0, micro_batch };
+        for order in [&[pass(Pass::Backward, 0)][..], &[pass(Pass::WeightGrad, 1)]] {
+            let error = passes_of(order).unwrap_err().to_string();
+            assert!(error.contains("each forward pass before those that need"), "{error}");
+        }
+    }
+
+    /// A slot is free behind the gradients of weights, not behind those of inputs.
+    #[test]
+    fn zero_bubble_passes_hold_slots_until_their_weights_have_gradients() {
+        for (stages, micro_batches) in [(2, 1), (2, 5), (4, 2), (4, 12)] {
+            let orders = orders(PipelineSchedule::ZbH1, stages, micro_batches, 1).unwrap();
+            for order in &orders {
+                let schedule = passes_of(order).unwrap();
+                assert_eq!(schedule.slots as usize, stages.min(micro_batches));
+                let mut held = vec![None; schedule.slots as usize];
+                for pass in &schedule.passes {
+                    let of = |next| Some((pass.micro_batch, next));
+                    let (expected, next) = match pass.phase {
+                        Phase::Forward => (None, of(Phase::Backward)),
+                        Phase::Backward => (of(Phase::Backward), of(Phase::WeightGradients)),
+                        _ => (of(Phase::WeightGradients), None),
+                    };
+                    assert_eq!(held[pass.slot as usize], expected, "{pass:?}");
+                    held[pass.slot as usize] = next;
+                }
+                assert!(held.iter().all(Option::is_none));
+            }
+        }
     }
 }

@@ -173,10 +173,6 @@ impl Strategy {
             let expected = "0, or 1: optimizer state; more is there on the CPU alone";
             return refuse("ZeRO stage", expected, self.zero.to_string());
         }
-        if self.pp > 1 && self.schedule != PipelineSchedule::OneFOneB {
-            let expected = "1f1b, as gradients of inputs and of weights are one body";
-            return refuse("schedule", expected, self.schedule.to_string());
-        }
         if self.offload {
             let expected = "the GPU, as an optimizer on the host is not there yet";
             return refuse("place of the optimizer", expected, "the host".to_string());
@@ -196,6 +192,8 @@ impl Strategy {
             pipeline: self.pp,
             chunks: self.vpp,
             expert: self.ep,
+            // Of one stage there is no order.
+            schedule: if self.pp > 1 { self.schedule } else { PipelineSchedule::OneFOneB },
             ..Parallel::data(self.dp)
         };
         parallel.check()?;
@@ -271,7 +269,11 @@ mod tests {
         check(Strategy { pp: 2, vpp: 2, ..dp }, Ok(interleaved));
         check(Strategy { vpp: 2, ..dp }, Err("model chunks of a stage: expected 1 where there is"));
         let stages = Strategy { pp: 2, schedule: PipelineSchedule::ZbH1, ..dp };
-        check(stages, Err("schedule: expected 1f1b"));
+        let deferred =
+            Parallel { pipeline: 2, schedule: PipelineSchedule::ZbH1, ..Parallel::data(4) };
+        check(stages, Ok(deferred));
+        let twice = Strategy { schedule: PipelineSchedule::ZbH2, ..stages };
+        check(twice, Err("schedule: expected 1f1b or zb-h1"));
         check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));
         let norms = Strategy { recompute: ActivationRecompute::Norms, ..dp };
         check(norms, Err("recompute: expected none, selective or full, got norms"));

@@ -6,6 +6,7 @@ mod common;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{Graph, MemoryKind, Op, PrecisionPolicy, Program, Recompute, verify_program};
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_stages, dryrun_stages, lower};
 
 use common::{Kernels, hardware, request, target};
@@ -106,6 +107,39 @@ fn each_stage_is_predicted() {
     assert!(text.contains("pipeline of 4 stages by 1f1b: bubble "), "{text}");
     assert!(text.contains("stage 3, each of 2 ranks: peak "), "{text}");
     assert_eq!(dryrun_stages(&programs, planned.plan.parallel, &hardware()).ranks.len(), 4);
+}
+
+/// Gradients of weights where stages would wait: less time, more that is kept on later stages.
+#[test]
+fn zero_bubble_stages_wait_less_and_keep_more() {
+    let graph = graph(8, false);
+    for pipeline in [2, 4] {
+        let schedule = PipelineSchedule::ZbH1;
+        let parallel = Parallel { schedule, ..stages(pipeline, 1) };
+        let run = planned(&graph, parallel, None).prediction;
+        let of_1f1b = planned(&graph, stages(pipeline, 1), None).prediction;
+        assert!(of_1f1b.zero_bubble.is_none());
+        let zero_bubble = run.zero_bubble.as_ref().unwrap();
+        let (saved, of_1f1b_bubble) = (run.bubble.unwrap(), of_1f1b.bubble.unwrap());
+        assert!(saved < 0.8 * of_1f1b_bubble, "{pipeline} stages: {saved} of {of_1f1b_bubble}");
+        // The same bodies as of 1F1B, cut in two: their calls take as long.
+        assert!((zero_bubble.bubble_1f1b - of_1f1b_bubble).abs() < 1e-9);
+        let text = run.to_string();
+        assert!(text.contains("stages by zb-h1: bubble"), "{text}");
+        assert!(text.contains("  1f1b would have a bubble of "), "{text}");
+        let kept = zero_bubble.kept_bytes.iter().zip(&zero_bubble.kept_bytes_1f1b);
+        for (stage, (kept, of_1f1b_kept)) in kept.enumerate() {
+            // As many micro-batches as stages on each, and gradients of what layers give.
+            assert!(kept > of_1f1b_kept, "stage {stage}: {kept} beside {of_1f1b_kept}");
+        }
+        let [last, of_1f1b_last] = [&run, &of_1f1b].map(|run| run.ranks.last().unwrap());
+        assert!(last.peak_bytes > of_1f1b_last.peak_bytes);
+        // What is said to be kept is what the arena grows by, but for what lives within a pass.
+        let more =
+            zero_bubble.kept_bytes.last().unwrap() - zero_bubble.kept_bytes_1f1b.last().unwrap();
+        let grown = last.arena_bytes - of_1f1b_last.arena_bytes;
+        assert!(grown.abs_diff(more) < more / 4, "{grown} beside {more}");
+    }
 }
 
 /// Two chunks of layers each: stages begin and end their passes sooner, and wait less.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use deepwell_ir::Recompute;
-use deepwell_plan::Parallel;
 
 use crate::console::{Console, print_json};
+pub use crate::degrees::Degrees;
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::plan_file::PlanFile;
@@ -158,90 +158,6 @@ pub struct TrainArgs {
     pub stop_with_parent: bool,
 }
 
-/// How the ranks of `--devices` share a model.
-#[derive(Args, Clone, Debug, Default)]
-pub struct Degrees {
-    /// Ranks that split the batch and sum up their gradients [default: all]
-    #[arg(long, value_name = "RANKS")]
-    pub dp: Option<usize>,
-    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state, 2 gradients too,
-    /// 3 weights too
-    #[arg(long, value_name = "STAGE")]
-    pub zero: Option<u8>,
-    /// Ranks that split each layer
-    #[arg(long, value_name = "RANKS")]
-    pub tp: Option<usize>,
-    /// Ranks that have some of the layers each
-    #[arg(long, value_name = "RANKS")]
-    pub pp: Option<usize>,
-    /// Chunks of layers that each of them has, for an interleaved schedule
-    #[arg(long, value_name = "CHUNKS")]
-    pub vpp: Option<usize>,
-    /// Order of their forward and backward passes: 1f1b, or interleaved, with 2 chunks of layers
-    /// unless --vpp says [default: 1f1b, with --vpp interleaved]
-    #[arg(long, value_name = "ORDER")]
-    pub schedule: Option<String>,
-    /// Layers of each stage, as in 3,5; of each chunk, the first of all ranks first [default:
-    /// balanced by FLOPs]
-    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
-    pub pp_layers: Option<Vec<usize>>,
-    /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
-    #[arg(long, value_name = "RANKS")]
-    pub ep: Option<usize>,
-}
-
-impl Degrees {
-    /// How `ranks` ranks share a model, with the degrees that were asked for.
-    ///
-    /// # Errors
-    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and what
-    /// [`Parallel::check`] refuses.
-    pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
-        let chunks = self.chunks()?;
-        let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
-        let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
-        let zero = self.zero.unwrap_or(0);
-        let others = tensor.max(1) * pipeline.max(1);
-        let data = self.dp.unwrap_or(ranks / others);
-        let parallel = Parallel { zero, tensor, pipeline, chunks, expert, ..Parallel::data(data) };
-        parallel.check()?;
-        if parallel.world_size() != ranks {
-            return Err(TrainError::Setting {
-                setting: "degrees",
-                expected: format!("--tp x --pp x --dp to be the {ranks} ranks of `--devices`"),
-                got: format!("{tensor} x {pipeline} x {data}"),
-                hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
-            });
-        }
-        Ok(parallel)
-    }
-
-    /// Chunks of layers of each stage.
-    fn chunks(&self) -> Result<usize, TrainError> {
-        let refuse = |setting, expected: &str, got: String| {
-            let expected = expected.to_string();
-            Err(TrainError::Setting { setting, expected, got, hint: None })
-        };
-        match (self.schedule.as_deref(), self.vpp) {
-            (None, chunks) => Ok(chunks.unwrap_or(1)),
-            (Some("1f1b"), None | Some(1)) => Ok(1),
-            (Some("1f1b"), Some(chunks)) => {
-                refuse("vpp", "1 for 1f1b, as more are interleaved", chunks.to_string())
-            }
-            (Some("interleaved"), Some(1)) => {
-                refuse("vpp", "at least 2 for an interleaved schedule", "1".to_string())
-            }
-            (Some("interleaved"), chunks) => Ok(chunks.unwrap_or(2)),
-            (Some(other @ ("zb-h1" | "zb-h2")), _) => refuse(
-                "schedule",
-                "1f1b or interleaved, as gradients of inputs and of weights are in one body",
-                format!("`{other}`"),
-            ),
-            (Some(other), _) => refuse("schedule", "1f1b or interleaved", format!("`{other}`")),
-        }
-    }
-}
-
 impl TrainArgs {
     /// The settings, of a rank that was launched with as many ranks as there are.
     fn settings(&self, launched: Option<&Launched>) -> Result<Settings, TrainError> {
@@ -293,9 +209,9 @@ impl TrainArgs {
         }
         settings.rank_timeout_s = args.rank_timeout.unwrap_or(settings.rank_timeout_s);
         settings.pp_layers = args.degrees.pp_layers.clone().or(settings.pp_layers);
-        let chunks = match (&args.degrees.schedule, args.degrees.vpp) {
-            (None, None) => settings.chunks,
-            _ => args.degrees.chunks()?,
+        let (chunks, schedule) = match (&args.degrees.schedule, args.degrees.vpp) {
+            (None, None) => (settings.chunks, settings.pipeline_schedule),
+            _ => args.degrees.order()?,
         };
         let stages = |layers: &Vec<usize>| layers.len() / chunks.max(1);
         let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, stages);
@@ -305,7 +221,7 @@ impl TrainArgs {
             tp: args.degrees.tp.or(Some(settings.tensor)),
             pp: args.degrees.pp.or(Some(stages)),
             vpp: Some(chunks),
-            schedule: None,
+            schedule: schedule.defers_weight_gradients().then(|| schedule.to_string()),
             pp_layers: None,
             ep: args.degrees.ep.or(Some(settings.expert)),
         };
@@ -313,6 +229,7 @@ impl TrainArgs {
         settings.zero = parallel.zero;
         (settings.tensor, settings.pipeline) = (parallel.tensor, parallel.pipeline);
         settings.chunks = parallel.chunks;
+        settings.pipeline_schedule = parallel.schedule;
         settings.expert = parallel.expert;
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
@@ -532,62 +449,4 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         print_json(&report)?;
     }
     Ok(report.exit_status())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn degrees_make_up_the_ranks() {
-        let check = |ranks, [dp, tp, pp, ep]: [Option<usize>; 4], expected: Result<&str, &str>| {
-            let degrees = Degrees { dp, zero: Some(1), tp, pp, ep, ..Degrees::default() };
-            let got = degrees.of_ranks(ranks).map(|it| it.to_string());
-            let got = got.map_err(|error| error.to_string());
-            match (&got, expected) {
-                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
-                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
-                _ => panic!("expected {expected:?}, got {got:?}"),
-            }
-        };
-        check(4, [None; 4], Ok("data 4, ZeRO 1"));
-        check(4, [Some(4), None, None, None], Ok("data 4, ZeRO 1"));
-        check(4, [None, Some(2), None, None], Ok("data 2, tensor 2, ZeRO 1"));
-        check(4, [Some(1), Some(4), Some(1), Some(1)], Ok("data 1, tensor 4, ZeRO 1"));
-        let expected = "--tp x --pp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1";
-        check(4, [None, Some(3), None, None], Err(expected));
-        check(4, [Some(2), None, None, None], Err("got 1 x 1 x 2"));
-        check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
-        check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
-    }
-
-    #[test]
-    fn schedules_say_how_many_chunks() {
-        let check = |schedule: Option<&str>, vpp, expected: Result<&str, &str>| {
-            let schedule = schedule.map(str::to_string);
-            let degrees = Degrees { pp: Some(2), schedule, vpp, ..Degrees::default() };
-            let got = degrees.of_ranks(4).map(|it| it.to_string());
-            let got = got.map_err(|error| error.to_string());
-            match (&got, expected) {
-                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
-                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
-                _ => panic!("expected {expected:?}, got {got:?}"),
-            }
-        };
-        let (plain, two, three) =
-            ("data 2, pipeline 2", "data 2, pipeline 2, chunks 2", "data 2, pipeline 2, chunks 3");
-        check(None, None, Ok(plain));
-        check(Some("1f1b"), None, Ok(plain));
-        check(Some("interleaved"), None, Ok(two));
-        check(Some("interleaved"), Some(3), Ok(three));
-        check(None, Some(2), Ok(two));
-        check(Some("1f1b"), Some(2), Err("vpp: expected 1 for 1f1b"));
-        check(Some("interleaved"), Some(1), Err("vpp: expected at least 2"));
-        check(Some("zb-h1"), None, Err("schedule: expected 1f1b or interleaved, as gradients of"));
-        check(Some("gpipe"), None, Err("schedule: expected 1f1b or interleaved, got `gpipe`"));
-        check(None, Some(0), Err("model chunks of a stage: expected at least 1"));
-        let alone = Degrees { vpp: Some(2), ..Degrees::default() };
-        let error = alone.of_ranks(4).unwrap_err().to_string();
-        assert!(error.contains("model chunks of a stage: expected 1 where there is one stage"));
-    }
 }

@@ -45,6 +45,7 @@ pub mod clock;
 pub mod commands;
 pub mod console;
 pub mod data;
+mod degrees;
 mod device;
 mod engine;
 mod error;

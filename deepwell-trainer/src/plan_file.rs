@@ -82,6 +82,8 @@ impl PlanFile {
         take("tensor", &mut s.tensor, &base.tensor, parallel.tensor)?;
         take("pipeline", &mut s.pipeline, &base.pipeline, parallel.pipeline)?;
         take("chunks", &mut s.chunks, &base.chunks, parallel.chunks)?;
+        let schedule = parallel.schedule;
+        take("schedule", &mut s.pipeline_schedule, &base.pipeline_schedule, schedule)?;
         take("pp_layers", &mut s.pp_layers, &base.pp_layers, stages)?;
         take("expert", &mut s.expert, &base.expert, parallel.expert)?;
         take("seq_len", &mut s.seq_len, &base.seq_len, plan.seq)?;

@@ -184,6 +184,7 @@ fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Forward => "forward",
         Phase::Backward => "backward",
+        Phase::WeightGradients => "weight_gradients",
         Phase::Optimizer => "optimizer",
         Phase::Weights => "weights",
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::RouterTraining;
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Parallel};
 use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
@@ -78,6 +79,9 @@ pub struct Settings {
     /// Chunks of layers that each rank of the pipeline has: with more than one the schedule is
     /// interleaved 1F1B.
     pub chunks: usize,
+    /// In which order the ranks of the pipeline run their passes.
+    #[serde(skip_serializing_if = "is_one_f_one_b")]
+    pub pipeline_schedule: PipelineSchedule,
     /// Layers of each stage of the pipeline; none balances them by FLOPs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp_layers: Option<Vec<usize>>,
@@ -152,6 +156,10 @@ fn is_one(count: &usize) -> bool {
     *count == 1
 }
 
+fn is_one_f_one_b(schedule: &PipelineSchedule) -> bool {
+    *schedule == PipelineSchedule::OneFOneB
+}
+
 fn is_rank_timeout(seconds: &u64) -> bool {
     *seconds == Settings::RANK_TIMEOUT_S
 }
@@ -176,6 +184,7 @@ impl Default for Settings {
             tensor: 1,
             pipeline: 1,
             chunks: 1,
+            pipeline_schedule: PipelineSchedule::OneFOneB,
             pp_layers: None,
             rank_timeout_s: Settings::RANK_TIMEOUT_S,
             expert: 1,
@@ -325,9 +334,10 @@ impl Settings {
 
     /// Over how many ranks the model trains.
     pub fn parallel(&self) -> Parallel {
-        let Settings { zero, tensor, pipeline, chunks, expert, .. } = *self;
+        let Settings { zero, tensor, pipeline, chunks, expert, pipeline_schedule, .. } = *self;
         let data = self.ranks / (tensor * pipeline).max(1);
-        Parallel { zero, tensor, pipeline, chunks, expert, ..Parallel::data(data) }
+        let schedule = pipeline_schedule;
+        Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..Parallel::data(data) }
     }
 
     /// The learning rate over the run.

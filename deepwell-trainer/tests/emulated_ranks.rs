@@ -18,6 +18,7 @@ use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{Graph, ProcessGroup};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::{Exchange, InProcess};
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Device, Devices, Engine, Parallel, StepOutcome, World};
 
@@ -191,16 +192,24 @@ fn faults_between_emulated_gpus_are_seen() {
 }
 
 trial!(stages_on_emulated_gpus_train_as_one_does);
-/// Two stages give the bits of one rank, each of what it has.
+/// Two stages give the bits of one rank, each of what it has, by each schedule.
 fn stages_on_emulated_gpus_train_as_one_does() {
-    need_kernels((9, 0));
-    for precision in ["bf16", "mxfp8"] {
-        let one = bits_of_ranks("emulated:sm90", Parallel::data(1), precision, 32, 2);
-        let stages = Parallel { pipeline: 2, ..Parallel::data(1) };
-        let two = bits_of_ranks("emulated:sm90:2", stages, precision, 32, 2);
-        assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{precision}: loss and norm");
-        let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
-        assert!(masters == one[0].masters, "{precision}: masters");
+    use PipelineSchedule::{OneFOneB, ZbH1};
+    for (device, version, precision, schedules) in [
+        ("emulated:sm90", (9, 0), "bf16", &[OneFOneB][..]),
+        ("emulated:sm90", (9, 0), "mxfp8", &[OneFOneB, ZbH1]),
+        ("emulated:sm100", (10, 0), "bf16", &[ZbH1]),
+    ] {
+        need_kernels(version);
+        let one = bits_of_ranks(device, Parallel::data(1), precision, 32, 2);
+        for &schedule in schedules {
+            let what = format!("{device}, {precision}, {schedule}");
+            let stages = Parallel { pipeline: 2, schedule, ..Parallel::data(1) };
+            let two = bits_of_ranks(&format!("{device}:2"), stages, precision, 32, 2);
+            assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{what}: loss and norm");
+            let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
+            assert!(masters == one[0].masters, "{what}: masters");
+        }
     }
 }
 

@@ -8,7 +8,10 @@ use deepwell_ir::{
     verify_program,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, cpu_target};
-use deepwell_plan::{OptimizerSpec, Plan, PlanRequest, Scheduling, autoplan, lower_scheduled};
+use deepwell_plan::schedule::{PipelineSchedule, orders};
+use deepwell_plan::{
+    OptimizerSpec, Plan, PlanRequest, Scheduling, autoplan, lower_scheduled, passes_of,
+};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::init;
 
@@ -102,6 +105,89 @@ fn micro_batches_in_flight_change_no_bit() {
             assert!(program.arena.transient_bytes() <= slots * alone.arena.transient_bytes());
             assert!(run(&graph, &program) == expected, "{precision}, {stages} stages");
         }
+    }
+}
+
+/// Gradients of weights in passes of their own, as late as each stage of a zero-bubble schedule
+/// makes them.
+#[test]
+fn gradients_of_weights_that_come_later_change_no_bit() {
+    for precision in ["bf16", "mxfp8", "nvfp4"] {
+        let (graph, plan) = model(precision);
+        let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
+        let expected = run(&graph, &alone);
+        for (stages, stage) in [(1, 0), (2, 1), (4, 0), (4, 3)] {
+            let order = &orders(PipelineSchedule::ZbH1, stages, MICRO_BATCHES, 1).unwrap()[stage];
+            let passes = passes_of(order).unwrap();
+            assert_eq!(passes.slots as usize, stages);
+            let program = lowered(&graph, &plan, &Scheduling { passes, ..Scheduling::of(&plan) });
+            assert_eq!(program.calls.len(), alone.calls.len());
+            // Queries, keys, values, output, gate, up and down; the head's is made with the loss.
+            let gemms = program.calls.iter().filter(|call| call.name.ends_with("wgrad"));
+            let phases: Vec<Phase> = gemms.map(|call| call.phase).collect();
+            assert_eq!(phases, vec![Phase::WeightGradients; 7 * graph.layer_count()]);
+            assert!(run(&graph, &program) == expected, "{precision}, stage {stage} of {stages}");
+        }
+    }
+}
+
+/// What gradients of weights read must be there until then.
+#[test]
+fn passes_that_lose_what_weights_need_are_refused() {
+    let (graph, plan) = model("bf16");
+    let passes = passes_of(&orders(PipelineSchedule::ZbH1, 2, MICRO_BATCHES, 1).unwrap()[1]);
+    let scheduling = Scheduling { passes: passes.unwrap(), ..Scheduling::of(&plan) };
+    let sound = lowered(&graph, &plan, &scheduling);
+    let [backward, deferred] =
+        [Phase::Backward, Phase::WeightGradients].map(|phase| sound.body_of(phase).unwrap());
+    let first = |program: &Program, body| {
+        program.schedule.iter().position(|invocation| invocation.body == body).unwrap()
+    };
+    type Plant<'a> = &'a dyn Fn(&mut Program);
+    let rows: [(Plant<'_>, &str); 4] = [
+        (
+            &|program| {
+                let places = (first(program, backward), first(program, deferred));
+                program.schedule.swap(places.0, places.1);
+            },
+            "weight_gradients of micro-batch 0 finds micro-batch 0 in slot 0, expected \
+             micro-batch 0 before its weight_gradients",
+        ),
+        (
+            &|program| {
+                let at = first(program, deferred);
+                program.schedule.remove(at);
+            },
+            "finds micro-batch 0 before its weight_gradients in slot 0, expected",
+        ),
+        (
+            &|program| {
+                let last = |body| program.schedule.iter().rposition(|it| it.body == body).unwrap();
+                let at = last(deferred);
+                program.schedule.remove(at);
+            },
+            "runs while micro-batch",
+        ),
+        (
+            &|program| {
+                // A place for all slots, behind them.
+                let calls = program.calls_of(deferred).to_vec();
+                let operands = calls.iter().flat_map(|call| call.inputs());
+                let is_kept = |value: &deepwell_ir::ValueId| {
+                    program.value(*value).slot_stride_bytes > 0
+                        && !program.value(*value).memory.is_persistent()
+                };
+                let value = operands.map(|operand| operand.value).find(is_kept).unwrap();
+                program.values[value.index()].slot_stride_bytes = 0;
+            },
+            "has one place for 2 slots",
+        ),
+    ];
+    for (plant, expected) in rows {
+        let mut program = sound.clone();
+        plant(&mut program);
+        let error = verify_program(&program).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -18,6 +18,7 @@ use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{DType, Graph, MemoryKind, ProcessGroup, Split};
 use deepwell_kernels::{Exchange, InProcess};
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_precision::random::split_mix64;
 use deepwell_probe::{Cpu, Hardware};
@@ -363,6 +364,7 @@ fn dense_ranks_train_as_one_does() {
             (tensor(8), Bound::Controls),
             (stages(4, 1), Bound::Bits),
             (stages(2, 2), Bound::Bits),
+            (Parallel { schedule: PipelineSchedule::ZbH1, ..stages(4, 1) }, Bound::Bits),
             (Parallel { tensor: 2, ..data(4, 3) }, Bound::Controls),
             (Parallel { pipeline: 2, chunks: 2, ..data(4, 2) }, Bound::Controls),
         ],
@@ -395,7 +397,10 @@ fn mixtures_train_as_one_rank_does() {
         &[
             (with(data(2, 1), 2, 2, 2), Bound::Controls),
             (Parallel { chunks: 2, ..with(data(2, 2), 2, 2, 4) }, Bound::Controls),
-            (with(data(2, 3), 2, 2, 2), Bound::Controls),
+            (
+                Parallel { schedule: PipelineSchedule::ZbH1, ..with(data(2, 3), 2, 2, 2) },
+                Bound::Controls,
+            ),
         ],
     );
 }

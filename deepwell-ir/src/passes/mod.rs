@@ -1,5 +1,5 @@
 //! Passes over a captured graph (tensor_parallel, pipeline) and, in this order, over a
-//! differentiated one: recompute, precision, fuse.
+//! differentiated one: recompute, precision, fuse, weight_gradients.
 
 mod assign;
 mod fuse;
@@ -8,6 +8,7 @@ mod precision;
 mod recompute;
 mod tensor_parallel;
 mod tensor_precision;
+mod weight_gradients;
 
 pub use assign::{check_split_blocks, expert_row_alignment};
 pub use fuse::{Predict, fuse};
@@ -16,3 +17,4 @@ pub use precision::{apply_precision, apply_served_precision};
 pub use recompute::{Recompute, recompute};
 pub use tensor_parallel::{TensorRank, tensor_parallel};
 pub use tensor_precision::TensorPrecision;
+pub use weight_gradients::defer_weight_gradients;

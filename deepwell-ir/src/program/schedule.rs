@@ -69,10 +69,10 @@ impl Invocation {
     }
 }
 
-/// A forward or backward pass of one micro-batch through a chunk of layers, in a slot.
+/// A pass of one micro-batch through a chunk of layers, in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slotted {
-    /// [`Phase::Forward`] or [`Phase::Backward`].
+    /// [`Phase::Forward`], [`Phase::Backward`] or [`Phase::WeightGradients`].
     pub phase: Phase,
     /// Which of the rank's chunks of layers, counted from 0.
     pub chunk: u32,
@@ -93,6 +93,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Whether gradients of weights are passes of their own.
+    pub fn defers_weight_gradients(&self) -> bool {
+        self.passes.iter().any(|pass| pass.phase == Phase::WeightGradients)
+    }
+
     /// F B F B …: each micro-batch whole, over one slot.
     pub fn gradient_accumulation(micro_batches: usize) -> Schedule {
         Schedule::one_forward_one_backward(micro_batches, 1, 0)

@@ -1,11 +1,11 @@
 //! The step of a pipeline: its stages' programs against each other.
 
-use deepwell_ir::{Phase, Program};
+use deepwell_ir::{Phase, Program, Value};
 use deepwell_probe::Hardware;
 
-use super::{DryRun, dryrun, dryrun_world, roof::Roof};
+use super::{DryRun, ZeroBubble, dryrun, dryrun_world, roof::Roof};
 use crate::Parallel;
-use crate::schedule::{OpTimes, PipelineRun, simulate};
+use crate::schedule::{OpTimes, PipelineRun, PipelineSchedule, simulate};
 use crate::stages::orders_of;
 
 /// Predicts a step of ranks of a pipeline. Of each stage `programs` has that of one rank, in the
@@ -28,6 +28,11 @@ pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardwa
     let stages = Stages::of(programs, parallel, hardware);
     run.chunks = parallel.chunks;
     run.bubble = stages.run.as_ref().map(PipelineRun::bubble_rate);
+    run.zero_bubble = stages.bubble_1f1b.map(|bubble_1f1b| {
+        let kept = programs.iter().enumerate().map(|(stage, it)| kept_bytes(it, stage, programs));
+        let (kept_bytes, kept_bytes_1f1b) = kept.unzip();
+        ZeroBubble { bubble_1f1b, kept_bytes, kept_bytes_1f1b }
+    });
     run.time_s = if programs.iter().any(|program| program.target.gpu.is_some()) {
         stages.run.map_or(run.time_s, |run| run.makespan() + stages.update_s)
     } else {
@@ -37,9 +42,39 @@ pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardwa
     run
 }
 
+/// Bytes that a stage keeps from pass to pass in all its slots, and those that it would keep by
+/// 1F1B: of fewer micro-batches what a forward pass makes for the backward pass.
+fn kept_bytes(program: &Program, stage: usize, programs: &[Program]) -> (u64, u64) {
+    let mut bodies: Vec<Option<(Phase, Phase)>> = vec![None; program.values.len()];
+    for call in &program.calls {
+        for operand in &call.operands {
+            let users = bodies[operand.value.index()].get_or_insert((call.phase, call.phase));
+            users.1 = call.phase;
+        }
+    }
+    let is_kept = |(value, users): &(&Value, Option<(Phase, Phase)>)| {
+        !value.memory.is_persistent() && users.is_some_and(|(first, last)| first != last)
+    };
+    let kept: Vec<(&Value, Option<(Phase, Phase)>)> =
+        program.values.iter().zip(bodies).filter(is_kept).collect();
+    let bytes = |from: Phase| -> u64 {
+        let of_phase = kept.iter().filter(|(_, users)| users.is_some_and(|users| users.0 == from));
+        of_phase.map(|(value, _)| value.range.bytes as u64).sum()
+    };
+    let forward = bytes(Phase::Forward);
+    let slot = match kept.iter().map(|(value, _)| value.slot_stride_bytes).max() {
+        Some(stride) if stride > 0 => stride as u64,
+        _ => forward + bytes(Phase::Backward),
+    };
+    let slots_1f1b = (programs.len() - stage).min(program.micro_batches);
+    (slot * u64::from(program.slots), forward * slots_1f1b as u64)
+}
+
 /// Passes of all stages in time, and what comes behind them on the slowest.
 struct Stages {
     run: Option<PipelineRun>,
+    /// Of a zero-bubble schedule.
+    bubble_1f1b: Option<f64>,
     update_s: f64,
 }
 
@@ -55,9 +90,9 @@ impl Stages {
         };
         let times = |program: &Program| OpTimes {
             forward: body_s(program, Phase::Forward, false),
-            // Of the backward pass only the sum counts.
+            // With the gradients of weights, unless these have a body of their own.
             input_grad: body_s(program, Phase::Backward, false),
-            weight_grad: 0.0,
+            weight_grad: body_s(program, Phase::WeightGradients, false),
             // It is in the bodies, where calls send and receive.
             p2p: 0.0,
         };
@@ -66,12 +101,18 @@ impl Stages {
         // Programs were lowered for the same orders, in which nobody waits for ever.
         let orders = orders_of(parallel, micro_batches);
         let run = orders.and_then(|orders| simulate(&orders, parallel.chunks, &times)).ok();
+        let bubble_1f1b = parallel.schedule.defers_weight_gradients().then(|| {
+            let parallel = Parallel { schedule: PipelineSchedule::OneFOneB, ..parallel };
+            let orders = orders_of(parallel, micro_batches).ok()?;
+            Some(simulate(&orders, parallel.chunks, &times).ok()?.bubble_rate())
+        });
+        let bubble_1f1b = bubble_1f1b.flatten();
         let update_s = |program: &Program| {
             [Phase::Optimizer, Phase::Weights]
                 .map(|phase| body_s(program, phase, true))
                 .iter()
                 .sum()
         };
-        Stages { run, update_s: programs.iter().map(update_s).fold(0.0, f64::max) }
+        Stages { run, bubble_1f1b, update_s: programs.iter().map(update_s).fold(0.0, f64::max) }
     }
 }

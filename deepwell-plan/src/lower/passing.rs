@@ -210,7 +210,7 @@ impl Lowering<'_> {
                 operands,
                 accumulate: Accumulate::AfterFirst,
                 accumulator_bytes: self.values[own.index()].range.bytes as u64,
-                phase: Phase::Backward,
+                phase: self.graph.nodes[at].phase,
                 tag: Tag::Head,
                 layer: None,
                 source: NodeId(self.graph.nodes.len() as u32),

@@ -63,11 +63,11 @@ pub fn interleaving_group(stages: usize, micro_batches: usize) -> Result<usize, 
 
 /// Forward passes whose activations a stage holds at most, in passes of one chunk.
 pub fn in_flight(order: &[PipelineOp]) -> usize {
-    let (mut live, mut most) = (0_usize, 0);
+    let (mut live, mut most): (usize, usize) = (0, 0);
     for op in order {
         match op.pass {
             Pass::Forward => live += 1,
-            Pass::Backward | Pass::WeightGrad => live -= 1,
+            Pass::Backward | Pass::WeightGrad => live = live.saturating_sub(1),
             Pass::InputGrad => {}
         }
         most = most.max(live);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::ModelShape;
 use crate::gpu_model::GpuModel;
+use crate::schedule::PipelineSchedule;
 
 fn request(model: &str, seq: usize, batch: usize, gpu: GpuModel, gpus: usize) -> SearchRequest {
     let shape = ModelShape::known(model).unwrap();
@@ -61,7 +62,7 @@ fn pins_hold_and_lose() {
     check(pin("pp=4"), |at| at.pp == 4);
     check(pin("recompute=norms"), |at| at.recompute == crate::ActivationRecompute::Norms);
     check(pin("recompute=full"), |at| at.recompute == crate::ActivationRecompute::Full);
-    check(pin("schedule!=1f1b"), |at| at.schedule != crate::schedule::PipelineSchedule::OneFOneB);
+    check(pin("schedule!=1f1b"), |at| at.schedule != PipelineSchedule::OneFOneB);
     check(Pin::forbid("cp").unwrap(), |at| at.cp == 1);
     // Values that are not looked at otherwise.
     check(pin("vpp=10"), |at| at.vpp == 10);
@@ -193,6 +194,10 @@ fn plans_that_the_trainer_runs_are_kept() {
     let found = search(&request).unwrap();
     assert!(found.dropped.iter().any(|one| one.reason == "the trainer does not run it yet"));
     assert!((found.best.seconds / runnable[0].seconds - 1.0).abs() < 0.05, "{}", found.best.at);
+    let pins = ["pp=4", "vpp=1", "schedule=zb-h1"];
+    request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
+    let found = search(&request).unwrap();
+    assert_eq!(found.best.at.parallel().unwrap().schedule, PipelineSchedule::ZbH1);
     // Too large for eight GPUs but with an optimizer on the host, which is not run yet.
     let mut large = super::tests::request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
     large.runnable_only = true;

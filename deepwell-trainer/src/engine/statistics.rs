@@ -9,7 +9,8 @@ use super::{Engine, ExpertLoad};
 use crate::TrainError;
 
 /// Phases as ranks tell them.
-const PHASES: [Phase; 4] = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Weights];
+const PHASES: [Phase; 5] =
+    [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
 /// Words that a rank tells of a tensor.
 const WORDS: usize = 10;

@@ -81,7 +81,8 @@ fn check_scattered(
         let scatters = match &call.op {
             Op::Collective(op) => {
                 let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
-                op.group == group && op.kind == kind && call.phase == Phase::Backward
+                let phases = [Phase::Backward, Phase::WeightGradients];
+                op.group == group && op.kind == kind && phases.contains(&call.phase)
             }
             _ => false,
         };

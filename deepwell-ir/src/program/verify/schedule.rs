@@ -10,11 +10,20 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.slots > 1 { slots_apart(program) } else { Ok(()) }
 }
 
-/// Who holds a slot: a chunk, and a micro-batch on its way through it.
-type Holder = (u32, u32);
+/// Who holds a slot: a micro-batch on its way through a chunk, and the phase that comes next.
+#[derive(Clone, Copy, PartialEq)]
+struct Holder {
+    chunk: u32,
+    micro_batch: u32,
+    next: Phase,
+}
 
-/// Each micro-batch runs forward and then backward through a chunk in its slot, in order; the
-/// optimizer and the weights run when no micro-batch is under way.
+/// The phases of a micro-batch, one after the other.
+const PASSES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::WeightGradients];
+
+/// Each micro-batch runs forward and then backward through a chunk in its slot, and then, where
+/// they have a body of their own, the gradients of its weights, in order; the optimizer and the
+/// weights run when no micro-batch is under way.
 fn invocations(program: &Program) -> Result<(), String> {
     let mut kinds = HashSet::new();
     if let Some(body) = program.bodies.iter().find(|body| !kinds.insert((body.phase, body.chunk))) {
@@ -23,7 +32,11 @@ fn invocations(program: &Program) -> Result<(), String> {
             chunk => format!("two bodies are of {} of chunk {chunk}", body.phase),
         });
     }
-    let has_backward = kinds.iter().any(|(phase, _)| *phase == Phase::Backward);
+    // The pass of a chunk behind another.
+    let behind = |phase: Phase, chunk: u32| {
+        let later = PASSES.into_iter().filter(move |&it| it > phase);
+        later.into_iter().find(|&it| kinds.contains(&(it, chunk)))
+    };
     let mut held: Vec<Option<Holder>> = vec![None; program.slots as usize];
     let mut next: HashMap<(Phase, u32), u32> = HashMap::new();
     for invocation in &program.schedule {
@@ -36,7 +49,7 @@ fn invocations(program: &Program) -> Result<(), String> {
             return Err(format!("the schedule names slot {slot}, there are {}", program.slots));
         };
         if matches!(phase, Phase::Optimizer | Phase::Weights) {
-            if let Some((_, busy)) = held.iter().flatten().next() {
+            if let Some(Holder { micro_batch: busy, .. }) = held.iter().flatten().next() {
                 return Err(format!("{phase} runs while micro-batch {busy} is under way"));
             }
             continue;
@@ -46,12 +59,21 @@ fn invocations(program: &Program) -> Result<(), String> {
             return Err(format!("{phase} of micro-batch {micro_batch}, expected {next}"));
         }
         *next += 1;
-        let own = (body.chunk, micro_batch);
-        let expected = (phase == Phase::Backward).then_some(own);
+        let before = |next| Holder { chunk: body.chunk, micro_batch, next };
+        let expected = (phase != Phase::Forward).then_some(before(phase));
         if *holder != expected {
             let holds = |holder: Option<Holder>| match holder {
-                Some((0, micro_batch)) => format!("micro-batch {micro_batch}"),
-                Some((chunk, micro_batch)) => format!("micro-batch {micro_batch} of chunk {chunk}"),
+                Some(Holder { chunk, micro_batch, next }) => {
+                    let chunk = match chunk {
+                        0 => String::new(),
+                        chunk => format!(" of chunk {chunk}"),
+                    };
+                    let next = match next {
+                        Phase::Backward => String::new(),
+                        next => format!(" before its {next}"),
+                    };
+                    format!("micro-batch {micro_batch}{chunk}{next}")
+                }
                 None => "none".to_string(),
             };
             return Err(format!(
@@ -60,14 +82,20 @@ fn invocations(program: &Program) -> Result<(), String> {
                 holds(expected)
             ));
         }
-        *holder = (phase == Phase::Forward && has_backward).then_some(own);
+        *holder = behind(phase, body.chunk).map(before);
     }
     let expected = program.micro_batches as u32;
     let runs = |phase, chunk| next.get(&(phase, chunk)).copied().unwrap_or(0);
     for chunk in program.bodies.iter().map(|body| body.chunk) {
-        let [forward, backward] = [Phase::Forward, Phase::Backward].map(|phase| runs(phase, chunk));
-        let differs = |phase, runs| kinds.contains(&(phase, chunk)) && runs != expected;
-        if differs(Phase::Forward, forward) || differs(Phase::Backward, backward) {
+        let differs = |phase| kinds.contains(&(phase, chunk)) && runs(phase, chunk) != expected;
+        let [forward, backward, weights] = PASSES.map(|phase| runs(phase, chunk));
+        if differs(Phase::WeightGradients) {
+            return Err(format!(
+                "the schedule makes gradients of weights of {weights} micro-batches, expected \
+                 {expected}"
+            ));
+        }
+        if differs(Phase::Forward) || differs(Phase::Backward) {
             return Err(format!(
                 "the schedule runs {forward} forward and {backward} backward passes, expected \
                  {expected} of each"

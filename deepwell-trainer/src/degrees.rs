@@ -1,0 +1,158 @@
+//! How many ranks share a model in which way, as flags.
+
+use clap::Args;
+use deepwell_plan::Parallel;
+use deepwell_plan::schedule::PipelineSchedule;
+
+use crate::TrainError;
+
+/// How the ranks of `--devices` share a model.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Degrees {
+    /// Ranks that split the batch and sum up their gradients [default: all]
+    #[arg(long, value_name = "RANKS")]
+    pub dp: Option<usize>,
+    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state, 2 gradients too,
+    /// 3 weights too
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u8>,
+    /// Ranks that split each layer
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<usize>,
+    /// Ranks that have some of the layers each
+    #[arg(long, value_name = "RANKS")]
+    pub pp: Option<usize>,
+    /// Chunks of layers that each of them has, for an interleaved schedule
+    #[arg(long, value_name = "CHUNKS")]
+    pub vpp: Option<usize>,
+    /// Order of their passes: 1f1b; interleaved, with 2 chunks of layers unless --vpp says; or
+    /// zero-bubble (ZB-H1), where gradients of weights fill the time in which stages wait; with
+    /// --zero, --tp and --ep as well, not with --vpp [default: 1f1b, with --vpp interleaved]
+    #[arg(long, value_name = "ORDER")]
+    pub schedule: Option<String>,
+    /// Layers of each stage, as in 3,5; of each chunk, the first of all ranks first [default:
+    /// balanced by FLOPs]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    pub pp_layers: Option<Vec<usize>>,
+    /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
+    #[arg(long, value_name = "RANKS")]
+    pub ep: Option<usize>,
+}
+
+impl Degrees {
+    /// How `ranks` ranks share a model, with the degrees that were asked for.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and what
+    /// [`Parallel::check`] refuses.
+    pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
+        let (chunks, schedule) = self.order()?;
+        let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
+        let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
+        let zero = self.zero.unwrap_or(0);
+        let others = tensor.max(1) * pipeline.max(1);
+        let data = self.dp.unwrap_or(ranks / others);
+        let of_data = Parallel::data(data);
+        let parallel = Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..of_data };
+        parallel.check()?;
+        if parallel.world_size() != ranks {
+            return Err(TrainError::Setting {
+                setting: "degrees",
+                expected: format!("--tp x --pp x --dp to be the {ranks} ranks of `--devices`"),
+                got: format!("{tensor} x {pipeline} x {data}"),
+                hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
+            });
+        }
+        Ok(parallel)
+    }
+
+    /// Chunks of layers of each stage, and the order of its passes.
+    pub(crate) fn order(&self) -> Result<(usize, PipelineSchedule), TrainError> {
+        let refuse = |setting, expected: &str, got: String| {
+            let expected = expected.to_string();
+            Err(TrainError::Setting { setting, expected, got, hint: None })
+        };
+        let whole = PipelineSchedule::OneFOneB;
+        match (self.schedule.as_deref(), self.vpp) {
+            (None, chunks) => Ok((chunks.unwrap_or(1), whole)),
+            (Some("1f1b"), None | Some(1)) => Ok((1, whole)),
+            (Some("1f1b"), Some(chunks)) => {
+                refuse("vpp", "1 for 1f1b, as more are interleaved", chunks.to_string())
+            }
+            (Some("interleaved"), Some(1)) => {
+                refuse("vpp", "at least 2 for an interleaved schedule", "1".to_string())
+            }
+            (Some("interleaved"), chunks) => Ok((chunks.unwrap_or(2), whole)),
+            // What does not go with them, `Parallel::check` says.
+            (Some("zero-bubble" | "zb-h1"), chunks) => {
+                Ok((chunks.unwrap_or(1), PipelineSchedule::ZbH1))
+            }
+            (Some("zb-h2"), chunks) => Ok((chunks.unwrap_or(1), PipelineSchedule::ZbH2)),
+            (Some(other), _) => {
+                refuse("schedule", "1f1b, interleaved or zero-bubble", format!("`{other}`"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn degrees_make_up_the_ranks() {
+        let check = |ranks, [dp, tp, pp, ep]: [Option<usize>; 4], expected: Result<&str, &str>| {
+            let degrees = Degrees { dp, zero: Some(1), tp, pp, ep, ..Degrees::default() };
+            let got = degrees.of_ranks(ranks).map(|it| it.to_string());
+            let got = got.map_err(|error| error.to_string());
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
+                _ => panic!("expected {expected:?}, got {got:?}"),
+            }
+        };
+        check(4, [None; 4], Ok("data 4, ZeRO 1"));
+        check(4, [Some(4), None, None, None], Ok("data 4, ZeRO 1"));
+        check(4, [None, Some(2), None, None], Ok("data 2, tensor 2, ZeRO 1"));
+        check(4, [Some(1), Some(4), Some(1), Some(1)], Ok("data 1, tensor 4, ZeRO 1"));
+        let expected = "--tp x --pp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1";
+        check(4, [None, Some(3), None, None], Err(expected));
+        check(4, [Some(2), None, None, None], Err("got 1 x 1 x 2"));
+        check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
+        check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
+    }
+
+    #[test]
+    fn schedules_say_how_many_chunks() {
+        let check = |schedule: Option<&str>, vpp, expected: Result<&str, &str>| {
+            let schedule = schedule.map(str::to_string);
+            let degrees = Degrees { pp: Some(2), schedule, vpp, ..Degrees::default() };
+            let got = degrees.of_ranks(4).map(|it| it.to_string());
+            let got = got.map_err(|error| error.to_string());
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
+                _ => panic!("expected {expected:?}, got {got:?}"),
+            }
+        };
+        let (plain, two, three) =
+            ("data 2, pipeline 2", "data 2, pipeline 2, chunks 2", "data 2, pipeline 2, chunks 3");
+        check(None, None, Ok(plain));
+        check(Some("1f1b"), None, Ok(plain));
+        check(Some("interleaved"), None, Ok(two));
+        check(Some("interleaved"), Some(3), Ok(three));
+        check(None, Some(2), Ok(two));
+        check(Some("1f1b"), Some(2), Err("vpp: expected 1 for 1f1b"));
+        check(Some("interleaved"), Some(1), Err("vpp: expected at least 2"));
+        for name in ["zero-bubble", "zb-h1"] {
+            check(Some(name), None, Ok("data 2, pipeline 2, zb-h1"));
+            check(Some(name), Some(2), Err("model chunks of a stage: expected 1 for zb-h1"));
+        }
+        check(Some("zb-h2"), None, Err("schedule: expected 1f1b or zb-h1"));
+        check(Some("gpipe"), None, Err("expected 1f1b, interleaved or zero-bubble, got `gpipe`"));
+        check(None, Some(0), Err("model chunks of a stage: expected at least 1"));
+        let alone = Degrees { vpp: Some(2), ..Degrees::default() };
+        let error = alone.of_ranks(4).unwrap_err().to_string();
+        assert!(error.contains("model chunks of a stage: expected 1 where there is one stage"));
+    }
+}
