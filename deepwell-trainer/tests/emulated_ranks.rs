@@ -13,18 +13,19 @@ mod shard_slices;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use deepwell_ir::capture::{LlamaConfig, ModelConfig};
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig};
 use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{Graph, ProcessGroup};
+use deepwell_ir::{DType, Graph, ProcessGroup};
 use deepwell_kernels::cuda::Architecture;
-use deepwell_kernels::{Exchange, InProcess};
+use deepwell_kernels::{Comm, Exchange, InProcess};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Device, Devices, Engine, Parallel, StepOutcome, World};
 
 use crate::gradients::{BF16, MXFP8, assert_gradients, assert_outcome, gradients};
 use crate::kernels_needed::need_kernels;
-use crate::rank_faults::Tampered;
+use crate::rank_faults::{Tampered, relative_norm};
 use crate::ranks::reference::{Bits, CLIP, Case, LEARNING_RATE, SEED, batch};
 use crate::shard_slices::{masters, slices};
 
@@ -98,6 +99,10 @@ enum Fault {
     NoSum,
     /// Gathered masters are the first rank's, in each slice.
     MastersOfFirst,
+    /// Rows do not go to the rank that has their experts.
+    RowsStay,
+    /// Which experts rows want does not.
+    ChoicesStay,
 }
 
 impl Fault {
@@ -112,7 +117,25 @@ impl Fault {
             (Fault::MastersOfFirst, CollectiveKind::AllGather) if is_data && input.len() > 1024 => {
                 rank_faults::first_for_all(input, output);
             }
+            (Fault::RowsStay, CollectiveKind::AllToAll) if exchange.dtype == DType::Bf16 => {
+                output.copy_from_slice(input);
+            }
+            (Fault::ChoicesStay, CollectiveKind::AllToAll) if exchange.dtype == DType::I32 => {
+                output.copy_from_slice(input);
+            }
             _ => {}
+        }
+    }
+
+    /// The exchanges of a rank, with what goes wrong.
+    fn wrap(self) -> impl Fn(InProcess) -> Box<dyn Comm> {
+        move |comm| {
+            Tampered::wrap(
+                comm,
+                move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+                    self.tamper(rank, exchange, input, output);
+                },
+            )
         }
     }
 }
@@ -127,14 +150,10 @@ fn with_slices(precision: &str, zero: u8, (ranks, rows): (usize, usize), fault: 
         parallel: Parallel { zero, ..Parallel::data(ranks) },
         ..CompileOptions::new(PrecisionPolicy::preset(precision).unwrap(), seq, ranks * rows)
     };
-    let wrap = |comm| {
-        Tampered::wrap(comm, move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
-            fault.tamper(rank, exchange, input, output);
-        })
-    };
     let comms = InProcess::world(ranks as u32, PATIENCE);
     let mut world =
-        World::compile_on(comms, &wrap, ranks::graph(), ranks::hardware(), &options).unwrap();
+        World::compile_on(comms, &fault.wrap(), ranks::graph(), ranks::hardware(), &options)
+            .unwrap();
     let program = world.first().program().clone();
     let ends = world.on_all(|engine| {
         engine.initialize(SEED)?;
@@ -236,22 +255,25 @@ fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
 /// The outcomes of a rank's steps, and the gradients of the first one by name.
 type StepsAndGradients = (Vec<StepOutcome>, Vec<(String, Vec<f32>)>);
 
-/// Two steps of ranks that split each layer, for each rank.
-fn tensor_ranks(
+/// Two steps of ranks that split each layer, or have some of the experts each, for each rank.
+fn steps_of_ranks(
     devices: &str,
+    (graph, vocabulary): (Graph, usize),
     parallel: Parallel,
     policy: &PrecisionPolicy,
+    fault: Fault,
 ) -> Vec<StepsAndGradients> {
     const ROWS: usize = 2;
     let Devices { device, .. } = devices.parse().expect("devices");
-    let (graph, vocabulary) = llama();
     let options = CompileOptions {
         micro_batch: Some(1),
         device,
         parallel,
         ..CompileOptions::new(policy.clone(), 32, ROWS)
     };
-    let mut world = World::compile(graph, ranks::hardware(), &options).expect("it compiles");
+    let comms = InProcess::world(parallel.world_size() as u32, PATIENCE);
+    let mut world =
+        World::compile_on(comms, &fault.wrap(), graph, ranks::hardware(), &options).unwrap();
     let train = |engine: &mut Engine| {
         engine.initialize(SEED)?;
         let (mut outcomes, mut of_first) = (Vec::new(), Vec::new());
@@ -269,25 +291,75 @@ fn tensor_ranks(
     world.on_all(train).expect("steps")
 }
 
+/// Compares ranks on emulated GPUs with the same ranks on the CPU.
+fn check_ranks(model: &(Graph, usize), parallel: Parallel, policy: &PrecisionPolicy) {
+    let is_bf16 = policy.format() == PrecisionPolicy::bf16().format();
+    let tolerances = if is_bf16 { BF16 } else { MXFP8 };
+    let on = |device: &str| {
+        let devices = format!("{device}:{}", parallel.world_size());
+        steps_of_ranks(&devices, model.clone(), parallel, policy, Fault::None)
+    };
+    let (got, expected) = (on("emulated:sm90"), on("cpu"));
+    for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        let what = format!("{parallel}, {:?}, rank {rank}", policy.format());
+        for (got, expected) in got.0.iter().zip(&expected.0) {
+            assert_outcome(&what, got, expected, tolerances);
+        }
+        assert_gradients(&what, &got.1, &expected.1, tolerances);
+    }
+}
+
 trial!(tensor_ranks_on_emulated_gpus_train_as_on_the_cpu);
 /// Slices of layers, of the embedding and of the head, alone and in two stages.
 fn tensor_ranks_on_emulated_gpus_train_as_on_the_cpu() {
     need_kernels((9, 0));
     let split = Parallel { tensor: 2, ..Parallel::data(1) };
-    for (policy, parallel, count, tolerances) in [
-        (PrecisionPolicy::bf16(), split, 2, BF16),
-        (PrecisionPolicy::mxfp8(), split, 2, MXFP8),
-        (PrecisionPolicy::bf16(), Parallel { pipeline: 2, ..split }, 4, BF16),
-    ] {
-        let on = |device: &str| tensor_ranks(&format!("{device}:{count}"), parallel, &policy);
-        let (got, expected) = (on("emulated:sm90"), on("cpu"));
-        for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let what = format!("{parallel}, {:?}, rank {rank}", policy.format());
-            for (got, expected) in got.0.iter().zip(&expected.0) {
-                assert_outcome(&what, got, expected, tolerances);
-            }
-            assert_gradients(&what, &got.1, &expected.1, tolerances);
-        }
+    check_ranks(&llama(), split, &PrecisionPolicy::bf16());
+    check_ranks(&llama(), split, &PrecisionPolicy::mxfp8());
+    check_ranks(&llama(), Parallel { pipeline: 2, ..split }, &PrecisionPolicy::bf16());
+}
+
+trial!(tensor_ranks_of_models_with_biases_train_as_on_the_cpu);
+/// A GPT-2: its biases are added once, and each rank adds the positions of its own tokens.
+fn tensor_ranks_of_models_with_biases_train_as_on_the_cpu() {
+    need_kernels((9, 0));
+    let preset = Gpt2Config::preset("gpt2-micro").expect("a preset");
+    let gpt2 = model(Gpt2Config { intermediate_size: 128, ..preset });
+    let split = Parallel { tensor: 2, ..Parallel::data(1) };
+    check_ranks(&gpt2, split, &PrecisionPolicy::bf16());
+    check_ranks(&gpt2, split, &PrecisionPolicy::mxfp8());
+}
+
+/// A mixture with the losses of routers and a limit that drops pairs. A token visits all experts:
+/// scores that nearly tie would send it to another on one of the devices.
+fn mixture() -> (Graph, usize) {
+    let mut config = LlamaConfig::preset("moe-micro").expect("a preset");
+    let experts = config.experts.as_mut().expect("it is a mixture");
+    experts.experts_per_token = experts.num_experts;
+    let (graph, vocabulary) = model(config);
+    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
+    (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
+}
+
+trial!(expert_ranks_on_emulated_gpus_train_as_on_the_cpu);
+/// Rows go to the ranks that have their experts, and come back.
+fn expert_ranks_on_emulated_gpus_train_as_on_the_cpu() {
+    need_kernels((9, 0));
+    let experts = Parallel { expert: 2, ..Parallel::data(2) };
+    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+        check_ranks(&mixture(), experts, &policy);
+    }
+    // What goes wrong between them is beyond the tolerances by far.
+    let gradients = |fault| {
+        let (policy, devices) = (PrecisionPolicy::bf16(), "emulated:sm90:2");
+        steps_of_ranks(devices, mixture(), experts, &policy, fault).swap_remove(0).1
+    };
+    let sound = gradients(Fault::None);
+    for fault in [Fault::RowsStay, Fault::ChoicesStay] {
+        let got = gradients(fault);
+        let distances = got.iter().zip(&sound).map(|(got, sound)| relative_norm(&got.1, &sound.1));
+        let furthest = distances.fold(0.0, f64::max);
+        assert!(furthest > 10.0 * BF16.gradients.distance, "{fault:?}: {furthest}");
     }
 }
 

@@ -1,4 +1,4 @@
-// Learned positions: out[t, :] = x[t, :] + table[t mod seq, :].
+// Learned positions: out[t, :] = x[t, :] + table[(first + t) mod seq, :].
 //
 // x, out [tokens, width], table [positions, width], positions >= seq, all BF16. The first `seq`
 // rows of the table are one run of seq * width numbers that repeats over x, so a CTA takes a tile
@@ -22,15 +22,16 @@ __device__ __forceinline__ bf16 add(bf16 a, bf16 b) {
     return to_bf16(to_f32(a) + to_f32(b));
 }
 
-// `units` of x; `period` of them in a sequence, less than 2^31.
+// `units` of x; `period` of them in a sequence, less than 2^31. `begin`: where in a sequence the
+// first unit stands, less than `period`.
 template <typename Unit>
 __device__ __forceinline__ void add_positions(const Unit* __restrict__ x,
                                               const Unit* __restrict__ table,
                                               Unit* __restrict__ out, uint64 units,
-                                              uint32 period) {
+                                              uint32 period, uint32 begin) {
     const uint64 stride = static_cast<uint64>(gridDim.x) * kTile;
     for (uint64 tile = static_cast<uint64>(blockIdx.x) * kTile; tile < units; tile += stride) {
-        const uint32 in_sequence = static_cast<uint32>(tile % period);
+        const uint32 in_sequence = static_cast<uint32>((tile + begin) % period);
         Unit from[kUnitsPerThread], of_position[kUnitsPerThread];
 #pragma unroll
         for (int k = 0; k < kUnitsPerThread; ++k) {
@@ -54,12 +55,14 @@ __device__ __forceinline__ void add_positions(const Unit* __restrict__ x,
 // Rows of whole units.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_16_bytes(const uint4* __restrict__ x, const uint4* __restrict__ table,
-                           uint4* __restrict__ out, uint64 units, uint32 period) {
-    add_positions(x, table, out, units, period);
+                           uint4* __restrict__ out, uint64 units, uint32 period,
+                           uint32 begin) {
+    add_positions(x, table, out, units, period, begin);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_2_bytes(const bf16* __restrict__ x, const bf16* __restrict__ table,
-                          bf16* __restrict__ out, uint64 units, uint32 period) {
-    add_positions(x, table, out, units, period);
+                          bf16* __restrict__ out, uint64 units, uint32 period,
+                          uint32 begin) {
+    add_positions(x, table, out, units, period, begin);
 }

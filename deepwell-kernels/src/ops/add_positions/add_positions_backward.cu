@@ -1,7 +1,7 @@
-// Gradient of a table of positions: dtable[s, :] (+)= sum over the sequences of dout[b, s, :]; rows
-// of the table that no token stands at get zeros.
+// Gradient of a table of positions: dtable[s, :] (+)= sum of dout[t, :] over the tokens t with
+// (first + t) mod seq = s; rows of the table that no token stands at get zeros.
 //
-// dout [batch, seq, width] BF16, dtable [positions, width] FP32, positions >= seq. A thread has
+// dout [tokens, width] BF16, dtable [positions, width] FP32, positions >= seq. A thread has
 // eight neighbouring elements of the table (16 bytes of dout), or one, and goes through the
 // sequences in order, several of them under way: so each sum is made by one thread, in the order
 // in which the CPU makes it, to the same bits.
@@ -57,11 +57,12 @@ struct Elements<1> {
     }
 };
 
-// `units` of the table, the first `period` of them of positions where tokens stand.
+// `units` of the table, the first `period` of them of positions where tokens stand; `dout_units` of
+// dout, the first of which stands at `begin` of a sequence, less than `period`.
 template <int kWidth>
 __device__ __forceinline__ void sum_sequences(
     const typename Elements<kWidth>::Unit* __restrict__ dout, float* __restrict__ dtable,
-    uint32 units, uint32 period, uint32 batch, uint32 accumulate) {
+    uint32 units, uint32 period, uint64 dout_units, uint32 begin, uint32 accumulate) {
     using Unit = typename Elements<kWidth>::Unit;
     const uint32 unit = blockIdx.x * kThreads + threadIdx.x;
     if (unit >= units) {
@@ -72,14 +73,17 @@ __device__ __forceinline__ void sum_sequences(
     if (accumulate != 0) {
         Elements<kWidth>::load(target, sums);
     }
-    if (unit < period) {
+    // The first unit of dout that stands there, and how many do.
+    const uint32 own = unit < begin ? unit + period - begin : unit - begin;
+    if (unit < period && own < dout_units) {
+        const uint32 batch = static_cast<uint32>((dout_units - own - 1) / period) + 1;
         for (uint32 first = 0; first < batch; first += kInFlight) {
             Unit read[kInFlight];
 #pragma unroll
             for (int k = 0; k < kInFlight; ++k) {
                 read[k] = Unit{};
                 if (first + k < batch) {
-                    read[k] = dout[static_cast<uint64>(first + k) * period + unit];
+                    read[k] = dout[static_cast<uint64>(first + k) * period + own];
                 }
             }
 #pragma unroll
@@ -101,12 +105,14 @@ __device__ __forceinline__ void sum_sequences(
 // Rows of whole units.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_backward_vector(const uint4* __restrict__ dout, float* __restrict__ dtable,
-                                  uint32 units, uint32 period, uint32 batch, uint32 accumulate) {
-    sum_sequences<8>(dout, dtable, units, period, batch, accumulate);
+                                  uint32 units, uint32 period, uint64 dout_units, uint32 begin,
+                                  uint32 accumulate) {
+    sum_sequences<8>(dout, dtable, units, period, dout_units, begin, accumulate);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_backward_scalar(const bf16* __restrict__ dout, float* __restrict__ dtable,
-                                  uint32 units, uint32 period, uint32 batch, uint32 accumulate) {
-    sum_sequences<1>(dout, dtable, units, period, batch, accumulate);
+                                  uint32 units, uint32 period, uint64 dout_units, uint32 begin,
+                                  uint32 accumulate) {
+    sum_sequences<1>(dout, dtable, units, period, dout_units, begin, accumulate);
 }

@@ -12,20 +12,20 @@ use crate::ops::add_positions::cpu::too_few_positions;
 use crate::predict::roofline;
 
 /// Threads of a CTA of the forward kernel, as in the source.
-const FORWARD_THREADS: u32 = 256;
+pub(crate) const FORWARD_THREADS: u32 = 256;
 /// Units that one of them adds at a time.
-const UNITS_PER_THREAD: usize = 4;
+pub(crate) const UNITS_PER_THREAD: usize = 4;
 /// Threads of a CTA of the backward kernel, as in the source.
 const BACKWARD_THREADS: u32 = 128;
 /// BF16 of a 16-byte unit.
-const WIDTH: usize = 8;
+pub(crate) const WIDTH: usize = 8;
 /// Elements of a table that the kernels index.
 const TABLE_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_add_positions",
-        ops: &["add_positions"],
+        ops: &["add_positions", "add_positions_of_part"],
         epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
@@ -37,7 +37,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
     CudaKernelSpec {
         name: "cuda_add_positions_backward",
-        ops: &["add_positions_backward"],
+        ops: &["add_positions_backward", "add_positions_of_part_backward"],
         epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
@@ -65,13 +65,19 @@ struct Units {
     table: usize,
     /// Units of a sequence.
     sequence: usize,
-    /// Sequences.
-    batch: usize,
+    /// Where in a sequence the first of them stands.
+    begin: usize,
 }
 
 impl Units {
-    /// `rows` are those of the tokens, `[tokens, width]`, `table` is `[positions, width]`.
-    fn of(call: &CallView<'_>, rows: &[usize], table: &[usize]) -> Result<Units, KernelError> {
+    /// `rows` are those of the tokens, `[tokens, width]`, of part `place` where there are several;
+    /// `table` is `[positions, width]`.
+    fn of(
+        call: &CallView<'_>,
+        rows: &[usize],
+        table: &[usize],
+        place: Option<usize>,
+    ) -> Result<Units, KernelError> {
         let seq = call.program.seq;
         let (&[tokens, columns], &[positions, _]) = (rows, table) else {
             return Err(call.refuse("expected two matrices"));
@@ -79,7 +85,7 @@ impl Units {
         if seq == 0 || seq > positions {
             return Err(call.refuse(too_few_positions(positions, seq)));
         }
-        if columns == 0 || !tokens.is_multiple_of(seq) {
+        if columns == 0 || place.is_none() && !tokens.is_multiple_of(seq) {
             return Err(call.refuse(format!(
                 "expected whole sequences of {seq} tokens with a width of at least 1, got \
                  {tokens} tokens and a width of {columns}"
@@ -91,17 +97,19 @@ impl Units {
             tokens: tokens * columns / width,
             table: positions * columns / width,
             sequence: seq * columns / width,
-            batch: tokens / seq,
+            begin: place.unwrap_or_default() * tokens % seq * columns / width,
         })
     }
 }
 
 fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    if !matches!(call.call.op, Op::AddPositions(_)) {
-        return Err(call.refuse("expected `add_positions`"));
-    }
+    let place = match &call.call.op {
+        Op::AddPositions(_) => None,
+        Op::AddPositionsOfPart(part) => Some(part.place),
+        _ => return Err(call.refuse("expected `add_positions`")),
+    };
     let (x, table, out) = (call.input(0), call.input(1), call.output(0));
-    let units = Units::of(call, &x.shape, &table.shape)?;
+    let units = Units::of(call, &x.shape, &table.shape, place)?;
     let bytes = 2 * units.width;
     let function = device.function("add_positions", &format!("add_positions_{bytes}_bytes"), 0)?;
     let threads = units.tokens.div_ceil(UNITS_PER_THREAD);
@@ -112,6 +120,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
         out.argument(),
         Argument::U64(units.tokens as u64),
         Argument::U32(units.sequence as u32),
+        Argument::U32(units.begin as u32),
     ];
     Ok(vec![Device::launch(function, ctas, FORWARD_THREADS, 0, arguments)])
 }
@@ -120,11 +129,13 @@ fn prepare_backward(
     call: &CallView<'_>,
     device: &mut Device<'_>,
 ) -> Result<Vec<Step>, KernelError> {
-    if !matches!(call.call.op, Op::AddPositionsBackward(_)) {
-        return Err(call.refuse("expected `add_positions_backward`"));
-    }
+    let place = match &call.call.op {
+        Op::AddPositionsBackward(_) => None,
+        Op::AddPositionsOfPartBackward(part) => Some(part.place),
+        _ => return Err(call.refuse("expected `add_positions_backward`")),
+    };
     let (dout, dtable) = (call.input(0), call.output(0));
-    let units = Units::of(call, &dout.shape, &dtable.shape)?;
+    let units = Units::of(call, &dout.shape, &dtable.shape, place)?;
     let suffix = if units.width == WIDTH { "vector" } else { "scalar" };
     let name = format!("add_positions_backward_{suffix}");
     let function = device.function("add_positions_backward", &name, 0)?;
@@ -133,7 +144,8 @@ fn prepare_backward(
         dtable.argument(),
         Argument::U32(units.table as u32),
         Argument::U32(units.sequence as u32),
-        Argument::U32(units.batch as u32),
+        Argument::U64(units.tokens as u64),
+        Argument::U32(units.begin as u32),
         Argument::U32(call.accumulate().into()),
     ];
     let ctas = (units.table as u32).div_ceil(BACKWARD_THREADS).max(1);

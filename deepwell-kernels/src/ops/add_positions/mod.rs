@@ -1,7 +1,7 @@
 //! Learned positions added to each token, and the gradient of their table.
 
 pub mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;

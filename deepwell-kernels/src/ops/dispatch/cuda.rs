@@ -1,6 +1,5 @@
 //! `dispatch.cu`: the places of pairs in rows that are grouped by expert.
 
-use deepwell_ir::ops::Dispatch;
 use deepwell_ir::{KernelRequest, Op, Target};
 use deepwell_moe::Capacity;
 
@@ -34,9 +33,6 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    if matches!(request.op, Op::Dispatch(op) if op.from_ranks) {
-        return Some("every pair has an expert of this rank".to_string());
-    }
     let rows = &request.operands[4].shape;
     let limit = i32::MAX as usize;
     let too_many = rows.iter().any(|&rows| rows > limit);
@@ -55,13 +51,17 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     runs * op.grouped.groups * size_of::<u32>()
 }
 
-/// Pairs that an expert takes at most.
-fn capacity(op: &Dispatch, tokens: usize, top_k: usize) -> Result<usize, String> {
-    match op.capacity_factor {
+/// Pairs that one of `experts` takes at most.
+pub(super) fn capacity(
+    factor: Option<f64>,
+    experts: usize,
+    (tokens, top_k): (usize, usize),
+) -> Result<usize, String> {
+    match factor {
         // Pairs may name an expert twice for one token; all are kept.
         None => Ok(tokens * top_k),
         Some(factor) => Capacity::Factor(factor)
-            .tokens_per_expert_max(tokens, top_k, op.grouped.groups)
+            .tokens_per_expert_max(tokens, top_k, experts)
             .map_err(|error| error.to_string()),
     }
 }
@@ -71,8 +71,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected `dispatch`"));
     };
     let chosen = call.input(0);
-    let (tokens, top_k) = (chosen.shape[0], chosen.shape[1]);
-    let capacity = capacity(op, tokens, top_k).map_err(|what| call.refuse(what))?;
+    let sizes = (chosen.shape[0], chosen.shape[1]);
+    let capacity = capacity(op.capacity_factor, op.grouped.groups, sizes);
+    let capacity = capacity.map_err(|what| call.refuse(what))?;
     let [offsets, load, rows, pairs] = [0, 1, 2, 3].map(|index| call.output(index));
     let (ctas, run) = runs(chosen.elements());
     let number = |number: usize| Argument::U32(number as u32);

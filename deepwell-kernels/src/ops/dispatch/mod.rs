@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub(crate) mod cuda;
+mod cuda_to_ranks;
 pub mod oracle;
 
 use super::OpKernels;
@@ -12,5 +13,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("dispatch", cpu::prepare),
         CpuKernel::new("dispatch_to_ranks", cpu::prepare_to_ranks),
     ],
-    cuda: &[cuda::SPECS],
+    cuda: &[cuda::SPECS, cuda_to_ranks::SPECS],
 };

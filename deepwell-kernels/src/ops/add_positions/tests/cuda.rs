@@ -1,6 +1,7 @@
 //! `add_positions.cu` and `add_positions_backward.cu` against the f64 oracle.
 
 use deepwell_ir::{DType, ops};
+use deepwell_kernels::ops::add_bias::oracle::forward as add_bias;
 use deepwell_kernels::ops::embedding::oracle;
 
 use crate::compare::{Tolerance, assert_close};
@@ -59,6 +60,59 @@ pub(crate) fn check_backward(gpu: &mut Gpu, sizes: Sizes, values: &[f32], tolera
         let what = format!("{sizes:?}, accumulate {accumulate}");
         assert_close(&what, &got[0].to_f64(), &expected, tolerance);
     }
+}
+
+/// Parts of the tokens: of whole sequences, within one, and such that begin and end in the middle.
+fn check_parts(gpu: &mut Gpu) {
+    for (ranks, tokens, seq, rows, width) in
+        [(2, 6, 3, 5, 8), (3, 5, 15, 20, 9), (4, 33, 44, 44, 24), (2, 75, 50, 64, 7)]
+    {
+        for place in 0..ranks {
+            let what = format!("part {place} of {ranks}: {tokens} of {seq}, {width}");
+            let at = |token: usize| ((place * tokens + token) % seq) as i32;
+            let positions: Vec<i32> = (0..tokens).map(at).collect();
+            let values = uniform(tokens * width, 3 + place as u64, 8.0);
+            let values: Vec<f32> = values.iter().map(|value| value.trunc()).collect();
+            let x = HostTensor::bf16(&[tokens, width], &values);
+            let table = HostTensor::bf16(&[rows, width], &uniform(rows * width, 2, 4.0));
+            let terms = oracle::forward(&positions, &table.to_f64(), width);
+            let expected: Vec<f64> = x.to_f64().iter().zip(terms).map(|(x, it)| x + it).collect();
+            let out = HostTensor::output(DType::Bf16, &[tokens, width]);
+            let op = ops::AddPositionsOfPart { place, ranks };
+            let got = gpu.run(op, &[x.clone(), table], &[out], false, seq);
+            assert_close(&what, &got[0].to_f64(), &expected, Tolerance::bf16(0.0));
+
+            let sums = oracle::backward(&positions, &x.to_f64(), rows, width, None);
+            let dtable = HostTensor::output(DType::F32, &[rows, width]);
+            let op = ops::AddPositionsOfPartBackward { positions: Some(rows), place, ranks };
+            let got = gpu.run(op, &[x], &[dtable], false, seq);
+            let exact = Tolerance { absolute: 0.0, relative: 0.0 };
+            assert_close(&what, &got[0].to_f64(), &sums, exact);
+        }
+    }
+}
+
+trial!(parts_begin_where_the_one_before_ends);
+fn parts_begin_where_the_one_before_ends() {
+    check_parts(&mut Gpu::open());
+}
+
+/// A bias is added as the one row of a table.
+fn check_bias(gpu: &mut Gpu) {
+    for (tokens, width) in [(0, 8), (1, 1), (3, 7), (5, 8), (65, 24), (129, 264), (33, 1000)] {
+        let x = HostTensor::bf16(&[tokens, width], &uniform(tokens * width, 1, 4.0));
+        let bias = HostTensor::bf16(&[width], &uniform(width, 2, 4.0));
+        let expected = add_bias(&x.to_f64(), &bias.to_f64());
+        let out = HostTensor::output(DType::Bf16, &[tokens, width]);
+        let got = gpu.run(ops::AddBias {}, &[x, bias], &[out], false, 1);
+        let what = format!("{tokens} x {width}");
+        assert_close(&what, &got[0].to_f64(), &expected, Tolerance::bf16(0.0));
+    }
+}
+
+trial!(a_bias_is_added_to_each_row);
+fn a_bias_is_added_to_each_row() {
+    check_bias(&mut Gpu::open());
 }
 
 /// All on a GPU, those of little work on the emulator.
@@ -134,6 +188,7 @@ emulated! {
     add_positions on Sm100a: |gpu| {
         check_forward(gpu, (3, 130, 140, 256));
         check_forward(gpu, (3, 67, 70, 63));
+        check_bias(gpu);
     }
 }
 
@@ -145,5 +200,6 @@ emulated! {
                 uniform(count, 3, 8.0).iter().map(|value| value.trunc()).collect();
             check_backward(gpu, sizes, &values, crate::compare::EXACT);
         }
+        check_parts(gpu);
     }
 }

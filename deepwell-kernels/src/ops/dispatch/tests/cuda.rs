@@ -1,6 +1,7 @@
-//! `dispatch.cu`: every number of its maps is that of the definition.
+//! `dispatch.cu` and `dispatch_to_ranks.cu`: every number of their maps is that of the definition.
 
-use deepwell_ir::{DType, ops};
+use deepwell_ir::{DType, Dim, ops};
+use deepwell_kernels::ops::dispatch::oracle;
 
 use crate::harness::{Gpu, HostTensor};
 use crate::mixture::{Choice, HARD, Mixture, to_i32};
@@ -35,6 +36,63 @@ fn check_hard(gpu: &mut Gpu) {
     }
 }
 
+/// What ranks with equally many experts are sent, and how the first of them sorts what would come
+/// from ranks that all have these tokens.
+fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: Option<f64>) {
+    let Mixture { tokens, experts, top_k, align, .. } = mixture;
+    let what = format!("{mixture:?}, {capacity_factor:?}, {ranks} ranks");
+    let op = ops::DispatchToRanks { experts, ranks, capacity_factor };
+    let rows = op.rows(Dim::fixed(tokens), top_k).as_fixed().expect("fixed sizes");
+    let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
+    let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
+    let outputs =
+        [i32s(&[tokens, top_k]), i32s(&[2, experts]), i32s(&[rows]), i32s(&[rows, top_k])];
+    let got = gpu.run(op.clone(), &[chosen], &outputs, false, 1);
+    let share = |factor: f64| (factor * (tokens * top_k) as f64 / experts as f64).ceil() as usize;
+    let capacity = capacity_factor.map_or(usize::MAX, share);
+    let slab = rows / ranks;
+    let sent = oracle::to_ranks(&mixture.chosen(), top_k, experts, ranks, capacity, slab);
+    let expected = [&sent.rows, &sent.load, &sent.pairs, &sent.wanted];
+    for ((name, got), expected) in
+        ["rows", "load", "pairs", "wanted"].iter().zip(&got).zip(expected)
+    {
+        assert_eq!(to_i32(got), *expected, "{name} of {what}");
+    }
+
+    let own = experts / ranks;
+    let grouped = ops::GroupedRows { groups: own, align };
+    let op = ops::Dispatch { grouped, capacity_factor: None, from_ranks: true };
+    let received = sent.wanted[..slab * top_k].repeat(ranks);
+    let buffer = grouped.rows(Dim::fixed(rows)).and_then(|rows| rows.as_fixed());
+    let buffer = buffer.expect("fixed sizes");
+    let outputs = [i32s(&[own + 1]), i32s(&[2, own]), i32s(&[rows, top_k]), i32s(&[buffer])];
+    let wanted = HostTensor::i32(&[rows, top_k], &received);
+    let got = gpu.run(op, &[wanted], &outputs, false, 1);
+    let expected = oracle::forward(&received, own, align, usize::MAX, buffer);
+    let expected = [expected.offsets, expected.load, expected.rows, expected.pairs];
+    for ((name, got), expected) in
+        ["offsets", "load", "rows", "pairs"].iter().zip(&got).zip(&expected)
+    {
+        assert_eq!(to_i32(got), *expected, "received {name} of {what}");
+    }
+}
+
+fn check_hard_ranks(gpu: &mut Gpu) {
+    for mixture in HARD {
+        let Mixture { experts, .. } = mixture;
+        for ranks in [1, 2, 4].into_iter().filter(|&ranks| experts.is_multiple_of(ranks)) {
+            for factor in [None, Some(0.3)] {
+                check_ranks(gpu, mixture, ranks, factor);
+            }
+        }
+    }
+}
+
+trial!(maps_for_ranks_are_those_of_the_definition);
+fn maps_for_ranks_are_those_of_the_definition() {
+    check_hard_ranks(&mut Gpu::open());
+}
+
 trial!(maps_are_those_of_the_definition);
 fn maps_are_those_of_the_definition() {
     let mut gpu = Gpu::open();
@@ -57,6 +115,17 @@ emulated! {
             for factor in [None, Some(0.8)] {
                 check(gpu, mixture, factor);
             }
+        }
+    }
+}
+
+emulated! {
+    dispatch_to_ranks on Sm90a: |gpu| {
+        check_hard_ranks(gpu);
+        let mixture =
+            Mixture { tokens: 361, experts: 40, top_k: 3, choice: Choice::Spread, align: 32 };
+        for ranks in [4, 40] {
+            check_ranks(gpu, mixture, ranks, None);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `permute.cu`.
+//! `permute.cu` and `permute_f32.cu`.
 
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::ops::permute::oracle;
@@ -39,6 +39,33 @@ fn check(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
     assert_within(&format!("unpermute {what}"), &got, &expected, &bounds);
 }
 
+/// Gates, as many of a row as a token has experts, and what nobody wants of them.
+fn check_f32(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
+    let what = format!("{mixture:?} of {columns} in f32, capacity {capacity}");
+    let (tokens, rows) = (mixture.tokens, mixture.rows());
+    let grouped = mixture.grouped(capacity);
+    let maps = mixture.maps(&grouped);
+    let x = HostTensor::f32(&[tokens, columns], &uniform(tokens * columns, 1, 4.0));
+    let inputs = [&[x.clone()][..], &maps].concat();
+    let out = HostTensor::output(DType::F32, &[rows, columns]);
+    let got = gpu.run(ops::Permute {}, &inputs, &[out], false, 1)[0].to_f64();
+    let expected = oracle::permute(&x.to_f64(), &grouped.pairs, mixture.top_k, columns);
+    assert_close(&format!("permute {what}"), &got, &expected, EXACT);
+
+    let mut y: Vec<f32> =
+        uniform(rows * columns, 2, 4.0).iter().map(|y| (y * 64.0).trunc()).collect();
+    for (row, _) in grouped.pairs.iter().enumerate().filter(|(_, pair)| **pair < 0) {
+        y[row * columns..][..columns].fill(f32::NAN);
+    }
+    let y = HostTensor::f32(&[rows, columns], &y);
+    // Whole numbers, whose sums are exact.
+    let expected = oracle::unpermute(&y.to_f64(), &grouped.rows, mixture.top_k, columns);
+    let inputs = [&[y][..], &maps].concat();
+    let out = HostTensor::output(DType::F32, &[tokens, columns]);
+    let got = gpu.run(ops::Unpermute {}, &inputs, &[out], false, 1)[0].to_f64();
+    assert_close(&format!("unpermute {what}"), &got, &expected, EXACT);
+}
+
 /// Few columns and many, whole vectors and not, rows of one lane and of several turns of a warp.
 fn check_hard(gpu: &mut Gpu) {
     for (mixture, columns) in HARD.into_iter().zip([8, 64, 3, 24, 33, 512, 64, 9, 40, 1]) {
@@ -52,6 +79,9 @@ trial!(rows_go_there_and_back);
 fn rows_go_there_and_back() {
     let mut gpu = Gpu::open();
     check_hard(&mut gpu);
+    for mixture in HARD {
+        check_f32(&mut gpu, mixture, mixture.top_k, 7);
+    }
     if gpu.runs(1, 0) {
         let large = Mixture { tokens: 5000, experts: 64, top_k: 8, ..HARD[1] };
         check(&mut gpu, large, 2048, usize::MAX);
@@ -66,5 +96,17 @@ emulated! {
         for columns in [264, 33] {
             check(gpu, mixture, columns, 60);
         }
+    }
+}
+
+emulated! {
+    permute_f32 on Sm90a: |gpu| {
+        for mixture in HARD {
+            check_f32(gpu, mixture, mixture.top_k, usize::MAX);
+            check_f32(gpu, mixture, 3, 7);
+        }
+        let mixture =
+            Mixture { tokens: 400, experts: 8, top_k: 3, choice: Choice::Spread, align: 32 };
+        check_f32(gpu, mixture, 3, 60);
     }
 }

@@ -1,0 +1,107 @@
+//! `dispatch_to_ranks.cu`, behind the count of `dispatch.cu`: the places of pairs in rows that are
+//! cut among ranks.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::cuda::{THREADS, capacity, runs};
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Where the offsets lie in the workspace: what counts are stored behind them is aligned.
+const ALIGN_BYTES: usize = 256;
+
+pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_dispatch_to_ranks",
+    ops: &["dispatch_to_ranks"],
+    epilogue: no_epilogue,
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    predict: roofline,
+    workspace_bytes,
+    select_tile: None,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let wanted = &request.operands[4].shape;
+    let limit = i32::MAX as usize;
+    let too_many = wanted.iter().product::<usize>() > limit;
+    too_many.then(|| format!("takes at most {limit} choices of rows, not {wanted:?}"))
+}
+
+/// Bytes of the offsets of so many experts.
+fn offset_bytes(experts: usize) -> usize {
+    ((experts + 1) * size_of::<i32>()).next_multiple_of(ALIGN_BYTES)
+}
+
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    let Op::DispatchToRanks(op) = request.op else { return 0 };
+    let (runs, _) = runs(request.operands[0].shape.iter().product());
+    offset_bytes(op.experts) + runs * op.experts * size_of::<u32>()
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::DispatchToRanks(op) = &call.call.op else {
+        return Err(call.refuse("expected `dispatch_to_ranks`"));
+    };
+    let chosen = call.input(0);
+    let (tokens, top_k) = (chosen.shape[0], chosen.shape[1]);
+    let capacity = capacity(op.capacity_factor, op.experts, (tokens, top_k));
+    let capacity = capacity.map_err(|what| call.refuse(what))?;
+    let [rows, load, pairs, wanted] = [0, 1, 2, 3].map(|index| call.output(index));
+    let (ctas, run) = runs(chosen.elements());
+    let number = |number: usize| Argument::U32(number as u32);
+    let (pair_count, experts, run) = (number(chosen.elements()), number(op.experts), number(run));
+    let workspace = call.workspace().0;
+    let offsets = Argument::Pointer(workspace);
+    let counts = Argument::Pointer(workspace.offset(offset_bytes(op.experts)));
+    let across = number(op.experts.next_power_of_two().min(THREADS as usize));
+
+    let nowhere = Step::Fill { target: wanted.pointer, byte: 0xff, bytes: wanted.bytes() };
+    let count = device.function("dispatch", "dispatch_count", 0)?;
+    let of_count = vec![
+        chosen.argument(),
+        offsets,
+        load.argument(),
+        rows.argument(),
+        pairs.argument(),
+        counts,
+        Argument::Pointer(device.arrival_counters(1)?),
+        pair_count,
+        number(pairs.elements()),
+        experts,
+        number(1),
+        number(capacity),
+        run,
+        across,
+    ];
+    let place = device.function("dispatch_to_ranks", "dispatch_place_to_ranks", 0)?;
+    let of_place = vec![
+        chosen.argument(),
+        offsets,
+        rows.argument(),
+        pairs.argument(),
+        wanted.argument(),
+        counts,
+        pair_count,
+        experts,
+        number(op.experts_of_rank()),
+        number(pairs.elements() / op.ranks),
+        number(top_k),
+        number(capacity),
+        run,
+        across,
+    ];
+    let ctas = ctas as u32;
+    let launches = [
+        Device::launch(count, ctas, THREADS, 0, of_count),
+        Device::launch(place, ctas, THREADS, 0, of_place),
+    ];
+    let fill = (wanted.elements() > 0).then_some(nowhere);
+    Ok(fill.into_iter().chain(launches).collect())
+}
