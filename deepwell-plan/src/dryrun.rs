@@ -6,7 +6,7 @@ mod roof;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use deepwell_ir::{Call, Instance, MemoryKind, Program, Target, Value};
+use deepwell_ir::{Call, Instance, MemoryKind, Op, Program, Target, Value};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +57,15 @@ pub struct OpTime {
     pub bound: Bound,
 }
 
+/// Exchanges beside what computes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExchangeTime {
+    /// Least time of all of them per step.
+    pub time_s: f64,
+    /// By how much a step is longer than one whose exchanges take no time.
+    pub exposed_s: f64,
+}
+
 /// Prediction for one rank, and for those that are like it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
@@ -88,6 +97,9 @@ pub struct RankReport {
     /// Least time per step by roofline: of its streams, where it has several, the one that ends
     /// last.
     pub time_s: f64,
+    /// What exchanges with other ranks take of it; none where they have no stream of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchanges: Option<ExchangeTime>,
     /// Ops, longest time first.
     pub ops: Vec<OpTime>,
 }
@@ -261,8 +273,19 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
             .map(|(call, runs)| call.cost.bytes_on_link * runs as u64)
             .sum(),
         time_s: roof.program_time_s(program),
+        exchanges: exchanges_of(&roof, program),
         ops,
     }
+}
+
+/// What exchanges take where they have a stream of their own.
+fn exchanges_of(roof: &Roof, program: &Program) -> Option<ExchangeTime> {
+    let is_exchange = |call: &Call| matches!(call.op, Op::Collective(_));
+    program.calls.iter().find(|call| is_exchange(call) && call.stream != 0)?;
+    let exchanges = program.calls_with_runs().filter(|(call, _)| is_exchange(call));
+    let time_s = exchanges.map(|(call, runs)| roof.step_time(call, runs).0).sum();
+    let exposed_s = roof.program_time_s(program) - roof.computing_time_s(program);
+    Some(ExchangeTime { time_s, exposed_s })
 }
 
 /// Bytes by kind at the call with the largest sum of transient values, and the call's name.
@@ -374,6 +397,11 @@ impl fmt::Display for DryRun {
             if rank.bytes_on_link > 0 {
                 let bytes = format_bytes(rank.bytes_on_link);
                 writeln!(f, "  {:<12} {bytes:>12} to other ranks a step", "link")?;
+            }
+            if let Some(ExchangeTime { time_s, exposed_s }) = rank.exchanges {
+                let [all, exposed] = [time_s, exposed_s].map(|seconds| seconds * 1e3);
+                let what = format!("ms of exchanges, {exposed:.3} of them exposed");
+                writeln!(f, "  {:<12} {all:>12.3} {what}", "exchanges")?;
             }
             writeln!(
                 f,

@@ -41,11 +41,12 @@ mod strategy;
 
 pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
 pub use dryrun::{
-    Bound, DryRun, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages, dryrun_world, roofline,
+    Bound, DryRun, ExchangeTime, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
+    dryrun_world, roofline,
 };
 pub use error::PlanError;
 pub use lower::{
-    Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
+    EXCHANGES, Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
     lower_evaluation, lower_fallback, lower_inference, lower_scheduled, quantized_bytes,
     quantized_flop_share,
 };

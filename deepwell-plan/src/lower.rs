@@ -15,6 +15,7 @@ use deepwell_precision::QuantFormat;
 use crate::{Plan, PlanError};
 
 mod bodies;
+mod early_sums;
 mod expert;
 mod fallback;
 mod flops;
@@ -48,7 +49,10 @@ pub fn lower(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let passes = crate::stages::passes(plan, target)?;
-    lower_scheduled(graph, plan, &Scheduling { passes, ..Scheduling::of(plan) }, catalog, target)
+    // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
+    let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
+    let scheduling = Scheduling { passes, overlaps, ..Scheduling::of(plan) };
+    lower_scheduled(graph, plan, &scheduling, catalog, target)
 }
 
 /// In which order a step runs, and what runs beside what.
@@ -57,7 +61,13 @@ pub struct Scheduling<'a> {
     pub passes: Schedule,
     /// The stream of each call; 0 is the one that computes.
     pub stream_of: &'a dyn Fn(&Call) -> StreamId,
+    /// Whether exchanges have a stream of their own, [`EXCHANGES`], beside what computes: gradients
+    /// are summed once they are whole, and weights of a layer gathered one layer ahead.
+    pub overlaps: bool,
 }
+
+/// The stream of exchanges between ranks, of all groups: so that they have one order.
+pub const EXCHANGES: StreamId = 1;
 
 impl Scheduling<'_> {
     /// Each micro-batch whole, all calls on one stream.
@@ -65,6 +75,7 @@ impl Scheduling<'_> {
         Scheduling {
             passes: Schedule::gradient_accumulation(plan.micro_batches),
             stream_of: &|_| 0,
+            overlaps: false,
         }
     }
 }
@@ -96,7 +107,9 @@ pub fn lower_scheduled(
     }
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
+    lowering.overlaps = scheduling.overlaps;
     lowering.persistent_values(Mode::Train);
+    lowering.plan_early_sums();
     // A chunk at a time: in a slot its activations lie where those of another would. The last one
     // first, whose backward pass is the first of a step: it overwrites a loss that others add to.
     for chunk in (0..lowering.chunks()).rev() {
@@ -107,7 +120,11 @@ pub fn lower_scheduled(
     lowering.optimizer(plan)?;
     lowering.gather_masters()?;
     lowering.body(Phase::Weights)?;
-    streams::assign(&mut lowering.calls, &lowering.bodies, scheduling.stream_of);
+    let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
+    match scheduling.overlaps {
+        true => streams::assign_beside(calls, bodies, &lowering.values, scheduling.stream_of),
+        false => streams::assign(calls, bodies, scheduling.stream_of),
+    }
     lowering.finish(Mode::Train, precision, None)
 }
 
@@ -219,6 +236,10 @@ struct Lowering<'a> {
     shared: Vec<shard::Bucket>,
     /// Which of them come and go.
     passing: passing::Passing,
+    /// Whether exchanges run beside what computes.
+    overlaps: bool,
+    /// Gradients that are summed over ranks before the optimizer.
+    early: early_sums::EarlySums,
     value_of: HashMap<TensorId, ValueId>,
     /// Accumulators that a call has written.
     written: HashSet<ValueId>,
@@ -258,6 +279,8 @@ impl<'a> Lowering<'a> {
             shards: Vec::new(),
             shared: Vec::new(),
             passing: passing::Passing::default(),
+            overlaps: false,
+            early: early_sums::EarlySums::default(),
             value_of: HashMap::new(),
             written: HashSet::new(),
         }

@@ -102,14 +102,26 @@ impl Roof {
 
     /// Least time of a step: its bodies one after the other.
     pub(super) fn program_time_s(&self, program: &Program) -> f64 {
+        self.bodies_time_s(program, &|call, instance| self.time(call, instance).0)
+    }
+
+    /// [`Roof::program_time_s`] where exchanges take no time.
+    pub(super) fn computing_time_s(&self, program: &Program) -> f64 {
+        self.bodies_time_s(program, &|call, instance| match call.op {
+            Op::Collective(_) => 0.0,
+            _ => self.time(call, instance).0,
+        })
+    }
+
+    fn bodies_time_s(&self, program: &Program, time_s: &dyn Fn(&Call, Instance) -> f64) -> f64 {
         let of_body = |(body, runs): (&deepwell_ir::Body, usize)| {
             let calls = &program.calls[body.calls.clone()];
             match runs {
                 0 => 0.0,
-                1 => self.body_time_s(calls, true),
+                1 => calls_time_s(calls, true, time_s),
                 _ => {
-                    let others = self.body_time_s(calls, false) * (runs - 1) as f64;
-                    self.body_time_s(calls, true) + others
+                    let others = calls_time_s(calls, false, time_s) * (runs - 1) as f64;
+                    calls_time_s(calls, true, time_s) + others
                 }
             }
         };
@@ -119,20 +131,25 @@ impl Roof {
     /// Least time of one run of the calls of a body: those of a stream one after the other, streams
     /// beside each other but for the events that one waits for.
     pub(super) fn body_time_s(&self, calls: &[Call], is_first: bool) -> f64 {
-        let mut streams: HashMap<StreamId, f64> = HashMap::new();
-        let mut events: HashMap<EventId, f64> = HashMap::new();
-        let mut last_s = 0.0f64;
-        for call in calls {
-            let stream_s = streams.entry(call.stream).or_default();
-            let waits = call.waits.iter().filter_map(|event| events.get(event).copied());
-            let begin_s = waits.fold(*stream_s, f64::max);
-            let end_s = begin_s + self.time(call, Instance { slot: 0, is_first }).0;
-            *stream_s = end_s;
-            events.extend(call.records.map(|event| (event, end_s)));
-            last_s = last_s.max(end_s);
-        }
-        last_s
+        calls_time_s(calls, is_first, &|call, instance| self.time(call, instance).0)
     }
+}
+
+/// Time of the calls of a body, each of which takes `time_s`.
+fn calls_time_s(calls: &[Call], is_first: bool, time_s: &dyn Fn(&Call, Instance) -> f64) -> f64 {
+    let mut streams: HashMap<StreamId, f64> = HashMap::new();
+    let mut events: HashMap<EventId, f64> = HashMap::new();
+    let mut last_s = 0.0f64;
+    for call in calls {
+        let stream_s = streams.entry(call.stream).or_default();
+        let waits = call.waits.iter().filter_map(|event| events.get(event).copied());
+        let begin_s = waits.fold(*stream_s, f64::max);
+        let end_s = begin_s + time_s(call, Instance { slot: 0, is_first });
+        *stream_s = end_s;
+        events.extend(call.records.map(|event| (event, end_s)));
+        last_s = last_s.max(end_s);
+    }
+    last_s
 }
 
 /// The GPUs of the other ranks of a group, of those whose programs are there.

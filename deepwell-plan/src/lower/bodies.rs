@@ -1,6 +1,6 @@
 //! Bodies of a program, and the order in which a step runs them.
 
-use deepwell_ir::{Body, BodyId, Invocation, Phase};
+use deepwell_ir::{Body, BodyId, Invocation, Node, Phase};
 
 use super::Lowering;
 use crate::PlanError;
@@ -25,14 +25,25 @@ impl Lowering<'_> {
     fn nodes_of(&mut self, phase: Phase, chunk: Option<u32>) -> Result<(), PlanError> {
         let graph = self.graph;
         self.begin_passing(phase);
-        for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.phase == phase) {
-            let is_elsewhere = chunk.is_some_and(|chunk| self.chunk_of(node) != chunk);
-            if is_elsewhere || self.comes_with_gather(node) {
-                continue;
+        let is_here = |(_, node): &(usize, &Node)| {
+            let is_its = chunk.is_none_or(|chunk| self.chunk_of(node) == chunk);
+            node.phase == phase && is_its && !self.comes_with_gather(node)
+        };
+        let nodes: Vec<(usize, &Node)> = graph.nodes.iter().enumerate().filter(is_here).collect();
+        let layers: Vec<_> = nodes.chunk_by(|(_, a), (_, b)| a.layer == b.layer).collect();
+        for (layer, nodes) in layers.iter().enumerate() {
+            if self.overlaps {
+                // What the next layer reads is gathered beside this one.
+                for (_, node) in layers[layer..].iter().take(2).copied().flatten() {
+                    self.fetch_for(node)?;
+                }
             }
-            self.gather_for(node)?;
-            self.node(node)?;
-            self.scatter_behind(at)?;
+            for &(at, node) in *nodes {
+                self.gather_for(node)?;
+                self.node(node)?;
+                self.scatter_behind(at)?;
+                self.sum_behind(at)?;
+            }
         }
         Ok(())
     }

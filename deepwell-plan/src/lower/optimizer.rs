@@ -115,36 +115,17 @@ impl Lowering<'_> {
     /// step. Each rank's loss is already divided by the tokens of all, so that a sum is the mean.
     /// Where ranks share the optimizer state: this rank's slices of the gradients.
     fn sum_over_ranks(&mut self, plan: &Plan) -> Result<Option<Vec<ValueId>>, PlanError> {
-        let target = self.target;
-        let named = |name| {
-            let (id, group) = target.ranks.named(name)?;
-            Some((id, group.ranks.len() as u32))
-        };
-        let of_all: Option<(GroupId, u32)> = named(ProcessGroup::DATA);
-        // Data-parallel or tensor-parallel ranks.
-        let same_experts: Option<(GroupId, u32)> = named(ProcessGroup::EXPERT_DATA);
         let is_shared = self.sharing().is_some();
-        let mut buckets = self.buckets(plan.bucket_bytes);
-        // Gradients of shards are scattered below.
-        buckets.retain(|bucket| !is_shared || self.is_counted[bucket.start]);
-        let of_bucket = |(index, bucket): (usize, Range<usize>)| {
-            let summed_over = match self.is_of_expert_rank(bucket.start) {
-                true => same_experts?,
-                false => of_all?,
-            };
-            let gradients = self.parameters[bucket].iter().filter_map(|state| state.gradient);
-            Some((format!("all_reduce.gradients.{index}"), gradients.collect(), summed_over))
-        };
-        let mut sums: Vec<(String, Vec<ValueId>, (GroupId, u32))> =
-            buckets.into_iter().enumerate().filter_map(of_bucket).collect();
-        if let (Some(loss), Some(of_all)) = (self.host.loss, of_all) {
-            sums.push(("all_reduce.loss".to_string(), vec![loss], of_all));
+        for (index, bucket) in self.buckets(plan.bucket_bytes).into_iter().enumerate() {
+            // Gradients of shards are scattered below.
+            if is_shared && !self.is_counted[bucket.start] || self.early.has(index) {
+                continue;
+            }
+            self.sum_bucket(index, Phase::Optimizer)?;
         }
-        for (name, tensors, (group, ranks)) in sums {
-            let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
-            let op = Collective::of_bucket(kind, group, ranks, tensors.len());
-            let tensors = tensors.into_iter().map(update).collect();
-            self.optimizer_call(&name, op.into(), tensors, Vec::new())?;
+        if let (Some(loss), Some(of_all)) = (self.host.loss, self.named_group(ProcessGroup::DATA)) {
+            let loss = vec![loss];
+            self.sum_over("all_reduce.loss", loss, of_all, Phase::Optimizer)?;
         }
         match is_shared {
             true => self.scatter_gradients().map(Some),
@@ -152,9 +133,44 @@ impl Lowering<'_> {
         }
     }
 
+    /// A group of this rank and how many ranks it has.
+    fn named_group(&self, name: &str) -> Option<(GroupId, u32)> {
+        let (id, group) = self.target.ranks.named(name)?;
+        Some((id, group.ranks.len() as u32))
+    }
+
+    /// Sums a bucket of gradients over the ranks that have parts of them; whether there are any.
+    pub(super) fn sum_bucket(&mut self, index: usize, phase: Phase) -> Result<bool, PlanError> {
+        let Some(bucket) = self.buckets(self.plan.bucket_bytes).get(index).cloned() else {
+            return Ok(false);
+        };
+        let group = match self.is_of_expert_rank(bucket.start) {
+            // Data-parallel or tensor-parallel ranks.
+            true => self.named_group(ProcessGroup::EXPERT_DATA),
+            false => self.named_group(ProcessGroup::DATA),
+        };
+        let Some(group) = group else { return Ok(false) };
+        let gradients = self.parameters[bucket].iter().filter_map(|state| state.gradient).collect();
+        self.sum_over(&format!("all_reduce.gradients.{index}"), gradients, group, phase)?;
+        Ok(true)
+    }
+
+    fn sum_over(
+        &mut self,
+        name: &str,
+        tensors: Vec<ValueId>,
+        (group, ranks): (GroupId, u32),
+        phase: Phase,
+    ) -> Result<(), PlanError> {
+        let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
+        let op = Collective::of_bucket(kind, group, ranks, tensors.len());
+        let tensors = tensors.into_iter().map(update).collect();
+        self.phase_call(phase, name, op.into(), tensors, Vec::new())
+    }
+
     /// Consecutive parameters with gradients of at most `limit_bytes` together; one with more is
     /// alone, and so is one that AdamW does not update.
-    fn buckets(&self, limit_bytes: usize) -> Vec<Range<usize>> {
+    pub(super) fn buckets(&self, limit_bytes: usize) -> Vec<Range<usize>> {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         let mut bytes = 0;
         for (index, state) in self.parameters.iter().enumerate() {

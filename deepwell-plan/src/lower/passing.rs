@@ -29,6 +29,8 @@ pub(super) struct Passing {
     /// The nodes that make the copies of a bucket, by index in the graph.
     copies: HashMap<usize, Vec<usize>>,
     /// Buckets that are gathered in the body that is lowered.
+    fetched: HashSet<usize>,
+    /// Those of which the copies are made.
     here: HashSet<usize>,
     /// The buckets whose gradients are whole behind a node.
     complete: HashMap<usize, Vec<usize>>,
@@ -115,6 +117,7 @@ impl Lowering<'_> {
 
     /// In each body weights are gathered anew.
     pub(super) fn begin_passing(&mut self, phase: Phase) {
+        self.passing.fetched.clear();
         self.passing.here.clear();
         if phase != Phase::Backward || !self.gathers() {
             return;
@@ -132,25 +135,43 @@ impl Lowering<'_> {
         self.gathers() && node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
     }
 
-    /// Gathers what a node reads, and makes the copies of it, where that is not there yet.
-    pub(super) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
-        let is_here = match self.gathers() {
-            true => matches!(node.phase, Phase::Forward | Phase::Backward),
-            false => node.phase == Phase::Weights,
-        };
-        if !is_here {
+    /// Whether weights are gathered in a phase.
+    fn gathers_in(&self, phase: Phase) -> bool {
+        let passes = [Phase::Forward, Phase::Backward];
+        if self.gathers() { passes.contains(&phase) } else { phase == Phase::Weights }
+    }
+
+    /// Gathers what a node reads, where that is not there yet.
+    pub(super) fn fetch_for(&mut self, node: &Node) -> Result<(), PlanError> {
+        if !self.gathers_in(node.phase) {
             return Ok(());
         }
         for id in &node.inputs {
             let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
+            self.fetch(bucket, node.phase)?;
+        }
+        Ok(())
+    }
+
+    /// Gathers what a node reads, and makes the copies of it, where that is not there yet.
+    pub(super) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
+        if !self.gathers_in(node.phase) {
+            return Ok(());
+        }
+        for id in &node.inputs {
+            let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
+            self.fetch(bucket, node.phase)?;
             if self.passing.here.insert(bucket) {
-                self.gather(bucket, node.phase)?;
+                self.make_copies(bucket, node)?;
             }
         }
         Ok(())
     }
 
-    fn gather(&mut self, bucket: usize, phase: Phase) -> Result<(), PlanError> {
+    fn fetch(&mut self, bucket: usize, phase: Phase) -> Result<(), PlanError> {
+        if !self.passing.fetched.insert(bucket) {
+            return Ok(());
+        }
         let (group, ranks) = self.shared[bucket].group;
         let mut gathered = self.shared[bucket].gathered.clone();
         if phase == Phase::Backward {
@@ -172,14 +193,22 @@ impl Lowering<'_> {
         let outputs = gathered.iter().copied().map(write).collect();
         self.phase_call(phase, &name, op.into(), own, outputs)?;
         self.passing.together.push(gathered);
+        Ok(())
+    }
+
+    /// Makes the copies of a gathered bucket that a node is the first to read.
+    fn make_copies(&mut self, bucket: usize, reader: &Node) -> Result<(), PlanError> {
         if !self.gathers() {
             return Ok(());
         }
+        let (phase, layer) = (reader.phase, reader.layer);
+        let suffix = if phase == Phase::Forward { "" } else { ".again" };
         self.passing.suffix = suffix;
         for at in self.passing.copies.get(&bucket).cloned().unwrap_or_default() {
             let node = &self.graph.nodes[at];
             let name = format!("{}{suffix}", node.name);
-            self.node(&Node { phase, name, ..node.clone() })?;
+            let layer = if self.overlaps { layer } else { node.layer };
+            self.node(&Node { phase, name, layer, ..node.clone() })?;
         }
         self.passing.suffix = "";
         Ok(())

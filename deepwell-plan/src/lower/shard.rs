@@ -305,15 +305,10 @@ impl Lowering<'_> {
                 slices.push(own);
                 continue;
             }
-            let Bucket { slice, group: (group, ranks), .. } = self.shared[index];
-            let gradients = self.shared[index].gradients.clone();
-            let name = format!("grad.shard.{index}");
-            let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
-            let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
-            let op = Collective::of_bucket(kind, group, ranks, gradients.len());
-            let inputs = gradients.into_iter().map(read).collect();
-            let name = format!("reduce_scatter.gradients.{index}");
-            self.optimizer_call(&name, op.into(), inputs, vec![write(own)])?;
+            let own = match self.early.slice(index) {
+                Some(own) => own,
+                None => self.scatter_bucket(index, Phase::Optimizer)?,
+            };
             slices.push(own);
         }
         let counted = slices.iter().zip(&self.shared).filter(|(_, bucket)| !bucket.is_copy);
@@ -323,6 +318,24 @@ impl Lowering<'_> {
         let groups = self.sharing().into_iter().collect();
         self.norm_of_parts(Parts { gradients, groups })?;
         Ok(slices)
+    }
+
+    /// This rank's slice of a bucket of gradients, summed over all ranks that share it.
+    pub(super) fn scatter_bucket(
+        &mut self,
+        index: usize,
+        phase: Phase,
+    ) -> Result<ValueId, PlanError> {
+        let Bucket { slice, group: (group, ranks), .. } = self.shared[index];
+        let gradients = self.shared[index].gradients.clone();
+        let name = format!("grad.shard.{index}");
+        let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
+        let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
+        let op = Collective::of_bucket(kind, group, ranks, gradients.len());
+        let inputs = gradients.into_iter().map(read).collect();
+        let name = format!("reduce_scatter.gradients.{index}");
+        self.phase_call(phase, &name, op.into(), inputs, vec![write(own)])?;
+        Ok(own)
     }
 
     /// The update of this rank's slices.

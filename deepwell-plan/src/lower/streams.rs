@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, StreamId, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Op, StreamId, Value, ValueId};
+
+use super::EXCHANGES;
 
 /// Who used a value last within a body.
 #[derive(Default)]
@@ -16,12 +18,67 @@ struct Users {
 /// stream wrote, or writes what one of another stream used, waits for an event of that one. Streams
 /// join between bodies.
 pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Call) -> StreamId) {
+    assign_with(calls, bodies, stream_of, &|calls| vec![Vec::new(); calls.len()]);
+}
+
+/// [`assign`] with exchanges on [`EXCHANGES`], which waits for what computes and is waited for so
+/// that as much is kept for them as for one layer, and not for all.
+pub(super) fn assign_beside(
+    calls: &mut [Call],
+    bodies: &[Body],
+    values: &[Value],
+    stream_of: &dyn Fn(&Call) -> StreamId,
+) {
+    let stream = |call: &Call| if is_exchange(call) { EXCHANGES } else { stream_of(call) };
+    // What it reads makes room for other values.
+    let frees = |call: &Call| {
+        let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
+        read.any(|operand| !values[operand.value.index()].memory.is_persistent())
+    };
+    assign_with(calls, bodies, &stream, &|calls| beside_one_layer(calls, &frees));
+}
+
+fn is_exchange(call: &Call) -> bool {
+    matches!(call.op, Op::Collective(_))
+}
+
+/// What calls wait for, beside what made their operands. An exchange begins behind the last call
+/// before it that computes, so that what it writes takes the place of what is over then. A layer
+/// begins when those exchanges are over that free memory and were there before the layer before it
+/// began.
+fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
+    let mut waits = vec![Vec::new(); calls.len()];
+    let (mut last_computed, mut last_freeing) = (None, None);
+    let (mut layer, mut before_layer) = (None, None);
+    for (index, call) in calls.iter().enumerate() {
+        if is_exchange(call) {
+            waits[index].extend(last_computed);
+            if frees(call) {
+                last_freeing = Some(index);
+            }
+            continue;
+        }
+        if layer != Some(call.layer) {
+            waits[index].extend(before_layer);
+            (layer, before_layer) = (Some(call.layer), last_freeing);
+        }
+        last_computed = Some(index);
+    }
+    waits
+}
+
+fn assign_with(
+    calls: &mut [Call],
+    bodies: &[Body],
+    stream_of: &dyn Fn(&Call) -> StreamId,
+    others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>,
+) {
     for body in bodies {
         let calls = &mut calls[body.calls.clone()];
         for call in calls.iter_mut() {
             call.stream = stream_of(call);
         }
-        let waits = waits(calls);
+        let waits = waits(calls, &others(calls));
         let recorded: BTreeSet<usize> = waits.iter().flatten().copied().collect();
         let events: HashMap<usize, EventId> = recorded.into_iter().zip(0..).collect();
         for (index, call) in calls.iter_mut().enumerate() {
@@ -32,13 +89,21 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
 }
 
 /// The calls that each call waits for: of each other stream the last one, and only where no call
-/// before it on its own stream has waited for that one or a later one.
-fn waits(calls: &[Call]) -> Vec<Vec<usize>> {
+/// before it on its own stream has waited for that one or a later one. `others`: those that it
+/// waits for whatever they write.
+fn waits(calls: &[Call], others: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut users: HashMap<ValueId, Users> = HashMap::new();
     let mut seen: HashMap<(StreamId, StreamId), usize> = HashMap::new();
     let mut waits = Vec::with_capacity(calls.len());
     for (index, call) in calls.iter().enumerate() {
         let mut needed: BTreeMap<StreamId, usize> = BTreeMap::new();
+        for &other in &others[index] {
+            let stream = calls[other].stream;
+            if stream != call.stream {
+                let latest = needed.entry(stream).or_insert(other);
+                *latest = other.max(*latest);
+            }
+        }
         for operand in &call.operands {
             let users = users.entry(operand.value).or_default();
             let readers = users.readers.values().filter(|_| operand.access != Access::Read);

@@ -10,10 +10,11 @@ use crate::{
     SplitOver, ValueId,
 };
 
-/// In the body of the optimizer, a sum over the ranks of the data group comes before all else that
-/// uses a gradient, or the loss, and comes once. Gradients of experts that expert-parallel ranks
-/// have some of each are summed over the ranks with the same ones in place of all. So are those of
-/// parameters that are whole on each rank of a tensor group over that, and none that are split.
+/// In the body of the optimizer, or behind the call of a pass that writes the last of it, a sum
+/// over the ranks of the data group comes before all else that uses a gradient, or the loss, and
+/// comes once. Gradients of experts that expert-parallel ranks have some of each are summed over
+/// the ranks with the same ones in place of all. So are those of parameters that are whole on each
+/// rank of a tensor group over that, and none that are split.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.mode != Mode::Train {
         return Ok(());
@@ -137,16 +138,21 @@ fn refuse_sums(
     Ok(())
 }
 
-/// Whether a call of the optimizer sums over the ranks of a group.
+/// Whether a call behind a forward pass sums over the ranks of a group.
 fn sums_over(call: &Call, is_group: impl Fn(GroupId) -> bool) -> bool {
     match &call.op {
-        Op::Collective(op) if call.phase == Phase::Optimizer && is_group(op.group) => matches!(
+        Op::Collective(op) if is_behind_forward(call) && is_group(op.group) => matches!(
             op.kind,
             CollectiveKind::AllReduce { reduction: Reduction::Sum }
                 | CollectiveKind::ReduceScatter { reduction: Reduction::Sum }
         ),
         _ => false,
     }
+}
+
+/// Whether a call is where gradients are made or used.
+fn is_behind_forward(call: &Call) -> bool {
+    matches!(call.phase, Phase::Backward | Phase::WeightGradients | Phase::Optimizer)
 }
 
 fn check_group(
@@ -159,8 +165,14 @@ fn check_group(
         return Ok(());
     }
     let mut sums: HashMap<ValueId, usize> = values.into_iter().map(|value| (value, 0)).collect();
-    for call in program.calls.iter().filter(|call| call.phase == Phase::Optimizer) {
+    for call in program.calls.iter().filter(|call| is_behind_forward(call)) {
         let is_sum = sums_over(call, |of| of == group);
+        if call.phase != Phase::Optimizer {
+            check_in_pass(program, call, is_sum, &sums)?;
+            if !is_sum {
+                continue;
+            }
+        }
         let is_in_place = call.outputs().is_empty();
         if !is_sum && is_in_place && sums_over(call, |of| of != group) {
             // Sums in place over several groups are in any order.
@@ -195,6 +207,32 @@ fn check_group(
         }
         None => Ok(()),
     }
+}
+
+/// A sum of a pass is of all that the step adds to it: nothing writes there behind it, and there is
+/// one micro-batch.
+fn check_in_pass(
+    program: &Program,
+    call: &Call,
+    is_sum: bool,
+    sums: &HashMap<ValueId, usize>,
+) -> Result<(), String> {
+    for operand in &call.operands {
+        let Some(&count) = sums.get(&operand.value) else { continue };
+        let (name, value) = (&call.name, &program.value(operand.value).name);
+        if is_sum && program.micro_batches > 1 {
+            return Err(format!(
+                "call `{name}` sums `{value}` over the ranks in each of {} micro-batches",
+                program.micro_batches
+            ));
+        }
+        if !is_sum && count > 0 && operand.access != Access::Read {
+            return Err(format!(
+                "call `{name}` writes `{value}`, which is summed over the ranks already"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The loss that this rank has of its own: where stages of a pipeline sum theirs up, what the sum

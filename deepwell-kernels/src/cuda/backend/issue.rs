@@ -72,7 +72,8 @@ impl CudaBackend {
             _ if id == 0 => Ok(self.compute),
             Some(&stream) => Ok(stream),
             None => {
-                let stream = self.driver.stream(false)?;
+                // Exchanges, which other ranks wait for.
+                let stream = self.driver.stream(true)?;
                 self.sides.insert(id, stream);
                 Ok(stream)
             }

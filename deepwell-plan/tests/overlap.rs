@@ -1,0 +1,219 @@
+//! Exchanges beside what computes: what may run at the same time, what that keeps in memory, and
+//! what it is predicted to save.
+
+#[expect(dead_code, reason = "other tests want more of it")]
+mod common;
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{
+    Call, Invocation, KernelCatalog, KernelRequest, NoKernel, Op, Order, Phase, PrecisionPolicy,
+    Program, Selection, Target, verify_program,
+};
+use deepwell_plan::{
+    EXCHANGES, Parallel, Plan, PlanRequest, Scheduling, autoplan_ranks, dryrun, lower,
+    lower_scheduled,
+};
+use deepwell_probe::Hardware;
+
+use common::{Kernels, request};
+
+const LAYERS: usize = 8;
+const RANKS: usize = 2;
+
+/// The kernels of a processor for a device.
+struct Anywhere;
+
+impl KernelCatalog for Anywhere {
+    fn select(&self, request: &KernelRequest<'_>, _: &Target) -> Result<Selection, NoKernel> {
+        Kernels.select(request, &common::target())
+    }
+
+    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
+        Kernels.predicted_s(request, target)
+    }
+
+    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
+        Kernels.fixed_overhead_bytes(target)
+    }
+}
+
+fn model() -> LlamaConfig {
+    LlamaConfig { num_layers: LAYERS, ..LlamaConfig::preset("llama-micro").unwrap() }
+}
+
+fn plan(zero: u8, micro_batches: usize) -> Plan {
+    let batch = RANKS * micro_batches;
+    let parallel = Parallel { zero, ..Parallel::data(RANKS) };
+    let wanted =
+        PlanRequest { micro_batch: Some(1), ..request(PrecisionPolicy::bf16(), 32, batch) };
+    let graph = capture(&model()).unwrap();
+    let target = common::target();
+    let planned = autoplan_ranks(&graph, &common::hardware(), &wanted, parallel, &Kernels, &target);
+    Plan { bucket_bytes: 100 << 10, ..planned.unwrap().plan }
+}
+
+fn target(plan: &Plan) -> Target {
+    let target = Target { arch: "sm_90a".to_string(), ..common::target() };
+    target.as_rank(plan.parallel.ranks(0))
+}
+
+/// The program of a device, whose exchanges run beside what computes, or the same in turns.
+fn lowered(zero: u8, micro_batches: usize, overlaps: bool) -> Program {
+    let (plan, graph) = (plan(zero, micro_batches), capture(&model()).unwrap());
+    let target = target(&plan);
+    if overlaps {
+        return lower(&graph, &plan, &Anywhere, &target).unwrap();
+    }
+    lower_scheduled(&graph, &plan, &Scheduling::of(&plan), &Anywhere, &target).unwrap()
+}
+
+fn is_exchange(call: &Call) -> bool {
+    matches!(call.op, Op::Collective(_))
+}
+
+/// The exchange of a phase that a tensor of a layer takes part in.
+fn exchange_of(program: &Program, phase: Phase, tensor: &str) -> usize {
+    let names = |call: &Call| {
+        let mut values = call.operands.iter().map(|it| &program.value(it.value).name);
+        values.any(|name| name.contains(tensor))
+    };
+    let is_it = |call: &Call| is_exchange(call) && call.phase == phase && names(call);
+    let found = program.calls.iter().position(is_it);
+    found.unwrap_or_else(|| panic!("no exchange of `{tensor}` in {phase}"))
+}
+
+/// The calls of a layer in a phase that compute.
+fn computing(program: &Program, phase: Phase, layer: usize) -> Vec<usize> {
+    let layer = Some(layer as u32);
+    let is_its = |call: &Call| !is_exchange(call) && (call.phase, call.layer) == (phase, layer);
+    (0..program.calls.len()).filter(|&at| is_its(&program.calls[at])).collect()
+}
+
+fn beside(order: &Order, a: usize, b: usize) -> bool {
+    !order.is_before(a, b) && !order.is_before(b, a)
+}
+
+#[test]
+fn gradients_are_summed_beside_the_rest_of_the_backward() {
+    for zero in 0..=3 {
+        let program = lowered(zero, 1, true);
+        let order = Order::of(&program.calls, &program.bodies).unwrap();
+        assert_eq!(order.streams(), 2);
+        for call in &program.calls {
+            assert_eq!(call.stream == EXCHANGES, is_exchange(call), "{}", call.name);
+        }
+        let last = format!("grad.model.layers.{}.mlp.down_proj", LAYERS - 1);
+        let sum = exchange_of(&program, Phase::Backward, &last);
+        let next = computing(&program, Phase::Backward, LAYERS - 2);
+        assert!(next.iter().any(|&call| beside(&order, sum, call)), "ZeRO {zero}");
+        // A sum of gradients that stay has time until the optimizer. Those that are scattered make
+        // room, which layers wait for.
+        let first = computing(&program, Phase::Backward, 0);
+        let may_be_late = first.iter().all(|&call| beside(&order, sum, call));
+        let is_over = first.iter().all(|&call| order.is_before(sum, call));
+        assert_eq!((may_be_late, is_over), (zero < 2, zero >= 2), "ZeRO {zero}");
+        let first = exchange_of(&program, Phase::Backward, "grad.model.layers.0.mlp.down_proj");
+        assert!(order.is_before(sum, first), "ZeRO {zero}: one order of exchanges");
+    }
+}
+
+#[test]
+fn weights_are_gathered_one_layer_ahead() {
+    let program = lowered(3, 1, true);
+    let order = Order::of(&program.calls, &program.bodies).unwrap();
+    let gathered = |layer: usize, suffix: &str, phase| {
+        exchange_of(&program, phase, &format!("model.layers.{layer}.mlp.down_proj.weight{suffix}"))
+    };
+    for layer in 1..LAYERS {
+        let gather = gathered(layer, "", Phase::Forward);
+        let before = computing(&program, Phase::Forward, layer - 1);
+        assert!(before.iter().all(|&call| beside(&order, gather, call)), "layer {layer}");
+        let own = computing(&program, Phase::Forward, layer);
+        assert!(own.iter().any(|&call| order.is_before(gather, call)), "layer {layer}");
+        if layer > 1 {
+            let earlier = computing(&program, Phase::Forward, layer - 2);
+            assert!(earlier.iter().all(|&call| order.is_before(call, gather)), "layer {layer}");
+        }
+        let again = gathered(layer - 1, ".again", Phase::Backward);
+        let before = computing(&program, Phase::Backward, layer);
+        assert!(before.iter().any(|&call| beside(&order, again, call)), "layer {layer}, backward");
+    }
+}
+
+/// Two layers' gradients and weights are whole at a time, not those of all layers.
+#[test]
+fn memory_grows_by_a_layer() {
+    for zero in [2, 3] {
+        let [beside, in_turns] = [true, false].map(|overlaps| lowered(zero, 1, overlaps));
+        let layer: usize = (in_turns.parameters.iter())
+            .filter(|state| state.name.starts_with("model.layers.0."))
+            .map(|state| in_turns.value(state.master).range.bytes)
+            .sum();
+        let grown = beside.arena.transient_bytes() as i64 - in_turns.arena.transient_bytes() as i64;
+        // A layer's gradients in FP32, its masters, and the copies in BF16.
+        assert!(grown <= 3 * layer as i64, "ZeRO {zero}: {grown} over {layer}");
+        assert!(LAYERS > 4);
+    }
+}
+
+#[test]
+fn sums_of_several_micro_batches_stay_with_the_optimizer() {
+    for zero in [0, 1] {
+        let program = lowered(zero, 2, true);
+        let sums = |call: &&Call| is_exchange(call) && call.phase == Phase::Backward;
+        assert_eq!(program.calls.iter().find(sums).map(|call| &call.name), None);
+        exchange_of(&program, Phase::Optimizer, "grad.model.layers.0.mlp.down_proj");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_written_behind_its_sum_is_refused() {
+    let program = lowered(0, 1, true);
+    let sum = exchange_of(&program, Phase::Backward, "grad.model.layers.3.mlp.down_proj");
+    let writes = |call: &Call| {
+        call.outputs()
+            .iter()
+            .any(|it| program.calls[sum].operands.iter().any(|own| own.value == it.value))
+    };
+    let writer = (0..sum).rev().find(|&at| writes(&program.calls[at])).unwrap();
+    let mut broken = program.clone();
+    broken.calls[writer..=sum].rotate_right(1);
+    for call in &mut broken.calls {
+        (call.stream, call.records) = (0, None);
+        call.waits.clear();
+    }
+    let error = verify_program(&broken).unwrap_err().to_string();
+    assert!(error.contains("which is summed over the ranks already"), "{error}");
+    let mut broken = program.clone();
+    broken.micro_batches = 2;
+    let again = broken.schedule[..2].iter().map(|it| Invocation { micro_batch: 1, ..it.clone() });
+    let again: Vec<_> = again.collect();
+    broken.schedule.splice(2..2, again);
+    let error = verify_program(&broken).unwrap_err().to_string();
+    assert!(error.contains("in each of 2 micro-batches"), "{error}");
+    // No event: a sum that may run beside what writes the gradient.
+    let mut broken = program;
+    broken.calls[sum].waits.clear();
+    let error = verify_program(&broken).unwrap_err().to_string();
+    assert!(error.contains("no event orders them"), "{error}");
+}
+
+#[test]
+fn a_step_is_predicted_to_take_less_time() {
+    let hardware = Hardware::preset("h200-x2").unwrap();
+    for zero in 0..=3 {
+        let time = |overlaps| {
+            let mut program = lowered(zero, 1, overlaps);
+            program.target.gpu = Some(0);
+            dryrun(std::slice::from_ref(&program), &hardware).ranks[0].clone()
+        };
+        let [beside, in_turns] = [true, false].map(time);
+        assert!(beside.time_s < in_turns.time_s, "ZeRO {zero}");
+        let exchanges = beside.exchanges.expect("they have a stream");
+        assert_eq!(in_turns.exchanges, None);
+        assert!(exchanges.exposed_s < exchanges.time_s && exchanges.exposed_s > 0.0);
+        let saved = exchanges.time_s - exchanges.exposed_s;
+        let error = (in_turns.time_s - beside.time_s - saved).abs();
+        assert!(error < 1e-9 * in_turns.time_s, "ZeRO {zero}: {exchanges:?}");
+    }
+}
