@@ -1,5 +1,7 @@
 //! Where the time of a step goes: a table, JSON, and a trace for Chrome and Perfetto.
 
+mod ranks;
+
 use std::fmt;
 use std::path::Path;
 
@@ -10,6 +12,7 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub use self::ranks::{ExchangeProfile, RankExchanges, RankProfiles};
 use crate::{Engine, TrainError};
 
 /// One call, as it ran for one micro-batch.
@@ -87,6 +90,9 @@ pub struct Profile {
     pub ops: Vec<OpProfile>,
     /// Every call, in order.
     pub calls: Vec<CallProfile>,
+    /// What it exchanges with other ranks.
+    #[serde(default)]
+    pub ranks: RankExchanges,
 }
 
 impl Profile {
@@ -96,9 +102,12 @@ impl Profile {
     /// # Errors
     /// What the device failed with.
     pub fn of(engine: &mut Engine) -> Result<Profile, TrainError> {
+        let step_s = engine.step_time().map(|time| time.since_staged_s);
         let times = engine.profile_step()?;
-        let device = engine.device().to_string();
-        Ok(Profile::from_times(engine.program(), engine.hardware(), device, &times))
+        let (device, program) = (engine.device().to_string(), engine.program());
+        let profile = Profile::from_times(program, engine.hardware(), device, &times);
+        let ranks = RankExchanges::of(program, &profile.calls, step_s);
+        Ok(Profile { ranks, ..profile })
     }
 
     /// Puts times beside what the calls of `program` have to do.
@@ -128,25 +137,27 @@ impl Profile {
             })
             .collect();
         let time_s: f64 = calls.iter().map(|call| call.in_step(call.time_s)).sum();
-        Profile { device, tokens: program.tokens_per_step(), time_s, ops: by_op(&calls), calls }
+        let ranks = RankExchanges::of(program, &calls, None);
+        let tokens = program.tokens_per_step();
+        Profile { device, tokens, time_s, ops: by_op(&calls), calls, ranks }
     }
 
-    /// The profile as events that `chrome://tracing` and Perfetto open.
-    pub fn to_chrome_trace(&self) -> Value {
+    /// The profile as events of a trace's process `pid`.
+    fn events(&self, pid: usize, name: &str) -> Vec<Value> {
         let mut events = vec![json!({
-            "ph": "M", "name": "process_name", "pid": 0, "args": { "name": self.device }
+            "ph": "M", "name": "process_name", "pid": pid, "args": { "name": name }
         })];
         let mut streams: Vec<u32> = self.calls.iter().map(|call| call.stream).collect();
         streams.sort_unstable();
         streams.dedup();
         events.extend(streams.iter().map(|stream| {
             let name = format!("stream {stream}");
-            json!({ "ph": "M", "name": "thread_name", "pid": 0, "tid": stream,
+            json!({ "ph": "M", "name": "thread_name", "pid": pid, "tid": stream,
                     "args": { "name": name } })
         }));
         events.extend(self.calls.iter().map(|call| {
             json!({
-                "ph": "X", "pid": 0, "tid": call.stream,
+                "ph": "X", "pid": pid, "tid": call.stream,
                 "cat": phase_name(call.phase), "name": call.op,
                 "ts": call.begin_s * 1e6, "dur": call.time_s * 1e6,
                 "args": {
@@ -157,16 +168,20 @@ impl Profile {
                 },
             })
         }));
-        json!({ "traceEvents": events, "displayTimeUnit": "ms" })
+        events
     }
+}
 
-    /// Writes `profile.json`, `profile.txt` and `trace.json` to a folder.
+impl RankProfiles {
+    /// Writes `profile.json` of the first rank, `profile.txt`, and `trace.json` of all of them to a
+    /// folder.
     ///
     /// # Errors
     /// A folder that cannot be written.
     pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
         std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
-        let json = serde_json::to_string_pretty(self).expect("a profile is plain data");
+        let json = serde_json::to_string_pretty(&self.profiles().first())
+            .expect("a profile is plain data");
         let files = [
             ("profile.json", json),
             ("profile.txt", self.to_string()),

@@ -20,7 +20,7 @@ use crate::fit::Fit;
 use crate::formats::quantized_formats;
 use crate::memory::MemorySampler;
 use crate::plan_file::PlanFile;
-use crate::profile::Profile;
+use crate::profile::RankProfiles;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
 use crate::trainer::{FitReport, Progress};
@@ -233,7 +233,7 @@ pub(crate) fn run_as(
     let opened = agree(&mut world, opened, &fingerprint, settings)?;
     let fit = fit(&mut world, settings, dataset.tokens(), &opened, &stop, progress)?;
     if options.profile && !fit.interrupted {
-        let profiles = world.on_all(Profile::of)?;
+        let profiles = world.on_all(RankProfiles::of)?;
         if let Some(profile) = profiles.first().filter(|_| is_first) {
             profile.write(&settings.out)?;
             let out = settings.out.display();

@@ -4,9 +4,13 @@ mod rank_runs;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use deepwell_ckpt::{CkptDtype, Section};
 use deepwell_trainer::export::{ExportOptions, export_hf};
+use deepwell_trainer::profile::Profile;
+use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{Record, RunRecord, Settings, Start, TrainError, Trainer};
 
 use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
@@ -64,6 +68,40 @@ fn ranks_are_seen() {
     assert!(summary.rank_map.is_empty() && summary.fit.ranks.is_empty());
     let page = std::fs::read_to_string(one.out.join("report.html")).unwrap();
     assert!(page.contains("<svg") && !page.contains("<h2>Ranks</h2>"));
+}
+
+/// A profile has every rank: what it exchanges, and that ranks of a processor do so in turns with
+/// what computes.
+#[test]
+fn a_profile_has_all_ranks() {
+    let place = Place::new();
+    let two = Settings { zero: 3, ..place.settings("profiled", 2) };
+    let options = RunOptions { profile: true, ..RunOptions::default() };
+    run(&two, options, Arc::new(AtomicBool::new(false)), &mut ()).unwrap();
+    let read = |name: &str| std::fs::read_to_string(two.out.join(name)).unwrap();
+    let profile: Profile = serde_json::from_str(&read("profile.json")).unwrap();
+    let kinds = |op: &str| profile.ranks.exchanges.iter().find(|it| it.op == op).unwrap();
+    let (gather, scatter) = (kinds("all_gather"), kinds("reduce_scatter"));
+    for exchange in [gather, scatter] {
+        assert_eq!((exchange.group.as_str(), exchange.ranks), ("data", 2));
+        assert!(exchange.bytes_on_link > 0 && exchange.time_s > 0.0 && exchange.bus_gbps > 0.0);
+    }
+    // Masters are gathered for forward and backward, but for the embedding's, which the backward
+    // does not read; gradients of as many bytes are scattered once.
+    let ratio = gather.bytes_on_link as f64 / scatter.bytes_on_link as f64;
+    assert!((1.5..2.0).contains(&ratio), "{ratio}");
+    let all_s: f64 = profile.ranks.exchanges.iter().map(|it| it.time_s).sum();
+    assert_eq!(profile.ranks.exposed_s, Some(all_s));
+    let table = read("profile.txt");
+    for part in ["rank 0  all_gather", "rank 1  all_gather", "rank 1  reduce_scatter", "exposed"] {
+        assert!(table.contains(part), "expected `{part}` in {table}");
+    }
+    let trace: serde_json::Value = serde_json::from_str(&read("trace.json")).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for rank in 0..2 {
+        let of_rank = |event: &&serde_json::Value| event["pid"] == rank && event["ph"] == "X";
+        assert_eq!(events.iter().filter(of_rank).count(), profile.calls.len(), "rank {rank}");
+    }
 }
 
 /// Copies from which checkpoints are written are predicted, whoever writes which part.
