@@ -8,10 +8,13 @@
 // lies d bytes deeper within the 128 has an `address` that is larger by d.
 //
 // Bits 0 to 13: address, 16 to 29: "leading" and 32 to 45: "stride" bytes, all in units of 16
-// bytes; 62 and 63: swizzle, 1 for 128 bytes. The stride is between groups of eight rows.
+// bytes; 62 and 63: swizzle, 1 for 128 bytes. The stride is between groups of eight rows. What lies
+// further on has a descriptor that is larger by the distance in units.
+constexpr uint32 kMatrixUnit = 16;
+
 __device__ __forceinline__ uint64 wgmma_swizzled_matrix(uint32 address) {
     constexpr uint64 kLeadingBytes = 16;
     constexpr uint64 kStrideBytes = 8 * 128;
-    return (address >> 4 & 0x3fff) | kLeadingBytes >> 4 << 16 | kStrideBytes >> 4 << 32 |
-           1ull << 62;
+    return (address / kMatrixUnit & 0x3fff) | kLeadingBytes / kMatrixUnit << 16 |
+           kStrideBytes / kMatrixUnit << 32 | 1ull << 62;
 }

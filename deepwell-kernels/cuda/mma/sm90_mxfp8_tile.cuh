@@ -7,6 +7,7 @@
 // issuing them. CTAs of a cluster copy a part of the rows of a each, to all of them.
 #pragma once
 
+#include "common/opaque.cuh"
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "layout/scale_tile.cuh"
@@ -16,6 +17,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_load.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -140,19 +142,18 @@ __device__ __forceinline__ bool is_wide(uint32 code) {
 // 32 elements each; where 128 share one, the first stands for all, as others may lie beyond K.
 template <typename S>
 class Scales {
-    const uint8* columns_;  // the scale tile of b
-    uint32 rows_[2];        // of rows lane / 4 and 8 + lane / 4 of the warp's 16
-    uint32 column_;         // of all columns, where they share it
+    uint32 columns_;  // the scale tile of b
+    uint32 rows_[2];  // of rows lane / 4 and 8 + lane / 4 of the warp's 16
+    uint32 column_;   // of all columns, where they share it
 
   public:
-    // `row` is the warp's first within the tile.
-    __device__ __forceinline__ Scales(const uint8* scales, uint32 row) {
-        const uint32 upper = row + threadIdx.x % 32 / 4;
-        const uint8* tile = scales + upper / kScaleTileRows * kScaleTileBytes;
-        rows_[0] = tile[scale_row_place(upper % kScaleTileRows)];
-        rows_[1] = tile[scale_row_place(upper % kScaleTileRows + 8)];
-        columns_ = scales + S::kScaleTilesOfA * kScaleTileBytes;
-        column_ = S::kColumnScales ? kE8m0One : *columns_;
+    // Both are shared addresses: of the scales of this thread's first row, and of b's scale tile.
+    __device__ __forceinline__ Scales(uint32 rows, uint32 columns) {
+        constexpr uint32 kEightRows = 8 * 16;  // bytes of a scale tile, in each run of 32 rows
+        rows_[0] = shared_load_byte(rows);
+        rows_[1] = shared_load_byte(rows + kEightRows);
+        columns_ = columns;
+        column_ = S::kColumnScales ? kE8m0One : shared_load_byte(columns);
     }
 
     // Whether some scale that the warp needs is wide.
@@ -200,7 +201,7 @@ class Scales {
     // The scales of columns `column`, 32 + `column`, 64 + `column` and 96 + `column`, in the lowest
     // byte of each word.
     __device__ __forceinline__ uint4 quad(uint32 column) const {
-        return *reinterpret_cast<const uint4*>(columns_ + scale_row_place(column));
+        return shared_load_uint4(columns_ + scale_row_place(column));
     }
 
     // The four values of a thread among eight columns.
@@ -217,54 +218,75 @@ class Scales {
     }
 };
 
-// Of a wave that begins `a` bytes into shared memory: the 128 along K of a stage.
-__device__ __forceinline__ void multiply_stage(float (&partial)[64], uint32 a, uint32 b) {
+// The 128 along K of a stage of a wave, by descriptors of its operands.
+__device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, uint64 b) {
+    constexpr uint32 kStep = kStepK / kMatrixUnit;
     wgmma_fence();
-    wgmma_m64n128k32_e4m3<false>(partial, wgmma_swizzled_matrix(a), wgmma_swizzled_matrix(b));
+    wgmma_m64n128k32_e4m3<false>(partial, a, b);
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
-        wgmma_m64n128k32_e4m3<true>(partial, wgmma_swizzled_matrix(a + step * kStepK),
-                                    wgmma_swizzled_matrix(b + step * kStepK));
+        wgmma_m64n128k32_e4m3<true>(partial, a + step * kStep, b + step * kStep);
     }
     wgmma_commit();
 }
 
 // Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer.
+//
+// Little stands between two wgmma: a consumer has one partial sum, so that the tensor cores rest
+// while both promote. Hence addresses and descriptors that are sums of what is known before the
+// loop, and a look at the next stage's barrier before the promotion rather than after it.
 template <int kWaves, typename S>
 __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 consumer,
                                                const Turn& turn, int32 stages, Stage<S>& stage,
                                                float (&sums)[kWaves][64]) {
-    const uint32 warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-    const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
+    const uint32 base = opaque(static_cast<uint32>(__cvta_generic_to_shared(shared.operands)));
+    const uint32 scales = base + Shared<S>::kScalesAt;
+    const uint32 full = base + Shared<S>::kFullAt;
+    const uint32 empty = base + Shared<S>::kEmptyAt;
+    const uint32 row = consumer * kConsumerM + threadIdx.x % kWarpgroup / 32 * 16 +
+                       threadIdx.x % 32 / 4;
+    const uint32 row_scales = scales + scale_row_place(row);
+    const uint32 column_scales = scales + S::kScaleTilesOfA * kScaleTileBytes;
+    const uint64 a = wgmma_swizzled_matrix(base) + consumer * (kConsumerM * kStageK / kMatrixUnit);
+    const uint64 b = wgmma_swizzled_matrix(base) + S::kABytes / kMatrixUnit;
+    bool is_full = false;
     for (int32 i = 0; i < stages; ++i) {
-        wait<S>(shared.full + stage.index, stage.phase);
-        const uint32 a = operands + stage.index * S::kOperandBytes;
-        const uint8* stage_scales = shared.scales + stage.index * S::kScaleBytes;
+        if (!is_full) {
+            wait<S>(full + stage.index * 8, stage.phase);
+        }
+        const uint32 index = stage.index;
+        const uint64 operands = index * (S::kOperandBytes / kMatrixUnit);
 #pragma unroll
         for (int wave = 0; wave < kWaves; ++wave) {
-            const uint32 row = wave * kWaveM + consumer * kConsumerM;
+            constexpr uint32 kWaveUnits = kWaveM * kStageK / kMatrixUnit;
             float partial[64];
             turn.await();
             // redundant wgmma.fence: the first wave's is behind all reads of these sums
-            multiply_stage(partial, a + row * kStageK, a + S::kABytes);
+            multiply_stage(partial, a + operands + wave * kWaveUnits, b + operands);
             turn.pass();
-            const Scales<S> scales(stage_scales, row + warp_row);
-            const bool any_wide = scales.any_wide();
+            const uint32 stage_scales = index * S::kScaleBytes;
+            const Scales<S> factors(row_scales + stage_scales + wave * kScaleTileBytes,
+                                    column_scales + stage_scales);
+            const bool any_wide = factors.any_wide();
             wgmma_wait(partial);
             const bool is_last = wave + 1 == kWaves;
             if (is_last && !S::kColumnScales) {
-                release<S>(shared.empty + stage.index);
+                release<S>(empty + index * 8);
+            }
+            if (is_last) {
+                stage.advance();
+                // redundant mbarrier.wait: where it is not seen to be full, it is waited for
+                is_full = i + 1 < stages && is_over<S>(full + stage.index * 8, stage.phase);
             }
             if (any_wide) {
-                scales.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
+                factors.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
             } else {
-                scales.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
+                factors.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
             }
             if (is_last && S::kColumnScales) {
-                release<S>(shared.empty + stage.index);
+                release<S>(empty + index * 8);
             }
         }
-        stage.advance();
     }
 }
 

@@ -66,13 +66,19 @@ struct Shared {
     uint64* full;     // [kStages] operands and scales are there
     uint64* empty;    // [kStages] they have been read, by the consumers of all CTAs of the cluster
 
+    // Where they begin, in bytes from `operands` on.
+    static constexpr uint32 kScalesAt = S::kStages * S::kOperandBytes;
+    static constexpr uint32 kStagedAt = kScalesAt + S::kStages * S::kScaleBytes;
+    static constexpr uint32 kFullAt = kStagedAt + kStagedBytes;
+    static constexpr uint32 kEmptyAt = kFullAt + S::kStages * 8;
+
     __device__ __forceinline__ explicit Shared(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
         operands = memory + (-address & (kAlignment - 1));
-        scales = operands + S::kStages * S::kOperandBytes;
-        staged = scales + S::kStages * S::kScaleBytes;
-        full = reinterpret_cast<uint64*>(staged + kStagedBytes);
-        empty = full + S::kStages;
+        scales = operands + kScalesAt;
+        staged = operands + kStagedAt;
+        full = reinterpret_cast<uint64*>(operands + kFullAt);
+        empty = reinterpret_cast<uint64*>(operands + kEmptyAt);
     }
 
     // By one thread of each CTA.
@@ -99,13 +105,26 @@ struct Stage {
     }
 };
 
+// Barriers are named by their shared addresses.
 template <typename S>
-__device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
+__device__ __forceinline__ void wait(uint32 barrier, uint32 phase) {
     if constexpr (S::kClusterCtas == 1) {
         mbarrier_wait(barrier, phase);
     } else {
         mbarrier_wait_cluster_shared(barrier, phase);
     }
+}
+
+template <typename S>
+__device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
+    wait<S>(mbarrier_address(barrier), phase);
+}
+
+// Whether a wait is seen to be over already. In clusters, where a look needs a fence of its own, it
+// never is.
+template <typename S>
+__device__ __forceinline__ bool is_over(uint32 barrier, uint32 phase) {
+    return S::kClusterCtas == 1 && mbarrier_is_over(barrier, phase);
 }
 
 // All threads of all CTAs of the cluster.
@@ -122,20 +141,25 @@ __device__ __forceinline__ void synchronize_all() {
 // Gives a stage back that only wgmma have read, by each warp of the consumers, which waited for
 // them as one: to the producers of the cluster.
 template <typename S>
-__device__ __forceinline__ void release_read(uint64* empty) {
+__device__ __forceinline__ void release_read(uint32 empty) {
     const uint32 lane = threadIdx.x % 32;
     if constexpr (S::kClusterCtas == 1) {
         if (lane == 0) {
             mbarrier_arrive(empty);
         }
     } else if (lane < S::kClusterCtas) {
-        mbarrier_arrive_cluster_shared(cluster_address(mbarrier_address(empty), lane));
+        mbarrier_arrive_cluster_shared(cluster_address(empty, lane));
     }
+}
+
+template <typename S>
+__device__ __forceinline__ void release_read(uint64* empty) {
+    release_read<S>(mbarrier_address(empty));
 }
 
 // The same of a stage that lanes have read, too.
 template <typename S>
-__device__ __forceinline__ void release(uint64* empty) {
+__device__ __forceinline__ void release(uint32 empty) {
     __syncwarp();
     release_read<S>(empty);
 }

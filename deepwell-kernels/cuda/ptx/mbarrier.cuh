@@ -38,11 +38,12 @@ __device__ __forceinline__ void mbarrier_expect(uint64* barrier, uint32 bytes) {
 }
 
 // What this thread did before is there for those who wait.
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive(uint64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
-                 :
-                 : "r"(mbarrier_address(barrier))
-                 : "memory");
+    mbarrier_arrive(mbarrier_address(barrier));
 }
 
 // The same at a barrier of any CTA of the cluster, by its address there (`cluster_address`).
@@ -63,20 +64,30 @@ __device__ __forceinline__ void mbarrier_arrive_cluster_shared(uint32 barrier) {
         : "memory");
 }
 
+// Whether the phase with bit `phase` has ended, as far as a short wait shows; what those who arrived
+// did before is there then.
+__device__ __forceinline__ bool mbarrier_is_over(uint32 barrier, uint32 phase) {
+    uint32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+    return done != 0;
+}
+
 // Waits for the end of the phase with bit `phase`.
-__device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
-    uint32 done = 0;
-    while (done == 0) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(mbarrier_address(barrier)), "r"(phase)
-            : "memory");
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, uint32 phase) {
+    while (!mbarrier_is_over(barrier, phase)) {
     }
+}
+
+__device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
+    mbarrier_wait(mbarrier_address(barrier), phase);
 }
 
 // The same, where other CTAs of the cluster arrive.
@@ -96,7 +107,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 ph
 }
 
 // The same for shared memory alone: the L1 cache keeps what it has of global memory.
-__device__ __forceinline__ void mbarrier_wait_cluster_shared(uint64* barrier, uint32 phase) {
+__device__ __forceinline__ void mbarrier_wait_cluster_shared(uint32 barrier, uint32 phase) {
     uint32 done = 0;
     while (done == 0) {
         asm volatile(
@@ -106,7 +117,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster_shared(uint64* barrier, ui
             "selp.u32 %0, 1, 0, p;\n"
             "}"
             : "=r"(done)
-            : "r"(mbarrier_address(barrier)), "r"(phase)
+            : "r"(barrier), "r"(phase)
             : "memory");
     }
     asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");

@@ -1,0 +1,21 @@
+// Loads by shared addresses, which are sums of what is known early; generic pointers are made from
+// the cluster's address of the CTA again and again.
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ __forceinline__ uint32 shared_load_byte(uint32 address) {
+    uint32 value;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+// Of an address that is a multiple of 16.
+__device__ __forceinline__ uint4 shared_load_uint4(uint32 address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
