@@ -20,7 +20,7 @@ use crate::rank_times::{RankTime, RankTimes};
 use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
 use crate::trainer::{FitReport, Progress, Trainer};
-use crate::{Engine, PendingStep, Schedule, Settings, StepOutcome, TrainError};
+use crate::{Engine, ExpertRows, PendingStep, Schedule, Settings, StepOutcome, TrainError};
 
 /// Steps that training may stand still for a checkpoint before a word is said about it.
 const STALL_STEPS_MAX: f64 = 2.0;
@@ -41,6 +41,7 @@ pub(crate) struct Fit<'r> {
     /// Of rank 0.
     log: Option<Log>,
     rank_times: RankTimes,
+    expert_rows: Vec<ExpertRows>,
     writer: checkpoint::Writer,
     /// After the last step that was looked at.
     position: Position,
@@ -136,6 +137,7 @@ impl<'r> Fit<'r> {
             interim,
             log,
             rank_times: RankTimes::default(),
+            expert_rows: Vec::new(),
             writer: checkpoint::Writer::default(),
             position,
             in_flight: None,
@@ -259,6 +261,7 @@ impl<'r> Fit<'r> {
         };
         let ranks = self.times_of_ranks(began, waited_before)?;
         let loads = self.engine.expert_loads_of_stages()?;
+        ExpertRows::add(&mut self.expert_rows, &loads);
         if let Some(log) = &mut self.log {
             log.step(&line, flight.learning_rate, outcome.skipped, &loads, &ranks)?;
             let parallel = self.engine.plan().parallel;
@@ -392,6 +395,9 @@ impl<'r> Fit<'r> {
         }
         self.speeds.sort_by(f64::total_cmp);
         let are_finite = self.heldout_losses.iter().all(|loss| loss.is_finite());
+        if let Some(note) = ExpertRows::fullest(&self.expert_rows) {
+            self.progress.note(&note);
+        }
         Ok(FitReport {
             step: self.position.step,
             interrupted,
@@ -399,6 +405,7 @@ impl<'r> Fit<'r> {
             tokens_per_s: self.speeds.get(self.speeds.len() / 2).copied().unwrap_or(0.0),
             checkpoint_stalls_s: self.checkpoint_stalls_s,
             ranks: self.rank_times.medians(),
+            expert_rows: self.expert_rows,
             audit: self.position.audit,
             heldout_losses: if are_finite { self.heldout_losses } else { Vec::new() },
         })

@@ -49,6 +49,7 @@ mod degrees;
 mod device;
 mod engine;
 mod error;
+mod expert_rows;
 pub mod export;
 pub mod fingerprint;
 mod fit;
@@ -85,6 +86,7 @@ pub use engine::{
     compile, compile_on, optimize,
 };
 pub use error::TrainError;
+pub use expert_rows::ExpertRows;
 pub use formats::quantized_formats;
 pub use rank_times::RankTime;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};

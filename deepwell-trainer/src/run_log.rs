@@ -222,8 +222,8 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let mut log = Log::open(out.path(), 0, &mut Notes::default()).unwrap();
         let loads = [
-            ExpertLoad { layer: 1, chosen: vec![8, 8, 0, 0], dropped: 3 },
-            ExpertLoad { layer: 2, chosen: vec![4; 4], dropped: 0 },
+            ExpertLoad { layer: 1, chosen: vec![8, 8, 0, 0], dropped: 3, ..ExpertLoad::default() },
+            ExpertLoad { layer: 2, chosen: vec![4; 4], ..ExpertLoad::default() },
         ];
         log.step(&line(1), 0.1, false, &loads, &[]).unwrap();
         log.sync().unwrap();

@@ -12,7 +12,7 @@ use crate::report::{
 };
 use crate::run::RunSummary;
 use crate::run_folder::write_whole;
-use crate::{ExpertRecord, Record, TrainError, Trainer};
+use crate::{ExpertRecord, ExpertRows, Record, TrainError, Trainer};
 
 /// Name of the page in an output folder.
 pub(crate) const PAGE: &str = "report.html";
@@ -101,6 +101,11 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
         .row("tokens per second", format!("{:.0}", summary.fit.tokens_per_s))
         .row("held-out loss", last.map_or("none".to_string(), |loss| format!("{loss:.4}")))
         .row("predicted peak memory", format_bytes(summary.peak_bytes_predicted));
+    let fullest = ExpertRows::fullest(&summary.fit.expert_rows);
+    let pairs = match fullest.as_deref().and_then(|text| text.split_once(": ")) {
+        Some((name, value)) => pairs.row(name, value.to_string()),
+        None => pairs,
+    };
     let series = |name: &str, of: &dyn Fn(&Record) -> Option<f64>| {
         let finite = |record: &Record| {
             of(record).filter(|value| value.is_finite()).map(|value| (record.step as f64, value))

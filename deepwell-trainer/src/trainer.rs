@@ -15,7 +15,7 @@ use crate::metrics::StepLine;
 use crate::metrics::nonfinite::option as number;
 use crate::rank_times::RankTime;
 use crate::run_folder::{Opened, RunFolder, Start};
-use crate::{Engine, ExpertLoad, Settings, TrainError};
+use crate::{Engine, ExpertLoad, ExpertRows, Settings, TrainError};
 
 /// One line of `metrics.jsonl`. A number that is `None` was not taken; one that was taken and is
 /// not finite is there, as the string `"NaN"`, `"inf"` or `"-inf"`.
@@ -123,6 +123,10 @@ pub struct FitReport {
     /// The median of the last steps of each rank; empty as in [`Record::ranks`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankTime>,
+    /// How full the buffers of each layer's experts were in the steps of this process, of the rank
+    /// that tells; empty without experts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_rows: Vec<ExpertRows>,
     /// What the audit of the first step found, when it was asked for.
     pub audit: Option<AuditReport>,
     /// Held-out losses after the last step, batch by batch; empty if one is not finite, and of a

@@ -175,6 +175,14 @@ fn loads_are_counted_and_drops_reported() {
                 // Of half an even share half or more is dropped.
                 assert_eq!(load.dropped >= pairs / 2, drops, "{load:?}");
                 assert!(drops || load.dropped == 0, "{load:?}");
+                // A micro-batch has all of its pairs that are kept, in groups of whole 32 rows.
+                let of_micro_batch = (pairs - load.dropped) * micro_batch as u64 / BATCH as u64;
+                assert_eq!(load.rows_used % 32, 0, "{load:?}");
+                assert!(load.rows_used >= of_micro_batch, "{load:?}");
+                assert!(load.rows_used <= load.rows_planned, "{load:?}");
+                let pairs = pairs * micro_batch as u64 / BATCH as u64;
+                let planned = (pairs + 32 * load.chosen.len() as u64).next_multiple_of(32);
+                assert_eq!(load.rows_planned, planned, "{load:?}");
             }
         }
     }

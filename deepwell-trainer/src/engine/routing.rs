@@ -14,6 +14,13 @@ pub struct ExpertLoad {
     pub chosen: Vec<u64>,
     /// Pairs that were dropped, as their expert was full.
     pub dropped: u64,
+    /// Rows that grouped GEMMs had in the micro-batch that had most, with what rounds the groups
+    /// up: of this rank's experts.
+    #[serde(default)]
+    pub rows_used: u64,
+    /// Rows that there is room for.
+    #[serde(default)]
+    pub rows_planned: u64,
 }
 
 impl ExpertLoad {
@@ -44,8 +51,16 @@ impl ExpertLoad {
 
     /// Adds what another micro-batch counted: pairs that chose each expert, then those that have a
     /// row.
-    fn add(&mut self, load: &[i32]) {
+    fn add(&mut self, load: &[i32], counters: &LoadCounters) {
         let (chosen, kept) = load.split_at(load.len() / 2);
+        if let Some(Rows { align, planned }) = counters.rows {
+            let of_group = |&pairs: &i32| u64::try_from(pairs).unwrap_or(0).next_multiple_of(align);
+            self.rows_used = self.rows_used.max(kept.iter().map(of_group).sum());
+            self.rows_planned = planned;
+        }
+        if !counters.counts_choices {
+            return;
+        }
         self.chosen.resize(chosen.len(), 0);
         for ((sum, &chosen), &kept) in self.chosen.iter_mut().zip(chosen).zip(kept) {
             *sum += u64::try_from(chosen).unwrap_or(0);
@@ -55,12 +70,13 @@ impl ExpertLoad {
 }
 
 /// Adds the load of a micro-batch to that of its step.
-pub(super) fn add_load(loads: &mut Vec<ExpertLoad>, layer: u32, load: &[i32]) {
+pub(super) fn add_load(loads: &mut Vec<ExpertLoad>, counters: &LoadCounters, load: &[i32]) {
+    let layer = counters.layer;
     let at = loads.iter().position(|known| known.layer == layer).unwrap_or_else(|| {
         loads.push(ExpertLoad { layer, ..ExpertLoad::default() });
         loads.len() - 1
     });
-    loads[at].add(load);
+    loads[at].add(load, counters);
 }
 
 /// Where a dispatch leaves its counts.
@@ -69,6 +85,18 @@ pub(super) struct LoadCounters {
     pub(super) id: ValueId,
     pub(super) layer: u32,
     pub(super) experts: usize,
+    /// Whether these are the choices of this rank's tokens: what ranks sent, they have counted.
+    counts_choices: bool,
+    /// Of a dispatch that sorts rows for grouped GEMMs.
+    rows: Option<Rows>,
+}
+
+/// The buffers of a dispatch.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    /// Each group has a multiple of so many.
+    align: u64,
+    planned: u64,
 }
 
 /// Those of each body.
@@ -76,14 +104,18 @@ pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
     let of_body = |calls: std::ops::Range<usize>| -> Arc<[LoadCounters]> {
         let calls = program.calls[calls].iter().filter(|call| !call.recomputes);
         let counters = calls.filter_map(|call| {
-            // What ranks sent, they have counted.
-            let experts = match &call.op {
-                Op::Dispatch(op) if !op.from_ranks => op.grouped.groups,
-                Op::DispatchToRanks(op) => op.experts,
+            let (experts, counts_choices, rows) = match &call.op {
+                Op::Dispatch(op) => {
+                    let pairs = program.value(call.outputs().get(3)?.value);
+                    let align = op.grouped.align as u64;
+                    let rows = Rows { align, planned: pairs.elements() as u64 };
+                    (op.grouped.groups, !op.from_ranks, Some(rows))
+                }
+                Op::DispatchToRanks(op) => (op.experts, true, None),
                 _ => return None,
             };
             let id = call.outputs().get(1)?.value;
-            Some(LoadCounters { id, layer: call.layer?, experts })
+            Some(LoadCounters { id, layer: call.layer?, experts, counts_choices, rows })
         });
         counters.collect()
     };
@@ -97,12 +129,24 @@ mod tests {
     #[test]
     fn loads_by_hand() {
         let mut loads = Vec::new();
-        add_load(&mut loads, 1, &[4, 0, 0, 4, 3, 0, 0, 4]);
-        add_load(&mut loads, 0, &[1, 1, 1, 1]);
-        add_load(&mut loads, 1, &[4, 0, 0, 4, 4, 0, 0, 2]);
+        let of = |layer, experts| LoadCounters {
+            id: ValueId(0),
+            layer,
+            experts,
+            counts_choices: true,
+            rows: Some(Rows { align: 4, planned: 24 }),
+        };
+        add_load(&mut loads, &of(1, 4), &[4, 0, 0, 4, 3, 0, 0, 4]);
+        add_load(&mut loads, &of(0, 2), &[1, 1, 1, 1]);
+        add_load(&mut loads, &of(1, 4), &[4, 0, 0, 4, 4, 0, 0, 2]);
+        // What came from other ranks has rows here, and was counted there.
+        let sent = LoadCounters { counts_choices: false, ..of(1, 2) };
+        add_load(&mut loads, &sent, &[7, 5, 7, 5]);
         assert_eq!(loads.len(), 2);
-        let ExpertLoad { layer, chosen, dropped } = &loads[0];
+        let ExpertLoad { layer, chosen, dropped, rows_used, rows_planned } = &loads[0];
         assert_eq!((*layer, chosen.as_slice(), *dropped), (1, &[8, 0, 0, 8][..], 3));
+        assert_eq!((*rows_used, *rows_planned), (16, 24));
+        assert_eq!(loads[1].rows_used, 8);
         assert_eq!(loads[0].dead(), 2);
         // Half of the experts have all: 2 of 4, and ln 2 / ln 4.
         assert_eq!(loads[0].largest_over_mean(), 2.0);

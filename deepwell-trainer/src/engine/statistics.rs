@@ -118,8 +118,9 @@ impl Engine {
             return Ok(own);
         }
         let words = |load: &ExpertLoad| -> Vec<u64> {
-            let ExpertLoad { layer, chosen, dropped } = load;
-            let head = [u64::from(*layer), *dropped, chosen.len() as u64];
+            let ExpertLoad { layer, chosen, dropped, rows_used, rows_planned } = load;
+            let count = chosen.len() as u64;
+            let head = [u64::from(*layer), *dropped, *rows_used, *rows_planned, count];
             head.into_iter().chain(chosen.iter().copied()).collect()
         };
         let own: Vec<u64> = own.iter().flat_map(words).collect();
@@ -132,10 +133,11 @@ impl Engine {
         let all = self.peers.gather_any(&own)?;
         for (_, words) in all.iter().enumerate().filter(|(other, _)| is_of_pipeline(other)) {
             let mut rest = words.as_slice();
-            while let [layer, dropped, count, others @ ..] = rest {
+            while let [layer, dropped, rows_used, rows_planned, count, others @ ..] = rest {
                 let (chosen, behind) = others.split_at((*count as usize).min(others.len()));
                 let (layer, chosen) = (*layer as u32, chosen.to_vec());
-                loads.push(ExpertLoad { layer, chosen, dropped: *dropped });
+                let (dropped, rows_used, rows_planned) = (*dropped, *rows_used, *rows_planned);
+                loads.push(ExpertLoad { layer, chosen, dropped, rows_used, rows_planned });
                 rest = behind;
             }
         }

@@ -358,7 +358,7 @@ impl Engine {
         known.counted.extend(counted.map(|(of, words)| of.decode(words)));
         known.passes.resize(known.counted.len(), part.pass);
         for (of, load) in part.loads.iter().zip(&loads) {
-            add_load(&mut known.loads, of.layer, load);
+            add_load(&mut known.loads, of, load);
         }
         if let Some(time) = time {
             let own_s = time.since_readback_s.unwrap_or_default();

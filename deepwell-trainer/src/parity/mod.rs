@@ -36,7 +36,7 @@ use crate::formats::quantized_formats;
 use crate::reference::{ReferenceEntropies, reference_entropies};
 use crate::run::open_data;
 use crate::trainer::Progress;
-use crate::{GemmCounts, Settings, Start, TrainError};
+use crate::{ExpertRows, GemmCounts, Settings, Start, TrainError};
 
 /// Held-out losses, or training losses, by step.
 pub type Curve = Vec<(u64, f64)>;
@@ -81,6 +81,9 @@ pub struct RunReport {
     pub peak_bytes_predicted: u64,
     /// Measured peak memory.
     pub peak_bytes_measured: Option<u64>,
+    /// How full the buffers of each layer's experts were; empty without experts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_rows: Vec<ExpertRows>,
     /// Wall time.
     pub wall_s: f64,
 }

@@ -2,7 +2,7 @@
 
 use deepwell_plan::format_bytes;
 
-use super::text::{control, evaluations, headline, routing, status, title};
+use super::text::{control, evaluations, fullest_rows, headline, routing, status, title};
 use super::verdict::{gaps, in_percent};
 use super::{
     Curve, FinishedRun, LayerAgreement, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict,
@@ -254,7 +254,8 @@ fn experts(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
 
 /// Which share of the routing is the same in both precisions, by layer.
 fn routing_blocks(report: &ParityReport) -> Vec<Block> {
-    let mut blocks: Vec<Block> = routing(report).map(Block::Text).into_iter().collect();
+    let texts = [routing(report), fullest_rows(report)];
+    let mut blocks: Vec<Block> = texts.into_iter().flatten().map(Block::Text).collect();
     let Some(routing) = &report.routing else { return blocks };
     let row = |own: &LayerAgreement| {
         let tokens_alike = own.tokens_alike as f64 / routing.tokens as f64;

@@ -89,6 +89,7 @@ impl FinishedRun {
             resumed_after: self.summary.fit.resumed_after,
             peak_bytes_predicted: self.summary.peak_bytes_predicted,
             peak_bytes_measured: self.summary.peak_bytes_measured,
+            expert_rows: self.summary.fit.expert_rows.clone(),
             wall_s: self.summary.wall_s,
         }
     }

@@ -6,6 +6,7 @@ use deepwell_plan::format_bytes;
 
 use super::verdict::{CheckStatus, Verdict, in_percent, percent};
 use super::{ParityReport, RunReport};
+use crate::ExpertRows;
 
 /// The formats that were compared with BF16, as they are written in a sentence.
 pub(super) fn title(precision: &str) -> String {
@@ -98,6 +99,15 @@ pub(super) fn routing(report: &ParityReport) -> Option<String> {
     ))
 }
 
+/// How full the buffers of experts were in the run that used most of one.
+pub(super) fn fullest_rows(report: &ParityReport) -> Option<String> {
+    let runs = report.pairs.iter().flat_map(|pair| {
+        [Some(&pair.bf16), pair.low_precision.as_ref(), pair.control.as_ref()].into_iter().flatten()
+    });
+    let rows: Vec<ExpertRows> = runs.flat_map(|run| run.expert_rows.iter().copied()).collect();
+    ExpertRows::fullest(&rows)
+}
+
 /// The report in lines.
 pub(super) fn text(report: &ParityReport) -> String {
     let mut text = String::new();
@@ -128,6 +138,9 @@ pub(super) fn text(report: &ParityReport) -> String {
     }
     if let Some(routing) = routing(report) {
         let _ = writeln!(text, "  {routing}");
+    }
+    if let Some(rows) = fullest_rows(report) {
+        let _ = writeln!(text, "  {rows}");
     }
     for check in &report.checks {
         let _ = writeln!(text, "  {} {}: {}", status(check.status), check.name, check.detail);

@@ -108,7 +108,8 @@ mod tests {
     use crate::ExpertLoad;
 
     fn record(layer: u32, chosen: &[u64], dropped: u64) -> ExpertRecord {
-        ExpertRecord::from(&ExpertLoad { layer, chosen: chosen.to_vec(), dropped })
+        let chosen = chosen.to_vec();
+        ExpertRecord::from(&ExpertLoad { layer, chosen, dropped, ..ExpertLoad::default() })
     }
 
     fn map(blocks: &[Block]) -> &HeatMap {
