@@ -1,5 +1,5 @@
 //! Loss, logits and every gradient of small models against PyTorch and transformers: ten llamas,
-//! and mixtures of gpt-oss and DeepSeek-V3.
+//! and mixtures of gpt-oss, DeepSeek-V3, Mixtral and Qwen3-MoE.
 //!
 //! The fixtures and how they were made are described in `tests/oracle/README.md`. The engine runs
 //! in F32, so that what is left of a difference is rounding; each case runs with its batch whole
@@ -258,7 +258,7 @@ fn run(name: &str, in_micro_batches: bool) -> String {
 /// All cases by name.
 fn cases() -> impl Iterator<Item = String> {
     let dense = (0..10).map(|number| format!("case_{number:02}"));
-    dense.chain((0..4).map(|number| format!("mixture_{number:02}")))
+    dense.chain((0..7).map(|number| format!("mixture_{number:02}")))
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""Writes the outside oracle of mixtures: small gpt-oss and DeepSeek-V3 models as computed by PyTorch.
+"""Writes the outside oracle of mixtures: small models of four families as computed by PyTorch.
 
 Needs Python 3.11 and
 
@@ -8,6 +8,7 @@ Needs Python 3.11 and
 
     python make_mixture_fixtures.py            # rewrites mixture_00 ... and mxfp4.safetensors
     python make_mixture_fixtures.py --check    # computes all again and compares with the files
+    python make_mixture_fixtures.py --from 4   # leaves the files of the first four cases
 
 Each case is a `mixture_NN.config.json`, exactly as transformers saves it, and a
 `mixture_NN.safetensors`; README.md says what is in them. Everything is float32 on one thread, with
@@ -31,7 +32,16 @@ from make_fixtures import (
     relative_difference,
 )
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -94,6 +104,38 @@ CASES = [
         batch=3, sequence=7,
         least=dict(rope_interleave=True, norm_topk_prob=True),
     ),
+    dict(
+        what="Mixtral: 2 of 6 experts in each of two layers, gates of a sum of one",
+        model=MixtralForCausalLM, config=MixtralConfig,
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=97, num_local_experts=6, num_experts_per_tok=2,
+        sliding_window=None, max_position_embeddings=64, rms_norm_eps=1e-5,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        batch=2, sequence=17,
+        least=dict(num_experts_per_tok=3),
+    ),
+    dict(
+        what="Qwen3-MoE: plain gates, a dense layer between two of experts, wide heads",
+        model=Qwen3MoeForCausalLM, config=Qwen3MoeConfig,
+        hidden_size=32, intermediate_size=40, moe_intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=12, vocab_size=89, num_experts=7,
+        num_experts_per_tok=3, norm_topk_prob=False, mlp_only_layers=[1], decoder_sparse_step=1,
+        max_position_embeddings=64, rms_norm_eps=1e-6,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        batch=2, sequence=19,
+        least=dict(norm_topk_prob=True, num_experts_per_tok=2),
+    ),
+    dict(
+        what="Qwen3-MoE: gates of a sum of one, experts in every other layer, tied",
+        model=Qwen3MoeForCausalLM, config=Qwen3MoeConfig,
+        hidden_size=32, intermediate_size=40, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, vocab_size=65, num_experts=5,
+        num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=2,
+        max_position_embeddings=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        batch=3, sequence=11,
+        least=dict(norm_topk_prob=False, num_experts_per_tok=1),
+    ),
 ]
 
 
@@ -126,14 +168,20 @@ def tensors_of_model(model):
 
 def stored(name, tensor):
     """The tensors of the weight files that hold a tensor of the model, by name."""
-    if name.endswith("mlp.experts.gate_up_proj") and tensor.stored_one_by_one:
+    is_mixtral = tensor.family == "mixtral"
+    gate_name, up_name, down_name = (
+        ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    )
+    one_by_one = tensor.family != "gpt_oss"
+    own = name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name
+    if name.endswith("mlp.experts.gate_up_proj") and one_by_one:
         gate, up = tensor.values.chunk(2, dim=1)
-        parts = {"gate_proj": gate, "up_proj": up}
-    elif name.endswith("mlp.experts.down_proj") and tensor.stored_one_by_one:
-        parts = {"down_proj": tensor.values}
+        parts = {gate_name: gate, up_name: up}
+    elif name.endswith("mlp.experts.down_proj") and one_by_one:
+        parts = {down_name: tensor.values}
     else:
-        return {name: tensor.values}
-    block = name.rsplit(".", 1)[0]
+        return {own: tensor.values}
+    block = own.rsplit(".", 1)[0]
     return {
         f"{block}.{expert}.{part}.weight": values[expert].contiguous()
         for part, values in parts.items()
@@ -142,9 +190,9 @@ def stored(name, tensor):
 
 
 class Stored:
-    def __init__(self, values, stored_one_by_one):
+    def __init__(self, values, family):
         self.values = values.detach().clone()
-        self.stored_one_by_one = stored_one_by_one
+        self.family = family
 
 
 def build(case, **changes):
@@ -203,12 +251,12 @@ def make_case(case_index, case):
         "logits": logits,
         "loss": loss.reshape(1),
     }
-    one_by_one = model.config.model_type == "deepseek_v3"
+    family = model.config.model_type
     weights = {}
     for name, tensor in tensors_of_model(model).items():
-        weights.update(stored(name, Stored(tensor, one_by_one)))
+        weights.update(stored(name, Stored(tensor, family)))
         if name in gradients:
-            parts = stored(name, Stored(gradients[name], one_by_one))
+            parts = stored(name, Stored(gradients[name], family))
             tensors.update((f"grad.{part}", values) for part, values in parts.items())
     tensors.update((f"weight.{name}", values) for name, values in weights.items())
     with tempfile.TemporaryDirectory() as folder:
@@ -255,12 +303,14 @@ def compare(label, tensors, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    check = parser.parse_args().check
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first case")
+    arguments = parser.parse_args()
+    check = arguments.check
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    for case_index, case in enumerate(CASES):
+    for case_index, case in list(enumerate(CASES))[arguments.first :]:
         tensors, config_text, (rounding, least) = make_case(case_index, case)
         stem = HERE / f"mixture_{case_index:02}"
         if check:
@@ -274,6 +324,8 @@ def main():
             f"{stem.name}  loss {tensors['loss'].item():.6f}  f32 vs f64 {rounding:.1e}  "
             f"least change {least:.2f}  {case['what']}"
         )
+    if arguments.first > 0:
+        return
     packed = make_packed()
     path = HERE / "mxfp4.safetensors"
     compare("mxfp4", packed, path) if check else write(packed, path, "MXFP4 expert weights")
