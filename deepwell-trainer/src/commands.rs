@@ -10,6 +10,7 @@ use deepwell_ir::Recompute;
 
 use crate::console::{Console, print_json};
 pub use crate::degrees::Degrees;
+use crate::elastic;
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::plan_file::PlanFile;
@@ -224,6 +225,7 @@ impl TrainArgs {
             schedule: schedule.defers_weight_gradients().then(|| schedule.to_string()),
             pp_layers: None,
             ep: args.degrees.ep.or(Some(settings.expert)),
+            gives_way: args.resume && plan.is_none(),
         };
         let parallel = degrees.of_ranks(settings.ranks)?;
         settings.zero = parallel.zero;
@@ -240,7 +242,9 @@ impl TrainArgs {
         if let Some(plan) = &plan {
             plan.apply(&mut settings, &planned)?;
         }
-        settings.check()?;
+        if !degrees.gives_way || elastic::fits(&settings) {
+            settings.check()?;
+        }
         Ok(settings)
     }
 }

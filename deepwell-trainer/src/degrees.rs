@@ -37,6 +37,9 @@ pub struct Degrees {
     /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
     #[arg(long, value_name = "RANKS")]
     pub ep: Option<usize>,
+    /// Whether degrees that do not make up the ranks are chosen anew, as where a run goes on.
+    #[arg(skip)]
+    pub gives_way: bool,
 }
 
 impl Degrees {
@@ -51,9 +54,12 @@ impl Degrees {
         let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
         let others = tensor.max(1) * pipeline.max(1);
-        let data = self.dp.unwrap_or(ranks / others);
+        let data = self.dp.filter(|_| !self.gives_way).unwrap_or(ranks / others);
         let of_data = Parallel::data(data);
         let parallel = Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..of_data };
+        if self.gives_way && parallel.world_size() != ranks {
+            return Ok(parallel);
+        }
         parallel.check()?;
         if parallel.world_size() != ranks {
             return Err(TrainError::Setting {

@@ -47,6 +47,7 @@ pub mod console;
 pub mod data;
 mod degrees;
 mod device;
+mod elastic;
 mod engine;
 mod error;
 mod expert_rows;

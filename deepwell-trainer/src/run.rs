@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, TokenCache, Tokenizer};
+use crate::elastic;
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
 use crate::fit::Fit;
@@ -152,7 +153,11 @@ pub(crate) fn run_as(
     stop: Arc<AtomicBool>,
     progress: &mut dyn Progress,
 ) -> Result<RunSummary, TrainError> {
-    settings.check()?;
+    let goes_on = matches!(options.start, Start::Resume | Start::ResumeChanged);
+    let has_other_ranks = goes_on && settings.plan.is_none() && !elastic::fits(settings);
+    if !has_other_ranks {
+        settings.check()?;
+    }
     let is_first = member.is_none_or(|member| member.is_first());
     let started = Instant::now();
     // A folder that is there is taken before anything that takes long; one that is not is made
@@ -179,6 +184,25 @@ pub(crate) fn run_as(
         PlanFile::read(path)?.check_model(&graph)?;
     }
     settings.resolve_learning_rate(graph.parameter_count());
+    let policy_of = &policy;
+    let options_of = move |settings: &Settings, micro_batch| CompileOptions {
+        optimizer: settings.optimizer.clone(),
+        micro_batch: settings.micro_batch.or(micro_batch),
+        recompute: settings.recompute,
+        device: settings.device,
+        parallel: settings.parallel(),
+        stage_layers: settings.pp_layers.clone(),
+        rank_timeout: Duration::from_secs(settings.rank_timeout_s),
+        ..CompileOptions::new(policy_of.clone(), settings.seq_len, settings.batch_size)
+    };
+    if has_other_ranks {
+        // All ranks choose the same, whatever memory each has for larger micro-batches.
+        let small = |settings: &Settings| Ok(options_of(settings, Some(1)));
+        let (chosen, told) = elastic::choose(&settings, &graph, &hardware, &small)?;
+        progress.note(&told);
+        settings = chosen;
+        settings.check()?;
+    }
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
@@ -187,7 +211,7 @@ pub(crate) fn run_as(
     let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
     let kept = settings.out.join(export::KEPT);
     // A run that goes on has them; before it is known to be this run, nothing is touched.
-    let has_them = matches!(options.start, Start::Resume | Start::ResumeChanged) && kept.exists();
+    let has_them = goes_on && kept.exists();
     if is_first && !has_them {
         ModelFiles::of(&model, tokens)?.keep(&kept)?;
     }
@@ -196,16 +220,7 @@ pub(crate) fn run_as(
     let sampler = MemorySampler::start(settings.device);
     let rows = settings.batch_size / settings.parallel().data.max(1);
     let former = folder.as_ref().and_then(|folder| folder.micro_batch(rows));
-    let compile_options = CompileOptions {
-        optimizer: settings.optimizer.clone(),
-        micro_batch: settings.micro_batch.or(former),
-        recompute: settings.recompute,
-        device: settings.device,
-        parallel: settings.parallel(),
-        stage_layers: settings.pp_layers.clone(),
-        rank_timeout: Duration::from_secs(settings.rank_timeout_s),
-        ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
-    };
+    let compile_options = options_of(settings, former);
     if member.is_some_and(|member| member.world_size() > 1)
         && std::env::var_os("NCCL_ALGO").is_none()
     {

@@ -85,6 +85,18 @@ impl World {
         World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
     }
 
+    /// Least time of a step of the ranks that `options` asks for, in seconds.
+    ///
+    /// # Errors
+    /// As [`World::compile`], but for those of devices.
+    pub(crate) fn predict(
+        graph: Graph,
+        hardware: Hardware,
+        options: &CompileOptions,
+    ) -> Result<f64, TrainError> {
+        Ok(Lowered::of(graph, hardware, options)?.planned.prediction.time_s)
+    }
+
     /// [`World::compile`] for the ranks of these communicators, whose programs exchange tensors
     /// through what `wrap` makes of each.
     ///

@@ -89,6 +89,7 @@ pub(crate) fn metrics(out: &Path) -> (Steps, Vec<(u64, f64)>) {
 
 /// Every tensor of the newest checkpoint of a run, whole, by section and name, whoever wrote which
 /// part of it.
+#[allow(dead_code, reason = "not every test looks into checkpoints")]
 pub(crate) fn tensors(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
     let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(out)).expect("a folder");
     let newest = deepwell_ckpt::load(&listed.last().expect("a checkpoint").path).expect("whole");
