@@ -285,6 +285,60 @@ fn gradients_of_experts_are_those_of_one_rank_to_the_bit() {
     }
 }
 
+/// Gradients of experts after a step in which all tokens choose the first ones, as of equal scores
+/// the lower index wins. A step before it has left gradients of all.
+fn gradients_of_equal_scores(graph: &Graph, options: &CompileOptions) -> Vec<(String, Vec<f32>)> {
+    let is_router = |name: &str| name.contains("gate.weight") || name.contains("router.");
+    let ends = world(graph, options, Fault::None).on_all(|engine| {
+        engine.initialize(7)?;
+        let (inputs, targets) = batch(0, IN_ORDER);
+        engine.step(&inputs, &targets, 0.0, 0.5)?;
+        for state in engine.program().parameters.clone() {
+            if is_router(&state.name) {
+                let zeros = vec![0f32; engine.program().value(state.master).elements()];
+                engine.write_value(state.master, cast_slice(&zeros))?;
+            }
+        }
+        engine.refresh_weight_copies()?;
+        let outcome = engine.step(&inputs, &targets, 0.0, 0.5)?;
+        assert!(!outcome.skipped && outcome.grad_norm.is_finite() && outcome.grad_norm > 0.0);
+        gradients(engine)
+    });
+    join(&ends.unwrap()).into_iter().filter(|(name, _)| name.contains(".experts.")).collect()
+}
+
+/// A rank whose experts nobody chooses has gradients of exactly zero, with accumulation too, and
+/// the others those of one rank.
+#[test]
+fn a_rank_without_rows_has_no_gradients() {
+    for (name, precision, ranks, micro_batch) in [
+        ("moe-micro", "f32", 2, 2),
+        ("moe-micro", "mxfp8", 4, 1),
+        ("moe-micro", "bf16", 2, 1),
+        ("gpt-oss-micro", "mxfp8", 4, 1),
+    ] {
+        let graph = model(name);
+        let whole = options(precision, parallel(ranks, ranks));
+        let accumulates = micro_batch * ranks < ROWS;
+        let options = CompileOptions { micro_batch: Some(micro_batch), ..whole };
+        let got = gradients_of_equal_scores(&graph, &options);
+        let alone = CompileOptions {
+            parallel: Parallel::default(),
+            micro_batch: Some(micro_batch * ranks),
+            ..options
+        };
+        let expected = gradients_of_equal_scores(&graph, &alone);
+        for ((tensor, got), (_, expected)) in got.iter().zip(&expected) {
+            let of_expert = got.len() / 8;
+            let (chosen, others) = got.split_at(2 * of_expert);
+            assert!(chosen.iter().any(|&value| value != 0.0), "{name}: `{tensor}` is zero");
+            assert!(others.iter().all(|&value| value == 0.0), "{name}: `{tensor}` of nobody");
+            // Ranks take other rows together where there are several micro-batches.
+            assert!(accumulates || got == expected, "{name} in {precision}: `{tensor}`");
+        }
+    }
+}
+
 #[test]
 fn planted_faults_are_beyond_the_bound() {
     for (fault, parallel, what) in [

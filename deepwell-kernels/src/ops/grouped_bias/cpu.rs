@@ -204,7 +204,9 @@ mod tests {
             grouping::forward(&chosen, experts, 32, capacity, length);
         let mut x: Vec<E> = random.normals(length * columns);
         let bias: Vec<E> = random.normals(experts * columns);
-        let gates: Vec<f32> = random.normals(chosen.len());
+        let mut gates: Vec<f32> = random.normals(chosen.len());
+        // Nothing is divided by a gate.
+        gates.iter_mut().step_by(5).for_each(|gate| *gate = 0.0);
         let before: Vec<f32> = random.normals(bias.len());
         // What no pair has is not read.
         for row in (0..length).filter(|&row| pairs[row] < 0) {

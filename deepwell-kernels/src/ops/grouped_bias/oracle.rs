@@ -59,7 +59,9 @@ mod tests {
         let chosen = [0, 2, 0, 1, 2, 0, 0, 2, 2, 0];
         let maps = grouping::forward(&chosen, experts, 4, 3, 20);
         let (x, bias) = (varied(20 * columns, 1), varied(experts * columns, 2));
-        let gates = varied(chosen.len(), 3);
+        let mut gates = varied(chosen.len(), 3);
+        // Nothing is divided by a gate: one of zero has a gradient like any other.
+        gates[4] = 0.0;
         let dout = forward(&varied(20 * columns, 4), &bias, None, &chosen, &maps.pairs);
         for gates in [None, Some(gates.as_slice())] {
             let [dbias, dgates] = backward(&dout, &bias, gates, &chosen, &maps.rows, columns);
@@ -70,6 +72,7 @@ mod tests {
             assert!(dbias[3 * columns..].iter().all(|dbias| *dbias == 0.0));
             if let Some(gates) = gates {
                 check("dgates", gates, &dgates, |gates| loss(&bias, Some(gates)));
+                assert!(dgates[4] != 0.0);
             }
         }
     }
