@@ -231,6 +231,14 @@ ops! {
     LatentKeyValueBackward,
     /// Gradients of [`Op::Attention`].
     AttentionBackward,
+    /// [`Op::Attention`] to the keys of one of several ranks.
+    AttentionPart,
+    /// Gradients of one rank's queries and one rank's keys.
+    AttentionPartBackward,
+    /// Attention to the keys of several ranks, of that to each.
+    MergeAttention,
+    /// [`Op::Rope`] or its backward to a part of the sequence.
+    RopeOfPart,
     /// `silu(gate) · up`.
     SwiGlu,
     /// Gradients of [`Op::SwiGlu`].

@@ -38,6 +38,8 @@ impl ProcessGroup {
     pub const PIPELINE: &str = "pipeline";
     /// The name of the ranks of the first and the last stage, which have tied embeddings both.
     pub const EMBEDDING: &str = "embedding";
+    /// The name of the data-parallel ranks that have a part of each sequence.
+    pub const CONTEXT: &str = "context";
     /// The name of the ranks that have some of the experts each.
     pub const EXPERT: &str = "expert";
     /// The name of the data-parallel ranks that have the same experts.

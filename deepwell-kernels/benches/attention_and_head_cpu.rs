@@ -22,6 +22,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         value_dim: 64,
         scale: 0.125,
         causal: true,
+        keys: Default::default(),
         window: None,
     },
     AttentionShape {
@@ -33,6 +34,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         value_dim: 64,
         scale: 0.125,
         causal: true,
+        keys: Default::default(),
         window: None,
     },
 ];

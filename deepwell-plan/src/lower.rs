@@ -15,6 +15,7 @@ use deepwell_precision::QuantFormat;
 use crate::{Plan, PlanError};
 
 mod bodies;
+mod context;
 mod early_sums;
 mod expert;
 mod fallback;
@@ -100,6 +101,7 @@ pub fn lower_scheduled(
     let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
+    let quantized = context::part_of_sequences(quantized, plan, target)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let mut graph = fuse_for(&quantized, plan, catalog, target)?;
     if scheduling.passes.defers_weight_gradients() {
@@ -145,6 +147,7 @@ pub fn lower_evaluation(
     let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
+    let quantized = context::part_of_sequences(quantized, plan, target)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let chunks = 0..plan.parallel.chunks as u32;
@@ -201,7 +204,7 @@ fn fuse_for(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Graph, IrError> {
-    let binding = Binding { batch: plan.micro_batch, seq: plan.seq };
+    let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
     fuse(graph, &|op, inputs, outputs| {
         let bind =
             |of: &TensorType| OperandType { dtype: of.dtype, shape: of.shape.bind(&binding) };
@@ -265,7 +268,7 @@ impl<'a> Lowering<'a> {
             plan,
             catalog,
             target,
-            binding: Binding { batch: plan.micro_batch, seq: plan.seq },
+            binding: Binding { batch: plan.micro_batch, seq: plan.rank_seq() },
             passes,
             pipeline: None,
             splits: Splits::new(),
@@ -539,7 +542,7 @@ impl<'a> Lowering<'a> {
             rank: self.target.ranks.rank,
             target: self.target.clone(),
             batch: self.plan.micro_batch,
-            seq: self.plan.seq,
+            seq: self.plan.rank_seq(),
             micro_batches,
             slots: self.passes.slots,
             values: self.values,

@@ -15,8 +15,12 @@ use crate::schedule::PipelineSchedule;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parallel {
-    /// Ranks that split the sequences of a step and sum up their gradients.
+    /// Ranks that split the tokens of a step and sum up their gradients.
     pub data: usize,
+    /// Neighbours among those that split each sequence (context parallelism); the others have
+    /// sequences of their own.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub context: usize,
     /// ZeRO stage: what the data-parallel ranks have a part of each. 0 nothing, 1 the optimizer
     /// state, 2 the gradients as well, 3 the weights as well.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -70,7 +74,8 @@ impl Parallel {
     /// Data parallel over so many ranks.
     pub const fn data(ranks: usize) -> Parallel {
         let schedule = PipelineSchedule::OneFOneB;
-        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, chunks: 1, expert: 1, schedule }
+        let (tensor, pipeline, chunks, expert, context) = (1, 1, 1, 1, 1);
+        Parallel { data: ranks, context, zero: 0, tensor, pipeline, chunks, expert, schedule }
     }
 
     /// Whether one rank does it all.
@@ -90,6 +95,8 @@ impl Parallel {
         let (at_tensor, at_data) = (self.tensor_place(rank), self.data_place(rank));
         let at_pipeline = self.pipeline_place(rank);
         let among_data = |at: usize| self.rank_at(at_tensor, at, at_pipeline);
+        let first_of_sequence = at_data - self.context_place(rank);
+        let among_context = |at: usize| among_data(first_of_sequence + at);
         // Ranks of this stage by their tokens, and the first of those that share the experts.
         let among_tokens = |at: usize| (at_pipeline * data * tensor + at) as u32;
         let at_tokens = self.token_place(rank);
@@ -113,6 +120,7 @@ impl Parallel {
             of(ProcessGroup::EXPERT, (first..first + expert).map(among_tokens).collect()),
             of(ProcessGroup::EXPERT_DATA, same_experts),
             of(ProcessGroup::EMBEDDING, self.ends_of_pipeline(rank)),
+            of(ProcessGroup::CONTEXT, (0..self.context).map(among_context).collect()),
         ];
         let shares_experts = |group: &ProcessGroup| {
             let may_be_one = self.shares() && expert > 1;
@@ -147,8 +155,23 @@ impl Parallel {
         ((pipeline * self.data + data) * self.tensor + tensor) as u32
     }
 
+    /// Ranks, or groups of context-parallel ones, that have sequences of their own.
+    pub const fn batch_ranks(&self) -> usize {
+        self.data / self.context
+    }
+
     /// Which part of the sequences of a step a rank has, counted from 0: those of a part lie one
     /// behind the other.
+    pub const fn batch_place(&self, rank: usize) -> usize {
+        self.data_place(rank) / self.context
+    }
+
+    /// Which part of each of its sequences a rank has, counted from 0.
+    pub const fn context_place(&self, rank: usize) -> usize {
+        self.data_place(rank) % self.context
+    }
+
+    /// Which part of the tokens of a step a rank has, counted from 0.
     pub const fn data_place(&self, rank: usize) -> usize {
         rank / self.tensor % self.data
     }
@@ -195,9 +218,11 @@ impl Parallel {
     }
 
     /// Ranks of one class have the same part of the model, and so one program
-    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, pipeline and expert place.
-    pub const fn class(&self, rank: usize) -> [usize; 3] {
-        [self.tensor_place(rank), self.pipeline_place(rank), self.expert_place(rank)]
+    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, context, pipeline and expert place.
+    pub const fn class(&self, rank: usize) -> [usize; 4] {
+        let among_tokens = [self.context_place(rank), self.expert_place(rank)];
+        let [context, expert] = among_tokens;
+        [self.tensor_place(rank), context, self.pipeline_place(rank), expert]
     }
 
     /// Sequences of a step that one rank has.
@@ -205,12 +230,13 @@ impl Parallel {
     /// # Errors
     /// A batch that cannot be split evenly.
     pub fn rows_of_rank(&self, global_batch: usize) -> Result<usize, PlanError> {
-        if self.data > 0 && global_batch.is_multiple_of(self.data) {
-            return Ok(global_batch / self.data);
+        let ranks = self.batch_ranks();
+        if ranks > 0 && global_batch.is_multiple_of(ranks) {
+            return Ok(global_batch / ranks);
         }
         Err(PlanError::Request {
             what: "batch size",
-            expected: format!("a multiple of the {} ranks that split it", self.data),
+            expected: format!("a multiple of the {ranks} ranks that split it"),
             got: global_batch.to_string(),
         })
     }
@@ -220,7 +246,7 @@ impl Parallel {
     /// # Errors
     /// A degree or ZeRO stage that cannot be, or is not there yet.
     pub fn check(&self) -> Result<(), PlanError> {
-        let Parallel { data, zero, tensor, pipeline, chunks, expert, schedule } = *self;
+        let Parallel { data, context, zero, tensor, pipeline, chunks, expert, schedule } = *self;
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
@@ -230,6 +256,7 @@ impl Parallel {
         }
         for (what, degree) in [
             ("data-parallel ranks", data),
+            ("context-parallel ranks", context),
             ("tensor-parallel ranks", tensor),
             ("pipeline stages", pipeline),
             ("expert-parallel ranks", expert),
@@ -238,6 +265,10 @@ impl Parallel {
             if degree == 0 {
                 return refuse(what, "at least 1", degree.to_string());
             }
+        }
+        if !data.is_multiple_of(context) {
+            let expected = format!("a divisor of the {data} ranks that split the tokens of a step");
+            return refuse("context-parallel ranks", &expected, context.to_string());
         }
         if chunks > 1 && pipeline == 1 {
             let expected = "1 where there is one stage: an interleaved schedule fills the time in \
@@ -281,6 +312,7 @@ impl fmt::Display for Parallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "data {}", self.data)?;
         for (name, degree) in [
+            ("context", self.context),
             ("tensor", self.tensor),
             ("pipeline", self.pipeline),
             ("chunks", self.chunks),

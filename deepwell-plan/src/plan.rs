@@ -99,6 +99,11 @@ impl Plan {
     /// As large as the buckets of Megatron-LM, 40 Mi parameters: the optimizer moves 1.2 GB over
     /// one, so that where one launch ends and the next begins costs little; a model of 1B has 24.
     pub const BUCKET_BYTES: usize = 160 << 20;
+
+    /// Tokens of a sequence that a rank has.
+    pub const fn rank_seq(&self) -> usize {
+        self.seq / self.parallel.context
+    }
 }
 
 impl fmt::Display for Plan {
@@ -108,7 +113,7 @@ impl fmt::Display for Plan {
         let of_arch = if device == arch { String::new() } else { format!(" ({arch})") };
         writeln!(f, "plan of {model:?} on {device}{of_arch}")?;
         let parallel = self.parallel;
-        let ranks = match parallel.data {
+        let ranks = match parallel.batch_ranks() {
             1 => String::new(),
             ranks => format!("{ranks} ranks of "),
         };
@@ -116,7 +121,7 @@ impl fmt::Display for Plan {
             f,
             "  batch         {} x {seq} tokens = {ranks}{micro_batches} micro-batches of \
              {micro_batch}",
-            micro_batches * micro_batch * parallel.data
+            micro_batches * micro_batch * parallel.batch_ranks()
         )?;
         if !parallel.is_single() {
             writeln!(f, "  ranks         {} = {parallel}", parallel.world_size())?;

@@ -166,7 +166,7 @@ impl Strategy {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
         if self.cp > 1 {
-            let expected = "1, as more are not there yet";
+            let expected = "1, as more are there on the CPU alone";
             return refuse("context-parallel ranks", expected, self.cp.to_string());
         }
         if self.zero > 1 {

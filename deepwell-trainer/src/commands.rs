@@ -217,9 +217,10 @@ impl TrainArgs {
         let stages = |layers: &Vec<usize>| layers.len() / chunks.max(1);
         let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, stages);
         let degrees = Degrees {
-            dp: args.degrees.dp.or(plan.as_ref().map(|it| it.plan.parallel.data)),
+            dp: args.degrees.dp.or(plan.as_ref().map(|it| it.plan.parallel.batch_ranks())),
             zero: args.degrees.zero.or(Some(settings.zero)),
             tp: args.degrees.tp.or(Some(settings.tensor)),
+            cp: args.degrees.cp.or(Some(settings.context)),
             pp: args.degrees.pp.or(Some(stages)),
             vpp: Some(chunks),
             schedule: schedule.defers_weight_gradients().then(|| schedule.to_string()),
@@ -230,6 +231,7 @@ impl TrainArgs {
         let parallel = degrees.of_ranks(settings.ranks)?;
         settings.zero = parallel.zero;
         (settings.tensor, settings.pipeline) = (parallel.tensor, parallel.pipeline);
+        settings.context = parallel.context;
         settings.chunks = parallel.chunks;
         settings.pipeline_schedule = parallel.schedule;
         settings.expert = parallel.expert;

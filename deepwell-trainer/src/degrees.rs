@@ -19,6 +19,11 @@ pub struct Degrees {
     /// Ranks that split each layer
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<usize>,
+    /// Ranks that split each sequence by ring attention; with --dp, --zero, --tp, --pp and --ep as
+    /// well, on the CPU, of models without windows, sinks and tables of positions; mixtures without
+    /// capacities and router losses
+    #[arg(long, value_name = "RANKS")]
+    pub cp: Option<usize>,
     /// Ranks that have some of the layers each
     #[arg(long, value_name = "RANKS")]
     pub pp: Option<usize>,
@@ -51,11 +56,12 @@ impl Degrees {
     pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
         let (chunks, schedule) = self.order()?;
         let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
-        let [tensor, pipeline, expert] = [self.tp, pp, self.ep].map(|it| it.unwrap_or(1));
+        let [tensor, pipeline, expert, context] =
+            [self.tp, pp, self.ep, self.cp].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
-        let others = tensor.max(1) * pipeline.max(1);
+        let others = tensor.max(1) * pipeline.max(1) * context.max(1);
         let data = self.dp.filter(|_| !self.gives_way).unwrap_or(ranks / others);
-        let of_data = Parallel::data(data);
+        let of_data = Parallel { context, ..Parallel::data(data * context) };
         let parallel = Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..of_data };
         if self.gives_way && parallel.world_size() != ranks {
             return Ok(parallel);
@@ -64,8 +70,10 @@ impl Degrees {
         if parallel.world_size() != ranks {
             return Err(TrainError::Setting {
                 setting: "degrees",
-                expected: format!("--tp x --pp x --dp to be the {ranks} ranks of `--devices`"),
-                got: format!("{tensor} x {pipeline} x {data}"),
+                expected: format!(
+                    "--tp x --pp x --cp x --dp to be the {ranks} ranks of `--devices`"
+                ),
+                got: format!("{tensor} x {pipeline} x {context} x {data}"),
                 hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
             });
         }
@@ -121,11 +129,33 @@ mod tests {
         check(4, [Some(4), None, None, None], Ok("data 4, ZeRO 1"));
         check(4, [None, Some(2), None, None], Ok("data 2, tensor 2, ZeRO 1"));
         check(4, [Some(1), Some(4), Some(1), Some(1)], Ok("data 1, tensor 4, ZeRO 1"));
-        let expected = "--tp x --pp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1";
+        let expected =
+            "--tp x --pp x --cp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1 x 1";
         check(4, [None, Some(3), None, None], Err(expected));
-        check(4, [Some(2), None, None, None], Err("got 1 x 1 x 2"));
+        check(4, [Some(2), None, None, None], Err("got 1 x 1 x 1 x 2"));
         check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
         check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
+    }
+
+    /// Those that split sequences are among those that sum gradients.
+    #[test]
+    fn sequences_are_split_among_data_parallel_ranks() {
+        let check = |degrees: Degrees, expected: Result<&str, &str>| {
+            let got = degrees.of_ranks(8).map(|it| it.to_string());
+            let got = got.map_err(|error| error.to_string());
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+                (Err(got), Err(expected)) => assert!(got.contains(expected), "{got}"),
+                _ => panic!("expected {expected:?}, got {got:?}"),
+            }
+        };
+        let cp = |cp| Degrees { cp: Some(cp), ..Degrees::default() };
+        check(cp(8), Ok("data 8, context 8"));
+        check(cp(2), Ok("data 8, context 2"));
+        check(Degrees { dp: Some(2), tp: Some(2), ..cp(2) }, Ok("data 4, context 2, tensor 2"));
+        check(Degrees { dp: Some(8), ..cp(2) }, Err("got 1 x 1 x 2 x 8"));
+        check(cp(3), Err("got 1 x 1 x 3 x 2"));
+        check(cp(0), Err("data-parallel ranks: expected at least 1"));
     }
 
     #[test]

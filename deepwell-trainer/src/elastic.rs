@@ -14,7 +14,7 @@ use crate::{CompileOptions, Settings, TrainError, World};
 pub(crate) fn fits(settings: &Settings) -> bool {
     let parallel = settings.parallel();
     let is_whole = parallel.world_size() == settings.ranks;
-    is_whole && parallel.check().is_ok() && settings.batch_size.is_multiple_of(parallel.data)
+    is_whole && parallel.check().is_ok() && settings.batch_size.is_multiple_of(parallel.batch_ranks())
 }
 
 /// The settings with degrees that make up their ranks, least split first: another way is taken only
@@ -22,15 +22,18 @@ pub(crate) fn fits(settings: &Settings) -> bool {
 pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     let ranks = settings.ranks;
     let divisors = |of: usize| (1..=of).filter(move |it| of.is_multiple_of(*it));
-    let mut experts = vec![settings.expert, 1];
-    experts.dedup();
+    let or_one = |degree: usize| if degree > 1 { vec![degree, 1] } else { vec![1] };
+    let (experts, contexts) = (or_one(settings.expert), or_one(settings.context));
+    let both = |&context: &usize| experts.iter().map(move |&expert| (context, expert));
+    let beside: Vec<(usize, usize)> = contexts.iter().flat_map(both).collect();
     let mut found = Vec::new();
     for split in divisors(ranks) {
         for tensor in divisors(split) {
-            for &expert in &experts {
+            for &(context, expert) in &beside {
                 let pipeline = split / tensor;
                 let other = Settings {
                     tensor,
+                    context,
                     pipeline,
                     expert,
                     chunks: 1,
@@ -116,6 +119,15 @@ mod tests {
         check(3, 12, 2, &["data 3", "data 1, pipeline 3", "data 1, tensor 3"]);
         // Three ranks cannot share four sequences, but for one stage or slice each.
         check(3, 4, 2, &["data 1, pipeline 3", "data 1, tensor 3"]);
+        // Those that split sequences do so where they make up the ranks.
+        let contexts = |ranks| {
+            let settings = Settings { ranks, batch_size: 12, context: 2, ..Settings::default() };
+            let found: Vec<String> =
+                candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
+            found.join("; ")
+        };
+        assert_eq!(contexts(3), "data 3; data 1, pipeline 3; data 1, tensor 3");
+        assert_eq!(contexts(2), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
         check(
             4,
             6,

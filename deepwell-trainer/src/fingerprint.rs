@@ -53,9 +53,12 @@ pub struct Fingerprint {
     pub batch_size: usize,
     /// Sequences that run at a time.
     pub micro_batch: usize,
-    /// Ranks that split the sequences of a step: the order of sums follows from it.
+    /// Ranks that split the tokens of a step: the order of sums follows from it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub data_ranks: usize,
+    /// Ranks that split each sequence: attention is a sum over the keys of each of them.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub context_ranks: usize,
     /// Ranks that split each layer: sums over its columns are sums of theirs.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor_ranks: usize,
@@ -121,6 +124,7 @@ impl Fingerprint {
             batch_size: settings.batch_size,
             micro_batch: plan.micro_batch,
             data_ranks: plan.parallel.data,
+            context_ranks: plan.parallel.context,
             tensor_ranks: plan.parallel.tensor,
             expert_ranks: plan.parallel.expert,
             learning_rate: schedule.peak,

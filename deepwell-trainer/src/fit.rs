@@ -418,10 +418,11 @@ const TURNS_AHEAD: usize = 16;
 
 /// Losses on held-out windows, batch by batch: those that split a batch in training take turns, and
 /// all ranks get all. The stages of a pipeline evaluate a window together, and the last one knows
-/// its loss.
+/// its loss; of those that split sequences each knows a part, which are added up.
 fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
     let parallel = engine.plan().parallel;
-    let (place, places) = (parallel.data_place(engine.rank()) as u64, parallel.data as u64);
+    let own_place = parallel.batch_place(engine.rank());
+    let (place, places) = (own_place as u64, parallel.batch_ranks() as u64);
     let knows = |rank: &usize| {
         parallel.pipeline_place(*rank) + 1 == parallel.pipeline && parallel.tensor_place(*rank) == 0
     };
@@ -444,8 +445,12 @@ fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, 
         }
         let all = engine.peers.gather(&own)?;
         for turn in 0..own.len() {
-            let known = (0..all.len()).filter(knows);
-            losses.extend(known.map(|rank| f64::from_bits(all[rank][turn])));
+            let of_place = |place: usize| -> f64 {
+                let known = (0..all.len()).filter(knows);
+                let of_window = known.filter(|&rank| parallel.batch_place(rank) == place);
+                of_window.map(|rank| f64::from_bits(all[rank][turn])).sum()
+            };
+            losses.extend((0..parallel.batch_ranks()).map(of_place));
         }
     }
     losses.truncate(windows.len() as usize);

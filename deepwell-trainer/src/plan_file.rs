@@ -69,7 +69,7 @@ impl PlanFile {
             got,
             hint: None,
         })?;
-        let batch = plan.micro_batches * plan.micro_batch * parallel.data;
+        let batch = plan.micro_batches * plan.micro_batch * parallel.batch_ranks();
         let stages = (!plan.stages.is_empty()).then(|| plan.stages.clone());
         // Which GPU, a plan does not decide.
         let is_of_gpus = matches!((device, settings.device), (Device::Cuda(_), Device::Cuda(_)));
@@ -80,6 +80,7 @@ impl PlanFile {
         take("ranks", &mut s.ranks, &base.ranks, parallel.world_size())?;
         take("zero", &mut s.zero, &base.zero, parallel.zero)?;
         take("tensor", &mut s.tensor, &base.tensor, parallel.tensor)?;
+        take("context", &mut s.context, &base.context, parallel.context)?;
         take("pipeline", &mut s.pipeline, &base.pipeline, parallel.pipeline)?;
         take("chunks", &mut s.chunks, &base.chunks, parallel.chunks)?;
         let schedule = parallel.schedule;

@@ -240,7 +240,7 @@ impl RunFolder {
 /// Whether what differs is the ranks of the run, and what follows from them: how many sequences one
 /// of them runs at a time, and the kernels for its part of the tensors.
 fn are_other_ranks(differences: &[Difference]) -> bool {
-    const RANKS: [&str; 3] = ["data_ranks", "tensor_ranks", "expert_ranks"];
+    const RANKS: [&str; 4] = ["data_ranks", "context_ranks", "tensor_ranks", "expert_ranks"];
     let of_ranks = |it: &Difference| RANKS.contains(&it.field.as_str());
     let follows = |it: &Difference| it.field == "micro_batch" || it.field.starts_with("kernels.");
     differences.iter().any(of_ranks) && differences.iter().all(|it| of_ranks(it) || follows(it))

@@ -73,6 +73,9 @@ pub struct Settings {
     /// Ranks that split each layer; `ranks` is a multiple of `tensor` times `pipeline`.
     #[serde(skip_serializing_if = "is_one")]
     pub tensor: usize,
+    /// Ranks that split each sequence, with as many ranks less that have sequences of their own.
+    #[serde(skip_serializing_if = "is_one")]
+    pub context: usize,
     /// Ranks that have some of the layers each.
     #[serde(skip_serializing_if = "is_one")]
     pub pipeline: usize,
@@ -182,6 +185,7 @@ impl Default for Settings {
             ranks: 1,
             zero: 0,
             tensor: 1,
+            context: 1,
             pipeline: 1,
             chunks: 1,
             pipeline_schedule: PipelineSchedule::OneFOneB,
@@ -336,8 +340,17 @@ impl Settings {
     pub fn parallel(&self) -> Parallel {
         let Settings { zero, tensor, pipeline, chunks, expert, pipeline_schedule, .. } = *self;
         let data = self.ranks / (tensor * pipeline).max(1);
-        let schedule = pipeline_schedule;
-        Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..Parallel::data(data) }
+        let (context, schedule) = (self.context, pipeline_schedule);
+        Parallel {
+            context,
+            zero,
+            tensor,
+            pipeline,
+            chunks,
+            expert,
+            schedule,
+            ..Parallel::data(data)
+        }
     }
 
     /// The learning rate over the run.

@@ -82,6 +82,7 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("batch_size", size(settings.batch_size), BeAtLeastOne, None),
         ("ranks", size(settings.ranks), BeAtLeastOne, Some("`--devices cpu:4`")),
         ("tensor", size(settings.tensor), BeAtLeastOne, None),
+        ("context", size(settings.context), BeAtLeastOne, None),
         ("pipeline", size(settings.pipeline), BeAtLeastOne, None),
         ("chunks", size(settings.chunks), BeAtLeastOne, Some("`--pp 2 --vpp 2`")),
         ("expert", size(settings.expert), BeAtLeastOne, None),

@@ -154,6 +154,8 @@ fn dense_models_go_from_any_plan_to_any_other_and_back() {
         (of(1, 2, 1, 0), of(2, 1, 2, 1)),
         (of(2, 2, 2, 1), of(1, 1, 3, 3)),
         (interleaved, of(1, 1, 2, 3)),
+        (Parallel { context: 2, ..of(1, 1, 4, 3) }, of(2, 1, 1, 0)),
+        (of(1, 1, 1, 0), Parallel { context: 4, ..of(1, 1, 4, 1) }),
     ] {
         check(&graph, first, other);
     }

@@ -89,6 +89,8 @@ enum Fault {
     NoGradientSum,
     /// What the first rank gives counts for the whole group.
     NormOfFirst(&'static str),
+    /// What goes around a ring is lost.
+    KeysStay,
     /// Rows and gates stay where they are in place of going to the ranks that have their experts.
     RowsStay,
 }
@@ -102,6 +104,13 @@ impl Fault {
                 Fault::Flips(seed),
                 CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllReduce { .. },
             ) if group != ProcessGroup::PIPELINE => flip(exchange.dtype, seed, output),
+            // Sums of gradients, and in BF16 keys and values.
+            (Fault::Flips(seed), CollectiveKind::Recv { .. }) if group == ProcessGroup::CONTEXT => {
+                flip(exchange.dtype, seed, output);
+            }
+            (Fault::KeysStay, CollectiveKind::Recv { .. }) if group == ProcessGroup::CONTEXT => {
+                output.fill(0);
+            }
             (Fault::NoSum(name), CollectiveKind::ReduceScatter { .. }) if group == name => {
                 let own = exchange.group.position_of(rank).unwrap() * output.len();
                 output.copy_from_slice(&input[own..own + output.len()]);
@@ -300,6 +309,11 @@ fn single() -> Parallel {
     Parallel::default()
 }
 
+/// Ranks that split each sequence.
+fn context(context: usize) -> Parallel {
+    Parallel { context, ..Parallel::data(context) }
+}
+
 fn data(data: usize, zero: u8) -> Parallel {
     Parallel { zero, ..Parallel::data(data) }
 }
@@ -405,6 +419,22 @@ fn mixtures_train_as_one_rank_does() {
     );
 }
 
+/// Ranks that have a part of each sequence, alone, beside ranks with sequences of their own, in
+/// stages and with tensor-parallel ranks.
+#[test]
+fn rings_train_as_one_rank_does() {
+    let mixed = Parallel { data: 4, zero: 3, ..context(2) };
+    check(
+        "dense",
+        "f32",
+        &[
+            (context(8), Bound::Controls),
+            (Parallel { tensor: 2, pipeline: 2, ..context(2) }, Bound::Controls),
+        ],
+    );
+    check("tied", "bf16", &[(context(2), Bound::Controls), (mixed, Bound::Controls)]);
+}
+
 #[test]
 fn planted_faults_are_beyond_the_bound() {
     let plan = Parallel { tensor: 2, pipeline: 2, expert: 2, ..data(2, 1) };
@@ -424,6 +454,8 @@ fn planted_faults_are_beyond_the_bound() {
         (apart, Fault::NormOfFirst(ProcessGroup::DATA), "norms"),
         (apart, Fault::NormOfFirst(ProcessGroup::TENSOR), "norms"),
         (plan, Fault::RowsStay, "losses"),
+        (Parallel { data: 4, ..context(2) }, Fault::KeysStay, "losses"),
+        (context(2), Fault::NoSum(ProcessGroup::DATA), "gradient of lm_head"),
     ] {
         let beyond = beyond(&graph, ("f32", parallel), fault, (2, &alone));
         assert!(

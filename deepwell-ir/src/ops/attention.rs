@@ -68,7 +68,12 @@ impl AttentionHeads {
 
     /// Wants inputs `q`, `q + 1` and `q + 2` to be queries, keys and values, and `sinks`, if there
     /// are any, one FP32 score for each head. Gives the shape of what comes out.
-    fn check(&self, check: &Check<'_>, q: usize, sinks: usize) -> Result<Shape, OpError> {
+    pub(super) fn check(
+        &self,
+        check: &Check<'_>,
+        q: usize,
+        sinks: usize,
+    ) -> Result<Shape, OpError> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(check.error(
                 "query heads a multiple of key/value heads",
@@ -94,7 +99,7 @@ impl AttentionHeads {
         Ok(columns(self.heads, self.value_dim()))
     }
 
-    fn lse_shape(&self) -> Shape {
+    pub(super) fn lse_shape(&self) -> Shape {
         Shape(vec![Dim::BATCH, Dim::fixed(self.heads), Dim::SEQ])
     }
 

@@ -7,6 +7,7 @@ mod add_positions;
 mod attention;
 mod cast;
 mod collective;
+mod context;
 mod dequantize;
 mod dispatch;
 mod dispatch_to_ranks;
@@ -47,6 +48,9 @@ pub use add_positions::{
 pub use attention::{Attention, AttentionBackward, AttentionHeads};
 pub use cast::Cast;
 pub use collective::{Collective, CollectiveKind, Reduction};
+pub use context::{
+    AttentionPart, AttentionPartBackward, KeySource, MergeAttention, RopeOfPart, Zigzag,
+};
 pub use dequantize::Dequantize;
 pub use dispatch::{Dispatch, GroupedRows};
 pub use dispatch_to_ranks::DispatchToRanks;

@@ -33,7 +33,11 @@ fn is_zero(size: &usize) -> bool {
 }
 
 impl Rope {
-    fn check(&self, name: &'static str, inputs: &[TensorType]) -> Result<Shape, OpError> {
+    pub(super) fn check(
+        &self,
+        name: &'static str,
+        inputs: &[TensorType],
+    ) -> Result<Shape, OpError> {
         let check = Check::count(name, inputs, &["x"])?;
         check.same_float(&[0])?;
         check.rank(0, 2)?;
@@ -60,7 +64,7 @@ impl Rope {
         Ok(inputs[0].shape.clone())
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut text = format!("heads={} head_dim={}", self.heads, self.head_dim);
         if self.plain_dim > 0 {
             text.push_str(&format!(" plain_dim={}", self.plain_dim));

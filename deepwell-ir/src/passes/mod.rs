@@ -1,7 +1,8 @@
 //! Passes over a captured graph (tensor_parallel, pipeline) and, in this order, over a
-//! differentiated one: recompute, precision, fuse, weight_gradients.
+//! differentiated one: recompute, precision, context_parallel, fuse, weight_gradients.
 
 mod assign;
+mod context_parallel;
 mod fuse;
 mod pipeline;
 mod precision;
@@ -11,6 +12,7 @@ mod tensor_precision;
 mod weight_gradients;
 
 pub use assign::{check_split_blocks, expert_row_alignment};
+pub use context_parallel::context_parallel;
 pub use fuse::{Predict, fuse};
 pub use pipeline::{PipelineCut, cut_pipeline};
 pub use precision::{apply_precision, apply_served_precision};

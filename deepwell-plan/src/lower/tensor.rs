@@ -34,12 +34,12 @@ pub(super) fn split(
     target: &Target,
 ) -> Result<(Graph, Splits), PlanError> {
     let Some(rank) = rank_of(target) else { return Ok((graph.clone(), Splits::new())) };
-    let tokens = plan.micro_batch * plan.seq;
+    let tokens = plan.micro_batch * plan.rank_seq();
     if !tokens.is_multiple_of(rank.ranks) {
         return Err(PlanError::Request {
             what: "tokens of a micro-batch",
             expected: format!("a multiple of the {} tensor-parallel ranks", rank.ranks),
-            got: format!("{} x {} = {tokens}", plan.micro_batch, plan.seq),
+            got: format!("{} x {} = {tokens}", plan.micro_batch, plan.rank_seq()),
         });
     }
     let (own, splits) = tensor_parallel(graph, rank)?;

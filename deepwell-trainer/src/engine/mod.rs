@@ -293,14 +293,16 @@ impl Engine {
     /// [`Engine::evaluation_rows`] sequences.
     ///
     /// The stages of a pipeline evaluate the same batch together; the loss is that of the last one,
-    /// the others give zero.
+    /// the others give zero. So do context-parallel ranks, each of which gives what its tokens add
+    /// to the mean.
     ///
     /// # Errors
     /// As [`Engine::step`].
     pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
+        let (own, own_targets) = (self.part_of_sequences(inputs), self.part_of_sequences(targets));
         let program = self.evaluation.program();
         let host = program.host.clone();
-        let writes = [(host.tokens, cast_slice(inputs)), (host.targets, cast_slice(targets))];
+        let writes = [(host.tokens, cast_slice(&own)), (host.targets, cast_slice(&own_targets))];
         for (id, bytes) in writes {
             if let Some(id) = id {
                 self.executor.write(program, id, bytes)?;

@@ -5,14 +5,15 @@
 //! way; before another is asked for, the oldest is fetched, so that the host is never further
 //! ahead.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::ops::Quantize;
+use deepwell_ir::ops::{Quantize, Zigzag};
 use deepwell_ir::{Invocation, Phase, ValueId};
 use deepwell_kernels::{KernelError, Observer, READBACKS, Readback, decode_statistics};
+use deepwell_plan::Parallel;
 use deepwell_precision::QuantStats;
 use serde::{Deserialize, Serialize};
 
@@ -119,7 +120,8 @@ struct StepInputs<'a> {
 impl Engine {
     /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major. Each of
     /// several ranks is given the whole batch and takes its part: as many sequences one behind the
-    /// other, in the order of the ranks. Loss and norm are those of all ranks.
+    /// other, in the order of the ranks, and of those that context-parallel ranks share two chunks.
+    /// Loss and norm are those of all ranks.
     ///
     /// # Errors
     /// Batches of the wrong size, or data that a call refuses.
@@ -237,10 +239,10 @@ impl Engine {
                 hint: None,
             });
         }
-        let part = self.part_of_batch();
+        let (tokens, own_targets) = (self.part_of_batch(inputs), self.part_of_batch(targets));
         let inputs = StepInputs {
-            tokens: &inputs[part.clone()],
-            targets: &targets[part],
+            tokens: &tokens,
+            targets: &own_targets,
             // Over the tokens of all ranks: a mean of means would be another number where targets
             // are left out.
             scale: [loss_scale(targets)],
@@ -271,11 +273,22 @@ impl Engine {
         Ok(PendingStep { number })
     }
 
-    /// The tokens of a step that this rank has.
-    fn part_of_batch(&self) -> Range<usize> {
-        let own = self.program().tokens_per_step();
-        let place = self.plan.parallel.data_place(self.rank());
-        place * own..(place + 1) * own
+    /// What this rank has of the tokens of a step, or of their targets.
+    fn part_of_batch<'a>(&self, all: &'a [i32]) -> Cow<'a, [i32]> {
+        let parallel = self.plan.parallel;
+        let own = self.program().tokens_per_step() * parallel.context;
+        let place = parallel.batch_place(self.rank());
+        self.part_of_sequences(&all[place * own..(place + 1) * own])
+    }
+
+    /// What this rank has of sequences that context-parallel ranks share.
+    pub(super) fn part_of_sequences<'a>(&self, whole: &'a [i32]) -> Cow<'a, [i32]> {
+        let Parallel { context: ranks, .. } = self.plan.parallel;
+        if ranks == 1 {
+            return Cow::Borrowed(whole);
+        }
+        let place = self.plan.parallel.context_place(self.rank());
+        Cow::Owned(Zigzag { place, ranks }.part_of(whole, self.plan.seq))
     }
 
     /// Brings a micro-batch into its slot, and before the first one the scalars of the step.

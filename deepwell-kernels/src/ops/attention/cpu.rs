@@ -40,6 +40,10 @@
 
 mod backward;
 mod forward;
+mod merge;
+#[cfg(test)]
+mod parts_tests;
+mod prepare;
 mod sinks;
 #[cfg(test)]
 mod tests;
@@ -48,16 +52,16 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deepwell_ir::ops::AttentionHeads;
-use deepwell_ir::{DType, KernelRequest, Op};
-use half::bf16;
+use deepwell_ir::ops::{AttentionHeads, KeySource};
 
-use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
 pub use backward::{attention_backward, attention_backward_on, backward_workspace_bytes};
 pub use forward::{attention_forward, attention_forward_on, forward_workspace_bytes};
+pub use merge::merge_attention;
+pub(super) use prepare::{
+    backward_workspace, forward_workspace, prepare_backward, prepare_forward, prepare_merge,
+};
 pub use sinks::sink_gradients;
 
 /// Queries of a tile: with [`KEY_TILE`] keys the scores are 64 KiB, which leaves room for the
@@ -88,6 +92,8 @@ pub struct AttentionShape {
     pub causal: bool,
     /// Tokens that a token sees, itself and those just before it; all if `None`.
     pub window: Option<usize>,
+    /// Whose keys these are: of another rank a mask is of halves of the sequence, without windows.
+    pub keys: KeySource,
 }
 
 impl AttentionShape {
@@ -163,7 +169,8 @@ impl AttentionShape {
     /// The tiles of keys of which any query of a tile sees some, at whole multiples of their width.
     fn key_tiles(&self, queries: Tile) -> impl Iterator<Item = Tile> {
         let first = self.first_seen(queries.first) / KEY_TILE * KEY_TILE;
-        let end = if self.causal { queries.end() } else { self.seq };
+        // Later queries see no fewer.
+        let end = self.keys.seen(queries.end().saturating_sub(1), self.seq, self.causal);
         Self::tiles(first, end, KEY_TILE)
     }
 
@@ -175,11 +182,8 @@ impl AttentionShape {
     /// Which of a tile's keys the query at `token` sees.
     #[inline(always)]
     fn visible(&self, token: usize, keys: Tile) -> Range<usize> {
-        let end = if self.causal {
-            (token + 1).saturating_sub(keys.first).min(keys.count)
-        } else {
-            keys.count
-        };
+        let seen = self.keys.seen(token, self.seq, self.causal);
+        let end = seen.saturating_sub(keys.first).min(keys.count);
         self.first_seen(token).saturating_sub(keys.first).min(end)..end
     }
 
@@ -390,8 +394,13 @@ impl<'a, T> SharedOutput<'a, T> {
 }
 
 /// The kernel's shape of a call.
-fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> AttentionShape {
+fn attention_shape(
+    heads: &AttentionHeads,
+    keys: KeySource,
+    (batch, seq): (usize, usize),
+) -> AttentionShape {
     AttentionShape {
+        keys,
         batch,
         seq,
         heads: heads.heads,
@@ -401,92 +410,5 @@ fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> Attentio
         scale: heads.scale as f32,
         causal: heads.causal,
         window: heads.window,
-    }
-}
-
-pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
-    let Op::Attention(op) = op else { return Err(operands.unknown_kernel()) };
-    let shape = attention_shape(&op.heads, operands.program.batch, operands.program.seq);
-    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
-    by_float!(operands, 0, E => {
-        let (q, k, v) =
-            (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
-        let sinks = op.heads.sinks.then(|| operands.input::<f32>(3)).transpose()?;
-        let inputs = operands.input_count;
-        let (out, lse) = (operands.target::<E>(inputs)?, operands.target::<f32>(inputs + 1)?);
-        Ok(Box::new(move |arena| {
-            attention_forward_on(
-                tier,
-                &shape,
-                q.of(arena),
-                k.of(arena),
-                v.of(arena),
-                sinks.as_ref().map(|sinks| sinks.of(arena)),
-                out.of(arena),
-                lse.of(arena),
-                workspace.of(arena),
-            )
-            .map_err(|error| error.to_string())
-        }))
-    })
-}
-
-pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
-    let Op::AttentionBackward(op) = op else { return Err(operands.unknown_kernel()) };
-    let shape = attention_shape(&op.heads, operands.program.batch, operands.program.seq);
-    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
-    by_float!(operands, 0, E => {
-        let (dout, q) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (k, v) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
-        let (out, lse) = (operands.input::<E>(4)?, operands.input::<f32>(5)?);
-        let sinks = op.heads.sinks.then(|| operands.input::<f32>(6)).transpose()?;
-        let first = operands.input_count;
-        let (dq, dk) = (operands.target::<E>(first)?, operands.target::<E>(first + 1)?);
-        let dv = operands.target::<E>(first + 2)?;
-        let dsinks = op.heads.sinks.then(|| operands.target::<f32>(first + 3)).transpose()?;
-        let accumulate = operands.adds();
-        Ok(Box::new(move |arena| {
-            if let (Some(sinks), Some(dsinks)) = (&sinks, &dsinks) {
-                let (dout, out, lse) = (dout.of(arena), out.of(arena), lse.of(arena));
-                let (sinks, dsinks) = (sinks.of(arena), dsinks.of(arena));
-                sink_gradients(&shape, dout, out, lse, sinks, accumulate, dsinks)
-                    .map_err(|error| error.to_string())?;
-            }
-            attention_backward_on(
-                tier,
-                &shape,
-                dout.of(arena),
-                q.of(arena),
-                k.of(arena),
-                v.of(arena),
-                out.of(arena),
-                lse.of(arena),
-                dq.of(arena),
-                dk.of(arena),
-                dv.of(arena),
-                workspace.of(arena),
-            )
-            .map_err(|error| error.to_string())
-        }))
-    })
-}
-
-pub(super) fn forward_workspace(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
-    let Op::Attention(op) = request.op else { return 0 };
-    let lse = &request.operands[request.input_count + 1].shape;
-    let shape = attention_shape(&op.heads, lse[0], lse[2]);
-    match request.operands[0].dtype {
-        DType::Bf16 => forward_workspace_bytes::<bf16>(&shape, threads),
-        _ => forward_workspace_bytes::<f32>(&shape, threads),
-    }
-}
-
-pub(super) fn backward_workspace(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
-    let Op::AttentionBackward(op) = request.op else { return 0 };
-    let lse = &request.operands[5].shape;
-    let shape = attention_shape(&op.heads, lse[0], lse[2]);
-    match request.operands[0].dtype {
-        DType::Bf16 => backward_workspace_bytes::<bf16>(&shape, threads),
-        _ => backward_workspace_bytes::<f32>(&shape, threads),
     }
 }

@@ -17,6 +17,13 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("attention_backward", cpu::prepare_backward)
             .scratch(cpu::backward_workspace)
             .tiered(),
+        CpuKernel::new("attention_part", cpu::prepare_forward)
+            .scratch(cpu::forward_workspace)
+            .tiered(),
+        CpuKernel::new("attention_part_backward", cpu::prepare_backward)
+            .scratch(cpu::backward_workspace)
+            .tiered(),
+        CpuKernel::new("merge_attention", cpu::prepare_merge),
     ],
     cuda: &[
         cuda::SPECS,

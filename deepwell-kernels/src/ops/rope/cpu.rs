@@ -8,6 +8,7 @@
 //! For a pair `(a, b)` at an angle `t`: `(a cos t - b sin t, b cos t + a sin t)`; the backward is
 //! the rotation by `-t`.
 
+use deepwell_ir::ops::Zigzag;
 use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
@@ -49,6 +50,16 @@ impl RopeShape {
 ///
 /// When the tables do not hold `seq * inv_freq.len()` numbers.
 pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32]) {
+    rope_tables_at(inv_freq, (seq, &|token| token), cos, sin);
+}
+
+/// [`rope_tables`] of tokens that stand at other positions of a sequence than one behind the other.
+fn rope_tables_at(
+    inv_freq: &[f32],
+    (seq, position_of): (usize, &dyn Fn(usize) -> usize),
+    cos: &mut [f32],
+    sin: &mut [f32],
+) {
     let half = inv_freq.len();
     assert_eq!(cos.len(), seq * half, "`cos` is not [seq, head_dim / 2]");
     assert_eq!(sin.len(), seq * half, "`sin` is not [seq, head_dim / 2]");
@@ -56,7 +67,8 @@ pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32
         return;
     }
     let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
-    for (position, (cos, sin)) in rows.enumerate() {
+    for (token, (cos, sin)) in rows.enumerate() {
+        let position = position_of(token);
         for ((cos, sin), &inv_freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
             let angle = f64::from(position as f32 * inv_freq);
             *cos = angle.cos() as f32;
@@ -227,9 +239,10 @@ fn rotate_in_place<E: Element, const BACK: bool>(
 }
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
-    let (op, backward) = match op {
-        Op::Rope(op) => (op, false),
-        Op::RopeBackward(op) => (&op.forward, true),
+    let (op, backward, part) = match op {
+        Op::Rope(op) => (op, false, None),
+        Op::RopeBackward(op) => (&op.forward, true, None),
+        Op::RopeOfPart(op) => (&op.rope, op.back, Some(op.part)),
         _ => return Err(operands.unknown_kernel()),
     };
     let seq = operands.program.seq;
@@ -246,7 +259,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             // The workspace is as long as a micro-batch, the tables only as one sequence.
             let numbers = seq * frequencies.len();
             let (cos, sin) = tables.of(arena)[..2 * numbers].split_at_mut(numbers);
-            rope_tables(&frequencies, seq, cos, sin);
+            let position =
+                |token| part.map_or(token, |part: Zigzag| part.position(token, seq));
+            rope_tables_at(&frequencies, (seq, &position), cos, sin);
             if factor != 1.0 {
                 cos.iter_mut().chain(sin.iter_mut()).for_each(|value| *value *= factor);
             }
@@ -265,6 +280,7 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) ->
     let rope = match request.op {
         Op::Rope(rope) => rope,
         Op::RopeBackward(backward) => &backward.forward,
+        Op::RopeOfPart(part) => &part.rope,
         _ => return 0,
     };
     2 * request.operands[0].shape[0] * rope.inverse_frequencies.len() * size_of::<f32>()
@@ -343,6 +359,33 @@ mod tests {
         }
         let odd = RopeShape { heads: 2, head_dim: 9, plain_dim: 5, interleaved: true, seq: 10 };
         check::<f32>(20, odd);
+    }
+
+    /// Rows of a part of the sequence turn as they do in the whole.
+    #[test]
+    fn parts_turn_as_in_the_whole() {
+        let (seq, ranks, shape) =
+            (24, 3, RopeShape { heads: 2, head_dim: 6, ..Default::default() });
+        let inv_freq = inv_freq(6, 10.0);
+        let x: Vec<f32> = Random::new(9).normals(2 * seq * 12);
+        let turned = |x: &[f32], seq: usize, position: &dyn Fn(usize) -> usize| {
+            let (mut cos, mut sin) = (vec![0.0; seq * 3], vec![0.0; seq * 3]);
+            rope_tables_at(&inv_freq, (seq, position), &mut cos, &mut sin);
+            let mut y = poisoned::<f32>(x.len());
+            rope_forward(x, RopeShape { seq, ..shape }, &cos, &sin, &mut y);
+            y
+        };
+        let whole = turned(&x, seq, &|token| token);
+        for place in 0..ranks {
+            let part = Zigzag { place, ranks };
+            let rows: Vec<usize> = (0..2 * seq).collect();
+            let rows = part.part_of(&rows, seq);
+            let of = |whole: &[f32]| -> Vec<f32> {
+                rows.iter().flat_map(|row| whole[row * 12..][..12].to_vec()).collect()
+            };
+            let own = seq / ranks;
+            assert_eq!(turned(&of(&x), own, &|token| part.position(token, own)), of(&whole));
+        }
     }
 
     #[test]

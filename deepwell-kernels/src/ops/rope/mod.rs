@@ -12,6 +12,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         CpuKernel::new("rope", cpu::prepare).scratch(cpu::workspace_bytes),
         CpuKernel::new("rope_backward", cpu::prepare).scratch(cpu::workspace_bytes),
+        CpuKernel::new("rope_of_part", cpu::prepare).scratch(cpu::workspace_bytes),
     ],
     cuda: &[cuda::SPECS, cuda_partial::SPECS],
 };

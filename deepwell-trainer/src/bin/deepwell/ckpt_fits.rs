@@ -94,7 +94,7 @@ pub(crate) fn run(args: &FitsArgs) -> Result<Outcome> {
     }
     let request = PlanRequest {
         seq: plan.seq,
-        global_batch: plan.micro_batches * plan.micro_batch * parallel.data,
+        global_batch: plan.micro_batches * plan.micro_batch * parallel.batch_ranks(),
         policy: plan.policy.clone(),
         optimizer: plan.optimizer.clone(),
         memory_limit_bytes: None,

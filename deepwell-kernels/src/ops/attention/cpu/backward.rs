@@ -61,12 +61,14 @@ pub fn attention_backward<E: Element>(
     attention_backward_on(best_tier(), shape, dout, q, k, v, out, lse, dq, dk, dv, workspace)
 }
 
-/// [`attention_backward`] with the GEMMs on a given tier.
+/// [`attention_backward`] with the GEMMs on a given tier, and the gradients in a type of their own.
+///
+/// Of keys that are a part of all, `out` and `lse` are those of all.
 ///
 /// # Errors
 ///
 /// As [`attention_backward`], and when `tier` cannot run here.
-pub fn attention_backward_on<E: Element>(
+pub fn attention_backward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,
     dout: &[E],
@@ -75,9 +77,9 @@ pub fn attention_backward_on<E: Element>(
     v: &[E],
     out: &[E],
     lse: &[f32],
-    dq: &mut [E],
-    dk: &mut [E],
-    dv: &mut [E],
+    dq: &mut [O],
+    dk: &mut [O],
+    dv: &mut [O],
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
     shape.check(&[
@@ -212,6 +214,9 @@ fn backward_tile<E: Element>(
             }
         },
     );
+    if shape.key_tiles(queries).next().is_none() {
+        buffers.dq[..queries.count * width].fill(0.0);
+    }
     for (index, keys) in shape.key_tiles(queries).enumerate() {
         let k = head.key_rows(shape, inputs.k, keys);
         let v = head.value_rows(shape, inputs.v, keys);

@@ -56,19 +56,21 @@ pub fn attention_forward<E: Element>(
     attention_forward_on(best_tier(), shape, q, k, v, sinks, out, lse, workspace)
 }
 
-/// [`attention_forward`] with the GEMMs on a given tier.
+/// [`attention_forward`] with the GEMMs on a given tier, and `out` in a type of its own.
+///
+/// A query that sees no key, as there are of other ranks' keys, has zeros, and -∞ in `lse`.
 ///
 /// # Errors
 ///
 /// As [`attention_forward`], and when `tier` cannot run here.
-pub fn attention_forward_on<E: Element>(
+pub fn attention_forward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,
     q: &[E],
     k: &[E],
     v: &[E],
     sinks: Option<&[f32]>,
-    out: &mut [E],
+    out: &mut [O],
     lse: &mut [f32],
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
@@ -138,12 +140,12 @@ impl<'a, E: Element> Buffers<'a, E> {
     /// # Safety
     ///
     /// No part of these rows of either output is held by anyone.
-    unsafe fn finish(
+    unsafe fn finish<O: Element>(
         &self,
         shape: &AttentionShape,
         head: Head,
         queries: Tile,
-        out: &SharedOutput<'_, E>,
+        out: &SharedOutput<'_, O>,
         lse: &SharedOutput<'_, f32>,
     ) {
         let first = head.lse_offset(shape) + queries.first;
@@ -157,10 +159,15 @@ impl<'a, E: Element> Buffers<'a, E> {
                     let offset = head.out_offset(shape, queries.first + row);
                     // SAFETY: the caller's promise; the rows do not overlap.
                     let out = unsafe { out.part(offset, shape.value_dim) };
+                    if self.total[row] == 0.0 {
+                        // It sees no key.
+                        out.fill(O::from_f32(0.0));
+                        continue;
+                    }
                     let scale = 1.0 / self.total[row];
                     let sum = &self.sum[row * shape.value_dim..][..shape.value_dim];
                     for (out, &sum) in out.iter_mut().zip(sum) {
-                        *out = E::from_f32(sum * scale);
+                        *out = O::from_f32(sum * scale);
                     }
                 }
             },

@@ -213,7 +213,18 @@ fn shape(
     causal: bool,
 ) -> AttentionShape {
     let (value_dim, window) = (head_dim, None);
-    AttentionShape { batch, seq, heads, kv_heads, head_dim, value_dim, scale, causal, window }
+    AttentionShape {
+        batch,
+        seq,
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim,
+        scale,
+        causal,
+        window,
+        keys: KeySource::Own,
+    }
 }
 
 #[test]

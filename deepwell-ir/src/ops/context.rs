@@ -1,0 +1,269 @@
+//! Attention of ranks that have a part of each sequence (context parallelism): ring attention
+//! (Liu et al., arXiv 2310.01889), each rank with a chunk of the beginning and one of the end.
+//!
+//! The pass [`context_parallel`](crate::context_parallel) makes these ops of attention and rotary
+//! positions, forward and backward; so none of them has a derivative of its own.
+
+use serde::{Deserialize, Serialize};
+
+use super::attention::AttentionHeads;
+use super::{Check, Rope, product};
+use crate::op::{MathUnit, OpRule, OutputType, TensorType};
+use crate::{DType, OpError, Shape};
+
+/// Which tokens of each sequence a rank has: of twice as many chunks as ranks, chunk `place` and
+/// chunk `2 ranks - 1 - place`, so that under a causal mask all ranks have equally many scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Zigzag {
+    /// The rank's place among those that share a sequence.
+    pub place: usize,
+    /// How many they are.
+    pub ranks: usize,
+}
+
+impl Zigzag {
+    /// Where in the whole sequence the rank's token `token` stands, of `seq` that it has.
+    ///
+    /// ```
+    /// use deepwell_ir::ops::Zigzag;
+    ///
+    /// let second_of_two = Zigzag { place: 1, ranks: 2 };
+    /// let positions: Vec<usize> = (0..4).map(|token| second_of_two.position(token, 4)).collect();
+    /// assert_eq!(positions, [2, 3, 4, 5]);
+    /// ```
+    pub fn position(&self, token: usize, seq: usize) -> usize {
+        let half = seq / 2;
+        match token.checked_sub(half) {
+            None => self.place * half + token,
+            Some(token) => (2 * self.ranks - 1 - self.place) * half + token,
+        }
+    }
+
+    /// The rank's part of whole sequences of `seq` tokens, one behind the other.
+    pub fn part_of<T: Copy>(&self, whole: &[T], seq: usize) -> Vec<T> {
+        let own = seq / self.ranks.max(1);
+        let of_sequence =
+            |tokens: &[T]| (0..own).map(|at| tokens[self.position(at, own)]).collect::<Vec<T>>();
+        whole.chunks_exact(seq.max(1)).flat_map(of_sequence).collect()
+    }
+}
+
+/// Whose keys and values a rank's queries meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeySource {
+    /// Its own, under the causal mask.
+    #[default]
+    Own,
+    /// Those of an earlier place: all queries see the first half.
+    Earlier,
+    /// Those of a later place: the second half of the queries sees all.
+    Later,
+}
+
+impl KeySource {
+    fn name(self) -> &'static str {
+        match self {
+            KeySource::Own => "own",
+            KeySource::Earlier => "earlier",
+            KeySource::Later => "later",
+        }
+    }
+
+    /// Keys that a query sees of so many; `causal` is for its own alone.
+    pub fn seen(self, token: usize, seq: usize, causal: bool) -> usize {
+        match self {
+            KeySource::Own if causal => token + 1,
+            KeySource::Own => seq,
+            KeySource::Earlier => seq / 2,
+            KeySource::Later if token >= seq / 2 => seq,
+            KeySource::Later => 0,
+        }
+    }
+}
+
+impl AttentionHeads {
+    /// [`AttentionHeads::gemm_flops`] of the scores that a rank's queries see of a rank's keys.
+    fn part_flops(&self, keys: KeySource, lse: &[usize], width: usize) -> u64 {
+        let (heads, seq) = (lse[0] * lse[1], lse[2]);
+        let scores: usize = (0..seq).map(|token| keys.seen(token, seq, self.causal)).sum();
+        2 * (heads * scores * width) as u64
+    }
+}
+
+fn attention_unit(operands: &[DType]) -> MathUnit {
+    if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+}
+
+/// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` of one rank → o f32 `[T, H·V]`, lse f32 `[B, H, S]`:
+/// attention to these keys alone. A query that sees none of them has zeros, and -∞ as lse.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionPart {
+    /// Heads and mask of the whole.
+    pub heads: AttentionHeads,
+    /// Whose keys.
+    pub keys: KeySource,
+}
+
+impl OpRule for AttentionPart {
+    fn name(&self) -> &'static str {
+        "attention_part"
+    }
+
+    fn attributes(&self) -> String {
+        format!("{} keys={}", self.heads.text(), self.keys.name())
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
+        check.same_float(&[0, 1, 2])?;
+        let out = self.heads.check(&check, 0, 3)?;
+        Ok(vec![
+            OutputType::statistic("", out, DType::F32),
+            OutputType::statistic("lse", self.heads.lse_shape(), DType::F32),
+        ])
+    }
+
+    fn result_count(&self) -> usize {
+        2
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let width = self.heads.head_dim + self.heads.value_dim();
+        self.heads.part_flops(self.keys, &shapes[4], width)
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        attention_unit(operands)
+    }
+}
+
+/// dout, q, k, v, o, lse → dq, dk, dv, all f32: what a rank's queries and a rank's keys give each
+/// other. o and lse are those of the whole attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionPartBackward {
+    /// Heads and mask of the whole.
+    pub heads: AttentionHeads,
+    /// Whose keys.
+    pub keys: KeySource,
+}
+
+impl OpRule for AttentionPartBackward {
+    fn name(&self) -> &'static str {
+        "attention_part_backward"
+    }
+
+    fn attributes(&self) -> String {
+        format!("{} keys={}", self.heads.text(), self.keys.name())
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["dout", "q", "k", "v", "o", "lse"])?;
+        check.same_float(&[0, 1, 2, 3, 4])?;
+        check.dtype(5, DType::F32)?;
+        let out = self.heads.check(&check, 1, 6)?;
+        check.shape(0, &out)?;
+        check.shape(4, &out)?;
+        check.shape(5, &self.heads.lse_shape())?;
+        let gradient =
+            |suffix, of: usize| OutputType::statistic(suffix, inputs[of].shape.clone(), DType::F32);
+        Ok(vec![gradient("dq", 1), gradient("dk", 2), gradient("dv", 3)])
+    }
+
+    fn result_count(&self) -> usize {
+        3
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let width = 3 * self.heads.head_dim + 2 * self.heads.value_dim();
+        self.heads.part_flops(self.keys, &shapes[5], width)
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        attention_unit(operands)
+    }
+}
+
+/// o f32 `[T, H·V]` and lse f32 `[B, H, S]` of each of several sets of keys, one pair behind the
+/// other → o `[T, H·V]`, lse f32 of all keys together:
+/// `lse = ln Σ exp(lse_i)`, `o = Σ exp(lse_i - lse) o_i`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MergeAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Element type of o.
+    pub dtype: DType,
+}
+
+impl OpRule for MergeAttention {
+    fn name(&self) -> &'static str {
+        "merge_attention"
+    }
+
+    fn attributes(&self) -> String {
+        format!("heads={} to={}", self.heads, self.dtype)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let names = ["o", "lse"].repeat(inputs.len().div_ceil(2).max(1));
+        let check = Check::count(self.name(), inputs, &names)?;
+        for index in 0..inputs.len() {
+            check.dtype(index, DType::F32)?;
+            check.shape(index, &inputs[index % 2].shape)?;
+        }
+        let lse = check.rank(1, 3)?;
+        let width = check.fixed(0, 1)?;
+        if self.heads == 0 || lse[1].as_fixed() != Some(self.heads) || width % self.heads != 0 {
+            let expected = format!("rows and sums of {} heads", self.heads);
+            return Err(check.error(expected, format!("rows of {width}, sums {}", inputs[1].shape)));
+        }
+        if !self.dtype.is_high_precision() {
+            return Err(check.error("a result in f32 or bf16", self.dtype.name()));
+        }
+        Ok(vec![
+            OutputType::activation("", inputs[0].shape.clone(), self.dtype),
+            OutputType::statistic("lse", inputs[1].shape.clone(), DType::F32),
+        ])
+    }
+
+    fn result_count(&self) -> usize {
+        2
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let parts = (shapes.len() as u64).saturating_sub(2) / 2;
+        2 * parts * product(&shapes[0])
+    }
+}
+
+/// [`Rope`], or its backward, where token `t` stands at the position of a part of the sequence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeOfPart {
+    /// The rotation of the forward.
+    pub rope: Rope,
+    /// Whether it turns back.
+    pub back: bool,
+    /// Which tokens these are.
+    pub part: Zigzag,
+}
+
+impl OpRule for RopeOfPart {
+    fn name(&self) -> &'static str {
+        "rope_of_part"
+    }
+
+    fn attributes(&self) -> String {
+        let Zigzag { place, ranks } = self.part;
+        let back = if self.back { " back" } else { "" };
+        format!("{} part={place}/{ranks}{back}", self.rope.text())
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let shape: Shape = self.rope.check(self.name(), inputs)?;
+        Ok(vec![OutputType::activation("", shape, inputs[0].dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        3 * product(&shapes[0])
+    }
+}

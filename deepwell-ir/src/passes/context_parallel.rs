@@ -1,0 +1,257 @@
+//! One rank's part of each sequence (context parallelism): attention over the keys and values of
+//! all ranks, which go around a ring (Liu et al., arXiv 2310.01889).
+//!
+//! Rank `r` of `n` has chunks `r` and `2n - 1 - r` of the `2n` of a sequence ([`Zigzag`]). At step
+//! `i` it has the keys and values of rank `r - i`, sends them on and attends to them; what the
+//! steps give is merged in their order. The backward pass sends keys and values around once more,
+//! and with them their gradients, to which each rank adds its part, in FP32: behind the last step
+//! they are a rank away from home. So sums have one order, whoever comes when.
+//!
+//! Everything else goes token by token, so that a graph of a shorter sequence says it: this pass
+//! changes attention and rotary positions alone, in a graph whose precision is settled.
+
+use crate::ops::{
+    Add, Attention, AttentionBackward, AttentionHeads, AttentionPart, AttentionPartBackward, Cast,
+    Collective, CollectiveKind, KeySource, MergeAttention, RopeBackward, RopeOfPart, Zigzag,
+};
+use crate::{DType, Graph, GroupId, IrError, Node, Op, TensorId};
+
+/// The graph of a rank that has `part` of each sequence, among the ranks of `group` in the order of
+/// their places. Forward, backward and what is computed again are changed alike.
+///
+/// # Errors
+/// [`IrError::Invalid`] for an op that wants a whole sequence on one rank: attention that is not
+/// causal, has windows or sinks, a table of positions, a router's auxiliary loss, a capacity.
+pub fn context_parallel(graph: &Graph, (group, part): (GroupId, Zigzag)) -> Result<Graph, IrError> {
+    let nodes = Vec::with_capacity(graph.nodes.len());
+    let mut ring = Ring { graph: Graph { nodes, ..graph.clone() }, group, part };
+    for node in &graph.nodes {
+        ring.check(node)?;
+        match &node.op {
+            Op::Attention(op) => ring.forward(node, op)?,
+            Op::AttentionBackward(op) => ring.backward(node, op)?,
+            Op::Rope(rope) => {
+                let op = RopeOfPart { rope: rope.clone(), back: false, part };
+                ring.graph.nodes.push(Node { op: op.into(), ..node.clone() });
+            }
+            Op::RopeBackward(RopeBackward { forward }) => {
+                let op = RopeOfPart { rope: forward.clone(), back: true, part };
+                ring.graph.nodes.push(Node { op: op.into(), ..node.clone() });
+            }
+            _ => ring.graph.nodes.push(node.clone()),
+        }
+    }
+    crate::verify(&ring.graph)?;
+    Ok(ring.graph)
+}
+
+struct Ring {
+    graph: Graph,
+    group: GroupId,
+    part: Zigzag,
+}
+
+impl Ring {
+    fn check(&self, node: &Node) -> Result<(), IrError> {
+        let heads = |heads: &AttentionHeads| {
+            if heads.window.is_some() {
+                return Some("windows: attention that sees all tokens before");
+            }
+            if heads.sinks {
+                return Some("sinks: attention without, as each rank would count one");
+            }
+            (!heads.causal).then_some("no mask: causal attention")
+        };
+        let what = match &node.op {
+            Op::Attention(op) => heads(&op.heads),
+            Op::AttentionBackward(op) => heads(&op.heads),
+            Op::AddPositions(_)
+            | Op::AddPositionsBackward(_)
+            | Op::AddPositionsOfPart(_)
+            | Op::AddPositionsOfPartBackward(_) => {
+                Some("a table of positions: rotary positions, which a rank has of its own tokens")
+            }
+            Op::RouterLoss(_) | Op::RouterLossGrad(_) => {
+                Some("a router's auxiliary loss: none, as it is over the tokens of one rank")
+            }
+            Op::Dispatch(op) if op.capacity_factor.is_some() => {
+                Some("a capacity: none, as it is of the tokens of one rank")
+            }
+            Op::DispatchToRanks(op) if op.capacity_factor.is_some() => {
+                Some("a capacity: none, as it is of the tokens of one rank")
+            }
+            _ => None,
+        };
+        let Some((got, expected)) = what.and_then(|what| what.split_once(": ")) else {
+            return Ok(());
+        };
+        let ranks = self.part.ranks;
+        Err(IrError::Invalid {
+            graph: self.graph.name.clone(),
+            stage: self.graph.stage,
+            what: format!(
+                "`{}` for {ranks} context-parallel ranks: expected {expected}, got {got}",
+                node.name
+            ),
+        })
+    }
+
+    /// Whose keys and values are here at a step.
+    fn source(&self, step: usize) -> KeySource {
+        match step {
+            0 => KeySource::Own,
+            step if step <= self.part.place => KeySource::Earlier,
+            _ => KeySource::Later,
+        }
+    }
+
+    /// Adds a node beside `like`, and gives its outputs.
+    fn push(
+        &mut self,
+        like: &Node,
+        suffix: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+        given: Option<TensorId>,
+    ) -> Result<Vec<TensorId>, IrError> {
+        let name = format!("{}.{suffix}", like.name);
+        let node = self.graph.node_beside(like, &name, op, inputs, given)?;
+        let outputs = node.outputs.clone();
+        self.graph.nodes.push(node);
+        Ok(outputs)
+    }
+
+    /// Sends a tensor to the next rank.
+    fn send(&mut self, like: &Node, suffix: &str, tensor: TensorId) -> Result<(), IrError> {
+        let ranks = self.part.ranks;
+        let to = ((self.part.place + 1) % ranks) as u32;
+        let op = Collective::new(CollectiveKind::Send { to }, self.group, ranks as u32);
+        self.push(like, suffix, op, &[tensor], None).map(drop)
+    }
+
+    /// Receives what the rank before sent of a tensor like `tensor`.
+    fn receive(
+        &mut self,
+        like: &Node,
+        suffix: &str,
+        tensor: TensorId,
+        given: Option<TensorId>,
+    ) -> Result<TensorId, IrError> {
+        let ranks = self.part.ranks;
+        let from = ((self.part.place + ranks - 1) % ranks) as u32;
+        let of = self.graph.tensor(tensor);
+        let kind = CollectiveKind::Recv { from, shape: of.shape.clone(), dtype: of.dtype };
+        let op = Collective::new(kind, self.group, ranks as u32);
+        Ok(self.push(like, suffix, op, &[], given)?[0])
+    }
+
+    fn forward(&mut self, node: &Node, op: &Attention) -> Result<(), IrError> {
+        let (q, mut keys) = (node.inputs[0], [node.inputs[1], node.inputs[2]]);
+        let mut parts = Vec::with_capacity(2 * self.part.ranks);
+        for step in 0..self.part.ranks {
+            let is_last = step + 1 == self.part.ranks;
+            if !is_last {
+                self.send_both(node, keys, step)?;
+            }
+            let part = AttentionPart { heads: op.heads.clone(), keys: self.source(step) };
+            let inputs = [q, keys[0], keys[1]];
+            parts.extend(self.push(node, &format!("part.{step}"), part, &inputs, None)?);
+            if !is_last {
+                keys = self.receive_both(node, keys, step)?;
+            }
+        }
+        let dtype = self.graph.tensor(node.outputs[0]).dtype;
+        let merge = MergeAttention { heads: op.heads.heads, dtype };
+        self.graph.nodes.push(Node { op: merge.into(), inputs: parts, ..node.clone() });
+        Ok(())
+    }
+
+    fn send_both(&mut self, node: &Node, keys: [TensorId; 2], step: usize) -> Result<(), IrError> {
+        for (what, tensor) in ["k", "v"].into_iter().zip(keys) {
+            self.send(node, &format!("{what}.send.{step}"), tensor)?;
+        }
+        Ok(())
+    }
+
+    fn receive_both(
+        &mut self,
+        node: &Node,
+        keys: [TensorId; 2],
+        step: usize,
+    ) -> Result<[TensorId; 2], IrError> {
+        let mut received = keys;
+        for (what, tensor) in ["k", "v"].into_iter().zip(&mut received) {
+            *tensor = self.receive(node, &format!("{what}.recv.{step}"), *tensor, None)?;
+        }
+        Ok(received)
+    }
+
+    fn backward(&mut self, node: &Node, op: &AttentionBackward) -> Result<(), IrError> {
+        let mut inputs = node.inputs.clone();
+        let mut of_queries: Option<TensorId> = None;
+        let mut of_keys: Option<[TensorId; 2]> = None;
+        for step in 0..self.part.ranks {
+            let is_last = step + 1 == self.part.ranks;
+            let keys = [inputs[2], inputs[3]];
+            if !is_last {
+                self.send_both(node, keys, step)?;
+            }
+            let part = AttentionPartBackward { heads: op.heads.clone(), keys: self.source(step) };
+            let made = self.push(node, &format!("part.{step}"), part, &inputs, None)?;
+            of_queries = Some(match of_queries {
+                None => made[0],
+                Some(sum) if is_last => self.finish_sum(node, [sum, made[0]])?,
+                Some(sum) => self.sum(node, &format!("dq.sum.{step}"), [sum, made[0]])?,
+            });
+            // What the ranks before found for these keys and values came with them.
+            let sums = match of_keys {
+                None => [made[1], made[2]],
+                Some([dk, dv]) => [
+                    self.sum(node, &format!("dk.sum.{step}"), [dk, made[1]])?,
+                    self.sum(node, &format!("dv.sum.{step}"), [dv, made[2]])?,
+                ],
+            };
+            for (what, sum) in ["dk", "dv"].into_iter().zip(sums) {
+                self.send(node, &format!("{what}.send.{step}"), sum)?;
+            }
+            if !is_last {
+                let next = self.receive_both(node, keys, step)?;
+                (inputs[2], inputs[3]) = (next[0], next[1]);
+            }
+            let mut received = sums;
+            for (at, (what, sum)) in ["dk", "dv"].into_iter().zip(&mut received).enumerate() {
+                let suffix = format!("{what}.recv.{step}");
+                // Home again.
+                let own = node.outputs[at + 1];
+                let is_given = is_last && self.graph.tensor(own).dtype == DType::F32;
+                *sum = self.receive(node, &suffix, *sum, is_given.then_some(own))?;
+                if is_last && !is_given {
+                    let to = self.graph.tensor(own).dtype;
+                    self.push(node, &format!("{what}.cast"), Cast { to }, &[*sum], Some(own))?;
+                }
+            }
+            of_keys = Some(received);
+        }
+        Ok(())
+    }
+
+    fn sum(
+        &mut self,
+        node: &Node,
+        suffix: &str,
+        terms: [TensorId; 2],
+    ) -> Result<TensorId, IrError> {
+        Ok(self.push(node, suffix, Add {}, &terms, None)?[0])
+    }
+
+    /// The gradient of the queries, from the last two of its terms.
+    fn finish_sum(&mut self, node: &Node, terms: [TensorId; 2]) -> Result<TensorId, IrError> {
+        let own = node.outputs[0];
+        let to = self.graph.tensor(own).dtype;
+        if to == DType::F32 {
+            return Ok(self.push(node, "dq.sum", Add {}, &terms, Some(own))?[0]);
+        }
+        let sum = self.sum(node, "dq.sum", terms)?;
+        Ok(self.push(node, "dq.cast", Cast { to }, &[sum], Some(own))?[0])
+    }
+}

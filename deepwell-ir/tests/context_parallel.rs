@@ -1,0 +1,134 @@
+//! What the pass makes of attention for ranks that have a part of each sequence each.
+
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
+use deepwell_ir::ops::{CollectiveKind, KeySource, Zigzag};
+use deepwell_ir::{
+    Graph, GroupId, Node, Op, Phase, PrecisionPolicy, Recompute, apply_precision, context_parallel,
+    differentiate, recompute,
+};
+
+fn graph(rule: Recompute) -> Graph {
+    let config =
+        LlamaConfig { num_layers: 1, ..LlamaConfig::preset("llama-micro").expect("a preset") };
+    let graph = differentiate(&capture(&config).expect("a graph")).expect("gradients");
+    let graph = recompute(&graph, rule).expect("again");
+    apply_precision(&graph, &PrecisionPolicy::bf16()).expect("precision").0
+}
+
+fn of_rank(graph: &Graph, place: usize, ranks: usize) -> Graph {
+    context_parallel(graph, (GroupId(0), Zigzag { place, ranks })).expect("a rank's part")
+}
+
+/// What a rank sends (`k>`) and receives (`k<`), and whose keys it attends to, in order.
+fn steps(graph: &Graph, phase: Phase) -> String {
+    let of = |node: &Node| {
+        let what = || node.name.rsplit('.').nth(2).unwrap_or_default().to_string();
+        match &node.op {
+            Op::Collective(op) => match op.kind {
+                CollectiveKind::Send { to } => Some(format!("{}>{to}", what())),
+                CollectiveKind::Recv { from, .. } => Some(format!("{}<{from}", what())),
+                _ => None,
+            },
+            Op::AttentionPart(op) => Some(format!("{:?}", op.keys)),
+            Op::AttentionPartBackward(op) => Some(format!("{:?}'", op.keys)),
+            Op::MergeAttention(_) => Some("merge".to_string()),
+            _ => None,
+        }
+    };
+    let nodes = graph.nodes.iter().filter(|node| node.phase == phase);
+    nodes.filter_map(of).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn keys_go_around_the_ring() {
+    let graph = graph(Recompute::None);
+    let check = |place, ranks, forward: &str, backward: &str| {
+        let part = of_rank(&graph, place, ranks);
+        assert_eq!(steps(&part, Phase::Forward), forward, "{place} of {ranks}");
+        assert_eq!(steps(&part, Phase::Backward), backward, "{place} of {ranks}");
+        let is_left = |node: &Node| {
+            matches!(
+                node.op,
+                Op::Attention(_) | Op::AttentionBackward(_) | Op::Rope(_) | Op::RopeBackward(_)
+            )
+        };
+        assert!(!part.nodes.iter().any(is_left));
+        let of_part = part.nodes.iter().filter(|node| matches!(node.op, Op::RopeOfPart(_)));
+        // Queries and keys, there and back.
+        assert_eq!(of_part.count(), 4);
+    };
+    check(
+        0,
+        2,
+        "k>1 v>1 Own k<1 v<1 Later merge",
+        "k>1 v>1 Own' dk>1 dv>1 k<1 v<1 dk<1 dv<1 Later' dk>1 dv>1 dk<1 dv<1",
+    );
+    check(
+        1,
+        2,
+        "k>0 v>0 Own k<0 v<0 Earlier merge",
+        "k>0 v>0 Own' dk>0 dv>0 k<0 v<0 dk<0 dv<0 Earlier' dk>0 dv>0 dk<0 dv<0",
+    );
+    check(
+        1,
+        3,
+        "k>2 v>2 Own k<0 v<0 k>2 v>2 Earlier k<0 v<0 Later merge",
+        "k>2 v>2 Own' dk>2 dv>2 k<0 v<0 dk<0 dv<0 \
+         k>2 v>2 Earlier' dk>2 dv>2 k<0 v<0 dk<0 dv<0 \
+         Later' dk>2 dv>2 dk<0 dv<0",
+    );
+}
+
+/// Full recomputation attends once more, and sends keys and values for that, too.
+#[test]
+fn what_is_computed_again_goes_around_again() {
+    let part = of_rank(&graph(Recompute::Full), 0, 2);
+    let backward = steps(&part, Phase::Backward);
+    assert!(backward.starts_with("k>1 v>1 Own k<1 v<1 Later merge k>1 v>1 Own'"), "{backward}");
+}
+
+/// Each token of a sequence is one rank's, and all ranks have equally many scores.
+#[test]
+fn parts_are_the_sequence_and_equal_in_work() {
+    for (ranks, chunk) in [(1, 4), (2, 1), (2, 8), (3, 2), (8, 16)] {
+        let seq = 2 * ranks * chunk;
+        let tokens: Vec<usize> = (0..2 * seq).collect();
+        let mut all = Vec::new();
+        let mut scores = Vec::new();
+        for place in 0..ranks {
+            let part = Zigzag { place, ranks }.part_of(&tokens, seq);
+            assert_eq!(part.len(), 2 * 2 * chunk);
+            let own = &part[..2 * chunk];
+            // Token by token the keys that it sees of the whole sequence are those of all steps.
+            for (token, position) in own.iter().enumerate() {
+                let seen = (0..ranks).map(|step| {
+                    let source = match step {
+                        0 => KeySource::Own,
+                        step if step <= place => KeySource::Earlier,
+                        _ => KeySource::Later,
+                    };
+                    source.seen(token, 2 * chunk, true)
+                });
+                assert_eq!(seen.sum::<usize>(), position + 1, "{position} of rank {place}");
+            }
+            scores.push(own.iter().map(|position| position + 1).sum::<usize>());
+            all.extend(part);
+        }
+        all.sort_unstable();
+        assert_eq!(all, tokens);
+        assert!(scores.iter().all(|it| *it == scores[0]), "{scores:?}");
+    }
+}
+
+#[test]
+fn what_wants_whole_sequences_is_refused() {
+    let check = |graph: &Graph, expected: &str| {
+        let part = (GroupId(0), Zigzag { place: 0, ranks: 2 });
+        let error = context_parallel(graph, part).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    let llama = |name| capture(&LlamaConfig::preset(name).expect("a preset")).expect("a graph");
+    check(&llama("gpt-oss-20b"), "for 2 context-parallel ranks: expected attention that sees all");
+    let gpt2 = capture_gpt2(&Gpt2Config::preset("gpt2").expect("a preset")).expect("a graph");
+    check(&gpt2, "expected rotary positions, which a rank has of its own tokens, got a table of");
+}

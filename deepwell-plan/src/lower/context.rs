@@ -1,0 +1,38 @@
+//! One rank of those that split each sequence.
+
+use deepwell_ir::ops::Zigzag;
+use deepwell_ir::{Graph, ProcessGroup, Target, context_parallel};
+
+use crate::{Plan, PlanError};
+
+/// The graph of a rank that has a part of each sequence; as it is where sequences are whole.
+pub(super) fn part_of_sequences(
+    graph: Graph,
+    plan: &Plan,
+    target: &Target,
+) -> Result<Graph, PlanError> {
+    let ranks = plan.parallel.context;
+    let Some((group, members)) = target.ranks.named(ProcessGroup::CONTEXT) else {
+        return Ok(graph);
+    };
+    if target.arch != "cpu" {
+        return Err(PlanError::Request {
+            what: "context-parallel ranks",
+            expected: format!("1 on `{}`, as more are there on the CPU alone", target.arch),
+            got: ranks.to_string(),
+        });
+    }
+    if !plan.seq.is_multiple_of(2 * ranks) {
+        return Err(PlanError::Request {
+            what: "sequence length",
+            expected: format!(
+                "a multiple of {}, two chunks for each of the {ranks} context-parallel ranks",
+                2 * ranks
+            ),
+            got: plan.seq.to_string(),
+        });
+    }
+    // The groups of a target are checked before.
+    let place = members.position_of(target.ranks.rank).unwrap_or_default();
+    Ok(context_parallel(&graph, (group, Zigzag { place, ranks }))?)
+}
