@@ -17,6 +17,7 @@ use crate::{Plan, PlanError};
 mod bodies;
 mod context;
 mod early_sums;
+mod evaluation;
 mod expert;
 mod fallback;
 mod flops;
@@ -29,6 +30,7 @@ mod shard;
 mod streams;
 mod tensor;
 
+pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback};
@@ -130,38 +132,6 @@ pub fn lower_scheduled(
     lowering.finish(Mode::Train, precision, None)
 }
 
-/// Lowers the evaluation of one micro-batch over the weights of a training program: it reads the
-/// training program's weight copies where they lie, and reuses the part of the arena that lives
-/// within a step.
-///
-/// # Errors
-/// As [`lower`].
-pub fn lower_evaluation(
-    graph: &Graph,
-    plan: &Plan,
-    training: &Program,
-    catalog: &dyn KernelCatalog,
-    target: &Target,
-) -> Result<Program, PlanError> {
-    let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
-    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
-    let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
-    let quantized = context::part_of_sequences(quantized, plan, target)?;
-    let quantized = part_of_rank(quantized, pipeline.as_ref())?;
-    let graph = fuse_for(&quantized, plan, catalog, target)?;
-    let chunks = 0..plan.parallel.chunks as u32;
-    let passes = chunks.map(|chunk| Slotted { chunk, ..FORWARD }).collect();
-    let once = Schedule { passes, slots: 1 };
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
-    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
-    lowering.persistent_values(Mode::Evaluate);
-    for chunk in 0..lowering.chunks() {
-        lowering.body_of_chunk(Phase::Forward, chunk)?;
-    }
-    lowering.finish(Mode::Evaluate, precision, Some(training))
-}
-
 /// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.
 fn part_of_layers(
     graph: &Graph,
@@ -174,14 +144,6 @@ fn part_of_layers(
     let (own, of_experts) = expand_for_rank(&own, align, target)?;
     splits.extend(of_experts);
     Ok((own, splits))
-}
-
-/// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
-/// predicted.
-fn without_router_losses(graph: &Graph) -> Graph {
-    let is_kept = |node: &&Node| !matches!(node.op, Op::RouterLoss(_));
-    let nodes = graph.nodes.iter().filter(is_kept).cloned().collect();
-    Graph { nodes, ..graph.clone() }
 }
 
 /// A program is for one rank of the plan's world.
@@ -247,9 +209,6 @@ struct Lowering<'a> {
     /// Accumulators that a call has written.
     written: HashSet<ValueId>,
 }
-
-/// The forward pass of the only micro-batch.
-const FORWARD: Slotted = Slotted { phase: Phase::Forward, chunk: 0, micro_batch: 0, slot: 0 };
 
 impl<'a> Lowering<'a> {
     fn new(

@@ -218,10 +218,10 @@ impl Parallel {
     }
 
     /// Ranks of one class have the same part of the model, and so one program
-    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, context, pipeline and expert place.
+    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, context, pipeline and
+    /// expert place.
     pub const fn class(&self, rank: usize) -> [usize; 4] {
-        let among_tokens = [self.context_place(rank), self.expert_place(rank)];
-        let [context, expert] = among_tokens;
+        let (context, expert) = (self.context_place(rank), self.expert_place(rank));
         [self.tensor_place(rank), context, self.pipeline_place(rank), expert]
     }
 

@@ -14,7 +14,9 @@ use crate::{CompileOptions, Settings, TrainError, World};
 pub(crate) fn fits(settings: &Settings) -> bool {
     let parallel = settings.parallel();
     let is_whole = parallel.world_size() == settings.ranks;
-    is_whole && parallel.check().is_ok() && settings.batch_size.is_multiple_of(parallel.batch_ranks())
+    is_whole
+        && parallel.check().is_ok()
+        && settings.batch_size.is_multiple_of(parallel.batch_ranks())
 }
 
 /// The settings with degrees that make up their ranks, least split first: another way is taken only

@@ -6,7 +6,8 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
-use super::{FORWARD, Lowering, expand_experts, fuse_for, without_router_losses};
+use super::evaluation::{FORWARD, without_router_losses};
+use super::{Lowering, expand_experts, fuse_for};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 

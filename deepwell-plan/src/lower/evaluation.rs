@@ -1,0 +1,55 @@
+//! The forward pass alone, over the weights of a training program.
+
+use deepwell_ir::{
+    Graph, KernelCatalog, Mode, Node, Op, Phase, Program, Schedule, Slotted, Target,
+    apply_served_precision,
+};
+use deepwell_precision::QuantFormat;
+
+use super::pipeline::part_of_rank;
+use super::{Lowering, context, fuse_for, part_of_layers, pipeline};
+use crate::{Plan, PlanError};
+
+/// The forward pass of the only micro-batch.
+pub(super) const FORWARD: Slotted =
+    Slotted { phase: Phase::Forward, chunk: 0, micro_batch: 0, slot: 0 };
+
+/// Lowers the evaluation of one micro-batch over the weights of a training program: it reads the
+/// training program's weight copies where they lie, and reuses the part of the arena that lives
+/// within a step.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_evaluation(
+    graph: &Graph,
+    plan: &Plan,
+    training: &Program,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Program, PlanError> {
+    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
+    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+    let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
+    let quantized = context::part_of_sequences(quantized, plan, target)?;
+    let quantized = part_of_rank(quantized, pipeline.as_ref())?;
+    let graph = fuse_for(&quantized, plan, catalog, target)?;
+    let chunks = 0..plan.parallel.chunks as u32;
+    let passes = chunks.map(|chunk| Slotted { chunk, ..FORWARD }).collect();
+    let once = Schedule { passes, slots: 1 };
+    let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
+    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
+    lowering.persistent_values(Mode::Evaluate);
+    for chunk in 0..lowering.chunks() {
+        lowering.body_of_chunk(Phase::Forward, chunk)?;
+    }
+    lowering.finish(Mode::Evaluate, precision, Some(training))
+}
+
+/// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
+/// predicted.
+pub(super) fn without_router_losses(graph: &Graph) -> Graph {
+    let is_kept = |node: &&Node| !matches!(node.op, Op::RouterLoss(_));
+    let nodes = graph.nodes.iter().filter(is_kept).cloned().collect();
+    Graph { nodes, ..graph.clone() }
+}
