@@ -169,10 +169,6 @@ impl Strategy {
             let expected = "1, as more are there on the CPU alone";
             return refuse("context-parallel ranks", expected, self.cp.to_string());
         }
-        if self.zero > 1 {
-            let expected = "0, or 1: optimizer state; more is there on the CPU alone";
-            return refuse("ZeRO stage", expected, self.zero.to_string());
-        }
         if self.offload {
             let expected = "the GPU, as an optimizer on the host is not there yet";
             return refuse("place of the optimizer", expected, "the host".to_string());
@@ -263,7 +259,8 @@ mod tests {
         check(Strategy::SINGLE, Ok(Parallel::default()));
         check(dp, Ok(Parallel::data(4)));
         check(Strategy { zero: 1, ..dp }, Ok(Parallel { zero: 1, ..Parallel::data(4) }));
-        check(Strategy { zero: 3, ..dp }, Err("ZeRO stage: expected 0, or 1"));
+        check(Strategy { zero: 3, ..dp }, Ok(Parallel { zero: 3, ..Parallel::data(4) }));
+        check(Strategy { zero: 4, ..dp }, Err("ZeRO stage: expected 0, 1: optimizer state"));
         check(Strategy { cp: 2, ..dp }, Err("context-parallel ranks: expected 1"));
         let interleaved = Parallel { pipeline: 2, chunks: 2, ..Parallel::data(4) };
         check(Strategy { pp: 2, vpp: 2, ..dp }, Ok(interleaved));
