@@ -210,6 +210,43 @@ impl Gpu {
         self.run_with(op, inputs, outputs, options)
     }
 
+    /// Runs an op once with its default kernel over operands too large for copies on the host. They
+    /// are zero but for `parts`, each an operand, an element of it, and what stands from there on.
+    /// Gives bytes of the first output, from an element on.
+    pub(crate) fn run_far(
+        &mut self,
+        op: impl Into<Op>,
+        types: (&[(DType, Vec<usize>)], &[(DType, Vec<usize>)]),
+        parts: &[(usize, usize, &HostTensor)],
+        (from, bytes): (usize, usize),
+    ) -> Vec<u8> {
+        let (inputs, outputs) = types;
+        let single = SingleCall::new(op, inputs, outputs);
+        let choice = CudaCatalog.select(&single.request(), &self.target).unwrap().choice;
+        let program = single.program(choice, self.target.clone(), 1);
+        self.backend.allocate(program.arena.bytes).unwrap();
+        let range_of = |operand: usize, element: usize, bytes: usize| {
+            let value = &program.values[operand];
+            let before = storage_bytes(value.dtype, &[element]).expect("whole bytes");
+            assert!(before + bytes <= value.range.bytes, "behind operand {operand}");
+            ByteRange { offset: value.range.offset + before, bytes }
+        };
+        for &(operand, element, part) in parts {
+            let range = range_of(operand, element, part.bytes.len());
+            self.backend.write(range, &part.bytes).unwrap();
+        }
+        let call = &program.calls[0];
+        let prepared = self.backend.prepare(&program, call, Instance::ONLY).unwrap();
+        self.backend.enqueue(prepared).unwrap();
+        self.backend
+            .synchronize()
+            .unwrap_or_else(|error| panic!("{}: {error}", call.choice.kernel));
+        let mut result = vec![0; bytes];
+        self.backend.read(range_of(inputs.len(), from, bytes), &mut result).unwrap();
+        self.backend.forget_prepared().unwrap();
+        result
+    }
+
     /// [`Gpu::run`] with everything chosen.
     pub(crate) fn run_with(
         &mut self,

@@ -68,6 +68,7 @@ mod emulated;
 mod expand_scales;
 #[path = "../../src/ops/expert_swiglu/tests/cuda.rs"]
 mod expert_swiglu;
+mod far_rows;
 mod fused_gemm;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
