@@ -62,7 +62,7 @@ fn plans_that_the_trainer_runs() {
     let args = ["mixtral-8x7b", "--hardware", "h200-x8", "--seq", "16384", "--batch", "64"];
     let page =
         |command: &str, options: &[&str]| stdout_of(&[&[command], &args[..], options].concat());
-    let zero_bubble = page("plan", &["--pin", "schedule=zb-h1", "--pp", "8"]);
+    let zero_bubble = page("plan", &["--pin", "schedule=zb-h2", "--pp", "8"]);
     assert!(zero_bubble.contains("does not run this plan yet: schedule"), "{zero_bubble}");
     // A pin holds for what the trainer runs, too.
     assert!(!zero_bubble.contains("(--runnable)"), "{zero_bubble}");
