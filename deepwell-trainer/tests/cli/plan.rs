@@ -54,6 +54,10 @@ fn small_worlds_come_with_their_program() {
     let divided = stdout_of(&[&args[..], &["--pin", "zero=3", "--precision", "bf16"]].concat());
     assert!(divided.contains("the trainer   runs this plan"), "{divided}");
     assert!(divided.contains("ranks         2 = data 2, ZeRO 3"), "{divided}");
+    let stages = ["--pp", "2", "--pin", "schedule=zb-h1", "--precision", "bf16"];
+    let deferred = stdout_of(&[&args[..], &stages].concat());
+    assert!(deferred.contains("the trainer   runs this plan"), "{deferred}");
+    assert!(deferred.contains("ranks         2 = data 1, pipeline 2, zb-h1"), "{deferred}");
 }
 
 /// A plan that is not run yet comes with the best one that is; that one is lowered, rank by rank.
