@@ -73,7 +73,7 @@ pub struct Settings {
     /// Ranks that split each layer; `ranks` is a multiple of `tensor` times `pipeline`.
     #[serde(skip_serializing_if = "is_one")]
     pub tensor: usize,
-    /// Ranks that split each sequence, with as many ranks less that have sequences of their own.
+    /// Ranks that split each sequence; groups of so many have sequences of their own.
     #[serde(skip_serializing_if = "is_one")]
     pub context: usize,
     /// Ranks that have some of the layers each.
