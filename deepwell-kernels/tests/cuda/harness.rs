@@ -108,6 +108,9 @@ impl HostTensor {
     }
 }
 
+/// Type and shape of an operand.
+pub(crate) type OperandSize = (DType, Vec<usize>);
+
 /// Uniform numbers in `[-scale, scale)`, the same for the same seed.
 pub(crate) fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
     let mut random = XorShift64(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03);
@@ -216,11 +219,10 @@ impl Gpu {
     pub(crate) fn run_far(
         &mut self,
         op: impl Into<Op>,
-        types: (&[(DType, Vec<usize>)], &[(DType, Vec<usize>)]),
+        (inputs, outputs): (&[OperandSize], &[OperandSize]),
         parts: &[(usize, usize, &HostTensor)],
         (from, bytes): (usize, usize),
     ) -> Vec<u8> {
-        let (inputs, outputs) = types;
         let single = SingleCall::new(op, inputs, outputs);
         let choice = CudaCatalog.select(&single.request(), &self.target).unwrap().choice;
         let program = single.program(choice, self.target.clone(), 1);
