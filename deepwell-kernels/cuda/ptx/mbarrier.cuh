@@ -64,8 +64,8 @@ __device__ __forceinline__ void mbarrier_arrive_cluster_shared(uint32 barrier) {
         : "memory");
 }
 
-// Whether the phase with bit `phase` has ended, as far as a short wait shows; what those who arrived
-// did before is there then.
+// Whether the phase with bit `phase` has ended, as far as a short wait shows; what those who
+// arrived did before is there then.
 __device__ __forceinline__ bool mbarrier_is_over(uint32 barrier, uint32 phase) {
     uint32 done;
     asm volatile(
