@@ -211,9 +211,11 @@ impl Lowering<'_> {
         {
             return Ok(Some(Instruction::Special { destination, register }));
         }
+        let steps = self.step_count();
         let source = self.source(a, value_type)?;
-        // The address of a variable was just read into a register that only this line has.
-        if self.redirect_special(source, destination) {
+        // The address of a variable was just read into a register that only this line has. One that
+        // an earlier line has read keeps its register, too.
+        if self.step_count() > steps && self.redirect_special(source, destination) {
             return Ok(None);
         }
         Ok(Some(Instruction::Scalar(ScalarInstruction::Move { destination, source })))

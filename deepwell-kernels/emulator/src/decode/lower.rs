@@ -157,6 +157,11 @@ impl<'m> Lowering<'m> {
         self.guard = outer;
     }
 
+    /// Instructions so far.
+    pub(super) fn step_count(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Makes the instruction before, which read a special register into `from`, read it into `to`.
     pub(super) fn redirect_special(&mut self, from: Source, to: Register) -> bool {
         if let Some(Step { instruction: Instruction::Special { destination, .. }, .. }) =

@@ -4,6 +4,7 @@ use super::*;
 use crate::ptx;
 
 mod calls;
+mod copies;
 
 const DECLARATIONS: &str = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; \
     .reg .b64 %l<9>; .reg .b128 %q<3>; .shared .align 16 .b8 tile[64];";
