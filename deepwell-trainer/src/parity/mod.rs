@@ -341,7 +341,8 @@ fn train_all(
             |run: &FinishedRun| run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
         let train = |kind: RunKind, settings: Settings| {
             let name = kind.name();
-            let settings = Settings { out: folder.join(name), ..settings };
+            // Many runs share a disk, and each goes on from its newest checkpoint alone.
+            let settings = Settings { out: folder.join(name), keep_last: 1, ..settings };
             let label = match options.seeds {
                 1 => name.to_string(),
                 count => format!("{}/{count} {name}", index + 1),

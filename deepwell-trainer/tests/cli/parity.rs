@@ -133,6 +133,13 @@ fn a_control_and_more_pairs_later() {
     assert_eq!(first["pairs"].as_array().map(Vec::len), Some(1));
     let control = first["pairs"][0]["control_gap_rel"].as_f64().expect("a control");
     assert!(control != 0.0 && control.abs() < 0.01, "{control}");
+    // Two for each run once filled the disk of a machine that compared a model of a billion
+    // parameters.
+    for run in ["bf16", "low_precision", "control"] {
+        let path = folder.path("out").to_string() + "/seed-0/" + run + "/checkpoints";
+        let kept = fs::read_dir(&path).unwrap_or_else(|error| panic!("{path}: {error}")).count();
+        assert_eq!(kept, 1, "{path}");
+    }
     let (code, second) = report(&folder, &["--seeds", "2", "--control", "--resume"]);
     assert_eq!((code, &second["verdict"]), (Some(0), &"holds".into()), "{second}");
     assert_eq!(second["pairs"][0], first["pairs"][0]);
