@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use deepwell_ir::ops::KeySource;
 use deepwell_kernels::cpu::element::Element;
 use deepwell_kernels::cpu::gemm::Tier;
 use deepwell_kernels::ops::attention::cpu::{self as attention, AttentionShape};
@@ -22,7 +23,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         value_dim: 64,
         scale: 0.125,
         causal: true,
-        keys: Default::default(),
+        keys: KeySource::Own,
         window: None,
     },
     AttentionShape {
@@ -34,7 +35,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         value_dim: 64,
         scale: 0.125,
         causal: true,
-        keys: Default::default(),
+        keys: KeySource::Own,
         window: None,
     },
 ];
