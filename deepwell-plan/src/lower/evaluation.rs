@@ -19,7 +19,7 @@ pub(super) const FORWARD: Slotted =
 /// within a step.
 ///
 /// # Errors
-/// As [`lower`].
+/// As [`lower`](super::lower).
 pub fn lower_evaluation(
     graph: &Graph,
     plan: &Plan,
