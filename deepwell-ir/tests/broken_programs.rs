@@ -27,6 +27,7 @@ fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: u
         input_count: inputs.len(),
         operands,
         accumulate: Accumulate::Never,
+        last_only: false,
         accumulator_bytes: 0,
         workspace: ByteRange { offset: 320, bytes: workspace },
         phase: Phase::Forward,

@@ -217,6 +217,7 @@ fn program() -> Program {
             operands: vec![operand(0, Access::Read), operand(1, Access::Write)],
             input_count: 1,
             accumulate: Accumulate::Never,
+            last_only: false,
             accumulator_bytes: 0,
             workspace: ByteRange::default(),
             phase: Phase::Optimizer,

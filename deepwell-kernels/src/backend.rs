@@ -14,8 +14,8 @@ pub struct PreparedCall(pub usize);
 /// A prepared call with its place among the streams of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issue {
-    /// The call.
-    pub call: PreparedCall,
+    /// The call; none where events alone pass through its place.
+    pub call: Option<PreparedCall>,
     /// Queue that it is put into; 0 is the one that computes.
     pub stream: StreamId,
     /// Events of the recording that it waits for.
@@ -27,7 +27,7 @@ pub struct Issue {
 impl From<PreparedCall> for Issue {
     /// On stream 0, behind what is there.
     fn from(call: PreparedCall) -> Issue {
-        Issue { call, stream: 0, waits: Vec::new(), records: None }
+        Issue { call: Some(call), stream: 0, waits: Vec::new(), records: None }
     }
 }
 

@@ -16,7 +16,8 @@ pub struct LoadedProgram {
 
 #[derive(Debug)]
 struct LoadedBody {
-    calls: Vec<PreparedCall>,
+    /// In the order of the program; none where the instance does not run a call.
+    calls: Vec<Option<PreparedCall>>,
     recording: Recording,
 }
 
@@ -27,9 +28,10 @@ impl LoadedProgram {
     }
 
     fn body(&self, body: BodyId, instance: Instance) -> Result<&LoadedBody, KernelError> {
-        // Where nothing is accumulated there is one instance for all micro-batches.
-        let any = Instance { is_first: true, ..instance };
-        let found = self.bodies.get(&(body, instance)).or_else(|| self.bodies.get(&(body, any)));
+        let found = match self.program.bodies.get(body.index()) {
+            Some(_) => self.bodies.get(&(body, self.program.instance_of(body, instance))),
+            None => None,
+        };
         found.ok_or_else(|| KernelError::Run {
             call: format!("body {} in slot {}", body.0, instance.slot),
             what: "is in no schedule of the program".to_string(),
@@ -148,7 +150,7 @@ impl Executor {
         loaded: &LoadedProgram,
         invocation: &Invocation,
     ) -> Result<(), KernelError> {
-        let body = loaded.body(invocation.body, invocation.instance())?;
+        let body = loaded.body(invocation.body, loaded.program.instance(invocation))?;
         self.backend.replay(body.recording)
     }
 
@@ -193,11 +195,12 @@ impl Executor {
         let mut before = Vec::new();
         let mut last = BTreeMap::new();
         for invocation in &loaded.program.schedule {
-            let body = loaded.body(invocation.body, invocation.instance())?;
+            let body = loaded.body(invocation.body, loaded.program.instance(invocation))?;
             before.push(body.recording);
             last.insert(invocation.body, &body.calls);
         }
-        let calls: Vec<PreparedCall> = last.into_values().flatten().copied().collect();
+        // The last run of a body is that of the last micro-batch, which runs all of its calls.
+        let calls: Vec<PreparedCall> = last.into_values().flatten().filter_map(|it| *it).collect();
         self.backend.profile(&before, &calls)
     }
 
@@ -211,10 +214,11 @@ impl Executor {
         invocation: &Invocation,
         observer: &mut dyn Observer,
     ) -> Result<(), KernelError> {
-        let (program, instance) = (&loaded.program, invocation.instance());
+        let (program, instance) = (&loaded.program, loaded.program.instance(invocation));
         let body = loaded.body(invocation.body, instance)?;
         let backend = self.backend.as_mut();
         for (call, &prepared) in program.calls_of(invocation.body).iter().zip(&body.calls) {
+            let Some(prepared) = prepared else { continue };
             if observer.before(program, call, instance, backend)? == CallAction::Run {
                 backend.enqueue(prepared)?;
                 backend.synchronize()?;
@@ -276,7 +280,10 @@ fn load_body(
     let mut issues = Vec::new();
     for call in program.calls_of(body) {
         issues.push(Issue {
-            call: backend.prepare(program, call, instance)?,
+            call: match call.runs_in(instance) {
+                true => Some(backend.prepare(program, call, instance)?),
+                false => None,
+            },
             stream: call.stream,
             waits: call.waits.clone(),
             records: call.records,

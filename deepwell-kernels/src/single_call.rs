@@ -171,6 +171,7 @@ impl SingleCall {
                 .collect(),
             input_count: self.input_count,
             accumulate: self.accumulate,
+            last_only: false,
             accumulator_bytes: 0,
             workspace,
             phase: Phase::Forward,

@@ -205,6 +205,8 @@ struct Lowering<'a> {
     overlaps: bool,
     /// Gradients that are summed over ranks before the optimizer.
     early: early_sums::EarlySums,
+    /// Sums over tensor-parallel ranks so far.
+    tensor_sums: usize,
     value_of: HashMap<TensorId, ValueId>,
     /// Accumulators that a call has written.
     written: HashSet<ValueId>,
@@ -243,6 +245,7 @@ impl<'a> Lowering<'a> {
             passing: passing::Passing::default(),
             overlaps: false,
             early: early_sums::EarlySums::default(),
+            tensor_sums: 0,
             value_of: HashMap::new(),
             written: HashSet::new(),
         }
@@ -445,6 +448,7 @@ impl<'a> Lowering<'a> {
             operands: new.operands,
             input_count: new.input_count,
             accumulate: new.accumulate,
+            last_only: false,
             workspace,
             phase: new.phase,
             tag: new.tag,

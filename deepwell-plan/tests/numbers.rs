@@ -203,6 +203,7 @@ fn costing(name: &str, op: impl Into<Op>, cost: Cost) -> Call {
         operands: Vec::new(),
         input_count: 0,
         accumulate: Accumulate::Never,
+        last_only: false,
         accumulator_bytes: 0,
         workspace: ByteRange::default(),
         phase: Phase::Backward,

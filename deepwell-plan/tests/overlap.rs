@@ -42,11 +42,14 @@ fn model() -> LlamaConfig {
 }
 
 fn plan(zero: u8, micro_batches: usize) -> Plan {
-    let batch = RANKS * micro_batches;
-    let parallel = Parallel { zero, ..Parallel::data(RANKS) };
+    plan_of(&model(), Parallel { zero, ..Parallel::data(RANKS) }, micro_batches)
+}
+
+fn plan_of(model: &LlamaConfig, parallel: Parallel, micro_batches: usize) -> Plan {
+    let batch = parallel.data * micro_batches;
     let wanted =
         PlanRequest { micro_batch: Some(1), ..request(PrecisionPolicy::bf16(), 32, batch) };
-    let graph = capture(&model()).unwrap();
+    let graph = capture(model).unwrap();
     let target = common::target();
     let planned = autoplan_ranks(&graph, &common::hardware(), &wanted, parallel, &Kernels, &target);
     Plan { bucket_bytes: 100 << 10, ..planned.unwrap().plan }
@@ -65,6 +68,19 @@ fn lowered(zero: u8, micro_batches: usize, overlaps: bool) -> Program {
         return lower(&graph, &plan, &Anywhere, &target).unwrap();
     }
     lower_scheduled(&graph, &plan, &Scheduling::of(&plan), &Anywhere, &target).unwrap()
+}
+
+/// The same of ranks that split layers, or have stages.
+fn lowered_of(parallel: Parallel, micro_batches: usize) -> Program {
+    let model = LlamaConfig {
+        num_heads: 4,
+        num_kv_heads: 4,
+        head_dim: 32,
+        intermediate_size: 128,
+        ..model()
+    };
+    let (plan, graph) = (plan_of(&model, parallel, micro_batches), capture(&model).unwrap());
+    lower(&graph, &plan, &Anywhere, &target(&plan)).unwrap()
 }
 
 fn is_exchange(call: &Call) -> bool {
@@ -155,14 +171,116 @@ fn memory_grows_by_a_layer() {
     }
 }
 
+/// The calls that sum gradients over ranks beside a backward pass.
+fn early_sums(program: &Program) -> Vec<&Call> {
+    let sums = |call: &&Call| match &call.op {
+        Op::Collective(op) => {
+            op.reduction().is_some() && op.bucket.is_some() && call.phase != Phase::Optimizer
+        }
+        _ => false,
+    };
+    program.calls.iter().filter(sums).collect()
+}
+
+/// They stand in the body of the backward, once, and run with the last micro-batch.
 #[test]
-fn sums_of_several_micro_batches_stay_with_the_optimizer() {
+fn sums_of_several_micro_batches_are_beside_the_last_backward() {
     for zero in [0, 1] {
-        let program = lowered(zero, 2, true);
-        let sums = |call: &&Call| is_exchange(call) && call.phase == Phase::Backward;
-        assert_eq!(program.calls.iter().find(sums).map(|call| &call.name), None);
-        exchange_of(&program, Phase::Optimizer, "grad.model.layers.0.mlp.down_proj");
+        let [one, several] = [1, 3].map(|micro_batches| lowered(zero, micro_batches, true));
+        assert_eq!(one.calls.len(), several.calls.len());
+        assert!(one.calls.iter().all(|call| !call.last_only));
+        let sums = early_sums(&several);
+        assert!(sums.len() >= LAYERS, "ZeRO {zero}: {}", sums.len());
+        assert!(sums.iter().all(|call| call.last_only));
+        let instances = |program: &Program| {
+            let is_backward =
+                |body: deepwell_ir::BodyId| program.bodies[body.index()].phase == Phase::Backward;
+            program.instances().into_iter().filter(|(body, _)| is_backward(*body)).count()
+        };
+        assert_eq!((instances(&one), instances(&several)), (1, 3));
+        for (call, runs) in several.calls_with_runs().filter(|(call, _)| call.last_only) {
+            assert_eq!(runs, 1, "{}", call.name);
+        }
+        let order = Order::of(&several.calls, &several.bodies).unwrap();
+        let last = format!("grad.model.layers.{}.mlp.down_proj", LAYERS - 1);
+        let sum = exchange_of(&several, Phase::Backward, &last);
+        let first = computing(&several, Phase::Backward, 0);
+        assert!(first.iter().all(|&call| beside(&order, sum, call)), "ZeRO {zero}");
+        // Nothing is left for the optimizer but the loss.
+        let late =
+            several.calls.iter().filter(|call| is_exchange(call) && call.phase == Phase::Optimizer);
+        let late: Vec<&str> = late.map(|call| call.name.as_str()).collect();
+        assert!(!late.iter().any(|name| name.contains("gradients")), "ZeRO {zero}: {late:?}");
     }
+}
+
+/// What tensor-parallel ranks have whole is summed over them first, in the same place.
+#[test]
+fn ranks_that_split_layers_sum_beside_the_backward() {
+    for (data, zero, pipeline, micro_batches) in
+        [(1, 0, 1, 2), (2, 0, 1, 1), (2, 0, 1, 2), (2, 1, 1, 2), (2, 2, 1, 2), (2, 1, 2, 4)]
+    {
+        let parallel = Parallel { tensor: 2, zero, pipeline, ..Parallel::data(data) };
+        let program = lowered_of(parallel, micro_batches);
+        let sums = early_sums(&program);
+        let of_tensor = |call: &&&Call| call.name.starts_with("all_reduce.gradients.tensor");
+        // Slices of the optimizer state are of buckets of a kind, else those of a layer.
+        let expected = if zero == 1 { 1 } else { LAYERS / pipeline };
+        assert!(sums.iter().filter(of_tensor).count() >= expected, "{parallel}");
+        for call in &sums {
+            // What comes in slices is added up, slice by slice.
+            let comes_in_slices = call.accumulate == deepwell_ir::Accumulate::AfterFirst;
+            let expected = micro_batches > 1 && !comes_in_slices;
+            assert_eq!(call.last_only, expected, "{parallel}: {}", call.name);
+        }
+        let is_late =
+            |call: &&Call| call.phase == Phase::Optimizer && call.name.contains(".gradients.");
+        let late: Vec<&str> = program.calls.iter().filter(is_late).map(|it| &*it.name).collect();
+        assert_eq!(late, Vec::<&str>::new(), "{parallel}");
+        if micro_batches > 1 {
+            let again = lowered_of(parallel, 2 * micro_batches);
+            assert_eq!(again.calls.len(), program.calls.len(), "{parallel}");
+        }
+    }
+}
+
+#[test]
+fn calls_of_the_last_micro_batch_are_refused_where_others_need_them() {
+    let sound = lowered(1, 2, true);
+    let refused = |change: &dyn Fn(&mut Program)| {
+        let mut broken = sound.clone();
+        change(&mut broken);
+        verify_program(&broken).unwrap_err().to_string()
+    };
+    let sum = sound.calls.iter().position(|call| call.last_only).unwrap();
+    let error = refused(&|broken| broken.calls[sum].last_only = false);
+    assert!(error.contains("in each of 2 micro-batches"), "{error}");
+    let norm = sound.calls.iter().position(|call| call.name == "adamw_coefficients").unwrap();
+    let error = refused(&|broken| broken.calls[norm].last_only = true);
+    assert!(error.contains("and optimizer runs once"), "{error}");
+    let is_forward = |call: &Call| call.phase == Phase::Forward && call.outputs().len() == 1;
+    let forward = sound.calls.iter().position(is_forward).unwrap();
+    let error = refused(&|broken| broken.calls[forward].last_only = true);
+    assert!(error.contains("which is made in the last micro-batch alone"), "{error}");
+    let adds = |call: &Call| call.accumulate == deepwell_ir::Accumulate::AfterFirst;
+    let adds = sound.calls.iter().position(adds).unwrap();
+    let error = refused(&|broken| broken.calls[adds].last_only = true);
+    assert!(error.contains("adds up those before"), "{error}");
+    // Chunks: a pass of the last chunk behind the last pass of the first, whose sums it would write
+    // over.
+    let parallel = Parallel { zero: 1, pipeline: 2, chunks: 2, ..Parallel::data(2) };
+    let sound = lowered_of(parallel, 4);
+    let backward = |chunk: u32| {
+        let is_it = |body: &deepwell_ir::Body| (body.phase, body.chunk) == (Phase::Backward, chunk);
+        let body = sound.bodies.iter().position(is_it).unwrap();
+        sound.schedule.iter().rposition(|it| it.body.index() == body).unwrap()
+    };
+    let (of_last_chunk, of_first_chunk) = (backward(1), backward(0));
+    assert!(sound.slots > 1 && early_sums(&sound).iter().all(|call| call.last_only));
+    let mut broken = sound.clone();
+    broken.schedule[of_last_chunk..=of_first_chunk].rotate_left(1);
+    let error = verify_program(&broken).unwrap_err().to_string();
+    assert!(error.contains("backward of micro-batch 3 runs behind the last backward"), "{error}");
 }
 
 #[test]

@@ -97,6 +97,10 @@ pub struct Call {
     pub input_count: usize,
     /// When outputs that are accumulators add to what is there.
     pub accumulate: Accumulate,
+    /// Whether it runs in the last micro-batch of a step alone: a sum over ranks of what all
+    /// micro-batches have added up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub last_only: bool,
     /// Scratch, `choice.workspace_bytes` long.
     pub workspace: ByteRange,
     /// When it runs.
@@ -127,6 +131,16 @@ pub struct Call {
 }
 
 impl Call {
+    /// Whether it runs in an instance of its body.
+    pub fn runs_in(&self, instance: Instance) -> bool {
+        instance.is_last || !self.last_only
+    }
+
+    /// How often a step runs it, of whose body it has so many runs.
+    pub fn runs_of(&self, body_runs: usize) -> usize {
+        if self.last_only { body_runs.min(1) } else { body_runs }
+    }
+
     /// Lower bound of the work of one run.
     pub fn cost_in(&self, instance: Instance) -> Cost {
         let adds = self.accumulate == Accumulate::AfterFirst && !instance.is_first;
@@ -136,7 +150,7 @@ impl Call {
 
     /// Bytes that so many runs in a step move.
     pub fn bytes_in_step(&self, runs: usize) -> u64 {
-        let bytes = |is_first| self.cost_in(Instance { slot: 0, is_first }).bytes();
+        let bytes = |is_first| self.cost_in(Instance { is_first, ..Instance::ONLY }).bytes();
         match runs {
             0 => 0,
             _ => bytes(true) + bytes(false) * (runs as u64 - 1),

@@ -213,17 +213,30 @@ impl Program {
         self.bodies.iter().position(|body| body.phase == phase).map(|i| BodyId(i as u32))
     }
 
-    /// The instance of a body that stands for `instance`: where nothing is accumulated, all
-    /// micro-batches run alike.
+    /// What has to be known to prepare the calls of an invocation. Micro-batches go through a body
+    /// in their order.
+    pub fn instance(&self, invocation: &Invocation) -> Instance {
+        let is_last = match self.bodies.get(invocation.body.index()).map(|body| body.phase) {
+            // They run once in a step.
+            Some(Phase::Optimizer | Phase::Weights) => true,
+            _ => invocation.micro_batch as usize + 1 == self.micro_batches,
+        };
+        Instance { slot: invocation.slot, is_first: invocation.micro_batch == 0, is_last }
+    }
+
+    /// The instance of a body that stands for `instance`: where nothing is accumulated and nothing
+    /// waits for the last micro-batch, all run alike.
     pub fn instance_of(&self, body: BodyId, instance: Instance) -> Instance {
-        let mut calls = self.calls_of(body).iter();
-        let differs = calls.any(|call| call.accumulate == Accumulate::AfterFirst);
-        Instance { is_first: instance.is_first || !differs, ..instance }
+        let calls = self.calls_of(body);
+        let adds = calls.iter().any(|call| call.accumulate == Accumulate::AfterFirst);
+        let waits = calls.iter().any(|call| call.last_only);
+        let Instance { slot, is_first, is_last } = instance;
+        Instance { slot, is_first: is_first || !adds, is_last: is_last || !waits }
     }
 
     /// The instances of bodies that a step runs, and those that run alone.
     pub fn instances(&self) -> BTreeSet<(BodyId, Instance)> {
-        let of_schedule = self.schedule.iter().map(|it| (it.body, it.instance()));
+        let of_schedule = self.schedule.iter().map(|it| (it.body, self.instance(it)));
         let alone = self.body_of(Phase::Weights).map(|body| (body, Instance::ONLY));
         of_schedule
             .chain(alone)
@@ -231,7 +244,7 @@ impl Program {
             .collect()
     }
 
-    /// How often a step runs the calls of each body.
+    /// How often a step runs each body.
     pub fn runs_per_step(&self) -> Vec<usize> {
         let mut runs = vec![0; self.bodies.len()];
         for invocation in &self.schedule {
@@ -244,11 +257,9 @@ impl Program {
     pub fn calls_with_runs(&self) -> impl Iterator<Item = (&Call, usize)> {
         let runs = self.runs_per_step();
         let of_body = move |(body, runs): (&Body, usize)| (body.calls.clone(), runs);
-        self.bodies
-            .iter()
-            .zip(runs)
-            .map(of_body)
-            .flat_map(move |(calls, runs)| self.calls[calls].iter().map(move |call| (call, runs)))
+        self.bodies.iter().zip(runs).map(of_body).flat_map(move |(calls, runs)| {
+            self.calls[calls].iter().map(move |call| (call, call.runs_of(runs)))
+        })
     }
 
     /// FLOPs of a step.

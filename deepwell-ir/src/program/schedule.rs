@@ -43,11 +43,13 @@ pub struct Instance {
     pub slot: u32,
     /// Whether it is the first of its step, which overwrites accumulators where others add.
     pub is_first: bool,
+    /// Whether it is the last of its step, which has sums of what all of them have added up.
+    pub is_last: bool,
 }
 
 impl Instance {
     /// The only run in its step.
-    pub const ONLY: Instance = Instance { slot: 0, is_first: true };
+    pub const ONLY: Instance = Instance { slot: 0, is_first: true, is_last: true };
 }
 
 /// One run of a body within a step.
@@ -59,14 +61,6 @@ pub struct Invocation {
     pub micro_batch: u32,
     /// Which copy of the activations.
     pub slot: u32,
-}
-
-impl Invocation {
-    /// What has to be known to prepare the body's calls. Micro-batch 0 comes first in every
-    /// schedule.
-    pub fn instance(&self) -> Instance {
-        Instance { slot: self.slot, is_first: self.micro_batch == 0 }
-    }
 }
 
 /// A pass of one micro-batch through a chunk of layers, in a slot.

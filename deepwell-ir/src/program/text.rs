@@ -83,6 +83,9 @@ impl Program {
         if call.workspace.bytes > 0 {
             write!(f, " workspace={}@{}", call.workspace.bytes, call.workspace.offset)?;
         }
+        if call.last_only {
+            write!(f, " last_only")?;
+        }
         if call.stream > 0 {
             write!(f, " stream={}", call.stream)?;
         }

@@ -79,7 +79,7 @@ impl Backend for CpuBackend {
 
     /// In the order given, which agrees with every stream and event.
     fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError> {
-        self.recordings.push(calls.iter().map(|issue| issue.call).collect());
+        self.recordings.push(calls.iter().filter_map(|issue| issue.call).collect());
         Ok(Recording(self.recordings.len() - 1))
     }
 
@@ -220,6 +220,7 @@ mod tests {
             input_count: 2,
             operands: vec![operand(0, read), operand(1, read), operand(2, Access::Write)],
             accumulate: Accumulate::Never,
+            last_only: false,
             accumulator_bytes: 0,
             workspace: ByteRange::default(),
             phase: Phase::Forward,

@@ -1,6 +1,6 @@
 //! The step of a pipeline: its stages' programs against each other.
 
-use deepwell_ir::{Phase, Program, Value};
+use deepwell_ir::{Instance, Phase, Program, Value};
 use deepwell_probe::Hardware;
 
 use super::{DryRun, ZeroBubble, dryrun, dryrun_world, roof::Roof};
@@ -81,18 +81,19 @@ struct Stages {
 impl Stages {
     fn of(programs: &[Program], parallel: Parallel, hardware: &Hardware) -> Stages {
         // The bodies of all chunks: the simulation takes each chunk for an equal part.
-        let body_s = |program: &Program, phase, is_first| {
+        let body_s = |program: &Program, phase, instance| -> f64 {
             let roof = Roof::of(hardware, program, programs);
             let of_phase = program.bodies.iter().filter(|body| body.phase == phase);
             of_phase
-                .map(|body| roof.body_time_s(&program.calls[body.calls.clone()], is_first))
+                .map(|body| roof.body_time_s(&program.calls[body.calls.clone()], instance))
                 .sum()
         };
+        let between = Instance { slot: 0, is_first: false, is_last: false };
         let times = |program: &Program| OpTimes {
-            forward: body_s(program, Phase::Forward, false),
+            forward: body_s(program, Phase::Forward, between),
             // With the gradients of weights, unless these have a body of their own.
-            input_grad: body_s(program, Phase::Backward, false),
-            weight_grad: body_s(program, Phase::WeightGradients, false),
+            input_grad: body_s(program, Phase::Backward, between),
+            weight_grad: body_s(program, Phase::WeightGradients, between),
             // It is in the bodies, where calls send and receive.
             p2p: 0.0,
         };
@@ -107,11 +108,14 @@ impl Stages {
             Some(simulate(&orders, parallel.chunks, &times).ok()?.bubble_rate())
         });
         let bubble_1f1b = bubble_1f1b.flatten();
-        let update_s = |program: &Program| {
-            [Phase::Optimizer, Phase::Weights]
-                .map(|phase| body_s(program, phase, true))
-                .iter()
-                .sum()
+        // With what sums over ranks add to the last passes.
+        let update_s = |program: &Program| -> f64 {
+            let last = Instance { is_last: true, ..between };
+            let sums_s = [Phase::Backward, Phase::WeightGradients]
+                .map(|phase| body_s(program, phase, last) - body_s(program, phase, between));
+            let once_s = [Phase::Optimizer, Phase::Weights]
+                .map(|phase| body_s(program, phase, Instance::ONLY));
+            sums_s.iter().chain(&once_s).sum()
         };
         Stages { run, bubble_1f1b, update_s: programs.iter().map(update_s).fold(0.0, f64::max) }
     }

@@ -92,7 +92,7 @@ impl Roof {
     /// Least time of the runs of a call in a step.
     pub(super) fn step_time(&self, call: &Call, runs: usize) -> (f64, Bound) {
         let [first, other] =
-            [true, false].map(|is_first| self.time(call, Instance { slot: 0, is_first }));
+            [true, false].map(|is_first| self.time(call, Instance { is_first, ..Instance::ONLY }));
         match runs {
             0 => (0.0, first.1),
             1 => first,
@@ -116,12 +116,15 @@ impl Roof {
     fn bodies_time_s(&self, program: &Program, time_s: &dyn Fn(&Call, Instance) -> f64) -> f64 {
         let of_body = |(body, runs): (&deepwell_ir::Body, usize)| {
             let calls = &program.calls[body.calls.clone()];
+            let run_s = |is_first, is_last| {
+                calls_time_s(calls, Instance { slot: 0, is_first, is_last }, time_s)
+            };
             match runs {
                 0 => 0.0,
-                1 => calls_time_s(calls, true, time_s),
+                1 => run_s(true, true),
                 _ => {
-                    let others = calls_time_s(calls, false, time_s) * (runs - 1) as f64;
-                    calls_time_s(calls, true, time_s) + others
+                    let between = run_s(false, false) * (runs - 2) as f64;
+                    run_s(true, false) + between + run_s(false, true)
                 }
             }
         };
@@ -130,13 +133,17 @@ impl Roof {
 
     /// Least time of one run of the calls of a body: those of a stream one after the other, streams
     /// beside each other but for the events that one waits for.
-    pub(super) fn body_time_s(&self, calls: &[Call], is_first: bool) -> f64 {
-        calls_time_s(calls, is_first, &|call, instance| self.time(call, instance).0)
+    pub(super) fn body_time_s(&self, calls: &[Call], instance: Instance) -> f64 {
+        calls_time_s(calls, instance, &|call, instance| self.time(call, instance).0)
     }
 }
 
-/// Time of the calls of a body, each of which takes `time_s`.
-fn calls_time_s(calls: &[Call], is_first: bool, time_s: &dyn Fn(&Call, Instance) -> f64) -> f64 {
+/// Time of the calls of an instance of a body, each of which takes `time_s`.
+fn calls_time_s(
+    calls: &[Call],
+    instance: Instance,
+    time_s: &dyn Fn(&Call, Instance) -> f64,
+) -> f64 {
     let mut streams: HashMap<StreamId, f64> = HashMap::new();
     let mut events: HashMap<EventId, f64> = HashMap::new();
     let mut last_s = 0.0f64;
@@ -144,7 +151,8 @@ fn calls_time_s(calls: &[Call], is_first: bool, time_s: &dyn Fn(&Call, Instance)
         let stream_s = streams.entry(call.stream).or_default();
         let waits = call.waits.iter().filter_map(|event| events.get(event).copied());
         let begin_s = waits.fold(*stream_s, f64::max);
-        let end_s = begin_s + time_s(call, Instance { slot: 0, is_first });
+        let own_s = if call.runs_in(instance) { time_s(call, instance) } else { 0.0 };
+        let end_s = begin_s + own_s;
         *stream_s = end_s;
         events.extend(call.records.map(|event| (event, end_s)));
         last_s = last_s.max(end_s);

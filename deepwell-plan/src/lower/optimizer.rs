@@ -155,7 +155,7 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    fn sum_over(
+    pub(super) fn sum_over(
         &mut self,
         name: &str,
         tensors: Vec<ValueId>,

@@ -245,6 +245,7 @@ impl Lowering<'_> {
                 source: NodeId(self.graph.nodes.len() as u32),
                 recomputes: false,
             })?;
+            self.sum_slice_behind(at, bucket)?;
         }
         Ok(())
     }

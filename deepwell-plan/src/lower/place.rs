@@ -1,6 +1,6 @@
 //! Where the values of a lowered step lie in the arena.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Arena, ByteRange, MemoryKind, Order, Program, ValueId};
 
@@ -60,12 +60,17 @@ impl Lowering<'_> {
 
     /// Places what lives within a step. With one slot all of it shares the transient part of the
     /// arena; with several, what lives from one body to the next lies in each slot anew, and
-    /// behind the slots lies what lives within a body.
+    /// behind the slots lies what lives within a body, or is made in the last micro-batch alone.
     pub(super) fn place_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
         let lives = self.lives(order);
         let slots = self.passes.slots as usize;
-        let (crossing, local): (Vec<Place>, Vec<Place>) =
-            lives.into_iter().partition(|place| slots > 1 && place.bodies.0 != place.bodies.1);
+        let made_last = self.made_last();
+        let crosses = |place: &Place| {
+            let is_made_last =
+                matches!(place.what, What::Value(index) if made_last.contains(&index));
+            slots > 1 && place.bodies.0 != place.bodies.1 && !is_made_last
+        };
+        let (crossing, local): (Vec<Place>, Vec<Place>) = lives.into_iter().partition(crosses);
         let in_slot = pack_places(&crossing);
         let shared = pack_places(&local);
         let stride = if crossing.is_empty() { 0 } else { in_slot.bytes };
@@ -82,6 +87,12 @@ impl Lowering<'_> {
             transient_lower_bound_bytes: slots * in_slot.lower_bound_bytes
                 + shared.lower_bound_bytes,
         }
+    }
+
+    /// The values, by index, that calls of the last micro-batch alone make.
+    fn made_last(&self) -> HashSet<usize> {
+        let own = self.calls.iter().filter(|call| call.last_only);
+        own.flat_map(|call| call.outputs()).map(|output| output.value.index()).collect()
     }
 
     fn put(&mut self, what: What, offset: usize, slot_stride_bytes: usize) {

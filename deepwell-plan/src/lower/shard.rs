@@ -286,15 +286,11 @@ impl Lowering<'_> {
         column
     }
 
-    /// The gradients of buckets of parameters that tensor-parallel ranks have whole: this rank's
-    /// slices, where they are scattered while they come.
-    pub(super) fn whole_buckets(&self) -> Vec<Vec<ValueId>> {
-        let whole = self.shared.iter().filter(|bucket| bucket.split.is_none());
-        let own = |bucket: &Bucket| match bucket.scattered {
-            Some(slice) => vec![slice],
-            None => bucket.gradients.clone(),
-        };
-        whole.map(own).collect()
+    /// The gradients of a bucket, where tensor-parallel ranks have its parameters whole: this
+    /// rank's slice, where they are scattered while they come.
+    pub(super) fn whole_bucket(&self, index: usize) -> Option<Vec<ValueId>> {
+        let bucket = self.shared.get(index).filter(|bucket| bucket.split.is_none())?;
+        Some(bucket.scattered.map_or_else(|| bucket.gradients.clone(), |slice| vec![slice]))
     }
 
     /// Each rank's slice of the gradients, summed over all of them, and their norm.

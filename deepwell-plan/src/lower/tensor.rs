@@ -7,13 +7,13 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
+use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, SumsOfSquares};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, ProcessGroup, Split, SplitOver, Target, TensorRank, ValueId,
-    check_split_blocks, tensor_parallel,
+    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, Split, SplitOver, Target, TensorRank,
+    ValueId, check_split_blocks, tensor_parallel,
 };
 
-use super::optimizer::{read, update, write};
+use super::optimizer::{read, write};
 use super::{Lowering, expert};
 use crate::{Plan, PlanError};
 
@@ -94,32 +94,66 @@ impl Lowering<'_> {
         }
     }
 
-    /// Sums the gradients of parameters that are whole on each tensor-parallel rank: neighbours in
-    /// memory at a time.
+    /// Sums the gradients of parameters that are whole on each tensor-parallel rank, bucket by
+    /// bucket, where that has not been done yet.
     pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
-        let Some(TensorRank { group, ranks, .. }) = rank_of(self.target) else { return Ok(()) };
-        let is_shared = self.sharing().is_some();
-        // What is in a bucket of shards is summed with that.
+        if rank_of(self.target).is_none() {
+            return Ok(());
+        }
+        if self.sharing().is_none() {
+            for bucket in 0..self.buckets(self.plan.bucket_bytes).len() {
+                if !self.early.has_over_tensor(bucket) {
+                    self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
+                }
+            }
+            return Ok(());
+        }
+        for bucket in 0..self.shared.len() {
+            if !self.early.has_over_tensor(bucket) {
+                self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
+            }
+        }
+        // Counts are in no bucket of shards.
+        let counted = (0..self.parameters.len()).filter(|&index| self.is_counted[index]);
+        let counts: Vec<ValueId> =
+            counted.filter_map(|index| self.parameters[index].gradient).collect();
+        counts
+            .into_iter()
+            .try_for_each(|counts| self.sum_tensor_run(vec![counts], Phase::Optimizer))
+    }
+
+    /// Sums what tensor-parallel ranks have whole of a bucket: neighbours in memory at a time.
+    pub(super) fn sum_bucket_over_tensor(
+        &mut self,
+        bucket: usize,
+        phase: Phase,
+    ) -> Result<(), PlanError> {
+        if rank_of(self.target).is_none() {
+            return Ok(());
+        }
+        if self.sharing().is_some() {
+            let whole = self.whole_bucket(bucket);
+            return whole.map_or(Ok(()), |gradients| self.sum_tensor_run(gradients, phase));
+        }
+        let buckets = self.buckets(self.plan.bucket_bytes);
+        let places: Vec<usize> = buckets.get(bucket).cloned().unwrap_or_default().collect();
         let is_whole = |index: usize| {
             let state = &self.parameters[index];
-            let is_its = state.gradient.is_some() && state.split.is_none();
-            is_its && (!is_shared || self.is_counted[index])
+            state.gradient.is_some() && state.split.is_none()
         };
-        let places: Vec<usize> = (0..self.parameters.len()).collect();
         let runs = places.chunk_by(|&a, &b| is_whole(a) == is_whole(b));
         let runs = runs.filter(|run| is_whole(run[0])).map(|run| {
             run.iter().filter_map(|&index| self.parameters[index].gradient).collect::<Vec<_>>()
         });
-        let buckets = if is_shared { self.whole_buckets() } else { Vec::new() };
-        let runs: Vec<Vec<ValueId>> = buckets.into_iter().chain(runs).collect();
-        for (index, gradients) in runs.into_iter().enumerate() {
-            let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
-            let op = Collective::of_bucket(kind, group, ranks as u32, gradients.len());
-            let name = format!("all_reduce.gradients.tensor.{index}");
-            let operands = gradients.into_iter().map(update).collect();
-            self.optimizer_call(&name, op.into(), operands, Vec::new())?;
-        }
-        Ok(())
+        let runs: Vec<Vec<ValueId>> = runs.collect();
+        runs.into_iter().try_for_each(|gradients| self.sum_tensor_run(gradients, phase))
+    }
+
+    fn sum_tensor_run(&mut self, gradients: Vec<ValueId>, phase: Phase) -> Result<(), PlanError> {
+        let Some(TensorRank { group, ranks, .. }) = rank_of(self.target) else { return Ok(()) };
+        let name = format!("all_reduce.gradients.tensor.{}", self.tensor_sums);
+        self.tensor_sums += 1;
+        self.sum_over(&name, gradients, (group, ranks as u32), phase)
     }
 
     /// The norm of gradients of which other ranks have other parts: those of `groups`, the other

@@ -2,6 +2,7 @@
 
 mod buckets;
 mod data_flow;
+mod last_only;
 mod races;
 mod reduced;
 mod schedule;
@@ -26,6 +27,8 @@ pub const ALIGNMENT_BYTES: usize = 64;
 ///   use the same bytes, unless both only read them, one is over before the other begins;
 /// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
 ///   the one to the other has a place in each slot;
+/// - calls of the last micro-batch alone run behind all passes that stand before them, and nothing
+///   that runs in others reads what they write;
 /// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
 ///   parameters that they name and lie one behind the other;
 /// - the target's groups are of the program's rank, and a collective is among all ranks of one of
@@ -48,6 +51,7 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             data_flow::check(program)?;
             races::check(program, &order)?;
             schedule::check(program)?;
+            last_only::check(program)?;
             buckets::check(program)?;
             reduced::check(program)
         })

@@ -167,16 +167,16 @@ fn check_group(
     let mut sums: HashMap<ValueId, usize> = values.into_iter().map(|value| (value, 0)).collect();
     for call in program.calls.iter().filter(|call| is_behind_forward(call)) {
         let is_sum = sums_over(call, |of| of == group);
-        if call.phase != Phase::Optimizer {
-            check_in_pass(program, call, is_sum, &sums)?;
-            if !is_sum {
-                continue;
-            }
-        }
-        let is_in_place = call.outputs().is_empty();
-        if !is_sum && is_in_place && sums_over(call, |of| of != group) {
+        let sums_elsewhere = sums_over(call, |of| of != group);
+        if sums_elsewhere && call.outputs().is_empty() {
             // Sums in place over several groups are in any order.
             continue;
+        }
+        if call.phase != Phase::Optimizer {
+            check_in_pass(program, call, is_sum, &sums)?;
+            if !is_sum && !sums_elsewhere {
+                continue;
+            }
         }
         for operand in call.inputs() {
             let Some(count) = sums.get_mut(&operand.value) else { continue };
@@ -209,8 +209,8 @@ fn check_group(
     }
 }
 
-/// A sum of a pass is of all that the step adds to it: nothing writes there behind it, and there is
-/// one micro-batch.
+/// A sum of a pass is of all that the step adds to it: nothing writes there behind it, and it is in
+/// the last micro-batch alone.
 fn check_in_pass(
     program: &Program,
     call: &Call,
@@ -220,7 +220,7 @@ fn check_in_pass(
     for operand in &call.operands {
         let Some(&count) = sums.get(&operand.value) else { continue };
         let (name, value) = (&call.name, &program.value(operand.value).name);
-        if is_sum && program.micro_batches > 1 {
+        if is_sum && program.micro_batches > 1 && !call.last_only {
             return Err(format!(
                 "call `{name}` sums `{value}` over the ranks in each of {} micro-batches",
                 program.micro_batches

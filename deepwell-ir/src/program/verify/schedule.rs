@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::ByteRange;
+use super::{ByteRange, last_only};
 use crate::{Phase, Program};
 
 pub(super) fn check(program: &Program) -> Result<(), String> {
@@ -105,13 +105,16 @@ fn invocations(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// With several slots, what several bodies use lies in each slot apart from everything else.
+/// With several slots, what several bodies use lies in each slot apart from everything else, but
+/// for what the last micro-batch alone makes.
 fn slots_apart(program: &Program) -> Result<(), String> {
+    let made_last = last_only::values(program);
     let mut user: Vec<Option<usize>> = vec![None; program.values.len()];
     for (index, body) in program.bodies.iter().enumerate() {
         for operand in program.calls[body.calls.clone()].iter().flat_map(|call| &call.operands) {
             let value = program.value(operand.value);
-            if value.memory.is_persistent() || value.slot_stride_bytes > 0 {
+            let has_place = value.slot_stride_bytes > 0 || made_last.contains(&operand.value);
+            if value.memory.is_persistent() || has_place {
                 continue;
             }
             let first = *user[operand.value.index()].get_or_insert(index);

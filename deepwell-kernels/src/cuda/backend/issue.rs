@@ -111,13 +111,15 @@ impl CudaBackend {
             for id in &issue.waits {
                 let Some(&event) = recorded.get(id) else {
                     return Err(KernelError::Run {
-                        call: format!("prepared call {}", issue.call.0),
+                        call: format!("prepared call {:?}", issue.call),
                         what: format!("waits for event {id}, which no call before it records"),
                     });
                 };
                 self.driver.wait(stream, event)?;
             }
-            self.issue(issue.call.0, stream, true)?;
+            if let Some(call) = issue.call {
+                self.issue(call.0, stream, true)?;
+            }
             if let Some(id) = issue.records {
                 let event = self.edge(edge())?;
                 self.driver.record(event, stream)?;

@@ -1,0 +1,65 @@
+//! Calls that run in the last micro-batch of a step alone: sums over ranks of what all
+//! micro-batches have added up.
+
+use std::collections::HashSet;
+
+use crate::{Access, Accumulate, Call, Phase, Program, ValueId};
+
+/// They stand in passes, and add to nothing from micro-batch to micro-batch. Behind the last run of
+/// their body no body runs that stands before it: what they write is then there until the step
+/// ends, as the order of the calls says. What they write within a step no call reads that runs in
+/// other micro-batches too.
+pub(super) fn check(program: &Program) -> Result<(), String> {
+    let Some(first) = program.calls.iter().find(|call| call.last_only) else { return Ok(()) };
+    let is_once = |call: &Call| matches!(call.phase, Phase::Optimizer | Phase::Weights);
+    let own = || program.calls.iter().filter(|call| call.last_only);
+    if let Some(call) = own().find(|call| is_once(call)) {
+        let (name, phase) = (&call.name, call.phase);
+        return Err(format!("call `{name}` is for the last micro-batch, and {phase} runs once"));
+    }
+    if let Some(call) = own().find(|call| call.accumulate != Accumulate::Never) {
+        let name = &call.name;
+        return Err(format!("call `{name}` of the last micro-batch adds up those before"));
+    }
+    let made = values(program);
+    let passes = program.calls.iter().filter(|call| !call.last_only && !is_once(call));
+    for call in passes {
+        let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
+        if let Some(operand) = read.find(|operand| made.contains(&operand.value)) {
+            let (name, value) = (&call.name, &program.value(operand.value).name);
+            return Err(format!(
+                "call `{name}` reads `{value}`, which is made in the last micro-batch alone"
+            ));
+        }
+    }
+    let has = |body: usize| {
+        program.calls[program.bodies[body].calls.clone()].iter().any(|it| it.last_only)
+    };
+    for body in (0..program.bodies.len()).filter(|&body| has(body)) {
+        let last = program.schedule.iter().rposition(|it| it.body.index() == body);
+        let behind = last.map_or(&[][..], |last| &program.schedule[last + 1..]);
+        if let Some(later) = behind.iter().find(|it| it.body.index() < body) {
+            let phase = |body: usize| program.bodies[body].phase;
+            return Err(format!(
+                "call `{}`: {} of micro-batch {} runs behind the last {}",
+                first.name,
+                phase(later.body.index()),
+                later.micro_batch,
+                phase(body)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The values of a step that nothing makes but calls of the last micro-batch.
+pub(super) fn values(program: &Program) -> HashSet<ValueId> {
+    let written = |last_only: bool| {
+        let calls = program.calls.iter().filter(move |call| call.last_only == last_only);
+        let operands = calls.flat_map(|call| &call.operands);
+        operands.filter(|it| it.access != Access::Read).map(|it| it.value)
+    };
+    let others: HashSet<ValueId> = written(false).collect();
+    let is_transient = |id: &ValueId| !program.value(*id).memory.is_persistent();
+    written(true).filter(|id| is_transient(id) && !others.contains(id)).collect()
+}
