@@ -126,6 +126,9 @@ pub struct TrainArgs {
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
+    /// Write no checkpoint, as for a run that only measures: it cannot go on
+    #[arg(long, conflicts_with_all = ["checkpoint_every", "async_checkpoints"])]
+    pub no_checkpoints: bool,
     /// Write checkpoints from a copy while training goes on, on the CPU too: shorter stalls, more
     /// memory
     #[arg(long)]
@@ -238,6 +241,7 @@ impl TrainArgs {
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         settings.async_checkpoints |= args.async_checkpoints;
+        settings.no_checkpoints |= args.no_checkpoints;
         if !args.data.is_empty() {
             settings.data = args.data;
         }

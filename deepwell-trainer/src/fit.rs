@@ -226,7 +226,8 @@ impl<'r> Fit<'r> {
             self.writer.complete(self.engine)?;
         }
         let interrupts = !last && stops;
-        let saves = last || interrupts || step.is_multiple_of(self.settings.checkpoint_interval());
+        let is_due = step.is_multiple_of(self.settings.checkpoint_interval());
+        let saves = !self.settings.no_checkpoints && (last || interrupts || is_due);
         let is_audited = matches!(&self.in_flight, Some(InFlight { begun: Begun::Audited(_), .. }));
         let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
         Ok(Behind { evaluates, interrupts, saves, waits })
@@ -433,9 +434,10 @@ fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, 
         let mut own = Vec::with_capacity(TURNS_AHEAD);
         for turn in first..turns.min(first + TURNS_AHEAD as u64) {
             let index = turn * places + place;
-            // Ranks that have experts of each other evaluate together, the last window again where
-            // there are no more.
-            let loss = if index < windows.len() || parallel.expert > 1 {
+            // Ranks that have experts or weights of each other evaluate together, the last window
+            // again where there are no more.
+            let together = parallel.expert > 1 || parallel.zero >= 3;
+            let loss = if index < windows.len() || together {
                 windows.fill(index.min(windows.len() - 1), &mut batch);
                 f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)
             } else {

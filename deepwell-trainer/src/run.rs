@@ -412,6 +412,7 @@ fn checkpoint_bytes(world: &mut World, settings: &Settings) -> Result<Vec<u64>, 
     world.on_all(|engine| {
         let bytes = checkpoint::host_bytes(engine)? as u64;
         let is_copied = engine.is_asynchronous() || settings.async_checkpoints;
+        let is_copied = is_copied && !settings.no_checkpoints;
         Ok(if is_copied { bytes } else { 0 })
     })
 }

@@ -139,6 +139,9 @@ pub struct Settings {
     pub interim_eval_tokens: Option<u64>,
     /// Steps between two checkpoints; none takes a fifth of the run.
     pub checkpoint_every: Option<u64>,
+    /// Whether none is written, as in a run that only measures: it cannot go on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub no_checkpoints: bool,
     /// Checkpoints that are kept.
     pub keep_last: usize,
     /// Whether checkpoints are written from a copy while training goes on also where the host sees
@@ -212,6 +215,7 @@ impl Default for Settings {
             eval_tokens: EVAL_TOKENS,
             interim_eval_tokens: None,
             checkpoint_every: None,
+            no_checkpoints: false,
             keep_last: 2,
             async_checkpoints: false,
             audit: false,

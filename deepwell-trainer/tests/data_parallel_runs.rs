@@ -35,6 +35,21 @@ fn a_run_of_ranks_is_one_run() {
     assert!(together.peak_bytes_predicted > alone.peak_bytes_predicted);
 }
 
+/// One of two ranks has no third window, and gathers the weights for the other's: it went on, and
+/// both waited for ever.
+#[test]
+fn ranks_with_parts_of_weights_evaluate_an_odd_number_of_windows() {
+    let place = Place::new();
+    let of = |name: &str, ranks, zero| {
+        let settings = place.settings(name, ranks);
+        let rank_timeout_s = 60;
+        go(&Settings { zero, eval_tokens: 96, rank_timeout_s, ..settings }, Start::New).unwrap()
+    };
+    let (alone, together) = (of("of-1", 1, 0), of("of-2", 2, 3));
+    assert_eq!(alone.fit.heldout_losses.len(), 3);
+    assert_eq!(together.fit.heldout_losses.len(), 3);
+}
+
 /// Users see one run: times by rank in metrics, summary and page, and who has what.
 #[test]
 fn ranks_are_seen() {

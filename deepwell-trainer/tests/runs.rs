@@ -333,3 +333,22 @@ fn loaded_weights_are_known_by_what_they_are() {
     engine.read_value(first, &mut arrived).expect("a value");
     assert_eq!(arrived, changed);
 }
+
+/// A run that only measures leaves numbers and nothing to go on from, also where it is stopped.
+#[test]
+fn a_run_without_checkpoints_writes_none() {
+    let place = Place::new();
+    for stops_after in [u64::MAX, 3] {
+        let out = place.path(&format!("out-{stops_after}"));
+        let settings = Settings { no_checkpoints: true, out, ..place.settings() };
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut progress = StopAfter(stops_after, Arc::clone(&stop));
+        let summary = run(&settings, RunOptions::default(), stop, &mut progress).expect("a run");
+        assert_eq!(summary.fit.interrupted, stops_after == 3);
+        assert_eq!(summary.fit.checkpoint_stalls_s, [0.0; 0]);
+        let folder = Trainer::checkpoints_path(&settings.out);
+        let written = fs::read_dir(&folder).map_or(0, Iterator::count);
+        assert_eq!(written, 0, "{}", folder.display());
+        assert!(Trainer::metrics_path(&settings.out).exists());
+    }
+}
