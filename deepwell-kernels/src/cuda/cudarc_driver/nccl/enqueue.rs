@@ -65,6 +65,17 @@ impl Shared {
         })
     }
 
+    /// Lets the exchanges that `enqueue` puts into one stream go on at the same time.
+    pub(super) fn grouped(&self, enqueue: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+        let library = self.library;
+        // SAFETY: takes nothing; ended below.
+        library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
+        let enqueued = enqueue();
+        // SAFETY: ends the group that was begun above, also after an error.
+        let ended = unsafe { (library.group_end)() };
+        enqueued.and_then(|()| library.check("ncclGroupEnd", ended))
+    }
+
     /// Puts an exchange into a stream of the context, which is current.
     pub(super) fn enqueue(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let _call = lock(&self.calls);

@@ -8,6 +8,10 @@ use super::{NcclHost, NcclId, NcclRank, host_group, init, lock};
 use crate::cuda::driver::{DriverError, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
+/// Of what is exchanged for the library to connect ranks: so many that it takes the connections that
+/// long exchanges take.
+const WARM_UP_BYTES: usize = 1 << 20;
+
 /// Groups with their ids, as a rank tells the others.
 type Ids = Vec<(ProcessGroup, NcclId)>;
 
@@ -43,6 +47,7 @@ impl NcclRank {
                 );
                 return Err(DriverError::new("NCCL", reason));
             }
+            warm_up(&mut host, group).map_err(of_comm)?;
         }
         Ok(())
     }
@@ -68,6 +73,34 @@ impl NcclRank {
         let handle = init(library, context, id, places, None, limit, &failure)?;
         lock(&shared.communicators).push((group.clone(), handle));
         Ok(())
+    }
+}
+
+/// Exchanges something of each kind that a group's programs have. The library connects two ranks for
+/// a kind of exchange, and takes memory for it, when it meets the first one: here, and not while a
+/// body is captured, where each rank would wait for the others to capture theirs.
+fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
+    let ranks = group.ranks.len();
+    if ranks < 2 {
+        return Ok(());
+    }
+    let part = vec![0; WARM_UP_BYTES];
+    let mut whole = vec![0; WARM_UP_BYTES * ranks];
+    let mut exchange = |kind, input: &[u8], output: &mut [u8]| {
+        host.exchange(&Exchange { kind, group: group.clone(), dtype: DType::F32 }, input, output)
+    };
+    exchange(CollectiveKind::AllGather, &part, &mut whole)?;
+    let reduction = Reduction::Sum;
+    let mut sums = vec![0; WARM_UP_BYTES];
+    exchange(CollectiveKind::ReduceScatter { reduction }, &whole, &mut sums)?;
+    exchange(CollectiveKind::AllReduce { reduction }, &part, &mut sums)?;
+    match group.name.as_str() {
+        ProcessGroup::EXPERT => {
+            let mut exchanged = whole.clone();
+            exchange(CollectiveKind::AllToAll, &whole, &mut exchanged)
+        }
+        ProcessGroup::PIPELINE | ProcessGroup::CONTEXT => host.meet_neighbors(group),
+        _ => Ok(()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{DType, ProcessGroup, Shape};
 
 use super::super::context::{Context, new_stream};
 use super::super::error::check;
@@ -125,6 +126,51 @@ impl NcclHost {
             check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*stream) })
         });
         waited.and(exchanged)
+    }
+}
+
+impl NcclHost {
+    /// Sends something to the next and the former rank of a group, and receives as much, at the
+    /// same time.
+    pub(super) fn meet_neighbors(&mut self, group: &ProcessGroup) -> Result<(), CommError> {
+        let failed = |error: crate::cuda::DriverError| match self.shared.failed() {
+            Some((rank, reason)) => CommError::Failed { rank, reason },
+            None => CommError::Request { what: error.call, reason: error.reason },
+        };
+        let Some(place) = group.position_of(self.shared.rank) else { return Ok(()) };
+        let ranks = group.ranks.len();
+        let neighbors: Vec<usize> =
+            [place.checked_sub(1), Some(place + 1).filter(|&next| next < ranks)]
+                .into_iter()
+                .flatten()
+                .collect();
+        let Buffers { context, stream, input, output } = &self.buffers;
+        let bytes = BUFFER_BYTES / 2;
+        let meet = || -> DriverResult<()> {
+            context.enter()?;
+            let exchange = |kind, slot: usize| DeviceExchange {
+                exchange: Exchange { kind, group: group.clone(), dtype: DType::E8m0 },
+                input: input.offset(slot * bytes),
+                input_bytes: bytes,
+                output: output.offset(slot * bytes),
+                output_bytes: bytes,
+            };
+            self.shared.grouped(|| {
+                for (slot, &neighbor) in neighbors.iter().enumerate() {
+                    let to = neighbor as u32;
+                    self.shared.enqueue(&exchange(CollectiveKind::Send { to }, slot), *stream)?;
+                    let (shape, dtype) = (Shape::new([bytes]), DType::E8m0);
+                    let kind = CollectiveKind::Recv { from: to, shape, dtype };
+                    self.shared.enqueue(&exchange(kind, slot), *stream)?;
+                }
+                Ok(())
+            })?;
+            self.shared.wait(|| {
+                // SAFETY: the stream is alive.
+                check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*stream) })
+            })
+        };
+        meet().map_err(failed)
     }
 }
 
