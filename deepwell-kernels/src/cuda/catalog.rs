@@ -1,7 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
 use deepwell_ir::{
-    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Ranks, Selection, Target,
+    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Selection,
+    Target,
 };
 use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
 
@@ -44,6 +45,14 @@ pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&st
 /// emulated GPU has no context.
 const CONTEXT_BYTES: usize = 560 << 20;
 
+/// What NCCL holds for ranks that exchange anything; for a group whose ranks send each other
+/// something besides; and for each that a rank sends to, over NVLink. Measured on two H100s with
+/// NCCL 2.28 (benchmarks/ranks_h100_2026-11-27.md): 891 MiB with collectives alone, 1,823 with
+/// two stages or two expert-parallel ranks.
+const NCCL_BYTES: usize = 891 << 20;
+const NCCL_SENDING_BYTES: usize = 486 << 20;
+const NCCL_PEER_BYTES: usize = 446 << 20;
+
 impl KernelCatalog for CudaCatalog {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
         selection::fastest(candidates(request, target)).map_err(|rejected| NoKernel {
@@ -82,8 +91,28 @@ impl KernelCatalog for CudaCatalog {
     }
 
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
-        target.gpu.map_or(0, |_| CONTEXT_BYTES) + super::prepare::RESERVED_BYTES
+        let of_gpu = target.gpu.map_or(0, |_| CONTEXT_BYTES + exchange_bytes(&target.ranks));
+        of_gpu + super::prepare::RESERVED_BYTES
     }
+}
+
+/// What NCCL holds of a rank's GPU.
+fn exchange_bytes(ranks: &Ranks) -> usize {
+    let Some(largest) = ranks.groups.iter().map(|group| group.ranks.len()).max() else { return 0 };
+    if largest < 2 {
+        return 0;
+    }
+    let peers = |group: &ProcessGroup| match group.name.as_str() {
+        ProcessGroup::PIPELINE | ProcessGroup::CONTEXT => {
+            let last = group.ranks.len() - 1;
+            let place = group.position_of(ranks.rank).unwrap_or(0);
+            usize::from(place > 0) + usize::from(place < last)
+        }
+        ProcessGroup::EXPERT => group.ranks.len() - 1,
+        _ => 0,
+    };
+    let sending = ranks.groups.iter().map(peers).filter(|&peers| peers > 0);
+    NCCL_BYTES + sending.map(|peers| NCCL_SENDING_BYTES + peers * NCCL_PEER_BYTES).sum::<usize>()
 }
 
 /// The kernels that have an op alone, or that have the core of a fused one and take epilogues.

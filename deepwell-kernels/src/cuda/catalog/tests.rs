@@ -1,8 +1,8 @@
 //! Which fusions are made and which kernels are taken, on each architecture.
 
 use deepwell_ir::ops::{
-    Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
-    LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    Activation, AddRmsNorm, Axis, Collective, CollectiveKind, Epilogue, Fused, Gelu, GeluBackward,
+    LayerNorm, Linear, LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
@@ -236,4 +236,46 @@ fn formats_that_are_not_served_say_why() {
         assert!(reasons.contains(expected.unwrap_or_default()), "{format}: {reasons}");
         assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");
     }
+}
+
+/// Two stages of 1F1B send to each other at the same time, and each waits until NCCL has taken all
+/// of it.
+#[test]
+fn stages_send_no_more_than_nccl_takes() {
+    let mut target = cuda_target(Architecture::Sm90a, 132, &[COLLECTIVES]);
+    target.ranks.world_size = 2;
+    let group = deepwell_ir::GroupId(0);
+    let send: Op = Collective::new(CollectiveKind::Send { to: 1 }, group, 2).into();
+    let of_tokens =
+        |tokens: usize| chosen(&send, &[operand(DType::Bf16, &[tokens, 8192])], &target);
+    assert_eq!(of_tokens(4096).expect("64 MiB"), "cuda_collective");
+    let error = of_tokens(4097).expect_err("more than 64 MiB").to_string();
+    for part in ["at most 64 MiB", "[4097, 8192] of bf16", "--micro-batch"] {
+        assert!(error.contains(part), "expected `{part}` in {error}");
+    }
+}
+
+/// What NCCL holds is part of the memory of a GPU with others, and of no other.
+#[test]
+fn memory_of_nccl() {
+    let check = |groups: &[(&str, u32)], mib: usize| {
+        let mut target = cuda_target(Architecture::Sm90a, 132, &[COLLECTIVES]);
+        let alone = CudaCatalog.fixed_overhead_bytes(&target);
+        let group = |&(name, ranks): &(&str, u32)| ProcessGroup {
+            name: name.to_string(),
+            ranks: (0..ranks).collect(),
+        };
+        target.ranks.groups = groups.iter().map(group).collect();
+        let held = CudaCatalog.fixed_overhead_bytes(&target) - alone;
+        assert_eq!(held >> 20, mib, "{groups:?}");
+        target.gpu = None;
+        let emulated = CudaCatalog.fixed_overhead_bytes(&target);
+        assert_eq!(emulated, crate::cuda::prepare::RESERVED_BYTES, "{groups:?}");
+    };
+    check(&[], 0);
+    check(&[("data", 1)], 0);
+    check(&[("data", 8)], 891);
+    check(&[("data", 2), ("tensor", 4)], 891);
+    check(&[("data", 1), ("pipeline", 2)], 891 + 486 + 446);
+    check(&[("data", 4), ("expert", 4)], 891 + 486 + 3 * 446);
 }

@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{self, CUstream};
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{DType, ProcessGroup};
 
+use super::super::error::check;
 use super::library::{DataType, ReduceOp};
 use super::{Handle, Shared, lock};
 use crate::Exchange;
@@ -44,6 +45,9 @@ impl Shared {
             }
             _ => {}
         }
+        if of.exchange.group.ranks.len() == 1 {
+            return self.check();
+        }
         self.communicator(&of.exchange.group).map(drop)
     }
 
@@ -80,6 +84,9 @@ impl Shared {
     pub(super) fn enqueue(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let _call = lock(&self.calls);
         let Exchange { kind, group, dtype } = &of.exchange;
+        if group.ranks.len() == 1 {
+            return keep(of, stream);
+        }
         let Handle(communicator) = self.communicator(group)?;
         let library = self.library;
         let (input, output) = (of.input.0 as *const c_void, of.output.0 as *mut c_void);
@@ -183,6 +190,17 @@ impl Shared {
             }
         }
     }
+}
+
+/// What a rank that is alone in its group gets: what it has.
+fn keep(of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
+    if of.input == of.output {
+        return Ok(());
+    }
+    let bytes = of.input_bytes.min(of.output_bytes);
+    // SAFETY: device addresses of as many bytes, which `accept` has compared; a context is current.
+    let code = unsafe { sys::cuMemcpyDtoDAsync_v2(of.output.0, of.input.0, bytes, stream) };
+    check("cuMemcpyDtoDAsync", code)
 }
 
 fn describe(exchange: &Exchange) -> String {

@@ -18,7 +18,8 @@ type Ids = Vec<(ProcessGroup, NcclId)>;
 impl NcclRank {
     /// Makes a communicator for each of this rank's groups. All ranks of the world join theirs at
     /// the same time, whatever they are. Each group exchanges something then: a broken connection
-    /// is seen here, and memory that the library takes for one is taken here.
+    /// is seen here, and memory that the library takes for one is taken here. A rank that is alone in
+    /// a group needs no communicator, which would take hundreds of megabytes.
     ///
     /// # Errors
     /// Ranks that do not come in time, have failed, or have other groups.
@@ -26,13 +27,14 @@ impl NcclRank {
         let mut host = self.host()?;
         let of_comm = |error: CommError| DriverError::new("NCCL", error);
         let mut own = Ids::new();
-        for group in groups.iter().filter(|group| group.ranks.first() == Some(&self.shared.rank)) {
+        let groups = || groups.iter().filter(|group| group.ranks.len() > 1);
+        for group in groups().filter(|group| group.ranks.first() == Some(&self.shared.rank)) {
             own.push((group.clone(), NcclId::new()?));
         }
         let told = gather(&mut host, &encode(&own)).map_err(of_comm)?;
         let ids: Ids = told.iter().flat_map(|bytes| decode(bytes)).collect();
         // In one order on all ranks, or two groups could wait for each other.
-        let mut groups: Vec<&ProcessGroup> = groups.iter().collect();
+        let mut groups: Vec<&ProcessGroup> = groups().collect();
         groups.sort_by(|a, b| (&a.ranks, &a.name).cmp(&(&b.ranks, &b.name)));
         for group in groups {
             self.connect_group(group, &ids)?;
@@ -81,9 +83,6 @@ impl NcclRank {
 /// body is captured, where each rank would wait for the others to capture theirs.
 fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
     let ranks = group.ranks.len();
-    if ranks < 2 {
-        return Ok(());
-    }
     let part = vec![0; WARM_UP_BYTES];
     let mut whole = vec![0; WARM_UP_BYTES * ranks];
     let mut exchange = |kind, input: &[u8], output: &mut [u8]| {
@@ -95,10 +94,6 @@ fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
     exchange(CollectiveKind::ReduceScatter { reduction }, &whole, &mut sums)?;
     exchange(CollectiveKind::AllReduce { reduction }, &part, &mut sums)?;
     match group.name.as_str() {
-        ProcessGroup::EXPERT => {
-            let mut exchanged = whole.clone();
-            exchange(CollectiveKind::AllToAll, &whole, &mut exchanged)
-        }
         ProcessGroup::PIPELINE | ProcessGroup::CONTEXT => host.meet_neighbors(group),
         _ => Ok(()),
     }
