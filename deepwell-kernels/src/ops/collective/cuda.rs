@@ -64,8 +64,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         && sent.storage_bytes().is_none_or(|bytes| bytes > SENT_BYTES_MAX)
     {
         return Some(format!(
-            "expected at most {} MiB for a stage to send, got {:?} of {}: NCCL keeps so much on its \
-             way, and two stages that send each other more would wait for ever; \
+            "expected at most {} MiB for a stage to send, got {:?} of {}: NCCL keeps so much on \
+             its way, and two stages that send each other more would wait for ever; \
              a smaller `--micro-batch` sends less",
             SENT_BYTES_MAX >> 20,
             sent.shape,

@@ -8,8 +8,8 @@ use super::{NcclHost, NcclId, NcclRank, host_group, init, lock};
 use crate::cuda::driver::{DriverError, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
-/// Of what is exchanged for the library to connect ranks: so many that it takes the connections that
-/// long exchanges take.
+/// Of what is exchanged for the library to connect ranks: so many that it takes the connections
+/// that long exchanges take.
 const WARM_UP_BYTES: usize = 1 << 20;
 
 /// Groups with their ids, as a rank tells the others.
@@ -18,8 +18,8 @@ type Ids = Vec<(ProcessGroup, NcclId)>;
 impl NcclRank {
     /// Makes a communicator for each of this rank's groups. All ranks of the world join theirs at
     /// the same time, whatever they are. Each group exchanges something then: a broken connection
-    /// is seen here, and memory that the library takes for one is taken here. A rank that is alone in
-    /// a group needs no communicator, which would take hundreds of megabytes.
+    /// is seen here, and memory that the library takes for one is taken here. A rank that is alone
+    /// in a group needs no communicator, which would take hundreds of megabytes.
     ///
     /// # Errors
     /// Ranks that do not come in time, have failed, or have other groups.
@@ -78,9 +78,9 @@ impl NcclRank {
     }
 }
 
-/// Exchanges something of each kind that a group's programs have. The library connects two ranks for
-/// a kind of exchange, and takes memory for it, when it meets the first one: here, and not while a
-/// body is captured, where each rank would wait for the others to capture theirs.
+/// Exchanges something of each kind that a group's programs have. The library connects two ranks
+/// for a kind of exchange, and takes memory for it, when it meets the first one: here, and not
+/// while a body is captured, where each rank would wait for the others to capture theirs.
 fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
     let ranks = group.ranks.len();
     let part = vec![0; WARM_UP_BYTES];
