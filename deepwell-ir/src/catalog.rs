@@ -23,6 +23,10 @@ pub struct Target {
     /// the processor's, also for a GPU that the processor emulates.
     #[serde(default)]
     pub gpu: Option<usize>,
+    /// What that GPU calls itself, `NVIDIA H200` for example: kernels measured on such a GPU are
+    /// known by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_name: Option<String>,
     /// The rank that the program is for; left out where there is one rank alone.
     #[serde(default, skip_serializing_if = "Ranks::is_single")]
     pub ranks: Ranks,
@@ -37,6 +41,7 @@ impl Target {
             libraries: Vec::new(),
             workers,
             gpu: None,
+            gpu_name: None,
             ranks: Ranks::default(),
         }
     }
@@ -177,8 +182,8 @@ fn reasons(missing: &NoKernel) -> String {
 /// Knows which kernels there are. Plain data: it answers for hardware that is not here.
 pub trait KernelCatalog {
     /// The kernel for a request on a target: of those that take it the one with the least
-    /// predicted time. Every other one is among the rejected, with what it lacks or how much slower
-    /// it is predicted to be.
+    /// predicted time, or the least measured one where a table has the shape. Every other one is
+    /// among the rejected, with what it lacks or how much slower it is.
     ///
     /// # Errors
     /// [`NoKernel`] with the reason of each rejection.
@@ -201,6 +206,12 @@ pub trait KernelCatalog {
     /// The reason, for a report.
     fn serves(&self, _format: &QuantFormat, _target: &Target) -> Result<(), String> {
         Ok(())
+    }
+
+    /// The tables of measured times that selections for a target follow where they have a shape,
+    /// each named with where and when it was measured and a hash of what is in it.
+    fn tables(&self, _target: &Target) -> Vec<String> {
+        Vec::new()
     }
 
     /// Bytes that the backend holds on a target beside the program's arena: thread stacks,

@@ -2,6 +2,8 @@
 
 use deepwell_ir::{KernelChoice, Rejected, Selection, Tile};
 
+use crate::cuda::tuned::TunedTime;
+
 /// What a kernel offers that takes a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
@@ -50,6 +52,78 @@ pub(crate) fn fastest(candidates: Vec<Candidate>) -> Result<Selection, Vec<Rejec
                 rejected.push(Rejected { kernel, reason: slower(offer.predicted_s, least_s) });
             }
         }
+    }
+    match choice {
+        Some(choice) => Ok(Selection { choice, rejected }),
+        None => Err(rejected),
+    }
+}
+
+/// What was measured of kernels on a shape, the one to take first.
+pub(crate) struct Measured<'a> {
+    pub(crate) times: &'a [TunedTime],
+    /// Where it stands, for the reasons.
+    pub(crate) place: String,
+}
+
+/// The first of the measured kernels that takes the request with its tile; the fastest by
+/// prediction where none does.
+///
+/// # Errors
+/// As [`fastest`].
+pub(crate) fn measured(
+    candidates: Vec<Candidate>,
+    measured: &Measured<'_>,
+) -> Result<Selection, Vec<Rejected>> {
+    let of = |candidate: &Candidate, time: &TunedTime| -> bool {
+        let Ok(offer) = &candidate.offer else { return false };
+        let other_tiles = candidate.tiles.iter().map(|(tile, _)| Some(*tile));
+        candidate.kernel == time.kernel
+            && [offer.tile].into_iter().chain(other_tiles).any(|tile| tile == time.tile)
+    };
+    let Some(taken) =
+        measured.times.iter().find(|time| candidates.iter().any(|candidate| of(candidate, time)))
+    else {
+        return fastest(candidates);
+    };
+    let time_of = |kernel: &str, tile: Option<Option<Tile>>| {
+        measured
+            .times
+            .iter()
+            .find(|time| time.kernel == kernel && tile.is_none_or(|tile| tile == time.tile))
+    };
+    let slower = |time: Option<&TunedTime>| match time {
+        Some(time) => format!(
+            "tuned: {:.4} us against {:.4} us, {:+.1} % ({})",
+            time.time_s * 1e6,
+            taken.time_s * 1e6,
+            100.0 * (time.time_s / taken.time_s - 1.0),
+            measured.place
+        ),
+        None => format!("tuned: not measured ({})", measured.place),
+    };
+    let mut choice = None;
+    let mut rejected = Vec::with_capacity(candidates.len());
+    for Candidate { kernel, tiles, offer } in candidates {
+        let offer = match offer {
+            Ok(offer) => offer,
+            Err(reason) => {
+                rejected.push(Rejected { kernel, reason });
+                continue;
+            }
+        };
+        if kernel != taken.kernel {
+            let reason = slower(time_of(&kernel, None));
+            rejected.push(Rejected { kernel, reason });
+            continue;
+        }
+        let all = [offer.tile].into_iter().chain(tiles.into_iter().map(|(tile, _)| Some(tile)));
+        for tile in all.filter(|tile| *tile != taken.tile).flatten() {
+            let reason = slower(time_of(&kernel, Some(Some(tile))));
+            rejected.push(Rejected { kernel: format!("{kernel} with {tile}"), reason });
+        }
+        let (tile, workspace_bytes) = (taken.tile, offer.workspace_bytes);
+        choice = Some(KernelChoice { kernel, tile, workspace_bytes });
     }
     match choice {
         Some(choice) => Ok(Selection { choice, rejected }),

@@ -230,6 +230,7 @@ pub fn autoplan_stages(
     };
     best.plan.precision = best.program.precision.clone();
     best.plan.kernels = kernels_of(&best.program);
+    best.plan.tuned = catalog.tables(target);
     best.rejected = rejected;
     Ok(best)
 }
@@ -346,6 +347,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         bucket_bytes: Plan::BUCKET_BYTES,
         parallel: Parallel::default(),
         stages: Vec::new(),
+        tuned: Vec::new(),
     }
 }
 

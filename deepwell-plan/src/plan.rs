@@ -93,6 +93,9 @@ pub struct Plan {
     /// Layers of each stage of a pipeline, in order; none where there is one stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
+    /// Tables of measured times that kernels were selected by; the rest by predicted time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<String>,
 }
 
 impl Plan {
@@ -132,6 +135,9 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "  recompute     {}", self.recompute)?;
         writeln!(f, "  optimizer     in buckets of {bucket} of gradients")?;
+        for table in &self.tuned {
+            writeln!(f, "  tuned         by {table}")?;
+        }
         for kernel in &self.kernels {
             writeln!(f, "  {:<26} {:>4} x {}", kernel.op, kernel.calls, kernel.kernel)?;
         }

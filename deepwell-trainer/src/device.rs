@@ -94,11 +94,12 @@ pub struct OpenDevice {
 }
 
 impl Device {
-    /// The kernels of this kind of device.
+    /// The kernels of this kind of device; of a GPU as tables of measured times select them.
     pub fn catalog(self) -> Catalog {
         match self {
             Device::Cpu => Box::new(CpuCatalog),
-            Device::Cuda(_) | Device::Emulated(_) => Box::new(CudaCatalog),
+            Device::Cuda(_) => Box::new(crate::tuned::tuned_catalog()),
+            Device::Emulated(_) => Box::new(CudaCatalog),
         }
     }
 
@@ -127,7 +128,7 @@ impl Device {
         })?;
         let sm_count = gpu.sm_count.unwrap_or(0) as usize;
         let target = cuda_target(architecture, sm_count, &[CUBLASLT]);
-        Ok(Target { gpu: Some(index), ..target })
+        Ok(Target { gpu: Some(index), gpu_name: Some(gpu.name.clone()), ..target })
     }
 
     /// The error for a GPU that is not there: what was found instead, and what to do.

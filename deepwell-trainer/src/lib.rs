@@ -77,6 +77,7 @@ mod settings_check;
 mod source;
 pub mod terminal;
 mod trainer;
+pub mod tuned;
 pub mod weights;
 mod world;
 

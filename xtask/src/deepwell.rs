@@ -1,4 +1,4 @@
-//! `cargo xtask parity|train|bench|probe|score`: builds the release binary and becomes it.
+//! `cargo xtask parity|train|bench|tune|probe|score`: builds the release binary and becomes it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -31,6 +31,7 @@ Commands that build the release binary `deepwell` and run it, with all ARGS pass
   parity     Train one model in BF16 and in MXFP8 and compare the two
   train      Train a model from a run file
   bench      Time kernels and training beside the hardware's limits and PyTorch
+  tune       Time the kernels of each shape on a GPU, and keep the table they are selected by
   probe      Say what hardware is here
   score      Score the planner's predictions against tables of measurements
 
@@ -52,6 +53,7 @@ Examples:
   cargo xtask bench quantize --peers          quantization, and PyTorch's beside it
   cargo xtask bench --help                    its sections and flags (`cargo bench` runs those
                                               of the crates for processors)
+  cargo xtask tune --model llama-134m         which kernel is fastest, in target/tuned/
   cargo xtask score                           predictions beside what others measured
   cargo xtask kernels --arch sm_90a           kernels for one architecture
   cargo xtask emulate --all                   every kernel in all modes, without a GPU
@@ -80,7 +82,7 @@ fn run() -> Result<ExitCode> {
     shell.change_dir(&root);
     let command = command.to_string_lossy();
     match &*command {
-        "parity" | "train" | "bench" | "probe" | "score" => {
+        "parity" | "train" | "bench" | "tune" | "probe" | "score" => {
             deepwell::run(&shell, &root, &command, &args)
         }
         "kernels" => kernels::run(&root, &args),

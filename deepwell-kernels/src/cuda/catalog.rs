@@ -1,8 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
 use deepwell_ir::{
-    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Selection,
-    Target,
+    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Rejected,
+    Selection, Target,
 };
 use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
 
@@ -36,6 +36,7 @@ pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&st
         libraries: libraries.iter().map(|&library| library.to_string()).collect(),
         workers: sm_count,
         gpu: Some(0),
+        gpu_name: None,
         ranks: Ranks::default(),
     }
 }
@@ -55,12 +56,8 @@ const NCCL_PEER_BYTES: usize = 446 << 20;
 
 impl KernelCatalog for CudaCatalog {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
-        selection::fastest(candidates(request, target)).map_err(|rejected| NoKernel {
-            op: request.op.name().to_string(),
-            arch: target.arch.clone(),
-            rejected,
-            others: others_that_serve(request, target),
-        })
+        let selected = selection::fastest(candidates(request, target));
+        selected.map_err(|rejected| no_kernel(request, target, rejected))
     }
 
     fn choices(&self, request: &KernelRequest<'_>, target: &Target) -> Vec<KernelChoice> {
@@ -115,6 +112,20 @@ fn exchange_bytes(ranks: &Ranks) -> usize {
     NCCL_BYTES + sending.map(|peers| NCCL_SENDING_BYTES + peers * NCCL_PEER_BYTES).sum::<usize>()
 }
 
+/// The error of a request that no kernel takes.
+pub(super) fn no_kernel(
+    request: &KernelRequest<'_>,
+    target: &Target,
+    rejected: Vec<Rejected>,
+) -> NoKernel {
+    NoKernel {
+        op: request.op.name().to_string(),
+        arch: target.arch.clone(),
+        rejected,
+        others: others_that_serve(request, target),
+    }
+}
+
 /// The kernels that have an op alone, or that have the core of a fused one and take epilogues.
 fn kernels_of(op: &Op) -> impl Iterator<Item = &'static CudaKernelSpec> {
     let (core, is_fused) = (op.leading(), !op.epilogue().is_empty());
@@ -124,7 +135,7 @@ fn kernels_of(op: &Op) -> impl Iterator<Item = &'static CudaKernelSpec> {
     })
 }
 
-fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
+pub(super) fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
     kernels_of(request.op)
         .map(|spec| {
             let kernel = spec.name.to_string();

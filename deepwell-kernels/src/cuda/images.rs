@@ -50,6 +50,13 @@ impl KernelImages {
         KernelImages { is_ptx: true, ..self }
     }
 
+    /// What the compiler's run says of the kernels, `manifest.json`, of the first folder that has
+    /// one; none where nothing is compiled.
+    pub fn manifest(&self) -> Option<String> {
+        let mut folders = self.folders.iter();
+        folders.find_map(|folder| std::fs::read_to_string(folder.join("manifest.json")).ok())
+    }
+
     /// The binary of `<file>.cu`, or its PTX with a final zero byte, for a compute capability.
     ///
     /// # Errors

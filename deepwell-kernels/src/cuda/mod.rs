@@ -20,6 +20,7 @@ pub(crate) mod launch;
 mod pinned;
 pub(crate) mod prepare;
 pub(crate) mod spec;
+pub mod tuned;
 
 #[cfg(feature = "emulated")]
 pub use deepwell_emulator as emulator;

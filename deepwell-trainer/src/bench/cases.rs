@@ -99,7 +99,7 @@ pub(super) fn cases_of(
 
 /// Whether an op treats its rows as tokens of sequences; the others are the same call for all
 /// batches of as many tokens.
-fn knows_sequences(op: &Op) -> bool {
+pub(super) fn knows_sequences(op: &Op) -> bool {
     matches!(
         op,
         Op::Attention(_)
@@ -155,7 +155,7 @@ pub(super) fn is_gemm(op: &Op) -> bool {
     matches!(section_of(op), Some(Section::Gemm | Section::Experts))
 }
 
-fn is_matrix(op: &Op) -> bool {
+pub(super) fn is_matrix(op: &Op) -> bool {
     matches!(section_of(op), Some(Section::Gemm | Section::Experts | Section::Attention))
 }
 

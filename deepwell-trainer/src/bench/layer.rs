@@ -133,6 +133,7 @@ pub(super) fn step(
         bucket_bytes: Plan::BUCKET_BYTES,
         parallel: Parallel::default(),
         stages: Vec::new(),
+        tuned: Vec::new(),
     };
     Ok(lower(&graph(layer, size)?, &plan, catalog, target)?)
 }

@@ -37,6 +37,8 @@ mod section;
 mod shapes;
 mod text;
 mod timer;
+pub mod tune;
+mod turns;
 
 pub use device_copy::measure_copy;
 pub use layer::MixtureSize;

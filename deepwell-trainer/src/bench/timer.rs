@@ -93,7 +93,7 @@ impl<'a> Timer<'a> {
 
     /// Copies of operands of `bytes` that together are twice the cache, two at least; one of
     /// operands of which the cache holds next to nothing.
-    fn copies(&self, bytes: usize) -> usize {
+    pub(super) fn copies(&self, bytes: usize) -> usize {
         if bytes as u64 >= 8 * self.cache_bytes() {
             return 1;
         }
@@ -245,7 +245,7 @@ impl<'a> Timer<'a> {
         Ok((samples, calls))
     }
 
-    fn fill(&mut self, call: &SingleCall, program: &Program) -> Result<(), KernelError> {
+    pub(super) fn fill(&mut self, call: &SingleCall, program: &Program) -> Result<(), KernelError> {
         let fills = fills(call, self.routing);
         let mut known: Vec<(Fill, DType, Vec<u8>)> = Vec::new();
         let largest = program.values.iter().map(|value| value.range.bytes).max().unwrap_or(0);
@@ -271,7 +271,7 @@ impl<'a> Timer<'a> {
 
 /// Calls of a recording, whose own start shall not count: many short ones, of long ones as many as
 /// make a sample.
-fn calls_recorded(call_s: f64) -> usize {
+pub(super) fn calls_recorded(call_s: f64) -> usize {
     let enough = (SAMPLE_TIME.as_secs_f64() / call_s.max(1e-9)).ceil().max(1.0);
     if enough < CALLS_WANTED as f64 { enough as usize } else { CALLS_WANTED }
 }

@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 19] = [
     &["probe"],
     &["capture"],
     &["plan"],
@@ -14,6 +14,7 @@ const COMMANDS: [&[&str]; 18] = [
     &["parity"],
     &["generate"],
     &["bench"],
+    &["tune"],
     &["ckpt", "inspect"],
     &["ckpt", "verify"],
     &["ckpt", "diff"],

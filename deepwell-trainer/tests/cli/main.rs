@@ -15,6 +15,7 @@ mod quantize;
 mod runs;
 mod tables;
 mod tokenizer;
+mod tune;
 
 use std::ffi::OsStr;
 use std::fmt::Debug;

@@ -4,6 +4,7 @@
 #   ./run.sh test [NAME...]    the tests of the kernels and of training on a GPU
 #   ./run.sh parity [FLAGS]    `deepwell parity`: MXFP8 beside BF16
 #   ./run.sh bench [FLAGS]     `deepwell bench`
+#   ./run.sh tune [FLAGS]      `deepwell tune`: kernels by measured times, in ./target/tuned
 #   ./run.sh train [FLAGS]     `deepwell train`
 #   ./run.sh deepwell ARGS     the command as it is, with the kernels of this folder
 #
@@ -91,7 +92,7 @@ test)
     tests "$@"
     ;;
 parity | train) trains "$@" ;;
-bench) exec "$here/deepwell" "$@" ;;
+bench | tune) exec "$here/deepwell" "$@" ;;
 deepwell)
     shift
     exec "$here/deepwell" "$@"

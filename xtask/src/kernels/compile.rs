@@ -41,6 +41,10 @@ impl<'a> Job<'a> {
         Job { source, architecture, content_hash }
     }
 
+    fn source_hash(&self) -> String {
+        self.source.text_hash.to_hex().to_string()
+    }
+
     /// Where a file of this job is, `out` being the folder of all kernels.
     pub(crate) fn output(&self, out: &Path, extension: &str) -> PathBuf {
         out.join(self.architecture).join(format!("{}.{extension}", self.source.stem))
@@ -53,7 +57,8 @@ impl<'a> Job<'a> {
         let has = |extension: &str| self.output(out, extension).is_file();
         let is_same = compiled.content_hash == self.content_hash && has("ptx");
         let is_enough = ptx_only || (compiled.cubin.is_some() && has("cubin"));
-        (is_same && is_enough).then_some(compiled)
+        let source_hash = self.source_hash();
+        (is_same && is_enough).then_some(Compiled { source_hash, ..compiled })
     }
 
     /// Compiles. What was there before is gone even if it fails, so that nobody runs a kernel that
@@ -93,6 +98,7 @@ impl<'a> Job<'a> {
                 stem: self.source.stem.clone(),
                 architecture: self.architecture.to_string(),
                 content_hash: self.content_hash.clone(),
+                source_hash: self.source_hash(),
                 ptx_bytes: fs::metadata(&ptx)?.len(),
                 cubin: compiled_cubin,
             };
@@ -221,6 +227,7 @@ mod tests {
             stem: "a".to_string(),
             architecture: "sm_90a".to_string(),
             content_hash: content_hash.to_string(),
+            source_hash: source.text_hash.to_hex().to_string(),
             ptx_bytes: 1,
             cubin,
         };

@@ -30,6 +30,8 @@ pub(crate) struct Compiled {
     pub(crate) architecture: String,
     /// Hash of sources, flags and compiler, in hexadecimal.
     pub(crate) content_hash: String,
+    /// Hash of the sources alone: which kernel a table of measured times is of.
+    pub(crate) source_hash: String,
     pub(crate) ptx_bytes: u64,
     /// None where only the PTX was asked for.
     pub(crate) cubin: Option<Cubin>,
@@ -95,6 +97,7 @@ impl Compiled {
             "file": self.stem,
             "architecture": self.architecture,
             "content_hash": self.content_hash,
+            "source_hash": self.source_hash,
             "ptx": format!("{}/{}.ptx", self.architecture, self.stem),
             "ptx_bytes": self.ptx_bytes,
         });
@@ -130,6 +133,8 @@ impl Compiled {
             stem: text("file")?,
             architecture: text("architecture")?,
             content_hash: text("content_hash")?,
+            // Of the same content it is known: records without it stay of use.
+            source_hash: text("source_hash").unwrap_or_default(),
             ptx_bytes: value.get("ptx_bytes")?.as_u64()?,
             cubin,
         })
@@ -320,6 +325,7 @@ mod tests {
             stem: stem.to_string(),
             architecture: architecture.to_string(),
             content_hash: "0123abcd".to_string(),
+            source_hash: "4567ef".to_string(),
             ptx_bytes: 2338,
             cubin,
         };

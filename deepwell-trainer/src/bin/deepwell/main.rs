@@ -30,6 +30,7 @@ mod replan;
 mod score;
 mod tokenizer;
 mod train;
+mod tune;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -110,6 +111,7 @@ enum Command {
     Parity(Box<ParityArgs>),
     Generate(Box<generate::GenerateArgs>),
     Bench(bench::BenchArgs),
+    Tune(Box<tune::TuneArgs>),
     Ckpt(ckpt::CkptArgs),
     Export(export::ExportArgs),
     Quantize(quantize::QuantizeArgs),
@@ -154,7 +156,8 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { failure::UNUSABLE } else { 0 });
         }
     };
-    match start_logging().and_then(|()| run(cli.command)) {
+    let started = start_logging().and_then(|()| Ok(deepwell_trainer::tuned::use_found()?));
+    match started.and_then(|()| run(cli.command)) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
             let _ = std::io::stderr().write_all(failure::describe(&error).as_bytes());
@@ -175,6 +178,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Parity(args) => train::run_parity(*args),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -1,0 +1,61 @@
+//! Which requests are of one class, and how far apart the sizes of two are.
+
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
+
+/// A row serves sizes that are each at most this many times as large, or as small, as its own.
+/// Between two tiles of 128 a GEMM of 1024 rows differs by 1.125.
+pub const NEAREST: f64 = 1.25;
+
+/// Sizes of a request, for those of its op with its attributes and element types.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sizes(Vec<usize>);
+
+impl Sizes {
+    /// M, N and K of a GEMM; rows, N and K of a grouped one; sequences and tokens of an attention;
+    /// of any other op all sizes of its operands.
+    pub(super) fn of(request: &KernelRequest<'_>) -> Sizes {
+        let shape = |index: usize| request.operands[index].shape.as_slice();
+        let size = |index: usize, axis: usize| shape(index).get(axis).copied().unwrap_or(0);
+        let last = |index: usize| shape(index).last().copied().unwrap_or(0);
+        Sizes(match request.op.leading() {
+            Op::Linear(_) => vec![size(0, 0), size(1, 0), size(0, 1)],
+            Op::LinearInputGrad(_) => vec![size(0, 0), size(1, 1), size(0, 1)],
+            Op::LinearWeightGrad(_) => vec![size(0, 1), size(1, 1), size(0, 0)],
+            Op::ScaledGemm(op) => vec![size(0, 0), size(op.b_input(), 0), size(0, 1)],
+            Op::GroupedGemm(_) => vec![size(0, 0), size(1, 1), size(1, 2)],
+            Op::GroupedGemmInputGrad(_) => vec![size(0, 0), size(1, 2), size(1, 1)],
+            Op::GroupedGemmWeightGrad(_) => vec![size(0, 0), last(0), last(1)],
+            Op::ScaledGroupedGemm(op) => match op.kind {
+                GemmKind::Wgrad => vec![last(0), size(0, 0), size(op.b_input(), 0)],
+                _ => vec![size(0, 0), size(op.b_input(), 1), last(0)],
+            },
+            // Sums of exponentials, `[sequences, heads, tokens]`, say how rows fall into sequences.
+            Op::Attention(_) | Op::AttentionBackward(_) => {
+                let is_sums = |dtype: DType, rank: usize| dtype == DType::F32 && rank == 3;
+                let mut operands = request.operands.iter();
+                let sums = operands.find(|of| is_sums(of.dtype, of.shape.len()));
+                sums.map_or_else(Vec::new, |of| vec![of.shape[0], of.shape[2]])
+            }
+            _ => request.operands.iter().flat_map(|of| of.shape.iter().copied()).collect(),
+        })
+    }
+
+    /// The largest quotient of a size and the other's, 1 of equal ones; none where they are not
+    /// comparable.
+    pub(super) fn distance(&self, other: &Sizes) -> Option<f64> {
+        if self.0.len() != other.0.len() {
+            return None;
+        }
+        let quotient = |(&a, &b): (&usize, &usize)| match (a.min(b), a.max(b)) {
+            (least, most) if least == most => 1.0,
+            (least, most) => most as f64 / least as f64,
+        };
+        Some(self.0.iter().zip(&other.0).map(quotient).fold(1.0, f64::max))
+    }
+
+    /// `16384,2048,2048`.
+    pub(super) fn text(&self) -> String {
+        let sizes: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        sizes.join(",")
+    }
+}

@@ -1,0 +1,63 @@
+//! Which version of a kernel was measured.
+
+use std::collections::BTreeMap;
+
+/// The file that a kernel is compiled from, for those that have rivals; none of a library's.
+const SOURCES: [(&str, &str); 21] = [
+    ("cuda_attention", "attention"),
+    ("cuda_attention_backward", "attention_backward"),
+    ("cuda_sm90_attention", "sm90_attention"),
+    ("cuda_sm90_attention_backward", "sm90_attention_backward"),
+    ("cuda_sm90_attention_backward_ordered", "sm90_attention_backward_ordered"),
+    ("cuda_bf16_gemm", "bf16_gemm"),
+    ("cuda_sm90_bf16_gemm", "sm90_bf16_gemm"),
+    ("cuda_sm100_bf16_gemm", "sm100_bf16_gemm"),
+    ("cuda_sm100_bf16_gemm_fused", "sm100_bf16_gemm_fused"),
+    ("cuda_mxfp8_gemm", "mxfp8_gemm"),
+    ("cuda_sm90_mxfp8_gemm", "sm90_mxfp8_gemm"),
+    ("cuda_sm100_mxfp8_gemm", "sm100_mxfp8_gemm"),
+    ("cuda_sm100_mxfp8_gemm_fused", "sm100_mxfp8_gemm_fused"),
+    ("cuda_sm120_mxfp8_gemm", "sm120_mxfp8_gemm"),
+    ("cuda_bf16_grouped_gemm", "bf16_grouped_gemm"),
+    ("cuda_mxfp8_grouped_gemm", "mxfp8_grouped_gemm"),
+    ("cuda_sm90_mxfp8_grouped_gemm", "sm90_grouped_gemm"),
+    ("cuda_sm90_bf16_grouped_gemm", "sm90_grouped_gemm_bf16"),
+    ("cuda_sm100_mxfp8_grouped_gemm", "sm100_grouped_gemm"),
+    ("cuda_linear_cross_entropy", "cross_entropy_gemm"),
+    ("cuda_vocab_parallel_head", "cross_entropy_gemm"),
+];
+
+/// The name of the `.cu` file of a kernel that has rivals; none of a library's.
+pub fn source_file(kernel: &str) -> Option<&'static str> {
+    SOURCES.iter().find(|(known, _)| *known == kernel).map(|(_, file)| *file)
+}
+
+/// Versions of the kernels at hand: of compiled ones the hash of their sources, of a library's the
+/// version of this crate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelVersions {
+    /// By file; none where nothing is compiled here.
+    sources: Option<BTreeMap<String, String>>,
+}
+
+impl KernelVersions {
+    /// By the hash of each file, where the kernels are compiled.
+    pub fn new(sources: Option<BTreeMap<String, String>>) -> KernelVersions {
+        KernelVersions { sources }
+    }
+
+    /// The version of a kernel; none where it is compiled and its source is not known.
+    pub fn of(&self, kernel: &str) -> Option<String> {
+        match source_file(kernel) {
+            None => Some(format!("deepwell-kernels {}", env!("CARGO_PKG_VERSION"))),
+            Some(file) => self.sources.as_ref()?.get(file).cloned(),
+        }
+    }
+
+    /// Whether `source` is the version of a kernel here. Where nothing is compiled, as on a
+    /// machine that only plans, compiled kernels pass.
+    pub fn are(&self, kernel: &str, source: &str) -> bool {
+        let is_compiled = source_file(kernel).is_some();
+        (is_compiled && self.sources.is_none()) || self.of(kernel).as_deref() == Some(source)
+    }
+}
