@@ -118,6 +118,11 @@ pub enum InputRole {
     LossScale,
     /// Seed and number of a step, u64 `[2]`.
     RoundingKey,
+    /// Of each token of a micro-batch, its document: where that begins and where it ends in its
+    /// sequence, i32 `[B·S, 2]`, the end being one past the last token.
+    Documents,
+    /// Of each token of a micro-batch, its place in its document, i32 `[B·S]`.
+    Positions,
     /// Something that only the caller knows.
     Other,
 }
@@ -130,6 +135,8 @@ impl InputRole {
             InputRole::Targets => "targets",
             InputRole::LossScale => "loss_scale",
             InputRole::RoundingKey => "rounding_key",
+            InputRole::Documents => "documents",
+            InputRole::Positions => "positions",
             InputRole::Other => "other",
         }
     }
@@ -141,14 +148,17 @@ impl InputRole {
 
     /// The input as a tensor; none for [`InputRole::Other`], of which nothing is known.
     pub fn tensor(self) -> Option<Tensor> {
-        let (dtype, size) = match self {
-            InputRole::Tokens | InputRole::Targets => (DType::I32, Dim::TOKENS),
-            InputRole::LossScale => (DType::F32, Dim::fixed(1)),
-            InputRole::RoundingKey => (DType::U64, Dim::fixed(2)),
+        let (dtype, shape) = match self {
+            InputRole::Tokens | InputRole::Targets | InputRole::Positions => {
+                (DType::I32, vec![Dim::TOKENS])
+            }
+            InputRole::Documents => (DType::I32, vec![Dim::TOKENS, Dim::fixed(2)]),
+            InputRole::LossScale => (DType::F32, vec![Dim::fixed(1)]),
+            InputRole::RoundingKey => (DType::U64, vec![Dim::fixed(2)]),
             InputRole::Other => return None,
         };
         let kind = TensorKind::Input { role: self };
-        let (name, shape) = (self.name().to_string(), Shape(vec![size]));
+        let (name, shape) = (self.name().to_string(), Shape(shape));
         Some(Tensor { name, shape, dtype, kind, link: None })
     }
 }

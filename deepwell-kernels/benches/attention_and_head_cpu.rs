@@ -68,7 +68,7 @@ fn time_attention<E: Element>(tier: Tier, shape: &AttentionShape, threads: usize
     let forward = least_time_us(|| {
         let workspace = black_box(&mut workspace);
         let (out, lse) = (&mut out, &mut lse);
-        attention::attention_forward_on(tier, shape, &q, &k, &v, None, out, lse, workspace)
+        attention::attention_forward_on(tier, shape, &q, &k, &v, None, None, out, lse, workspace)
             .expect("a valid attention");
     });
     let mut workspace = vec![0; attention::backward_workspace_bytes::<E>(shape, threads)];
@@ -82,6 +82,7 @@ fn time_attention<E: Element>(tier: Tier, shape: &AttentionShape, threads: usize
             &v,
             &out,
             &lse,
+            None,
             &mut dq,
             &mut dk,
             &mut dv,

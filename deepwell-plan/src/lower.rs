@@ -363,6 +363,8 @@ impl<'a> Lowering<'a> {
             TensorKind::Input { role: InputRole::RoundingKey } => {
                 self.host.rounding_key = Some(value);
             }
+            TensorKind::Input { role: InputRole::Documents } => self.host.documents = Some(value),
+            TensorKind::Input { role: InputRole::Positions } => self.host.positions = Some(value),
             TensorKind::Loss => self.host.loss = Some(value),
             _ => {}
         }

@@ -30,6 +30,9 @@ pub struct AttentionHeads {
     /// key, whose value is zero.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
+    /// Whether a token sees only tokens of its document; causal only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub documents: bool,
 }
 
 impl AttentionHeads {
@@ -43,9 +46,10 @@ impl AttentionHeads {
     pub fn extension(&self) -> Option<String> {
         let window = self.window.map(|window| format!("a window of {window} tokens"));
         let sinks = self.sinks.then(|| "sinks".to_string());
+        let documents = self.documents.then(|| "several documents to a sequence".to_string());
         let widths = (self.value_dim() != self.head_dim)
             .then(|| format!("values of {} beside keys of {}", self.value_dim(), self.head_dim));
-        window.or(sinks).or(widths)
+        window.or(sinks).or(widths).or(documents)
     }
 
     pub(super) fn text(&self) -> String {
@@ -63,16 +67,20 @@ impl AttentionHeads {
         if self.sinks {
             text.push_str(" sinks");
         }
+        if self.documents {
+            text.push_str(" documents");
+        }
         text
     }
 
-    /// Wants inputs `q`, `q + 1` and `q + 2` to be queries, keys and values, and `sinks`, if there
-    /// are any, one FP32 score for each head. Gives the shape of what comes out.
+    /// Wants inputs `q`, `q + 1` and `q + 2` to be queries, keys and values, and from `extra` on
+    /// the sinks, if there are any, one FP32 score for each head, and the documents, if those are
+    /// told apart. Gives the shape of what comes out.
     pub(super) fn check(
         &self,
         check: &Check<'_>,
         q: usize,
-        sinks: usize,
+        extra: usize,
     ) -> Result<Shape, OpError> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(check.error(
@@ -87,29 +95,49 @@ impl AttentionHeads {
             }
             _ => {}
         }
+        if self.documents && !self.causal {
+            return Err(check.error("a causal mask where documents are told apart", "none"));
+        }
         let tokens = check.rank(q, 2)?[0];
         let columns = |heads, width| Shape(vec![tokens, Dim::fixed(heads * width)]);
         check.shape(q, &columns(self.heads, self.head_dim))?;
         check.shape(q + 1, &columns(self.kv_heads, self.head_dim))?;
         check.shape(q + 2, &columns(self.kv_heads, self.value_dim()))?;
         if self.sinks {
-            check.dtype(sinks, DType::F32)?;
-            check.shape(sinks, &Shape::new([self.heads]))?;
+            check.dtype(extra, DType::F32)?;
+            check.shape(extra, &Shape::new([self.heads]))?;
+        }
+        if let Some(documents) = self.documents_at(extra) {
+            check.dtype(documents, DType::I32)?;
+            check.shape(documents, &Shape(vec![tokens, Dim::fixed(2)]))?;
         }
         Ok(columns(self.heads, self.value_dim()))
+    }
+
+    /// Which operand the documents are, where those are told apart and operands behind the tensors
+    /// of every attention begin at `extra`: 3 of the forward, 6 of the backward.
+    pub fn documents_at(&self, extra: usize) -> Option<usize> {
+        self.documents.then_some(extra + usize::from(self.sinks))
+    }
+
+    /// How many operands stand behind those of every attention.
+    pub fn extra_inputs(&self) -> usize {
+        usize::from(self.sinks) + usize::from(self.documents)
     }
 
     pub(super) fn lse_shape(&self) -> Shape {
         Shape(vec![Dim::BATCH, Dim::fixed(self.heads), Dim::SEQ])
     }
 
-    /// Names of operands, those of the sinks only where there are any.
-    fn names(&self, names: &[&'static str], of_sinks: &'static str) -> Vec<&'static str> {
-        names.iter().copied().chain(self.sinks.then_some(of_sinks)).collect()
+    /// Names of operands, those of sinks and documents only where there are any.
+    fn names(&self, names: &[&'static str]) -> Vec<&'static str> {
+        let sinks = self.sinks.then_some("sinks");
+        names.iter().copied().chain(sinks).chain(self.documents.then_some("documents")).collect()
     }
 
     /// Operations of GEMMs over all heads that are `width` columns wide together, from the shape
-    /// of lse. Only the scores that the mask leaves count.
+    /// of lse. Only the scores that the mask leaves count; where
+    /// documents are told apart, those of one that fills its sequence, as their lengths are data.
     fn gemm_flops(&self, lse: &[usize], width: usize) -> u64 {
         let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
         let scores = if self.causal { causal_scores(seq, self.window) } else { seq * seq };
@@ -124,9 +152,10 @@ fn causal_scores(seq: u64, window: Option<usize>) -> u64 {
     window * (window + 1) / 2 + (seq - window) * window
 }
 
-/// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` (, sinks f32 `[H]`) → o `[T, H·V]`, lse f32
-/// `[B, H, S]` (natural logarithm of the sum of exponentials of the scaled scores; a sink is one of
-/// them, and is not scaled).
+/// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` (, sinks f32 `[H]`) (, documents i32 `[T, 2]`, see
+/// [`InputRole::Documents`](crate::InputRole::Documents)) → o `[T, H·V]`, lse f32 `[B, H, S]`
+/// (natural logarithm of the sum of exponentials of the scaled scores; a sink is one of them, and
+/// is not scaled).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Heads and mask.
@@ -143,7 +172,7 @@ impl OpRule for Attention {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let names = self.heads.names(&["q", "k", "v"], "sinks");
+        let names = self.heads.names(&["q", "k", "v"]);
         let check = Check::count(self.name(), inputs, &names)?;
         let dtype = check.same_float(&[0, 1, 2])?;
         let out = self.heads.check(&check, 0, 3)?;
@@ -158,7 +187,7 @@ impl OpRule for Attention {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        let lse = &shapes[if self.heads.sinks { 5 } else { 4 }];
+        let lse = &shapes[4 + self.heads.extra_inputs()];
         self.heads.gemm_flops(lse, self.heads.head_dim + self.heads.value_dim())
     }
 
@@ -171,9 +200,9 @@ impl OpRule for Attention {
         let (q, k, v) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let mut inputs = vec![dout, q, k, v, node.outputs[0], node.outputs[1]];
         let mut outputs = vec![None; 3];
-        if let Some(&sinks) = node.inputs.get(3) {
-            inputs.push(sinks);
-            outputs.push(Some(context.parameter_gradient(sinks)));
+        inputs.extend(&node.inputs[3..]);
+        if self.heads.sinks {
+            outputs.push(Some(context.parameter_gradient(node.inputs[3])));
         }
         let op = AttentionBackward { heads: self.heads.clone() };
         let gradients = context.emit_with(op, "", &inputs, &outputs)?;
@@ -184,7 +213,7 @@ impl OpRule for Attention {
     }
 }
 
-/// dout, q, k, v, o, lse (, sinks) → dq, dk, dv (, dsinks f32 `[H]` `(+)=`).
+/// dout, q, k, v, o, lse (, sinks) (, documents) → dq, dk, dv (, dsinks f32 `[H]` `(+)=`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionBackward {
     /// Heads and mask of the forward.
@@ -201,7 +230,7 @@ impl OpRule for AttentionBackward {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let names = self.heads.names(&["dout", "q", "k", "v", "o", "lse"], "sinks");
+        let names = self.heads.names(&["dout", "q", "k", "v", "o", "lse"]);
         let check = Check::count(self.name(), inputs, &names)?;
         let dtype = check.same_float(&[0, 1, 2, 3, 4])?;
         check.dtype(5, DType::F32)?;

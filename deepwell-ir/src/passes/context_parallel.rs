@@ -21,7 +21,8 @@ use crate::{DType, Graph, GroupId, IrError, Node, Op, TensorId};
 ///
 /// # Errors
 /// [`IrError::Invalid`] for an op that wants a whole sequence on one rank: attention that is not
-/// causal, has windows or sinks, a table of positions, a router's auxiliary loss, a capacity.
+/// causal, has windows, sinks or documents, a table of positions, a router's auxiliary loss, a
+/// capacity.
 pub fn context_parallel(graph: &Graph, (group, part): (GroupId, Zigzag)) -> Result<Graph, IrError> {
     let nodes = Vec::with_capacity(graph.nodes.len());
     let mut ring = Ring { graph: Graph { nodes, ..graph.clone() }, group, part };
@@ -59,6 +60,11 @@ impl Ring {
             }
             if heads.sinks {
                 return Some("sinks: attention without, as each rank would count one");
+            }
+            if heads.documents {
+                return Some(
+                    "documents told apart: joined ones, as a rank has parts of two places",
+                );
             }
             (!heads.causal).then_some("no mask: causal attention")
         };

@@ -1,8 +1,9 @@
-//! Passes over a captured graph (tensor_parallel, pipeline) and, in this order, over a
+//! Passes over a captured graph (documents, tensor_parallel, pipeline) and, in this order, over a
 //! differentiated one: recompute, precision, context_parallel, fuse, weight_gradients.
 
 mod assign;
 mod context_parallel;
+mod documents;
 mod fuse;
 mod pipeline;
 mod precision;
@@ -13,6 +14,7 @@ mod weight_gradients;
 
 pub use assign::{check_split_blocks, expert_row_alignment};
 pub use context_parallel::context_parallel;
+pub use documents::mask_documents;
 pub use fuse::{Predict, fuse};
 pub use pipeline::{PipelineCut, cut_pipeline};
 pub use precision::{apply_precision, apply_served_precision};

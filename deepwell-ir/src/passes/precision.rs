@@ -103,8 +103,8 @@ pub(super) fn reads_master(op: &Op, index: usize) -> bool {
     match op {
         Op::RouterLogits(_) | Op::Route(_) => index >= 1,
         Op::RouterLogitsBackward(_) => index == 2,
-        Op::Attention(_) => index == 3,
-        Op::AttentionBackward(_) => index == 6,
+        Op::Attention(op) => op.heads.sinks && index == 3,
+        Op::AttentionBackward(op) => op.heads.sinks && index == 6,
         _ => false,
     }
 }

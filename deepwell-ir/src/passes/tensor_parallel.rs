@@ -334,9 +334,13 @@ impl<'a> Splitter<'a> {
         };
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for index in 0..node.inputs.len() {
-            // Sinks, one for each head, stand behind queries, keys and values.
+            // Sinks, one for each head, stand behind queries, keys and values; documents, which all
+            // heads have in common, behind those.
             inputs.push(match index {
                 0..3 => self.input(node, index, Layout::Columns)?,
+                _ if op.heads.documents_at(3) == Some(index) => {
+                    self.input(node, index, Layout::Whole)?
+                }
                 _ => self.parameter(node, index, Some(0))?,
             });
         }

@@ -48,6 +48,13 @@ pub struct HostInterface {
     /// u64 `[2]`: seed and number of the step, for rounding at random; none where nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding_key: Option<ValueId>,
+    /// i32 `[B·S, 2]`, where the document of each token of a micro-batch begins and ends; none
+    /// where documents are joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<ValueId>,
+    /// i32 `[B·S]`, the place of each token in its document, for learned positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<ValueId>,
     /// u64 `[2]`: applied and skipped steps.
     pub counters: Option<ValueId>,
     /// f32 `[1]`.

@@ -2,6 +2,7 @@
 // memory.
 #pragma once
 
+#include "common/seen_keys.cuh"
 #include "common/types.cuh"
 #include "layout/head_tile.cuh"
 
@@ -23,6 +24,7 @@ struct __align__(16) GradientWork {
     uint32 statistics_offset;  // rows to the statistics: the tile's, or those of what is streamed
     int32 first_row;           // of the tile, in its sequence
     uint32 item;               // its number, over all kinds
+    uint32 first_token;        // of its sequence, among all (extended kernels)
     // The same two of values and dout, where these have another width (extended kernels).
     uint64 own_value_offset;
     uint64 streamed_value_offset;
@@ -88,6 +90,19 @@ struct AttentionGradients {
     // Of extended kernels, see attention.cu.
     uint32 value_dim;
     uint32 window;  // at most the keys of a sequence; those where there is none
+    const int32* documents;  // [batch * seq, 2], or null
+
+    __device__ __forceinline__ int first_seen(uint32 first_token, int query) const {
+        return seen_keys().first_seen(first_token, query);
+    }
+
+    __device__ __forceinline__ int last_seeing(uint32 first_token, int key) const {
+        return seen_keys().last_seeing(first_token, key);
+    }
+
+    __device__ __forceinline__ SeenKeys seen_keys() const {
+        return SeenKeys{documents, static_cast<int32>(seq), static_cast<int32>(window)};
+    }
 };
 
 // Elements of a value, and of a row of dout, in global memory.

@@ -62,8 +62,9 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
-    // Sums of 192 elements leave no registers for what can be made anew in every turn.
-    constexpr bool kAnew = kHeadDim > 128;
+    // Sums of 192 elements leave no registers for what can be made anew in every turn, nor do those
+    // of 128 beside windows and documents.
+    constexpr bool kAnew = kHeadDim > 128 || (kExtended && kHeadDim == 128);
 
     const uint32 group = arguments.heads / arguments.kv_heads;
     const int seq = arguments.seq;
@@ -88,9 +89,10 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
 
     // From the last queries on, which all keys see: CTAs that run side by side read the same.
     const int first_tile = first_tile_of_work<kHeadDim>(work, causal);
-    const int window = kExtended ? arguments.window : 0;
     const int last_query =
-        kExtended ? min(seq, first_key + Tiles::kBlockKeys + window - 1) - 1 : seq - 1;
+        kExtended ? min(seq - 1, arguments.last_seeing(work->first_token,
+                                                       first_key + Tiles::kBlockKeys - 1))
+                  : seq - 1;
     int tile = last_query / Tiles::kStageQueries;
     uint32 in_group = 0;
     int slot = 0;
@@ -133,15 +135,20 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                                   2 * Tiles::kQueryStageBytes;
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageQueries; chunk += Tiles::kChunkQueries) {
-            const int warp_key = kAnew ? work->first_row + warp_row : own_warp_key;
+            constexpr bool kAllAnew = kHeadDim > 128;
+            const int thread = static_cast<int>(kAllAnew ? opaque(threadIdx.x) : threadIdx.x);
+            const int lane_of_mask = kAllAnew ? thread % 32 : lane;
+            const int row_here = kAllAnew ? thread / 32 * kM * 16 : warp_row;
+            const int warp_key = kAnew ? work->first_row + row_here : own_warp_key;
             const int first_query = this_tile * Tiles::kStageQueries + chunk;
             // Queries beyond the sequence, or before all keys of this warp.
             if (first_query >= seq ||
                 (causal && first_query + Tiles::kChunkQueries <= warp_key)) {
                 continue;
             }
-            // Their windows begin behind all keys of this warp.
-            if (kExtended && first_query >= warp_key + 16 * kM - 1 + window) {
+            // Their windows or documents begin behind all keys of this warp.
+            if (kExtended && first_query > arguments.last_seeing(work->first_token,
+                                                                 warp_key + 16 * kM - 1)) {
                 continue;
             }
             uint32 columns = stage_columns + chunk * kRowBytes;
@@ -156,19 +163,31 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             float p[kM][2 * kN][4];
             multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
             if ((causal && first_query < warp_key + 16 * kM - 1) ||
-                (kExtended && first_query + Tiles::kChunkQueries > warp_key + window)) {
+                (kExtended && first_query + Tiles::kChunkQueries - 1 >
+                                  arguments.last_seeing(work->first_token, warp_key))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
+                    int last[2] = {0, 0};
+                    if constexpr (kExtended) {
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            last[half] = arguments.last_seeing(
+                                work->first_token,
+                                warp_key + 16 * m + lane_of_mask / 4 + 8 * half);
+                        }
+                    }
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e) {
-                            const int key = warp_key + 16 * m + lane / 4 + e / 2 * 8;
-                            const int query = first_query + 8 * n + lane % 4 * 2 + e % 2;
+                            const int key =
+                                warp_key + 16 * m + lane_of_mask / 4 + e / 2 * 8;
+                            const int query =
+                                first_query + 8 * n + lane_of_mask % 4 * 2 + e % 2;
                             if ((!kExtended || causal) && key > query) {
                                 p[m][n][e] = minus_infinity();
                             }
-                            if (kExtended && key + window <= query) {
+                            if (kExtended && query > last[e / 2]) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }

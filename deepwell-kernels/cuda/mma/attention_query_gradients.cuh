@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/infinity.cuh"
+#include "common/opaque.cuh"
 #include "common/types.cuh"
 #include "layout/attention_gradients.cuh"
 #include "layout/head_tile.cuh"
@@ -28,9 +29,10 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     const int keys_seen = causal ? min(seq, first_query + Tiles::kBlockQueries) : seq;
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
     // Of keys that some query of the tile sees.
-    const int window = kExtended ? arguments.window : 0;
     const int first_stage =
-        kExtended ? max(0, first_query + 1 - window) / Tiles::kStageKeys : 0;
+        kExtended ? max(0, arguments.first_seen(work->first_token, first_query)) /
+                        Tiles::kStageKeys
+                  : 0;
 
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const uint32 query_stride = arguments.heads * width;
@@ -70,10 +72,6 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     const int lane = threadIdx.x % 32;
     const int warp_row = warp * kM * 16;
     const int warp_query = first_query + warp_row;
-    // Keys that some query, and that all queries of this warp see.
-    const int some_see =
-        warp_query >= seq ? 0 : (causal ? min(seq, warp_query + kM * 16) : seq);
-    const int all_see = causal ? min(seq, warp_query + 1) : seq;
 
     RowStatistics statistics[kM][2];
 #pragma unroll
@@ -122,11 +120,21 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageKeys; chunk += Tiles::kChunkKeys) {
             const int first_key = stage * Tiles::kStageKeys + chunk;
+            // Windows and documents leave no registers for what can be made anew in every turn.
+            const int thread = static_cast<int>(kExtended ? opaque(threadIdx.x) : threadIdx.x);
+            const int lane_here = kExtended ? thread % 32 : lane;
+            const int query_here =
+                kExtended ? work->first_row + thread / 32 * kM * 16 : warp_query;
+            // Keys that some query, and that all queries of this warp see.
+            const int some_see =
+                query_here >= seq ? 0 : (causal ? min(seq, query_here + kM * 16) : seq);
+            const int all_see = causal ? min(seq, query_here + 1) : seq;
             if (first_key >= some_see) {
                 break;
             }
             // No query of this warp sees these any more.
-            if (kExtended && first_key + Tiles::kChunkKeys + window <= warp_query + 1) {
+            if (kExtended && first_key + Tiles::kChunkKeys <=
+                                 arguments.first_seen(work->first_token, query_here)) {
                 continue;
             }
             const uint32 keys = stage_columns + chunk * kRowBytes;
@@ -137,17 +145,27 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
                 multiply_rows<kHeadDim, kM, kN>(p, queries, keys);
             }
             if (first_key + Tiles::kChunkKeys > all_see ||
-                (kExtended && first_key + window < warp_query + kM * 16)) {
+                (kExtended && first_key < arguments.first_seen(work->first_token,
+                                                               query_here + kM * 16 - 1))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
+                    int first[2] = {0, 0};
+                    if constexpr (kExtended) {
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            first[half] = arguments.first_seen(
+                                work->first_token, query_here + 16 * m + lane_here / 4 + 8 * half);
+                        }
+                    }
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e) {
-                            const int query = warp_query + 16 * m + lane / 4 + e / 2 * 8;
-                            const int key = first_key + 8 * n + lane % 4 * 2 + e % 2;
+                            const int query =
+                                query_here + 16 * m + lane_here / 4 + e / 2 * 8;
+                            const int key = first_key + 8 * n + lane_here % 4 * 2 + e % 2;
                             if (key >= seq || (causal && key > query) ||
-                                (kExtended && key + window <= query)) {
+                                (kExtended && key < first[e / 2])) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }
@@ -188,8 +206,10 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
         scales[m][0] = scales[m][1] = arguments.scale;
     }
     // Only this warp reads its queries, and it has.
+    const int row =
+        kExtended ? static_cast<int>(opaque(threadIdx.x)) / 32 * kM * 16 : warp_row;
     write_head_rows<kHeadDim, kM>(
-        dq, scales, shared_memory + warp_row * kRowBytes,
-        arguments.dq + work->own_offset + static_cast<uint64>(warp_row) * query_stride,
-        query_stride, seq - work->first_row - warp_row, width);
+        dq, scales, shared_memory + row * kRowBytes,
+        arguments.dq + work->own_offset + static_cast<uint64>(row) * query_stride,
+        query_stride, seq - work->first_row - row, width);
 }

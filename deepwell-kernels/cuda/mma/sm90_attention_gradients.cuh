@@ -13,26 +13,6 @@
 
 namespace sm90_attention {
 
-// Scores of queries that do not see a key become -infinity, where rows are keys and columns
-// queries. The first `hidden[half]` queries do not see row `half`.
-template <int kCount>
-__device__ __forceinline__ void mask_columns(float (&scores)[kCount], const int32 (&hidden)[2]) {
-    const int32 column = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int32 hidden_here = hidden[half] - column;
-#pragma unroll
-        for (int eight = 0; eight < kCount / 4; ++eight) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                if (8 * eight + e < hidden_here) {
-                    scores[4 * eight + 2 * half + e] = minus_infinity();
-                }
-            }
-        }
-    }
-}
-
 // Of the columns 8 eight + 2 (lane % 4) and the next.
 __device__ __forceinline__ float2 of_columns(const float* values, int eight) {
     return *reinterpret_cast<const float2*>(values + 8 * eight + threadIdx.x % 4 * 2);

@@ -8,8 +8,6 @@
 
 namespace sm90_attention {
 
-constexpr float kLog2E = 1.4426950408889634f;
-
 constexpr int kStatisticsThreads = 256;
 
 // Of 128 rows of a head, `kLanes` lanes each, the first of which have 16 bytes.

@@ -18,6 +18,7 @@ namespace sm90_attention {
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kWaveM = 64;       // rows of a wgmma
 constexpr float kLn2 = 0.69314718055994531f;
+constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLeast = -3.4028234663852886e38f;
 
 // Index of a pipeline stage, and the phase of its barriers.
@@ -132,8 +133,8 @@ __device__ __forceinline__ void to_left(uint32 (&left)[kSteps][4],
     }
 }
 
-// Scores of keys that a row does not see become -infinity. Row `half` sees the first `seen[half]`
-// of them.
+// Scores of columns that a row does not see become -infinity. Row `half` sees the first
+// `seen[half]` of them.
 template <int kCount>
 __device__ __forceinline__ void mask(float (&scores)[kCount], const int32 (&seen)[2]) {
     const int32 column = threadIdx.x % 4 * 2;
@@ -145,6 +146,25 @@ __device__ __forceinline__ void mask(float (&scores)[kCount], const int32 (&seen
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 if (8 * eight + e >= seen_here) {
+                    scores[4 * eight + 2 * half + e] = minus_infinity();
+                }
+            }
+        }
+    }
+}
+
+// The same where row `half` sees all but the first `passed[half]` columns.
+template <int kCount>
+__device__ __forceinline__ void mask_first(float (&scores)[kCount], const int32 (&passed)[2]) {
+    const int32 column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int32 passed_here = passed[half] - column;
+#pragma unroll
+        for (int eight = 0; eight < kCount / 4; ++eight) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                if (8 * eight + e < passed_here) {
                     scores[4 * eight + 2 * half + e] = minus_infinity();
                 }
             }

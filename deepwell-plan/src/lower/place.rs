@@ -13,7 +13,8 @@ impl Lowering<'_> {
     /// each slot anew.
     pub(super) fn place_persistent(&mut self) -> usize {
         let slots = self.passes.slots as usize;
-        let of_micro_batch = [self.host.tokens, self.host.targets];
+        let host = &self.host;
+        let of_micro_batch = [host.tokens, host.targets, host.documents, host.positions];
         let mut offset = 0;
         for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_persistent()) {
             for (index, value) in self.values.iter_mut().enumerate() {

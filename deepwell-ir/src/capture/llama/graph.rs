@@ -146,6 +146,7 @@ impl<'a> LlamaBuilder<'a> {
             window: self.window.filter(|_| !sees_all),
             sinks: config.family.has_sinks(),
             value_dim: None,
+            documents: false,
         };
         let mut inputs = vec![q, k, v];
         if heads.sinks {

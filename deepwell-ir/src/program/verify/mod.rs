@@ -221,6 +221,7 @@ impl Check<'_> {
         let others = [&host.tokens, &host.targets, &host.loss_scale, &host.schedule]
             .into_iter()
             .chain([&host.counters, &host.loss, &host.grad_norm, &host.rounding_key])
+            .chain([&host.documents, &host.positions])
             .flatten();
         self.ids("the host interface", statistics.chain(others).copied())?;
         for (index, shard) in self.program.shards.iter().enumerate() {

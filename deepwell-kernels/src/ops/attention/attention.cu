@@ -18,7 +18,9 @@
 // Kernels that end in `_extended` take what a head may look at beside all keys: a window, the last
 // `window` keys of those that the mask leaves, where blocks of keys before all windows of a tile
 // are never copied; a sink of each head, a score like that of one more key whose value is zero;
-// and values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`. Keys of
+// documents, [batch * seq, 2] int32, where the document of a token begins and ends in its sequence,
+// of which a token sees its own alone, and blocks before all of a tile's are not copied either; and
+// values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`. Keys of
 // up to 192 elements have values of at most 128 there.
 //
 // Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
@@ -27,6 +29,7 @@
 // rescaling and the exchange of maxima between lanes.
 #include "common/infinity.cuh"
 #include "common/opaque.cuh"
+#include "common/seen_keys.cuh"
 #include "common/types.cuh"
 #include "scheduler/attention_order.cuh"
 #include "layout/head_tile.cuh"
@@ -85,6 +88,7 @@ struct Arguments {
     uint32 value_dim;
     uint32 window;       // at most the keys of a sequence; those where there is none
     const float* sinks;  // [heads], or null
+    const int32* documents;  // [batch * seq, 2], or null
 };
 
 // What a thread knows of its rows: l / 4 and l / 4 + 8 of each block of 16.
@@ -130,7 +134,15 @@ struct Place {
     uint64 out_offset;    // the same of out and v
     uint64 value_offset;
     uint32 head;
+    uint32 first_token;  // of its sequence, among all
 };
+
+__device__ __forceinline__ int first_seen(const Arguments& arguments, uint32 first_token,
+                                          int query) {
+    const SeenKeys seen_keys{arguments.documents, static_cast<int32>(arguments.seq),
+                             static_cast<int32>(arguments.window)};
+    return seen_keys.first_seen(first_token, query);
+}
 
 // Elements of a value in global memory.
 template <int kHeadDim, bool kPadded, bool kExtended>
@@ -160,6 +172,7 @@ __device__ __forceinline__ Place place_of(uint32 cta, uint32 tiles, const Argume
     place.out_offset = query_row * values;
     place.value_offset = key_row * values;
     place.head = head;
+    place.first_token = batch * arguments.seq;
     return place;
 }
 
@@ -186,9 +199,11 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const uint32 query_stride = arguments.heads * width;
     const uint32 key_stride = arguments.kv_heads * width;
     // Of keys that some query of the tile sees, where a stage begins.
-    const int window = kExtended ? arguments.window : 0;
+    const uint32 first_token = kExtended ? place.first_token : 0;
     const int first_stage =
-        kExtended ? max(0, first_query + 1 - window) / kStageKeys * kStageKeys : 0;
+        kExtended ? max(0, first_seen(arguments, first_token, first_query)) / kStageKeys *
+                        kStageKeys
+                  : 0;
 
     const uint32 queries = shared_address(shared_memory);
     const uint32 keys = queries + Tiles::kQueryBytes;
@@ -267,7 +282,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             continue;
         }
         // Keys before this one are seen by no query of this warp.
-        if (kExtended && key + Tiles::kChunkKeys + window <= query_here + 1) {
+        if (kExtended &&
+            key + Tiles::kChunkKeys <= first_seen(arguments, first_token, query_here)) {
             continue;
         }
         const uint32 chunk_keys = keys + key % (2 * kStageKeys) * kRowBytes;
@@ -280,7 +296,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             multiply_rows<kHeadDim, kM, kN>(scores, opaque(warp_queries), key_columns);
         }
         if (key + Tiles::kChunkKeys > all_see ||
-            (kExtended && key + window < query_here + kM * 16)) {
+            (kExtended &&
+             key < first_seen(arguments, first_token, query_here + kM * 16 - 1))) {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -289,8 +306,11 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                     const int query = query_here + 16 * m + lane / 4 + 8 * half;
                     const int seen =
                         (causal ? min(seq, query + 1) : seq) - key - lane % 4 * 2;
-                    // How many of them are before its window.
-                    const int passed = query + 1 - window - key - lane % 4 * 2;
+                    // How many of them are before its window or its document.
+                    const int passed =
+                        kExtended
+                            ? first_seen(arguments, first_token, query) - key - lane % 4 * 2
+                            : 0;
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
 #pragma unroll
@@ -398,7 +418,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                           uint32 head_dim) {                                                     \
         attend<kHeadDim, kPadded, false>(                                                        \
             Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, section_heads,       \
-                      causal, scale_log2, head_dim, head_dim, seq, nullptr});                    \
+                      causal, scale_log2, head_dim, head_dim, seq, nullptr, nullptr});           \
     }
 
 #define DEEPWELL_ATTENTION_EXTENDED(kHeadDim)                                                    \
@@ -408,10 +428,10 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
             const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, uint32 seq,      \
             uint32 heads, uint32 kv_heads, uint32 batch_heads, uint32 section_heads,             \
             uint32 causal, float scale_log2, uint32 head_dim, uint32 value_dim, uint32 window,   \
-            const float* sinks) {                                                                \
+            const float* sinks, const int32* documents) {                                        \
         attend<kHeadDim, true, true>(                                                            \
             Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, section_heads,       \
-                      causal, scale_log2, head_dim, value_dim, window, sinks});                  \
+                      causal, scale_log2, head_dim, value_dim, window, sinks, documents});       \
     }
 
 DEEPWELL_ATTENTION(d16, 16, false)

@@ -116,6 +116,7 @@ __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 i
     if constexpr (kExtended) {
         work->own_value_offset = own_row * arguments.value_dim;
         work->streamed_value_offset = streamed_row * arguments.value_dim;
+        work->first_token = batch * arguments.seq;
     }
     work->statistics_offset = (batch * heads + head) * arguments.seq;
 }
@@ -145,6 +146,7 @@ __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint3
     if constexpr (kExtended) {
         work->own_value_offset = own_row * arguments.value_dim;
         work->streamed_value_offset = streamed_row * arguments.value_dim;
+        work->first_token = batch * arguments.seq;
     }
     work->statistics_offset = index.head * arguments.seq;
 }
@@ -256,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(kSinkThreads)
         differentiate<kHeadDim, kPadded, false>(AttentionGradients{                              \
             dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
             batch, key_section, query_section, causal, scale, scale_log2, head_dim, head_dim,    \
-            seq});                                                                               \
+            seq, nullptr});                                                                      \
     }
 
 #define DEEPWELL_ATTENTION_BACKWARD_EXTENDED(kHeadDim)                                           \
@@ -266,11 +268,12 @@ extern "C" __global__ void __launch_bounds__(kSinkThreads)
             const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,           \
             uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,           \
             uint32 key_section, uint32 query_section, uint32 causal, float scale,                \
-            float scale_log2, uint32 head_dim, uint32 value_dim, uint32 window) {                \
+            float scale_log2, uint32 head_dim, uint32 value_dim, uint32 window,                  \
+            const int32* documents) {                                                            \
         differentiate<kHeadDim, true, true>(AttentionGradients{                                  \
             dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
             batch, key_section, query_section, causal, scale, scale_log2, head_dim, value_dim,   \
-            window});                                                                            \
+            window, documents});                                                                 \
     }
 
 DEEPWELL_ATTENTION_BACKWARD(d16, 16, false)

@@ -16,10 +16,11 @@
 //! | out and its gradient | `[tokens, heads * value_dim]` |
 //! | sinks and their gradient, if there are any | `[heads]`, `f32` |
 //! | lse | `[batch, heads, seq]`, `f32`, natural logarithm |
+//! | documents, if told apart | `[tokens, 2]`, `i32`, where a token's begins and ends in its sequence |
 //!
 //! Query head `h` reads key and value head `h / (heads / kv_heads)`. A sink is where the online
 //! softmax of its head begins: a score seen before all keys, with a value of zero. Tiles of keys
-//! that lie before the windows of all queries of a tile are left out.
+//! that lie before the windows, or the documents, of all queries of a tile are left out.
 //!
 //! # Numerics
 //!
@@ -167,28 +168,63 @@ impl AttentionShape {
     }
 
     /// The tiles of keys of which any query of a tile sees some, at whole multiples of their width.
-    fn key_tiles(&self, queries: Tile) -> impl Iterator<Item = Tile> {
-        let first = self.first_seen(queries.first) / KEY_TILE * KEY_TILE;
+    fn key_tiles(
+        &self,
+        queries: Tile,
+        documents: Documents<'_>,
+    ) -> impl Iterator<Item = Tile> + use<> {
+        let first = self.first_seen(queries.first, documents) / KEY_TILE * KEY_TILE;
         // Later queries see no fewer.
-        let end = self.keys.seen(queries.end().saturating_sub(1), self.seq, self.causal);
+        let end = self.end_seen(queries.end().saturating_sub(1), documents);
         Self::tiles(first, end, KEY_TILE)
     }
 
     /// The first key that the query at `token` sees.
-    fn first_seen(&self, token: usize) -> usize {
-        self.window.map_or(0, |window| (token + 1).saturating_sub(window))
+    fn first_seen(&self, token: usize, documents: Documents<'_>) -> usize {
+        let window = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
+        window.max(documents.begin(token))
+    }
+
+    /// One past the last key that the query at `token` sees.
+    fn end_seen(&self, token: usize, documents: Documents<'_>) -> usize {
+        self.keys.seen(token, self.seq, self.causal).min(documents.end(token))
     }
 
     /// Which of a tile's keys the query at `token` sees.
     #[inline(always)]
-    fn visible(&self, token: usize, keys: Tile) -> Range<usize> {
-        let seen = self.keys.seen(token, self.seq, self.causal);
-        let end = seen.saturating_sub(keys.first).min(keys.count);
-        self.first_seen(token).saturating_sub(keys.first).min(end)..end
+    fn visible(&self, token: usize, keys: Tile, documents: Documents<'_>) -> Range<usize> {
+        let end = self.end_seen(token, documents).saturating_sub(keys.first).min(keys.count);
+        self.first_seen(token, documents).saturating_sub(keys.first).min(end)..end
+    }
+
+    /// The documents of sequence `batch` of `all`.
+    fn documents_of<'a>(&self, all: Option<&'a [i32]>, batch: usize) -> Documents<'a> {
+        Documents(all.map(|all| &all.as_chunks::<2>().0[batch * self.seq..][..self.seq]))
+    }
+
+    /// Elements of documents.
+    fn documents_len(&self) -> usize {
+        2 * self.batch * self.seq
     }
 
     fn tiles(first: usize, end: usize, width: usize) -> impl Iterator<Item = Tile> {
         (first..end).step_by(width).map(move |first| Tile { first, count: width.min(end - first) })
+    }
+}
+
+/// Where the document of each token of a sequence begins and ends, where they are told apart.
+#[derive(Clone, Copy)]
+struct Documents<'a>(Option<&'a [[i32; 2]]>);
+
+impl Documents<'_> {
+    #[inline(always)]
+    fn begin(self, token: usize) -> usize {
+        self.0.map_or(0, |of| of[token][0] as usize)
+    }
+
+    #[inline(always)]
+    fn end(self, token: usize) -> usize {
+        self.0.map_or(usize::MAX, |of| of[token][1] as usize)
     }
 }
 

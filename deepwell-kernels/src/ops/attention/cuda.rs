@@ -108,7 +108,7 @@ impl Width {
     }
 }
 
-/// The tiles of kernels that take windows, sinks and values of another width.
+/// The tiles of kernels that take windows, sinks, documents and values of another width.
 pub(crate) fn extended_elements(heads: &AttentionHeads) -> Option<usize> {
     let (keys, values) = (heads.head_dim, heads.value_dim());
     if [keys, values].iter().any(|&width| width == 0 || !width.is_multiple_of(UNIT)) {
@@ -127,17 +127,46 @@ pub(crate) fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     Width::of(heads.head_dim).map(|width| (width.elements, width.name()))
 }
 
-/// What only extended kernels are told: elements of a value, and keys of a window.
-pub(crate) fn extended_arguments(heads: &AttentionHeads, seq: usize) -> [Argument; 2] {
-    let window = heads.window.map_or(seq, |window| window.min(seq));
-    [heads.value_dim(), window].map(|size| Argument::U32(size as u32))
+/// Where the documents of an attention are, whose operands beside those of every attention begin at
+/// `extra`; null where they are joined.
+pub(crate) fn documents_argument(
+    call: &CallView<'_>,
+    heads: &AttentionHeads,
+    extra: usize,
+) -> Argument {
+    let none = Argument::Pointer(DevicePtr(0));
+    heads.documents_at(extra).map_or(none, |at| call.input(at).argument())
 }
 
-/// Why kernels of plain attention do not take another. Sinks are an operand more, so this is asked
-/// before any other operand is looked at.
+/// Where the sinks of a forward are; null where there are none.
+pub(crate) fn sinks_argument(call: &CallView<'_>, heads: &AttentionHeads) -> Argument {
+    let none = Argument::Pointer(DevicePtr(0));
+    if heads.sinks { call.input(3).argument() } else { none }
+}
+
+/// Keys of a window, those of a sequence where there is none.
+pub(crate) fn window_argument(heads: &AttentionHeads, seq: usize) -> Argument {
+    Argument::U32(heads.window.map_or(seq, |window| window.min(seq)) as u32)
+}
+
+/// What only extended kernels are told: elements of a value, and keys of a window.
+pub(crate) fn extended_arguments(heads: &AttentionHeads, seq: usize) -> [Argument; 2] {
+    [Argument::U32(heads.value_dim() as u32), window_argument(heads, seq)]
+}
+
+/// Why kernels of plain attention do not take another. Sinks and documents are operands more, so
+/// this is asked before any other operand is looked at.
 pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
     let got = heads.extension()?;
-    Some(format!("takes attention without windows and sinks, values as wide as keys, not {got}"))
+    Some(format!(
+        "takes attention without windows, sinks and documents, values as wide as keys, not {got}"
+    ))
+}
+
+/// Why kernels do not take values of another width than keys.
+pub(crate) fn reject_values(heads: &AttentionHeads) -> Option<String> {
+    let (keys, values) = (heads.head_dim, heads.value_dim());
+    (keys != values).then(|| format!("takes values as wide as keys, not {values} beside {keys}"))
 }
 
 /// Why the kernels of an attention cannot serve one of such heads and rows.
@@ -225,8 +254,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(sizes.head_dim as u32));
     if op.heads.extension().is_some() {
         arguments.extend(extended_arguments(&op.heads, sizes.seq));
-        let none = Argument::Pointer(DevicePtr(0));
-        arguments.push(if op.heads.sinks { call.input(3).argument() } else { none });
+        arguments.push(sinks_argument(call, &op.heads));
+        arguments.push(documents_argument(call, &op.heads, 3));
     }
     Ok(vec![Device::launch(function, ctas.max(1) as u32, THREADS, shared, arguments)])
 }

@@ -2,7 +2,9 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, extended_arguments, kernel_of, reject_heads, scale_log2};
+use super::cuda::{
+    Sizes, documents_argument, extended_arguments, kernel_of, reject_heads, scale_log2,
+};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::support::all_bf16;
@@ -136,6 +138,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(sizes.head_dim as u32));
     if op.heads.extension().is_some() {
         arguments.extend(extended_arguments(&op.heads, sizes.seq));
+        arguments.push(documents_argument(call, &op.heads, 6));
     }
     let mut steps = vec![Device::launch(function, ctas as u32, THREADS, shared, arguments)];
     if op.heads.sinks && sizes.heads > 0 {

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention with grouped query heads, softmax over whole rows.
 
+use std::ops::Range;
+
 /// Sizes and settings; query head `h` reads key and value head `h * kv_heads / heads`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
@@ -21,6 +23,10 @@ pub struct Shape {
     pub causal: bool,
     /// Tokens that a token sees, itself and those just before it; all if `None`.
     pub window: Option<usize>,
+    /// Lengths of the documents of a sequence, of which a token sees its own alone: sequence `b`
+    /// begins with the `b`-th, the others follow in turn, and the last one ends where the sequence
+    /// does. None for joined documents.
+    pub documents: &'static [usize],
 }
 
 impl Shape {
@@ -65,10 +71,31 @@ impl Shape {
         })
     }
 
+    /// The tokens of the document that a token is of.
+    pub fn document(&self, batch: usize, token: usize) -> Range<usize> {
+        let mut document = 0..if self.documents.is_empty() { self.seq } else { 0 };
+        for &length in self.documents.iter().cycle().skip(batch) {
+            if document.end > token {
+                break;
+            }
+            document = document.end..self.seq.min(document.end + length);
+        }
+        document
+    }
+
+    /// [`Self::document`] of all tokens as kernels take it, `[batch * seq, 2]`.
+    pub fn documents_of_tokens(&self) -> Vec<i32> {
+        let tokens = (0..self.batch * self.seq).map(|token| (token / self.seq, token % self.seq));
+        let of_token = |(batch, token)| self.document(batch, token);
+        tokens.map(of_token).flat_map(|of| [of.start as i32, of.end as i32]).collect()
+    }
+
     /// The keys that a query token sees.
-    pub fn keys_seen(&self, token: usize) -> std::ops::Range<usize> {
-        let end = if self.causal { token + 1 } else { self.seq };
-        self.window.map_or(0, |window| (token + 1).saturating_sub(window))..end
+    pub fn keys_seen(&self, batch: usize, token: usize) -> Range<usize> {
+        let document = self.document(batch, token);
+        let end = if self.causal { token + 1 } else { document.end };
+        let first = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
+        first.max(document.start)..end
     }
 }
 
@@ -100,7 +127,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// One row of `softmax(scale q k^T)` and its lse: the weight of each key up to the last that
-/// `token` sees, zero for one before its window. `sinks` has one score for each head, or none.
+/// `token` sees, zero for one before its window
+/// or its document. `sinks` has one score for each head, or none.
 pub fn probabilities(
     shape: &Shape,
     q: &[f64],
@@ -110,7 +138,7 @@ pub fn probabilities(
 ) -> (Vec<f64>, f64) {
     let width = shape.head_dim;
     let query = &q[shape.query(batch, token, head)..][..width];
-    let seen = shape.keys_seen(token);
+    let seen = shape.keys_seen(batch, token);
     let score = |key| {
         if !seen.contains(&key) {
             return f64::NEG_INFINITY;
@@ -203,6 +231,7 @@ mod tests {
             ..Shape::default()
         };
         let extended = |window, value_dim, shape| Shape { window, value_dim, ..shape };
+        let documents = |documents, shape| Shape { documents, ..shape };
         for (shape, has_sinks) in [
             (shape((1, 1), (1, 1, 1), 1.0, true), false),
             (shape((1, 4), (1, 1, 3), 0.6, false), false),
@@ -215,6 +244,12 @@ mod tests {
             (extended(Some(9), None, shape((1, 6), (2, 2, 2), 0.9, true)), false),
             (extended(None, Some(2), shape((2, 5), (2, 2, 3), 0.8, true)), false),
             (extended(Some(2), Some(5), shape((1, 5), (4, 2, 3), 0.8, true)), true),
+            (documents(&[2, 1], shape((2, 6), (4, 2, 2), 0.9, true)), false),
+            (documents(&[1], shape((1, 3), (2, 1, 2), 0.9, true)), true),
+            (
+                documents(&[4, 2], extended(Some(2), None, shape((1, 7), (2, 2, 2), 0.9, true))),
+                true,
+            ),
         ] {
             let tokens = shape.batch * shape.seq;
             let q = varied(tokens * shape.heads * shape.head_dim, 1);
@@ -275,5 +310,50 @@ mod tests {
                 assert!((got - f64::ln(sum)).abs() < 1e-14, "{got} {sum}");
             }
         }
+    }
+
+    /// The definition: each document gives what it gives alone.
+    #[test]
+    fn documents_of_a_sequence_are_those_one_by_one() {
+        let packed = Shape {
+            batch: 2,
+            seq: 9,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 2,
+            value_dim: Some(3),
+            scale: 0.7,
+            causal: true,
+            window: Some(3),
+            documents: &[4, 1, 3],
+        };
+        // Sequence 1 begins with the second length, and what is left ends with it.
+        let lengths: [&[usize]; 2] = [&[4, 1, 3, 1], &[1, 3, 4, 1]];
+        let tokens = packed.batch * packed.seq;
+        let (q, k, v) = (varied(4 * tokens, 1), varied(2 * tokens, 2), varied(3 * tokens, 3));
+        let (dout, sinks) = (varied(6 * tokens, 4), varied(2, 5));
+        let got = forward(&packed, &q, &k, &v, &sinks);
+        let gradients = backward(&packed, &dout, &q, &k, &v, &sinks);
+        let mut dsinks = [0.0; 2];
+        let mut first = 0;
+        for (batch, lengths) in lengths.into_iter().enumerate() {
+            for &seq in lengths {
+                let alone = Shape { batch: 1, seq, documents: &[], ..packed };
+                let rows = first..first + seq;
+                let of = |x: &[f64], width: usize| x[width * rows.start..width * rows.end].to_vec();
+                let (q, k, v, dout) = (of(&q, 4), of(&k, 2), of(&v, 3), of(&dout, 6));
+                let expected = forward(&alone, &q, &k, &v, &sinks);
+                assert_eq!(of(&got.out, 6), expected.out, "{batch} {rows:?}");
+                let of_expected = backward(&alone, &dout, &q, &k, &v, &sinks);
+                assert_eq!(of(&gradients.dq, 4), of_expected.dq, "{batch} {rows:?}");
+                assert_eq!(of(&gradients.dk, 2), of_expected.dk, "{batch} {rows:?}");
+                assert_eq!(of(&gradients.dv, 3), of_expected.dv, "{batch} {rows:?}");
+                dsinks.iter_mut().zip(of_expected.dsinks).for_each(|(sum, of)| *sum += of);
+                first = rows.end;
+            }
+        }
+        let differences = gradients.dsinks.iter().zip(dsinks).map(|(got, sum)| (got - sum).abs());
+        assert!(differences.fold(0.0, f64::max) < 1e-14);
+        assert_eq!(packed.documents_of_tokens()[18..24], [0, 1, 1, 4, 1, 4]);
     }
 }

@@ -13,9 +13,13 @@
 // for one while another takes exponentials. Weights never leave registers. The result goes out by
 // way of the memory of the queries.
 //
+// Kernels that end in `_extended` take windows, sinks and documents as those of attention.cu do;
+// blocks of keys before all windows or documents of a tile are not copied.
+//
 // Which CTA computes a tile changes nothing in it: its keys are summed in one order.
 //
 // architectures: sm_90a
+#include "common/seen_keys.cuh"
 #include "common/types.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_tile.cuh"
@@ -29,8 +33,10 @@ using namespace sm90_attention;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <int kHeadElements, int kConsumerCount, int kBlockKeys, int kTilesOfQueries>
+template <bool kTakesMore, int kHeadElements, int kConsumerCount, int kBlockKeys,
+          int kTilesOfQueries>
 struct Shape {
+    static constexpr bool kExtended = kTakesMore;
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kConsumers = kConsumerCount;
     static constexpr int kBlockM = kConsumers * kWaveM;
@@ -69,6 +75,14 @@ struct Arguments {
     uint32 section_heads;  // see scheduler/attention_order.cuh
     uint32 causal;
     float scale_log2;      // scale * log2(e), positive
+    // Of extended kernels.
+    int32 window;            // at most the keys of a sequence; those where there is none
+    const float* sinks;      // [heads], or null
+    const int32* documents;  // [batch * seq, 2], or null
+
+    __device__ __forceinline__ SeenKeys seen_keys() const {
+        return SeenKeys{documents, seq, window};
+    }
 };
 
 // Shared memory from a 1024-byte boundary on.
@@ -120,7 +134,8 @@ struct Place {
     uint32 batch;
     uint32 head;
     int32 first_query;
-    int32 blocks;  // of keys
+    int32 first_block;  // of keys that some query sees
+    int32 blocks;       // and all before this one
 };
 
 template <typename S>
@@ -142,7 +157,11 @@ struct Tiles {
         const int32 seq = arguments.seq;
         const int32 keys_seen =
             arguments.causal != 0 ? min(seq, first_query + S::kBlockM) : seq;
+        const int32 first_seen =
+            S::kExtended ? arguments.seen_keys().first_seen(batch * arguments.seq, first_query)
+                         : 0;
         return Place{batch, index.head - batch * arguments.heads, first_query,
+                     max(0, first_seen) / S::kBlockN,
                      (keys_seen + S::kBlockN - 1) / S::kBlockN};
     }
 };
@@ -186,9 +205,9 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const Maps& map
                                        place.first_query, place.head, place.batch, full);
         slot.advance();
         const uint32 kv_head = place.head / group;
-        for (int32 block = place.blocks; block >= 0; --block) {
+        for (int32 block = place.blocks; block >= place.first_block; --block) {
             // A block of values comes behind the keys of the block before.
-            if (block > 0) {
+            if (block > place.first_block) {
                 mbarrier_wait(shared.keys_empty + key_stage.index, key_stage.phase ^ 1);
                 copy_rows<Keys>(shared.keys + key_stage.index * Keys::kBytes, maps.k,
                                 (block - 1) * S::kBlockN, kv_head, place.batch,
@@ -271,6 +290,16 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
                     (arguments.causal != 0 ? min(seq, query + 9) : seq) - first_key};
                 mask(scores, seen);
             }
+            if constexpr (S::kExtended) {
+                const SeenKeys seen_keys = arguments.seen_keys();
+                const uint32 first_token = place.batch * seq;
+                if (first_key < seen_keys.first_seen(first_token, wave_query + kWaveM - 1)) {
+                    const int32 query = wave_query + lane_row;
+                    mask_first(scores,
+                               {seen_keys.first_seen(first_token, query) - first_key,
+                                seen_keys.first_seen(first_token, query + 8) - first_key});
+                }
+            }
             return softmax.weigh(scores, factors, scale_log2);
         };
 
@@ -289,7 +318,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         to_left(weights, scores);
 
 #pragma unroll 1
-        for (--block; block >= 0; --block) {
+        for (--block; block >= place.first_block; --block) {
             mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
             turn.await();
             wgmma_fence();
@@ -319,8 +348,16 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float sum = softmax.whole_sum(half);
-            factors[half] = 1.0f / sum;
+            float sum = softmax.whole_sum(half);
+            float factor = 1.0f;
+            if (S::kExtended && arguments.sinks != nullptr) {
+                const float sink = arguments.sinks[place.head] * kLog2E;
+                const float raised = fmaxf(softmax.reference[half], sink);
+                factor = ex2(softmax.reference[half] - raised);
+                sum = fmaf(sum, factor, ex2(sink - raised));
+                softmax.reference[half] = raised;
+            }
+            factors[half] = factor / sum;
             const int32 query = wave_query + lane_row + 8 * half;
             if (threadIdx.x % 4 == 0 && query < seq) {
                 const uint32 batch_head = place.batch * arguments.heads + place.head;
@@ -387,7 +424,7 @@ __device__ __forceinline__ void attend(const Maps& maps, const Arguments& argume
 }
 
 #define SM90_ATTENTION(name, ...)                                                                \
-    extern "C" __global__ void __launch_bounds__(Shape<__VA_ARGS__>::kThreads, 1)                \
+    extern "C" __global__ void __launch_bounds__(Shape<false, __VA_ARGS__>::kThreads, 1)         \
         sm90_attention_##name(const __grid_constant__ TensorMap q,                               \
                               const __grid_constant__ TensorMap k,                               \
                               const __grid_constant__ TensorMap v,                               \
@@ -395,10 +432,24 @@ __device__ __forceinline__ void attend(const Maps& maps, const Arguments& argume
                               uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads,       \
                               uint32 batch_heads, uint32 section_heads, uint32 causal,           \
                               float scale_log2) {                                                \
-        attend<Shape<__VA_ARGS__>>(                                                              \
+        attend<Shape<false, __VA_ARGS__>>(                                                       \
             Maps{q, k, v, out},                                                                  \
             Arguments{lse, counters, static_cast<int32>(seq), heads, kv_heads, batch_heads,      \
-                      section_heads, causal, scale_log2});                                       \
+                      section_heads, causal, scale_log2, static_cast<int32>(seq), nullptr,       \
+                      nullptr});                                                                 \
+    }                                                                                            \
+    extern "C" __global__ void __launch_bounds__(Shape<true, __VA_ARGS__>::kThreads, 1)          \
+        sm90_attention_##name##_extended(                                                        \
+            const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,            \
+            const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap out,          \
+            float* lse, uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads,             \
+            uint32 batch_heads, uint32 section_heads, uint32 causal, float scale_log2,           \
+            uint32 window, const float* sinks, const int32* documents) {                         \
+        attend<Shape<true, __VA_ARGS__>>(                                                        \
+            Maps{q, k, v, out},                                                                  \
+            Arguments{lse, counters, static_cast<int32>(seq), heads, kv_heads, batch_heads,      \
+                      section_heads, causal, scale_log2, static_cast<int32>(window), sinks,      \
+                      documents});                                                               \
     }
 
 SM90_ATTENTION(d64, 64, 3, 128, 2)

@@ -2,7 +2,10 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, UNIT, reject_extension, reject_sizes, scale_log2};
+use super::cuda::{
+    Sizes, UNIT, documents_argument, reject_sizes, reject_values, scale_log2, sinks_argument,
+    window_argument,
+};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
 use crate::cuda::launch::support::all_bf16;
@@ -83,10 +86,11 @@ impl Shape {
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
-    reject_extension(&op.heads)
-        .or_else(|| all_bf16(request, &[0, 1, 2, 3]))
+    let out = request.input_count;
+    reject_values(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, out]))
         .or_else(|| reject_width(op.heads.head_dim))
-        .or_else(|| reject_sizes(&op.heads, &request.operands[4].shape))
+        .or_else(|| reject_sizes(&op.heads, &request.operands[out + 1].shape))
 }
 
 fn reject_width(head_dim: usize) -> Option<String> {
@@ -139,9 +143,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Some(shape) = Shape::of(sizes.head_dim) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
-    let name = format!("sm90_attention_d{}", shape.head_dim);
+    let is_extended = op.heads.extension().is_some();
+    let ends = if is_extended { "_extended" } else { "" };
+    let name = format!("sm90_attention_d{}{ends}", shape.head_dim);
     let function = device.function("sm90_attention", &name, shape.shared_bytes())?;
-    let mut arguments = Vec::with_capacity(13);
+    let mut arguments = Vec::with_capacity(16);
     for (tensor, heads, rows) in [
         (&q, sizes.heads, shape.queries()),
         (&k, sizes.kv_heads, shape.block_keys),
@@ -162,6 +168,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     );
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
+    if is_extended {
+        arguments.push(window_argument(&op.heads, sizes.seq));
+        arguments.push(sinks_argument(call, &op.heads));
+        arguments.push(documents_argument(call, &op.heads, 3));
+    }
     let tiles = sizes.seq.div_ceil(shape.queries()) * sizes.batch_heads;
     Ok(vec![Step::Launch(Launch {
         function,

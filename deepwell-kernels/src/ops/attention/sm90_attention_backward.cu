@@ -27,7 +27,11 @@
 // memory's cycles are half of these. Keys and values would fit into registers then, but ptxas 13.0
 // gives p and ds the registers of left operands that a loop of wgmma does not change.
 //
+// Kernels of `keys` and `queries` that end in `_extended` take windows and documents as those of
+// attention.cu do. Sinks are in lse; their gradients are attention_backward.cu's.
+//
 // architectures: sm_90a
+#include "common/seen_keys.cuh"
 #include "common/types.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_backward_frame.cuh"
@@ -46,8 +50,9 @@ extern __shared__ __align__(1024) uint8 memory[];
 
 // ---- keys: dk and dv ----
 
-template <int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
+template <bool kTakesMore, int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
 struct KeyShape {
+    static constexpr bool kExtended = kTakesMore;
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kBlock = kBlockQueries;  // of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
@@ -64,21 +69,28 @@ struct KeyPlace {
 };
 
 template <typename S>
-__device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes) {
+__device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes,
+                                              const SeenKeys& seen_keys) {
     const HeadTileIndex index =
         head_tile_at(number, sizes.tiles(), sizes.batch * sizes.kv_heads, sizes.section_heads);
     const uint32 batch = index.head / sizes.kv_heads;
     // The first keys are seen by the most queries.
     const int32 first_key = index.tile * kTileRows;
+    int32 queries = sizes.seq;
+    if constexpr (S::kExtended) {
+        const uint32 first_token = batch * sizes.seq;
+        queries =
+            min(queries, seen_keys.last_seeing(first_token, first_key + kTileRows - 1) + 1);
+    }
     return KeyPlace{batch, index.head - batch * sizes.kv_heads, first_key,
                     sizes.causal != 0 ? first_key / S::kBlock : 0,
-                    (sizes.seq + S::kBlock - 1) / S::kBlock};
+                    (queries + S::kBlock - 1) / S::kBlock};
 }
 
 template <typename S>
 __device__ __forceinline__ void produce_for_keys(const typename S::Shared& shared,
                                                  const Maps& maps, const Statistics& statistics,
-                                                 const Sizes& sizes) {
+                                                 const Sizes& sizes, const SeenKeys& seen_keys) {
     using Shared = typename S::Shared;
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
@@ -96,7 +108,7 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
             mbarrier_arrive(own_full);
             break;
         }
-        const KeyPlace place = key_place<S>(number, sizes);
+        const KeyPlace place = key_place<S>(number, sizes, seen_keys);
         copy_tile(shared, slot.index, maps.k, maps.v, place.first_key, place.kv_head, place.batch);
         slot.advance();
         for (uint32 i = 0; i < group; ++i) {
@@ -129,7 +141,7 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
 template <typename S>
 __device__ __forceinline__ void sum_over_queries(const typename S::Shared& shared,
                                                  const Maps& maps, const Sizes& sizes,
-                                                 uint32 consumer) {
+                                                 const SeenKeys& seen_keys, uint32 consumer) {
     using Shared = typename S::Shared;
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
@@ -150,7 +162,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         if (number >= all) {
             break;
         }
-        const KeyPlace place = key_place<S>(number, sizes);
+        const KeyPlace place = key_place<S>(number, sizes, seen_keys);
         const int32 wave_key = place.first_key + consumer * kWaveM;
         const uint32 keys_at =
             Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset;
@@ -206,7 +218,17 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 wgmma_wait_for<1>(p);
                 if (is_causal && first_query < wave_key + kWaveM - 1) {
                     const int32 hidden = wave_key + lane_row - first_query;
-                    mask_columns(p, {hidden, hidden + 8});
+                    mask_first(p, {hidden, hidden + 8});
+                }
+                if constexpr (S::kExtended) {
+                    const uint32 first_token = place.batch * sizes.seq;
+                    if (first_query + S::kBlock - 1 >
+                        seen_keys.last_seeing(first_token, wave_key)) {
+                        const int32 key = wave_key + lane_row;
+                        const int32 before = 1 - first_query;
+                        mask(p, {seen_keys.last_seeing(first_token, key) + before,
+                                 seen_keys.last_seeing(first_token, key + 8) + before});
+                    }
                 }
                 weigh_columns(p, shared.lse_log2 + stage.index * S::kBlock, scale_log2);
                 to_left(p_words, p);
@@ -253,8 +275,9 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
 
 // ---- queries: dq ----
 
-template <int kHeadElements, int kBlockKeys, int kSlotCount, int kStageCount>
+template <bool kTakesMore, int kHeadElements, int kBlockKeys, int kSlotCount, int kStageCount>
 struct QueryShape {
+    static constexpr bool kExtended = kTakesMore;
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kBlock = kBlockKeys;  // of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
@@ -266,11 +289,13 @@ struct QueryPlace {
     uint32 batch;
     uint32 head;
     int32 first_query;
-    int32 blocks;  // of keys
+    int32 first_block;  // of keys that some query sees
+    int32 blocks;       // and all before this one
 };
 
 template <typename S>
-__device__ __forceinline__ QueryPlace query_place(uint32 number, const Sizes& sizes) {
+__device__ __forceinline__ QueryPlace query_place(uint32 number, const Sizes& sizes,
+                                                  const SeenKeys& seen_keys) {
     const uint32 tiles = sizes.tiles();
     const HeadTileIndex index =
         head_tile_at(number, tiles, sizes.batch * sizes.heads, sizes.section_heads);
@@ -280,13 +305,17 @@ __device__ __forceinline__ QueryPlace query_place(uint32 number, const Sizes& si
     const int32 first_query = tile * kTileRows;
     const int32 keys_seen =
         sizes.causal != 0 ? min(sizes.seq, first_query + kTileRows) : sizes.seq;
+    const int32 first_seen =
+        S::kExtended ? seen_keys.first_seen(batch * sizes.seq, first_query) : 0;
     return QueryPlace{batch, index.head - batch * sizes.heads, first_query,
+                      max(0, first_seen) / S::kBlock,
                       (keys_seen + S::kBlock - 1) / S::kBlock};
 }
 
 template <typename S>
 __device__ __forceinline__ void produce_for_queries(const typename S::Shared& shared,
-                                                    const Maps& maps, const Sizes& sizes) {
+                                                    const Maps& maps, const Sizes& sizes,
+                                                    const SeenKeys& seen_keys) {
     using Shared = typename S::Shared;
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
@@ -303,12 +332,12 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             mbarrier_arrive(own_full);
             break;
         }
-        const QueryPlace place = query_place<S>(number, sizes);
+        const QueryPlace place = query_place<S>(number, sizes, seen_keys);
         copy_tile(shared, slot.index, maps.q, maps.dout, place.first_query, place.head,
                   place.batch);
         slot.advance();
         const uint32 kv_head = place.head / group;
-        for (int32 block = 0; block < place.blocks; ++block) {
+        for (int32 block = place.first_block; block < place.blocks; ++block) {
 #pragma unroll
             for (int which = 0; which < 2; ++which) {
                 mbarrier_wait(shared.empty[which] + stage.index, stage.phase ^ 1);
@@ -329,7 +358,7 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
 template <typename S>
 __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, const Maps& maps,
                                               const Statistics& statistics, const Sizes& sizes,
-                                              uint32 consumer) {
+                                              const SeenKeys& seen_keys, uint32 consumer) {
     using Shared = typename S::Shared;
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
@@ -349,7 +378,7 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
         if (number >= all) {
             break;
         }
-        const QueryPlace place = query_place<S>(number, sizes);
+        const QueryPlace place = query_place<S>(number, sizes, seen_keys);
         const int32 wave_query = place.first_query + consumer * kWaveM;
         const WgmmaMatrix queries =
             Own::rows(Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset);
@@ -366,7 +395,7 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
         // The keys that the last sums read, if any.
         uint64* read = nullptr;
 #pragma unroll 1
-        for (int32 block = 0; block < place.blocks; ++block) {
+        for (int32 block = place.first_block; block < place.blocks; ++block) {
             const uint32 keys_at =
                 Shared::address(shared.streamed[0], stage.index, Streamed::kBytes);
             const uint32 values_at =
@@ -397,6 +426,14 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
                 const int32 query = wave_query + lane_row;
                 mask(p, {(sizes.causal != 0 ? min(seq, query + 1) : seq) - first_key,
                          (sizes.causal != 0 ? min(seq, query + 9) : seq) - first_key});
+            }
+            if constexpr (S::kExtended) {
+                const uint32 first_token = place.batch * seq;
+                if (first_key < seen_keys.first_seen(first_token, wave_query + kWaveM - 1)) {
+                    const int32 query = wave_query + lane_row;
+                    mask_first(p, {seen_keys.first_seen(first_token, query) - first_key,
+                                   seen_keys.first_seen(first_token, query + 8) - first_key});
+                }
             }
             weigh_rows(p, lse_log2, scale_log2);
             wgmma_wait_for<0>(ds);
@@ -438,34 +475,37 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
 
 template <typename S>
 __device__ __forceinline__ void make_key_gradients(const Maps& maps, const Statistics& statistics,
-                                                   const Sizes& sizes) {
+                                                   const Sizes& sizes,
+                                                   const SeenKeys& seen_keys) {
     const typename S::Shared shared(memory);
     const uint32 warp = begin_warp(shared);
     if (warp < kWarpgroup / 32) {
         keep_registers<kProducerRegisters>();
         if (warp == 0 && elect_one()) {
-            produce_for_keys<S>(shared, maps, statistics, sizes);
+            produce_for_keys<S>(shared, maps, statistics, sizes, seen_keys);
         }
     } else {
         take_registers<kConsumerRegisters>();
-        sum_over_queries<S>(shared, maps, sizes, warp / (kWarpgroup / 32) - 1);
+        sum_over_queries<S>(shared, maps, sizes, seen_keys, warp / (kWarpgroup / 32) - 1);
     }
 }
 
 template <typename S>
 __device__ __forceinline__ void make_query_gradients(const Maps& maps,
                                                      const Statistics& statistics,
-                                                     const Sizes& sizes) {
+                                                     const Sizes& sizes,
+                                                     const SeenKeys& seen_keys) {
     const typename S::Shared shared(memory);
     const uint32 warp = begin_warp(shared);
     if (warp < kWarpgroup / 32) {
         keep_registers<kProducerRegisters>();
         if (warp == 0 && elect_one()) {
-            produce_for_queries<S>(shared, maps, sizes);
+            produce_for_queries<S>(shared, maps, sizes, seen_keys);
         }
     } else {
         take_registers<kConsumerRegisters>();
-        sum_over_keys<S>(shared, maps, statistics, sizes, warp / (kWarpgroup / 32) - 1);
+        sum_over_keys<S>(shared, maps, statistics, sizes, seen_keys,
+                         warp / (kWarpgroup / 32) - 1);
     }
 }
 
@@ -480,34 +520,45 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
                                head_dim);                                                        \
     }
 
-#define KEYS(name, ...)                                                                          \
+#define KEYS_KERNEL(name, ends, is_extended, ...)                                                \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
-        sm90_attention_backward_keys_##name(                                                     \
+        sm90_attention_backward_keys_##name##ends(                                               \
             const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap q,         \
             const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,            \
             const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,          \
             float* lse_log2, float* delta, uint32* counters, uint32 seq, uint32 heads,           \
             uint32 kv_heads, uint32 batch, uint32 section_heads, uint32 causal, float scale,     \
-            float scale_log2) {                                                                  \
-        make_key_gradients<KeyShape<__VA_ARGS__>>(                                               \
+            float scale_log2, uint32 window, const int32* documents) {                           \
+        make_key_gradients<KeyShape<is_extended, __VA_ARGS__>>(                                  \
             Maps{dout, q, k, v, dk, dv}, Statistics{lse_log2, delta},                            \
             Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
-                  causal, scale, scale_log2});                                                   \
+                  causal, scale, scale_log2},                                                    \
+            SeenKeys{documents, static_cast<int32>(seq), static_cast<int32>(window)});           \
     }
 
-#define QUERIES(name, ...)                                                                       \
+#define QUERIES_KERNEL(name, ends, is_extended, ...)                                             \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
-        sm90_attention_backward_queries_##name(                                                  \
+        sm90_attention_backward_queries_##name##ends(                                            \
             const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap q,         \
             const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,            \
             const __grid_constant__ TensorMap dq, float* lse_log2, float* delta,                 \
             uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,           \
-            uint32 section_heads, uint32 causal, float scale, float scale_log2) {                \
-        make_query_gradients<QueryShape<__VA_ARGS__>>(                                           \
+            uint32 section_heads, uint32 causal, float scale, float scale_log2, uint32 window,   \
+            const int32* documents) {                                                            \
+        make_query_gradients<QueryShape<is_extended, __VA_ARGS__>>(                              \
             Maps{dout, q, k, v, dq, dq}, Statistics{lse_log2, delta},                            \
             Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
-                  causal, scale, scale_log2});                                                   \
+                  causal, scale, scale_log2},                                                    \
+            SeenKeys{documents, static_cast<int32>(seq), static_cast<int32>(window)});           \
     }
+
+#define KEYS(name, ...)                                                                          \
+    KEYS_KERNEL(name, , false, __VA_ARGS__)                                                      \
+    KEYS_KERNEL(name, _extended, true, __VA_ARGS__)
+
+#define QUERIES(name, ...)                                                                       \
+    QUERIES_KERNEL(name, , false, __VA_ARGS__)                                                   \
+    QUERIES_KERNEL(name, _extended, true, __VA_ARGS__)
 
 // Elements of a head; queries or keys of a stage; tiles and stages that there is room for.
 ROWS(d64, 8)

@@ -2,7 +2,10 @@
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
-use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::cuda::{
+    Sizes, documents_argument, reject_heads, reject_values, scale_log2, window_argument,
+};
+use super::cuda_backward::sink_gradients;
 use super::sm90_attention::head_boxes;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, TensorMapSpec};
@@ -104,13 +107,21 @@ fn select_tile(request: &KernelRequest<'_>, _: &Target) -> TileSelection {
     TileSelection { tile, rejected: others.into_iter().map(reason).collect() }
 }
 
-pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {
         return Some("takes `attention_backward`".to_string());
     };
-    reject_extension(&op.heads)
-        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
+    let dq = request.input_count;
+    reject_values(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2]))
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_width(op.heads.head_dim))
+}
+
+/// Why heads of so many elements are too wide.
+fn reject_width(head_dim: usize) -> Option<String> {
+    let most = SHAPES[SHAPES.len() - 1].head_dim;
+    (head_dim > most).then(|| format!("takes heads of at most {most} elements, not of {head_dim}"))
 }
 
 /// Share of the peak that an H200 reached with sequences of 2048 tokens and more: 0.32 to 0.36 with
@@ -176,10 +187,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
 
+    let is_extended = op.heads.extension().is_some();
+    let ends = if is_extended { "_extended" } else { "" };
+    let seen = [window_argument(&op.heads, sizes.seq), documents_argument(call, &op.heads, 6)];
     let mut launch = |of: String, shared: u32, maps: Vec<TensorMapSpec>, tiles: usize, section| {
-        let name = format!("sm90_attention_backward_{of}");
+        let name = format!("sm90_attention_backward_{of}{ends}");
         let function = device.function("sm90_attention_backward", &name, shared)?;
-        let mut arguments = Vec::with_capacity(17);
+        let mut arguments = Vec::with_capacity(19);
         for map in maps {
             arguments.push(Argument::TensorMap(device.tensor_map(&map)?));
         }
@@ -191,6 +205,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         arguments.push(Argument::U32(op.heads.causal.into()));
         arguments.push(Argument::F32(op.heads.scale as f32));
         arguments.push(Argument::F32(scale_log2(&op.heads)));
+        arguments.extend(seen);
         // CTAs stay and take one tile after the other.
         let ctas = tiles.min(device.sm_count() as usize) as u32;
         Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
@@ -229,7 +244,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         sizes.section(key_heads, 2, l2_bytes).max(least_section(tiles * group, sms, key_heads))
             * group,
     )?;
-    Ok(vec![rows, keys, queries])
+    let mut steps = vec![rows, keys, queries];
+    if op.heads.sinks {
+        steps.push(sink_gradients(call, device, delta, sizes.seq.next_multiple_of(TILE_ROWS), 1)?);
+    }
+    Ok(steps)
 }
 
 #[cfg(test)]

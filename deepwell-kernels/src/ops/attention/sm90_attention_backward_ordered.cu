@@ -198,8 +198,8 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 const int32 key = wave_key + lane_row;
                 const int32 hidden = is_causal ? key - first_query : -8;
                 // What lies beyond the sequence would be weighed by lse alone.
-                mask_columns(p, {key < sizes.seq ? hidden : S::kBlock,
-                                 key + 8 < sizes.seq ? hidden + 8 : S::kBlock});
+                mask_first(p, {key < sizes.seq ? hidden : S::kBlock,
+                               key + 8 < sizes.seq ? hidden + 8 : S::kBlock});
             }
             weigh_columns(p, shared.lse_log2 + stage * S::kBlock, scale_log2);
             if constexpr (S::kEarly) {

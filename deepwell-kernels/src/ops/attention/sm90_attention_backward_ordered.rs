@@ -3,14 +3,15 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, scale_log2};
+use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
 use super::sm90_attention::head_boxes;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS_THREADS, THREADS, TILE_ROWS, WAVE_ROWS,
-    least_section, reject,
+    least_section,
 };
 use crate::KernelError;
 use crate::cuda::driver::{Argument, TensorMapSpec};
+use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
@@ -39,6 +40,15 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     select_tile: None,
     prepare,
 }];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionBackward(op) = request.op else {
+        return Some("takes `attention_backward`".to_string());
+    };
+    reject_extension(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
+        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+}
 
 /// Elements of a head that there is a kernel for, and queries of a block there.
 fn shape(head_dim: usize) -> Option<(usize, usize)> {

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::{
-    ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
-    for_each_task, gemm_bytes, slots_bytes,
+    ALIGNMENT, AttentionError, AttentionShape, Documents, Head, KEY_TILE, QUERY_TILE, SharedOutput,
+    Tile, for_each_task, gemm_bytes, slots_bytes,
 };
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
@@ -58,10 +58,12 @@ pub fn attention_backward<E: Element>(
     dv: &mut [E],
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
-    attention_backward_on(best_tier(), shape, dout, q, k, v, out, lse, dq, dk, dv, workspace)
+    let tier = best_tier();
+    attention_backward_on(tier, shape, dout, q, k, v, out, lse, None, dq, dk, dv, workspace)
 }
 
-/// [`attention_backward`] with the GEMMs on a given tier, and the gradients in a type of their own.
+/// [`attention_backward`] with the GEMMs on a given tier, the gradients in a type of their own, and
+/// documents told apart if they are given.
 ///
 /// Of keys that are a part of all, `out` and `lse` are those of all.
 ///
@@ -77,6 +79,7 @@ pub fn attention_backward_on<E: Element, O: Element>(
     v: &[E],
     out: &[E],
     lse: &[f32],
+    documents: Option<&[i32]>,
     dq: &mut [O],
     dk: &mut [O],
     dv: &mut [O],
@@ -89,6 +92,7 @@ pub fn attention_backward_on<E: Element, O: Element>(
         ("v", v.len(), shape.value_len()),
         ("out", out.len(), shape.out_len()),
         ("lse", lse.len(), shape.lse_len()),
+        ("documents", documents.map_or(shape.documents_len(), <[i32]>::len), shape.documents_len()),
         ("dq", dq.len(), shape.query_len()),
         ("dk", dk.len(), shape.key_len()),
         ("dv", dv.len(), shape.value_len()),
@@ -101,10 +105,11 @@ pub fn attention_backward_on<E: Element, O: Element>(
         let mut buffers = Buffers::<E>::carve(shape, slot);
         buffers.dk.fill(0.0);
         buffers.dv.fill(0.0);
+        let documents = shape.documents_of(documents, batch);
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             let head = Head { batch, head, kv_head };
             for queries in shape.query_tiles() {
-                backward_tile(tier, shape, head, queries, &inputs, &mut buffers)?;
+                backward_tile(tier, shape, head, queries, documents, &inputs, &mut buffers)?;
                 for row in 0..queries.count {
                     let offset = head.query_offset(shape, queries.first + row);
                     // SAFETY: this row of this head belongs to this task alone, and no other
@@ -197,6 +202,7 @@ fn backward_tile<E: Element>(
     shape: &AttentionShape,
     head: Head,
     queries: Tile,
+    documents: Documents<'_>,
     inputs: &Inputs<'_, E>,
     buffers: &mut Buffers<'_, E>,
 ) -> Result<(), AttentionError> {
@@ -214,10 +220,10 @@ fn backward_tile<E: Element>(
             }
         },
     );
-    if shape.key_tiles(queries).next().is_none() {
+    if shape.key_tiles(queries, documents).next().is_none() {
         buffers.dq[..queries.count * width].fill(0.0);
     }
-    for (index, keys) in shape.key_tiles(queries).enumerate() {
+    for (index, keys) in shape.key_tiles(queries, documents).enumerate() {
         let k = head.key_rows(shape, inputs.k, keys);
         let v = head.value_rows(shape, inputs.v, keys);
         let count = queries.count * keys.count;
@@ -227,7 +233,7 @@ fn backward_tile<E: Element>(
         gemm_serial(tier, queries.count, keys.count, value_width, dout, v, out, buffers.gemm)?;
         vectorized(
             #[inline(always)]
-            || differentiate(shape, queries, keys, lse, buffers),
+            || differentiate(shape, queries, keys, documents, lse, buffers),
         );
 
         let p = Operand::rows(&buffers.p[..count], keys.count);
@@ -271,11 +277,12 @@ fn differentiate<E: Element>(
     shape: &AttentionShape,
     queries: Tile,
     keys: Tile,
+    documents: Documents<'_>,
     lse: &[f32],
     buffers: &mut Buffers<'_, E>,
 ) {
     for (row, &lse) in lse.iter().enumerate() {
-        let seen = shape.visible(queries.first + row, keys);
+        let seen = shape.visible(queries.first + row, keys, documents);
         let delta = buffers.delta[row];
         let range = row * keys.count..(row + 1) * keys.count;
         // Copies of fixed length, so that all loops run over whole vectors.

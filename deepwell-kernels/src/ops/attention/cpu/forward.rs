@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{
-    ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
-    for_each_task, gemm_bytes, slots_bytes,
+    ALIGNMENT, AttentionError, AttentionShape, Documents, Head, KEY_TILE, QUERY_TILE, SharedOutput,
+    Tile, for_each_task, gemm_bytes, slots_bytes,
 };
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
@@ -53,10 +53,11 @@ pub fn attention_forward<E: Element>(
     lse: &mut [f32],
     workspace: &mut [u8],
 ) -> Result<(), AttentionError> {
-    attention_forward_on(best_tier(), shape, q, k, v, sinks, out, lse, workspace)
+    attention_forward_on(best_tier(), shape, q, k, v, sinks, None, out, lse, workspace)
 }
 
-/// [`attention_forward`] with the GEMMs on a given tier, and `out` in a type of its own.
+/// [`attention_forward`] with the GEMMs on a given tier, `out` in a type of its own, and documents
+/// told apart if they are given.
 ///
 /// A query that sees no key, as there are of other ranks' keys, has zeros, and -∞ in `lse`.
 ///
@@ -70,6 +71,7 @@ pub fn attention_forward_on<E: Element, O: Element>(
     k: &[E],
     v: &[E],
     sinks: Option<&[f32]>,
+    documents: Option<&[i32]>,
     out: &mut [O],
     lse: &mut [f32],
     workspace: &mut [u8],
@@ -79,6 +81,7 @@ pub fn attention_forward_on<E: Element, O: Element>(
         ("k", k.len(), shape.key_len()),
         ("v", v.len(), shape.value_len()),
         ("sinks", sinks.map_or(shape.heads, <[f32]>::len), shape.heads),
+        ("documents", documents.map_or(shape.documents_len(), <[i32]>::len), shape.documents_len()),
         ("out", out.len(), shape.out_len()),
         ("lse", lse.len(), shape.lse_len()),
     ])?;
@@ -86,6 +89,7 @@ pub fn attention_forward_on<E: Element, O: Element>(
     let slot = slot_bytes::<E>(shape);
     for_each_task(shape, slot, workspace, |batch, kv_head, slot| {
         let mut buffers = Buffers::<E>::carve(shape, slot);
+        let documents = shape.documents_of(documents, batch);
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             let head = Head { batch, head, kv_head };
             for queries in shape.query_tiles() {
@@ -96,7 +100,7 @@ pub fn attention_forward_on<E: Element, O: Element>(
                 };
                 buffers.greatest.fill(greatest);
                 buffers.total.fill(total);
-                forward_tile(tier, shape, head, queries, q, k, v, &mut buffers)?;
+                forward_tile(tier, shape, head, queries, documents, q, k, v, &mut buffers)?;
                 // SAFETY: these rows of this head belong to this task alone, and no other part
                 // of it is held.
                 unsafe { buffers.finish(shape, head, queries, &out, &lse) };
@@ -181,13 +185,14 @@ fn forward_tile<E: Element>(
     shape: &AttentionShape,
     head: Head,
     queries: Tile,
+    documents: Documents<'_>,
     q: &[E],
     k: &[E],
     v: &[E],
     buffers: &mut Buffers<'_, E>,
 ) -> Result<(), AttentionError> {
     let (width, value_width) = (shape.head_dim, shape.value_dim);
-    for (index, keys) in shape.key_tiles(queries).enumerate() {
+    for (index, keys) in shape.key_tiles(queries, documents).enumerate() {
         let is_first = index == 0;
         let (q, k) = (head.query_rows(shape, q, queries), head.key_rows(shape, k, keys));
         let scores = &mut buffers.scores[..queries.count * keys.count];
@@ -195,7 +200,7 @@ fn forward_tile<E: Element>(
         gemm_serial(tier, queries.count, keys.count, width, q, k, out, buffers.gemm)?;
         vectorized(
             #[inline(always)]
-            || soften(shape, queries, keys, is_first, buffers),
+            || soften(shape, queries, keys, documents, is_first, buffers),
         );
 
         let weights = Operand::rows(&buffers.weights[..queries.count * keys.count], keys.count);
@@ -214,11 +219,12 @@ fn soften<E: Element>(
     shape: &AttentionShape,
     queries: Tile,
     keys: Tile,
+    documents: Documents<'_>,
     is_first: bool,
     buffers: &mut Buffers<'_, E>,
 ) {
     for row in 0..queries.count {
-        let seen = shape.visible(queries.first + row, keys);
+        let seen = shape.visible(queries.first + row, keys, documents);
         let scores = &buffers.scores[row * keys.count..][..keys.count];
         let weights = &mut buffers.weights[row * keys.count..][..keys.count];
         let (greatest, total) = (&mut buffers.greatest[row], &mut buffers.total[row]);

@@ -99,7 +99,7 @@ fn run<E: Element>(
         let mut part = (poisoned::<f32>(dout.len()), poisoned::<f32>(shape.lse_len()));
         let mut workspace = vec![0xff; forward_workspace_bytes::<E>(shape, 2)];
         let (out, lse) = (&mut part.0, &mut part.1);
-        attention_forward_on(tier, shape, &q, k, v, None, out, lse, &mut workspace).unwrap();
+        attention_forward_on(tier, shape, &q, k, v, None, None, out, lse, &mut workspace).unwrap();
         parts.push(part);
     }
     let (mut out, mut lse) = (poisoned::<E>(dout.len()), poisoned::<f32>(shape.lse_len()));
@@ -119,6 +119,7 @@ fn run<E: Element>(
             v,
             &results.out,
             &lse,
+            None,
             &mut dq,
             &mut dk,
             &mut dv,
@@ -145,6 +146,7 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
         scale: f64::from(shape.scale),
         causal: true,
         window: None,
+        documents: &[],
     };
     let tokens = case.batch * case.seq();
     let mut random = Random::new(case.seq() as u64);

@@ -55,6 +55,7 @@ fn forward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Run
     let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
     let (q, k, v) = (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
     let sinks = heads.sinks.then(|| operands.input::<f32>(3)).transpose()?;
+    let documents = heads.documents_at(3).map(|at| operands.input::<i32>(at)).transpose()?;
     let inputs = operands.input_count;
     let (out, lse) = (operands.target::<O>(inputs)?, operands.target::<f32>(inputs + 1)?);
     Ok(Box::new(move |arena| {
@@ -65,6 +66,7 @@ fn forward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Run
             k.of(arena),
             v.of(arena),
             sinks.as_ref().map(|sinks| sinks.of(arena)),
+            documents.as_ref().map(|documents| documents.of(arena)),
             out.of(arena),
             lse.of(arena),
             workspace.of(arena),
@@ -94,6 +96,7 @@ fn backward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Ru
     let (k, v) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
     let (out, lse) = (operands.input::<E>(4)?, operands.input::<f32>(5)?);
     let sinks = heads.sinks.then(|| operands.input::<f32>(6)).transpose()?;
+    let documents = heads.documents_at(6).map(|at| operands.input::<i32>(at)).transpose()?;
     let first = operands.input_count;
     let (dq, dk) = (operands.target::<O>(first)?, operands.target::<O>(first + 1)?);
     let dv = operands.target::<O>(first + 2)?;
@@ -115,6 +118,7 @@ fn backward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Ru
             v.of(arena),
             out.of(arena),
             lse.of(arena),
+            documents.as_ref().map(|documents| documents.of(arena)),
             dq.of(arena),
             dk.of(arena),
             dv.of(arena),

@@ -14,6 +14,7 @@ struct Case<E> {
     v: Vec<E>,
     dout: Vec<E>,
     sinks: Option<Vec<f32>>,
+    documents: &'static [usize],
 }
 
 /// What forward and backward write.
@@ -33,6 +34,27 @@ impl<E: Element> Case<E> {
         Self { sinks: Some(sinks), ..Self::random(shape) }
     }
 
+    /// Documents of these lengths, see [`oracle::Shape::documents`].
+    fn cut(self, documents: &'static [usize]) -> Self {
+        Self { documents, ..self }
+    }
+
+    fn oracle_shape(&self) -> oracle::Shape {
+        let AttentionShape { batch, seq, heads, kv_heads, head_dim, value_dim, .. } = self.shape;
+        oracle::Shape {
+            batch,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim: Some(value_dim),
+            scale: f64::from(self.shape.scale),
+            causal: self.shape.causal,
+            window: self.shape.window,
+            documents: self.documents,
+        }
+    }
+
     fn random(shape: AttentionShape) -> Self {
         let mut random = Random::new((shape.seq * 101 + shape.head_dim) as u64);
         Self {
@@ -42,6 +64,7 @@ impl<E: Element> Case<E> {
             v: random.normals(shape.value_len()),
             dout: random.normals(shape.out_len()),
             sinks: None,
+            documents: &[],
         }
     }
 
@@ -50,8 +73,10 @@ impl<E: Element> Case<E> {
     }
 
     fn run(&self, tier: Tier, workspace_threads: usize) -> Results<E> {
-        let Self { shape, q, k, v, dout, sinks } = self;
+        let Self { shape, q, k, v, dout, sinks, documents } = self;
         let sinks = sinks.as_deref();
+        let documents = (!documents.is_empty()).then(|| self.oracle_shape().documents_of_tokens());
+        let cut = documents.as_deref();
         let mut results = Results {
             out: poisoned(dout.len()),
             lse: poisoned(shape.lse_len()),
@@ -63,10 +88,11 @@ impl<E: Element> Case<E> {
         let Results { out, lse, dq, dk, dv, dsinks } = &mut results;
         let bytes = forward_workspace_bytes::<E>(shape, workspace_threads);
         let mut workspace = vec![0xff; bytes];
-        attention_forward_on(tier, shape, q, k, v, sinks, out, lse, &mut workspace).unwrap();
+        attention_forward_on(tier, shape, q, k, v, sinks, cut, out, lse, &mut workspace).unwrap();
         let bytes = backward_workspace_bytes::<E>(shape, workspace_threads);
         let mut workspace = vec![0xff; bytes];
-        attention_backward_on(tier, shape, dout, q, k, v, out, lse, dq, dk, dv, &mut workspace)
+        let memory = &mut workspace;
+        attention_backward_on(tier, shape, dout, q, k, v, out, lse, cut, dq, dk, dv, memory)
             .unwrap();
         if let Some(sinks) = sinks {
             sink_gradients(shape, dout, out, lse, sinks, false, dsinks).unwrap();
@@ -182,10 +208,7 @@ fn allowed<E: Element>(case: &Case<E>, shape: &oracle::Shape) -> Allowed {
 
 fn check<E: Element>(case: &Case<E>) {
     let shape = case.shape;
-    let AttentionShape { batch, seq, heads, kv_heads, head_dim, scale, causal, window, .. } = shape;
-    let (scale, value_dim) = (f64::from(scale), Some(shape.value_dim));
-    let oracle_shape =
-        oracle::Shape { batch, seq, heads, kv_heads, head_dim, value_dim, scale, causal, window };
+    let oracle_shape = case.oracle_shape();
     let (q, k, v) = (to_f64(&case.q), to_f64(&case.k), to_f64(&case.v));
     let (dout, sinks) = (to_f64(&case.dout), case.sinks_f64());
     let forward = oracle::forward(&oracle_shape, &q, &k, &v, &sinks);
@@ -195,7 +218,8 @@ fn check<E: Element>(case: &Case<E>) {
     let relative = f64::from(E::UNIT_ROUNDOFF);
     for tier in tiers() {
         let got = case.run(tier, 2);
-        let name = |tensor: &str| format!("{tensor} of {shape:?} {} on {tier:?}", E::NAME);
+        let cut = case.documents;
+        let name = |tensor: &str| format!("{tensor} of {shape:?} {cut:?} {} on {tier:?}", E::NAME);
         assert_close_each(&name("out"), &got.out, &forward.out, 0.0, &allowed.out);
         assert_close_each(&name("lse"), &got.lse, &forward.lse, 0.0, &allowed.lse);
         assert_close_each(&name("dq"), &got.dq, &backward.dq, relative, &allowed.dq);
@@ -282,8 +306,31 @@ fn windows_sinks_and_widths_of_values_agree_with_the_oracle() {
     }
 }
 
+/// Around tiles (128), every token alone, and tiles that lie in documents before all of another's.
+#[test]
+fn documents_agree_with_the_oracle() {
+    let of = |seq| shape((2, seq), (4, 2, 16), 0.3, true);
+    let window = |window, shape| AttentionShape { window: Some(window), ..shape };
+    for (shape, documents) in [
+        (of(17), &[1][..]),
+        (of(17), &[5, 1, 9]),
+        (of(1), &[1]),
+        (of(300), &[127]),
+        (of(300), &[128]),
+        (of(300), &[129]),
+        (of(290), &[3, 260]),
+        (of(290), &[260, 3, 1, 1]),
+        (window(40, of(290)), &[70, 30, 200]),
+        (AttentionShape { value_dim: 40, ..of(140) }, &[2, 100]),
+    ] {
+        check(&Case::<f32>::random(shape).cut(documents));
+        check(&Case::<f32>::with_sinks(shape).cut(documents));
+        check(&Case::<bf16>::with_sinks(shape).cut(documents));
+    }
+}
+
 /// A sink of minus infinity is none, one that is far above all scores leaves nothing, and a window
-/// of a whole sequence is none, to the bit.
+/// or a document of a whole sequence is none, to the bit.
 #[test]
 fn what_changes_nothing_changes_no_bit() {
     let plain = Case::<f32>::random(shape((1, 200), (2, 1, 16), 0.25, true));
@@ -296,6 +343,8 @@ fn what_changes_nothing_changes_no_bit() {
     for tier in tiers() {
         let expected = plain.run(tier, 1);
         assert_eq!(windowed.run(tier, 1), expected, "{tier:?}");
+        let whole = Case::random(plain.shape).cut(&[200]);
+        assert_eq!(whole.run(tier, 1), expected, "{tier:?}");
         let got = low.run(tier, 1);
         assert_eq!((&got.out, &got.lse), (&expected.out, &expected.lse), "{tier:?}");
         assert_eq!((&got.dq, &got.dv), (&expected.dq, &expected.dv), "{tier:?}");

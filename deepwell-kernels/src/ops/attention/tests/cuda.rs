@@ -52,6 +52,23 @@ impl Case {
         self
     }
 
+    /// See [`Shape::documents`].
+    pub(crate) fn documents(mut self, lengths: &'static [usize]) -> Case {
+        self.shape.documents = lengths;
+        self
+    }
+
+    /// What stands behind the operands of every attention.
+    pub(crate) fn extra_inputs(&self) -> Vec<HostTensor> {
+        let sinks = self.sinks.map(|_| HostTensor::f32(&[self.shape.heads], &self.sink_scores()));
+        let documents = || {
+            let tokens = self.shape.batch * self.shape.seq;
+            HostTensor::i32(&[tokens, 2], &self.shape.documents_of_tokens())
+        };
+        let documents = (!self.shape.documents.is_empty()).then(documents);
+        sinks.into_iter().chain(documents).collect()
+    }
+
     pub(crate) fn sinks(mut self, size: f32) -> Case {
         self.sinks = Some(size);
         self
@@ -68,14 +85,25 @@ impl Case {
     pub(crate) fn has_gradients(&self) -> bool {
         self.shape.seq >= 15
             && self.shape.window.is_none_or(|window| window >= 15)
+            && self.shape.documents.iter().all(|&length| length >= 15)
             && self.sinks.is_none_or(|size| size <= 4.0)
             && matches!(self.data, Data::Uniform(size) if size <= 8.0)
     }
 
     pub(crate) fn heads(&self) -> AttentionHeads {
         let Shape { heads, kv_heads, head_dim, value_dim, scale, causal, window, .. } = self.shape;
-        let sinks = self.sinks.is_some();
-        AttentionHeads { heads, kv_heads, head_dim, value_dim, scale, causal, window, sinks }
+        let (sinks, documents) = (self.sinks.is_some(), !self.shape.documents.is_empty());
+        AttentionHeads {
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim,
+            scale,
+            causal,
+            window,
+            sinks,
+            documents,
+        }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -230,6 +258,39 @@ pub(crate) fn extended_cases() -> Vec<Case> {
     cases
 }
 
+/// Documents that begin around tiles of keys (32, 64, 128) and of queries (128, 192): all of them
+/// one, and every token its own; with windows, sinks and several sequences.
+pub(crate) fn document_cases(head_dims: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let of = |sizes| Case::new(sizes, true, Data::Uniform(1.0));
+    for &head_dim in head_dims {
+        let documents: [(usize, &[usize]); 12] = [
+            (1, &[1]),
+            (150, &[1]),
+            (150, &[150]),
+            (150, &[1, 31, 1, 32, 63, 22]),
+            (150, &[63]),
+            (150, &[64]),
+            (150, &[65]),
+            (400, &[127, 273]),
+            (400, &[128, 1, 271]),
+            (400, &[129, 63, 208]),
+            (400, &[300, 100]),
+            (513, &[192, 1, 319]),
+        ];
+        for (seq, lengths) in documents {
+            cases.push(of([1, seq, 2, 1, head_dim]).documents(lengths));
+        }
+        // Sequences that are cut in other places.
+        cases.push(of([3, 90, 2, 1, head_dim]).documents(&[17, 40, 64]));
+        cases.push(of([2, 300, 4, 2, head_dim]).documents(&[100, 33, 200]));
+        cases.push(of([1, 150, 2, 1, head_dim]).documents(&[40, 110]).window(30));
+        cases.push(of([1, 150, 4, 1, head_dim]).documents(&[40, 90]).sinks(2.0));
+        cases.push(of([2, 100, 2, 2, head_dim]).documents(&[5, 70]).window(20).sinks(1.0));
+    }
+    cases
+}
+
 /// Largest [`Case::work`] on the emulator: a tile of queries and more, and every kind of data.
 pub(crate) const EMULATED_WORK: usize = 4 << 20;
 
@@ -263,7 +324,7 @@ pub(crate) fn check_forward_with(gpu: &mut Gpu, case: &Case, options: RunOptions
     ];
     let options = RunOptions { seq: case.shape.seq, ..options };
     let mut inputs = vec![q.clone(), k.clone(), v];
-    inputs.extend(case.sinks.map(|_| HostTensor::f32(&[case.shape.heads], &sinks)));
+    inputs.extend(case.extra_inputs());
     let got = gpu.run_with(op, &inputs, &outputs, options);
     let name = case.name();
     // Where scores follow from the place alone, all rows have the same few probabilities, whose
@@ -298,6 +359,59 @@ fn attention_with_windows_sinks_and_other_values() {
         if gpu.runs(case.work(), EMULATED_WORK) {
             check_forward(&mut gpu, &case);
         }
+    }
+}
+
+trial!(attention_within_documents);
+fn attention_within_documents() {
+    let mut gpu = Gpu::open();
+    for case in document_cases(&[16, 64, 96, 128]) {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check_forward(&mut gpu, &case);
+        }
+    }
+    let wide = Case::new([1, 70, 2, 1, 192], true, Data::Uniform(1.0)).values(128);
+    check_forward(&mut gpu, &wide.documents(&[33, 20]));
+}
+
+trial!(one_document_is_attention_without_to_the_bit);
+fn one_document_is_attention_without_to_the_bit() {
+    let mut gpu = Gpu::open();
+    for head_dim in [16, 64, 96, 128] {
+        one_document_changes_no_bit(&mut gpu, head_dim, [None, None]);
+    }
+}
+
+/// Forward and backward, by kernels of these names.
+pub(crate) fn one_document_changes_no_bit(
+    gpu: &mut Gpu,
+    head_dim: usize,
+    [of_forward, of_backward]: [Option<&str>; 2],
+) {
+    let plain = Case::new([2, 150, 2, 1, head_dim], true, Data::Uniform(2.0));
+    let cut = Case::new([2, 150, 2, 1, head_dim], true, Data::Uniform(2.0)).documents(&[150]);
+    let [q, k, v, dout] = plain.inputs();
+    let outputs = [
+        HostTensor::output(DType::Bf16, &plain.out_shape()),
+        HostTensor::output(DType::F32, &plain.lse_shape()),
+    ];
+    let gradients = [plain.query_shape(), plain.key_shape(), plain.value_shape()]
+        .map(|shape| HostTensor::output(DType::Bf16, &shape));
+    let [expected, got] = [&plain, &cut].map(|case| {
+        let options = |kernel| RunOptions { kernel, seq: 150, ..RunOptions::default() };
+        let mut inputs = vec![q.clone(), k.clone(), v.clone()];
+        inputs.extend(case.extra_inputs());
+        let op = Attention { heads: case.heads() };
+        let found = gpu.run_with(op, &inputs, &outputs, options(of_forward));
+        let [out, lse] = [&found[0], &found[1]].map(HostTensor::clone);
+        let mut inputs = vec![dout.clone(), q.clone(), k.clone(), v.clone(), out, lse];
+        inputs.extend(case.extra_inputs());
+        let op = AttentionBackward { heads: case.heads() };
+        let gradients = gpu.run_with(op, &inputs, &gradients, options(of_backward));
+        found.iter().chain(&gradients).map(HostTensor::to_f64).collect::<Vec<_>>()
+    });
+    for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        assert!(got == expected, "heads of {head_dim}: result {index} has other bits");
     }
 }
 
@@ -359,6 +473,9 @@ pub(crate) fn extended_heads() -> impl Iterator<Item = Case> {
         case(64).window(100).sinks(1.0).values(40),
         case(128).window(150).sinks(1.0).values(96),
         case(192).window(130).sinks(1.0).values(128),
+        case(64).documents(&[130, 70, 1, 199]),
+        case(128).documents(&[150, 250]).window(100),
+        case(192).documents(&[65, 200]).values(128),
     ]
     .into_iter()
 }

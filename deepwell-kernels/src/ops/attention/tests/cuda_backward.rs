@@ -5,7 +5,8 @@ use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::ops::attention::oracle::{backward, forward, probabilities};
 
 use crate::attention::{
-    Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, extended_cases, extended_heads, heads,
+    Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, document_cases, extended_cases,
+    extended_heads, heads,
 };
 use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, RunOptions};
@@ -72,8 +73,8 @@ pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOption
         .map(|shape| HostTensor::output(DType::Bf16, &shape))
         .to_vec();
     let of_sinks = [case.shape.heads];
+    inputs.extend(case.extra_inputs());
     if case.sinks.is_some() {
-        inputs.push(HostTensor::f32(&of_sinks, &sinks));
         outputs.push(HostTensor::output(DType::F32, &of_sinks));
     }
     let options = RunOptions { seq: case.shape.seq, ..options };
@@ -115,6 +116,18 @@ fn attention_backward_with_windows_sinks_and_other_values() {
             check_backward(&mut gpu, &case);
         }
     }
+}
+
+trial!(attention_backward_within_documents);
+fn attention_backward_within_documents() {
+    let mut gpu = Gpu::open();
+    for case in document_cases(&[16, 64, 96, 128]) {
+        if gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check_backward(&mut gpu, &case);
+        }
+    }
+    let wide = Case::new([1, 70, 2, 1, 192], true, Data::Uniform(1.0)).values(128);
+    check_backward(&mut gpu, &wide.documents(&[33, 20]));
 }
 
 emulated! {

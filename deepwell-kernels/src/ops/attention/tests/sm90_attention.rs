@@ -6,7 +6,10 @@ use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::attention::oracle::probabilities;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, check_forward_with};
+use crate::attention::{
+    Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, check_forward_with, document_cases,
+    extended_cases, one_document_changes_no_bit,
+};
 use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
@@ -51,6 +54,39 @@ fn attention_on_wgmma_of_any_size() {
             check(&mut gpu, &case);
         }
     }
+}
+
+trial!(attention_on_wgmma_with_windows_sinks_and_documents);
+fn attention_on_wgmma_with_windows_sinks_and_documents() {
+    let mut gpu = open();
+    let is_taken = |case: &Case| case.shape.value_dim() == case.shape.head_dim;
+    let extended = extended_cases().into_iter().filter(is_taken);
+    for case in extended.chain(document_cases(&[16, 64, 96, 128, 256])) {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(one_document_on_wgmma_changes_no_bit);
+fn one_document_on_wgmma_changes_no_bit() {
+    let mut gpu = open();
+    for head_dim in [64, 96, 128] {
+        let backward = Some("cuda_sm90_attention_backward");
+        one_document_changes_no_bit(&mut gpu, head_dim, [Some(KERNEL), backward]);
+    }
+}
+
+/// Several tiles of keys and queries, which begin in the middle of documents and windows.
+fn extended_heads() -> impl Iterator<Item = Case> {
+    [64, 96, 128, 256].into_iter().flat_map(|head_dim| {
+        let case = || Case::new([1, 400, 3, 1, head_dim], true, Data::Uniform(4.0));
+        [
+            case().documents(&[130, 70, 1, 199]),
+            case().window(150).sinks(1.0),
+            case().documents(&[250, 150]).window(140).sinks(2.0),
+        ]
+    })
 }
 
 /// Rows of a long attention that are compared with the oracle: enough to meet every place of a row
@@ -116,5 +152,6 @@ emulated! {
                 check(gpu, &Case::new([1, seq, 3, 1, head_dim], causal, Data::Uniform(4.0)));
             }
         }
+        extended_heads().for_each(|case| check(gpu, &case));
     }
 }

@@ -4,7 +4,7 @@ use deepwell_ir::Tile;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, cases};
+use crate::attention::{Case, Data, EMULATED_WORK, cases, document_cases, extended_cases};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, RunOptions};
 
@@ -40,6 +40,18 @@ fn gradients_of_any_size() {
     for case in cases() {
         // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
         if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(gradients_with_windows_sinks_and_documents);
+fn gradients_with_windows_sinks_and_documents() {
+    let mut gpu = open();
+    let is_taken = |case: &Case| case.shape.value_dim() == case.shape.head_dim;
+    let extended = extended_cases().into_iter().filter(is_taken);
+    for case in extended.chain(document_cases(&[16, 64, 96, 128])) {
+        if gpu.runs(case.work(), EMULATED_WORK / 2) {
             check(&mut gpu, &case);
         }
     }
@@ -90,8 +102,15 @@ emulated! {
         ] {
             check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
         }
+        for head_dim in [64, 96, 128] {
+            let case = || Case::new([1, 400, 4, 2, head_dim], true, Data::Uniform(1.0));
+            check(gpu, &case().documents(&[130, 70, 1, 199]));
+            check(gpu, &case().documents(&[250, 150]).window(140).sinks(2.0));
+        }
         for tile in OTHER_TILES {
-            check_tile(gpu, &Case::new([1, 400, 4, 1, tile.2], true, Data::Uniform(1.0)), tile);
+            let case = || Case::new([1, 400, 4, 1, tile.2], true, Data::Uniform(1.0));
+            check_tile(gpu, &case(), tile);
+            check_tile(gpu, &case().documents(&[130, 200]), tile);
         }
     }
 }
