@@ -17,7 +17,7 @@ use crate::plan_file::PlanFile;
 use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
 use crate::world::{Launched, Member, supervise};
-use crate::{Device, Devices, Progress, Settings, Start, TrainError};
+use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
 const SEEDS: u64 = 3;
@@ -58,6 +58,10 @@ pub struct TrainArgs {
     /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote [default: bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// Documents that a sequence is cut from: joined, as one text, or masked, so that none sees
+    /// another [default: joined]
+    #[arg(long, value_name = "HOW")]
+    pub documents: Option<Documents>,
     /// Folder of the token cache [default: target/deepwell-cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
@@ -179,6 +183,7 @@ impl TrainArgs {
         settings.model = args.model.unwrap_or(settings.model);
         settings.train_frozen |= args.train_frozen;
         settings.tokenizer = args.tokenizer.or(settings.tokenizer);
+        settings.documents = args.documents.unwrap_or(settings.documents);
         settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
         settings.precision = args.precision.unwrap_or(settings.precision);
         settings.policy = args.policy.or(settings.policy);

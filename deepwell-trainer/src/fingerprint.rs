@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::data::TokenCache;
 use crate::weights::MasterWeights;
-use crate::{Device, Engine, Settings, TrainError};
+use crate::{Device, Documents, Engine, Settings, TrainError};
 
 /// Everything that the numbers of a run follow from. Hashes are BLAKE3, of contents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,9 @@ pub struct Fingerprint {
     pub steps: u64,
     /// Tokens of a sequence.
     pub seq_len: usize,
+    /// Whether documents of a sequence see each other.
+    #[serde(default, skip_serializing_if = "is_joined")]
+    pub documents: Documents,
     /// Sequences of a step.
     pub batch_size: usize,
     /// Sequences that run at a time.
@@ -121,6 +124,7 @@ impl Fingerprint {
             perturb_weights_seed: settings.perturb_weights_seed,
             steps: settings.steps,
             seq_len: settings.seq_len,
+            documents: settings.documents,
             batch_size: settings.batch_size,
             micro_batch: plan.micro_batch,
             data_ranks: plan.parallel.data,
@@ -142,6 +146,10 @@ impl Fingerprint {
     pub fn to_value(&self) -> Value {
         to_value(self)
     }
+}
+
+fn is_joined(documents: &Documents) -> bool {
+    *documents == Documents::Joined
 }
 
 fn one() -> usize {

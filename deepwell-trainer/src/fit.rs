@@ -331,8 +331,17 @@ impl<'r> Fit<'r> {
         let last = step == self.settings.steps;
         let windows = if last { &self.heldout } else { &self.interim };
         let losses = losses_on(self.engine, windows)?;
-        let val_loss = losses.iter().sum::<f64>() / losses.len() as f64;
-        let tokens = windows.tokens();
+        let end = self.engine.document_end();
+        let val_loss = match end {
+            None => losses.iter().sum::<f64>() / losses.len() as f64,
+            // As many tokens count in each as are not behind the end of a document.
+            Some(_) => {
+                let counts = windows.counts(end);
+                let terms = losses.iter().zip(&counts).map(|(loss, &count)| loss * count as f64);
+                terms.sum::<f64>() / (counts.iter().sum::<u64>().max(1)) as f64
+            }
+        };
+        let tokens = windows.counts(end).iter().sum();
         if let Some(log) = &mut self.log {
             log.evaluation(step, val_loss, tokens)?;
         }

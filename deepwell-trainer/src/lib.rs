@@ -47,6 +47,7 @@ pub mod console;
 pub mod data;
 mod degrees;
 mod device;
+mod documents;
 mod elastic;
 mod engine;
 mod error;
@@ -83,6 +84,7 @@ mod world;
 
 pub use deepwell_plan::Parallel;
 pub use device::{Catalog, Device, Devices, OpenDevice};
+pub use documents::Documents;
 pub use engine::{
     CompileOptions, Engine, ExpertLoad, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime,
     compile, compile_on, optimize,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
-use deepwell_ir::{Ranks, TensorPrecision};
+use deepwell_ir::{Ranks, TensorPrecision, mask_documents};
 use deepwell_moe::with_router_training;
 use deepwell_plan::format_bytes;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,9 @@ use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
-use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
+use crate::{
+    CompileOptions, Documents, Engine, GemmCounts, ModelSource, Settings, TrainError, World,
+};
 
 /// What a run leaves in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -183,6 +185,10 @@ pub(crate) fn run_as(
     if let Some(path) = &settings.plan {
         PlanFile::read(path)?.check_model(&graph)?;
     }
+    let graph = match settings.documents {
+        Documents::Joined => graph,
+        Documents::Masked => mask_documents(&graph)?,
+    };
     settings.resolve_learning_rate(graph.parameter_count());
     let policy_of = &policy;
     let options_of = move |settings: &Settings, micro_batch| CompileOptions {
@@ -220,7 +226,8 @@ pub(crate) fn run_as(
     let sampler = MemorySampler::start(settings.device);
     let rows = settings.batch_size / settings.parallel().data.max(1);
     let former = folder.as_ref().and_then(|folder| folder.micro_batch(rows));
-    let compile_options = options_of(settings, former);
+    let document_end = settings.documents.end(settings, &dataset)?;
+    let compile_options = CompileOptions { document_end, ..options_of(settings, former) };
     if member.is_some_and(|member| member.world_size() > 1)
         && std::env::var_os("NCCL_ALGO").is_none()
     {

@@ -12,7 +12,7 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
 use crate::plan_file::PlanFile;
-use crate::{Device, ModelSource, Schedule, TrainError, settings_check};
+use crate::{Device, Documents, ModelSource, Schedule, TrainError, settings_check};
 
 /// Held-out tokens of an evaluation, unless someone says otherwise.
 ///
@@ -56,6 +56,9 @@ pub struct Settings {
     pub data: Vec<PathBuf>,
     /// A Hugging Face `tokenizer.json`; none takes bytes as tokens.
     pub tokenizer: Option<PathBuf>,
+    /// Whether the documents that a sequence is cut from see each other, `joined` or `masked`.
+    #[serde(skip_serializing_if = "is_joined")]
+    pub documents: Documents,
     /// Where tokens are cached.
     pub cache_dir: PathBuf,
     /// Where checkpoints and metrics go.
@@ -158,6 +161,10 @@ fn is_default(router: &RouterTraining) -> bool {
     *router == RouterTraining::default()
 }
 
+fn is_joined(documents: &Documents) -> bool {
+    *documents == Documents::Joined
+}
+
 fn is_one(count: &usize) -> bool {
     *count == 1
 }
@@ -182,6 +189,7 @@ impl Default for Settings {
             train_frozen: false,
             data: Vec::new(),
             tokenizer: None,
+            documents: Documents::Joined,
             cache_dir: PathBuf::from("target/deepwell-cache"),
             out: PathBuf::from("target/deepwell-run"),
             device: Device::Cpu,

@@ -1,6 +1,6 @@
 //! Values of settings that cannot be, each refused by its name before anything runs.
 
-use crate::{Settings, TrainError};
+use crate::{Documents, Settings, TrainError};
 
 /// What a number must be. Numbers that kernels take are looked at as the `f32` that they get.
 #[derive(Clone, Copy)]
@@ -61,6 +61,15 @@ pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
         });
     }
     parallel.check()?;
+    if settings.documents == Documents::Masked && settings.context > 1 {
+        return Err(TrainError::Setting {
+            setting: "documents",
+            expected: "`joined` where ranks split each sequence, as keys go around by chunks"
+                .to_string(),
+            got: format!("masked with {} context-parallel ranks", settings.context),
+            hint: Some("take data-, tensor- or pipeline-parallel ranks".to_string()),
+        });
+    }
     if settings.audit && settings.ranks > 1 {
         return Err(TrainError::Setting {
             setting: "audit",

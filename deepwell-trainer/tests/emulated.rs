@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, ExitCode};
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
-use deepwell_ir::{Graph, Recompute};
+use deepwell_ir::{Graph, Recompute, mask_documents};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_precision::PrecisionPolicy;
@@ -25,6 +25,9 @@ use crate::kernels_needed::need_kernels;
 const SEQ: usize = 128;
 const BATCH: usize = 1;
 const STEPS: usize = 3;
+/// Ends a document, and where documents end.
+const END: i32 = 3;
+const ENDS: [usize; 3] = [40, 90, 91];
 
 /// The model and the size of its vocabulary.
 fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
@@ -78,6 +81,7 @@ fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     let options = CompileOptions {
         micro_batch: Some(BATCH),
         recompute: Some(Recompute::None),
+        document_end: graph.find("documents").map(|_| END),
         device,
         ..CompileOptions::new(policy.clone(), SEQ, BATCH)
     };
@@ -104,7 +108,10 @@ fn steps((graph, vocabulary): &(Graph, usize), policy: &PrecisionPolicy, device:
             let index = index + step * 7919;
             ((index * index * 31 + index * 7 + 3) % vocabulary) as i32
         };
-        let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
+        let mut inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
+        if graph.find("documents").is_some() {
+            ENDS.into_iter().for_each(|end| inputs[end] = END);
+        }
         let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
         engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step")
     };
@@ -148,6 +155,29 @@ fn check(architecture: Architecture, capability: (u32, u32), gemm: &str) {
 trial!(losses_on_hopper_are_those_of_the_cpu);
 fn losses_on_hopper_are_those_of_the_cpu() {
     check(Architecture::Sm90a, (9, 0), "cuda_mxfp8_gemm");
+}
+
+trial!(documents_are_told_apart_as_on_the_cpu);
+/// Gradients on wgmma and by the portable kernel, and with learned positions.
+fn documents_are_told_apart_as_on_the_cpu() {
+    need_kernels((9, 0));
+    need_kernels((12, 0));
+    let masked = |(graph, vocabulary): (Graph, usize)| {
+        (mask_documents(&graph).expect("attention is causal"), vocabulary)
+    };
+    let gpt2 = Gpt2Config { num_layers: 1, ..Gpt2Config::preset("gpt2-micro").expect("a preset") };
+    let portable = ["cuda_attention attention", "cuda_attention_backward attention_backward"];
+    // So small an attention is not worth wgmma forward.
+    let on_wgmma = ["cuda_attention attention", "cuda_sm90_attention_backward attention_backward"];
+    for (model, policy, tolerances, architecture, kernels) in [
+        (masked(model(llama())), PrecisionPolicy::mxfp8(), MXFP8, Architecture::Sm90a, on_wgmma),
+        (masked(model(gpt2)), PrecisionPolicy::bf16(), BF16, Architecture::Sm120a, portable),
+    ] {
+        let ran = compare(&model, &policy, architecture, tolerances);
+        for kernel in kernels {
+            assert!(ran.contains(kernel), "{kernel} of {ran:?}");
+        }
+    }
 }
 
 trial!(losses_on_blackwell_are_those_of_the_cpu);

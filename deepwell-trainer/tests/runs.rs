@@ -15,7 +15,8 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, RunSummary, run};
 use deepwell_trainer::weights::MasterWeights;
 use deepwell_trainer::{
-    CompileOptions, Progress, Record, RunRecord, Settings, Start, TrainError, Trainer, compile,
+    CompileOptions, Documents, Progress, Record, RunRecord, Settings, Start, TrainError, Trainer,
+    compile,
 };
 
 /// A temporary folder with a text and a run of the smallest model on it.
@@ -179,6 +180,47 @@ fn a_run_leaves_the_results_of_another_alone() {
     assert_eq!(again, summary, "it has ended: nothing is left to do");
 }
 
+/// A run on files that do not see each other goes on with the same bits, and counts the tokens that
+/// it predicts.
+#[test]
+fn documents_are_told_apart_before_and_after() {
+    let place = Place::new();
+    fs::create_dir(place.path("texts")).expect("a folder");
+    for file in 0..60u32 {
+        let words = (0..file % 7 * 3 + 1).map(|word| format!("{} ", word * file));
+        place.write(&format!("texts/{file}.txt"), &words.collect::<String>());
+    }
+    let of = |documents, out: &str| Settings {
+        model: "gpt2-micro".to_string(),
+        data: vec![place.path("texts")],
+        documents,
+        out: place.path(out),
+        ..place.settings()
+    };
+    let last = |out: &str| -> Record {
+        let text = fs::read_to_string(Trainer::metrics_path(&place.path(out))).expect("metrics");
+        serde_json::from_str(text.lines().last().expect("a line")).expect("a record")
+    };
+    let masked = of(Documents::Masked, "masked");
+    let whole = go(&masked, Start::New).expect("a run");
+    let stopped = of(Documents::Masked, "stopped");
+    go_until(&stopped, 2);
+    let resumed = go(&stopped, Start::Resume).expect("the same run");
+    assert_eq!(resumed.fit.heldout_losses, whole.fit.heldout_losses);
+    let joined = go(&of(Documents::Joined, "joined"), Start::New).expect("a run");
+    assert_ne!(joined.fit.heldout_losses, whole.fit.heldout_losses);
+    let [of_masked, of_joined] = ["masked", "joined"].map(|out| last(out).val_tokens);
+    assert_eq!(of_joined, Some(64));
+    assert!(of_masked < of_joined && of_masked > Some(32), "{of_masked:?}");
+    assert_eq!(last("masked").val_loss, last("stopped").val_loss);
+
+    let split = Settings { context: 2, ranks: 2, ..of(Documents::Masked, "split") };
+    let message = split.check().expect_err("a ring").to_string();
+    assert!(message.contains("masked with 2 context-parallel ranks"), "{message}");
+    assert_eq!("masked".parse(), Ok(Documents::Masked));
+    assert!("mask".parse::<Documents>().is_err());
+}
+
 /// Each setting that changes numbers is missed by its name, and only those are.
 #[test]
 fn a_run_goes_on_as_what_it_was() {
@@ -211,6 +253,8 @@ fn a_run_goes_on_as_what_it_was() {
             place.write_text("other.txt", 40_503);
             s.data = vec![place.path("other.txt")];
         }),
+        // The graph is another one as well.
+        (&["documents", "model"], &|s| s.documents = Documents::Masked),
         (&["model"], &|s| s.model = "gpt2-micro".to_string()),
     ];
     for &(fields, change) in refused {

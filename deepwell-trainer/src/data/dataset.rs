@@ -54,6 +54,7 @@ pub struct Dataset {
     tokens: Arc<TokenCache>,
     summary: DatasetSummary,
     tokenizer_hash: [u8; 32],
+    separator: Option<u32>,
 }
 
 /// Tokens without which there is nothing to split: an input and a target in each part.
@@ -148,7 +149,8 @@ impl Dataset {
             is_from_cache,
         };
         let tokenizer_hash = *options.tokenizer.hash();
-        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash })
+        let separator = options.tokenizer.separator();
+        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash, separator })
     }
 
     /// The tokens of both parts.
@@ -164,6 +166,11 @@ impl Dataset {
     /// What the data set is made of.
     pub fn summary(&self) -> &DatasetSummary {
         &self.summary
+    }
+
+    /// The token behind each document of several, if the tokenizer has one.
+    pub fn separator(&self) -> Option<u32> {
+        self.separator
     }
 
     /// Whether the tokens came from token files: nobody says what they stand for.

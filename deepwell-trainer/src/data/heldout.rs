@@ -79,6 +79,19 @@ impl HeldoutWindows {
         self.batches * self.rows as u64 * self.seq as u64
     }
 
+    /// Tokens that each batch predicts: all, or where documents are told apart those behind any but
+    /// an `end` token.
+    pub fn counts(&self, end: Option<i32>) -> Vec<u64> {
+        let all = self.rows as u64 * self.seq as u64;
+        let Some(end) = end else { return vec![all; self.batches as usize] };
+        let mut batch = self.buffer();
+        let of_batch = |index| {
+            self.fill(index, &mut batch);
+            all - batch.inputs.iter().filter(|&&token| token == end).count() as u64
+        };
+        (0..self.batches).map(of_batch).collect()
+    }
+
     /// Tokens that the windows predict, as positions in the held-out part, in order.
     pub(crate) fn predictions(&self) -> impl Iterator<Item = usize> {
         let windows = self.batches * self.rows as u64;

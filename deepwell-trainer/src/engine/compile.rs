@@ -47,6 +47,9 @@ pub struct CompileOptions {
     pub stage_layers: Option<Vec<usize>>,
     /// How long a rank waits for another.
     pub rank_timeout: Duration,
+    /// The token that ends a document, for a graph in which those are told apart
+    /// ([`deepwell_ir::mask_documents`]): targets behind it do not count.
+    pub document_end: Option<i32>,
 }
 
 impl CompileOptions {
@@ -64,6 +67,7 @@ impl CompileOptions {
             parallel: Parallel::default(),
             stage_layers: None,
             rank_timeout: Duration::from_secs(Settings::RANK_TIMEOUT_S),
+            document_end: None,
         }
     }
 }
@@ -148,6 +152,7 @@ pub(crate) fn load(
     let Compiled { graph, hardware, planned, evaluation, peers } = compiled;
     let Planned { plan, program, fallback, mut prediction, .. } = planned;
     let target = target.as_rank(program.target.ranks.clone());
+    check_document_end(&program, options.document_end)?;
     // A layer that falls back to BF16 is compiled again into the same arena.
     let with_fallback = arena_bytes_with_fallback(&program, fallback.as_ref());
     let arena_bytes = with_fallback.max(evaluation.arena.bytes);
@@ -180,10 +185,30 @@ pub(crate) fn load(
         skipped_steps: 0,
         steps_begun: 0,
         rounding_seed: 0,
+        document_end: options.document_end,
         per_step,
         per_evaluation,
         counts: RunCounts::default(),
         flop_share_planned: per_step.quantized_flop_share(),
+    })
+}
+
+/// Wants an end of documents where they are told apart, and there alone.
+fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainError> {
+    let has_attention = program.calls.iter().any(|call| matches!(call.op, Op::Attention(_)));
+    let is_masked = program.host.documents.is_some();
+    if is_masked == end.is_some() || !is_masked && !has_attention {
+        return Ok(());
+    }
+    Err(TrainError::Setting {
+        setting: "documents",
+        expected: match is_masked {
+            true => "the token that ends a document, as the graph tells documents apart",
+            false => "a graph that tells documents apart, as there is a token that ends one",
+        }
+        .to_string(),
+        got: end.map_or("none".to_string(), |end| format!("token {end} and another graph")),
+        hint: None,
     })
 }
 
@@ -231,8 +256,9 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
         ids.map(|id| program.value(id).range.bytes.next_multiple_of(64)).sum()
     };
-    let inputs = [host.tokens, host.targets, host.loss_scale, host.schedule, host.rounding_key];
-    let inputs = sum(&mut inputs.into_iter().flatten());
+    let of_step = [host.loss_scale, host.schedule, host.rounding_key];
+    let inputs = [host.tokens, host.targets, host.documents, host.positions];
+    let inputs = sum(&mut inputs.into_iter().chain(of_step).flatten());
     let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
     let loads = load_counters(program);
     let loads = loads.iter().flat_map(|body| body.iter().map(|load| load.id));

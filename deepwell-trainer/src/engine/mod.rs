@@ -28,6 +28,7 @@ pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
+use crate::documents::masked_targets;
 use crate::init;
 use crate::world::Peers;
 
@@ -55,6 +56,8 @@ pub struct Engine {
     /// Steps that were begun, and the seed, for what is rounded at random.
     steps_begun: u64,
     rounding_seed: u64,
+    /// The token that ends a document, where documents are told apart.
+    document_end: Option<i32>,
     /// What a step and an evaluation of the loaded programs compute.
     per_step: RunCounts,
     per_evaluation: RunCounts,
@@ -129,6 +132,11 @@ impl Engine {
     /// in fallback: of the blocks, and with the head.
     pub fn quantized_flop_share_planned(&self) -> (f64, f64) {
         self.flop_share_planned
+    }
+
+    /// The token that ends a document, where documents are told apart.
+    pub fn document_end(&self) -> Option<i32> {
+        self.document_end
     }
 
     /// The policy that the engine was compiled for, without what guards changed since.
@@ -299,10 +307,17 @@ impl Engine {
     /// # Errors
     /// As [`Engine::step`].
     pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
+        let targets = &*masked_targets(inputs, targets, self.document_end);
         let (own, own_targets) = (self.part_of_sequences(inputs), self.part_of_sequences(targets));
+        let (bounds, places) = self.documents_of(&own);
         let program = self.evaluation.program();
         let host = program.host.clone();
-        let writes = [(host.tokens, cast_slice(&own)), (host.targets, cast_slice(&own_targets))];
+        let writes = [
+            (host.tokens, cast_slice(&own)),
+            (host.targets, cast_slice(&own_targets)),
+            (host.documents, cast_slice(&bounds)),
+            (host.positions, cast_slice(&places)),
+        ];
         for (id, bytes) in writes {
             if let Some(id) = id {
                 self.executor.write(program, id, bytes)?;

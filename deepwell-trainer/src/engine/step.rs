@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::routing::{ExpertLoad, LoadCounters, add_load};
 use super::{Engine, RunCounts};
 use crate::TrainError;
+use crate::documents::{self, masked_targets};
 
 /// What a step gave.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,6 +113,9 @@ pub(super) struct Steps {
 struct StepInputs<'a> {
     tokens: &'a [i32],
     targets: &'a [i32],
+    /// Of a graph that tells documents apart, two for each token.
+    documents: &'a [i32],
+    positions: &'a [i32],
     scale: [f32; 1],
     schedule: [f32; 2],
     key: [u64; 2],
@@ -239,10 +243,14 @@ impl Engine {
                 hint: None,
             });
         }
+        let targets = &*masked_targets(inputs, targets, self.document_end);
         let (tokens, own_targets) = (self.part_of_batch(inputs), self.part_of_batch(targets));
+        let (bounds, places) = self.documents_of(&tokens);
         let inputs = StepInputs {
             tokens: &tokens,
             targets: &own_targets,
+            documents: &bounds,
+            positions: &places,
             // Over the tokens of all ranks: a mean of means would be another number where targets
             // are left out.
             scale: [loss_scale(targets)],
@@ -291,6 +299,15 @@ impl Engine {
         Cow::Owned(Zigzag { place, ranks }.part_of(whole, self.plan.seq))
     }
 
+    /// Where the documents of a rank's tokens begin and end, and the place of each token in its
+    /// own. Both empty where documents are joined.
+    pub(super) fn documents_of(&self, tokens: &[i32]) -> (Vec<i32>, Vec<i32>) {
+        let Some(end) = self.document_end else { return (Vec::new(), Vec::new()) };
+        let bounds = documents::bounds(tokens, self.plan.seq, end);
+        let positions = documents::positions(&bounds, self.plan.seq);
+        (bounds, positions)
+    }
+
     /// Brings a micro-batch into its slot, and before the first one the scalars of the step.
     fn stage(
         &mut self,
@@ -300,10 +317,16 @@ impl Engine {
         let program = self.training.program();
         let host = &program.host;
         let tokens = program.batch * program.seq;
-        let range = invocation.micro_batch as usize * tokens..;
+        let first = invocation.micro_batch as usize * tokens;
         let mut values: Vec<(ValueId, &[u8])> = Vec::new();
-        for (id, all) in [(host.tokens, inputs.tokens), (host.targets, inputs.targets)] {
-            values.extend(id.map(|id| (id, cast_slice(&all[range.clone()][..tokens]))));
+        for (id, all, width) in [
+            (host.tokens, inputs.tokens, 1),
+            (host.targets, inputs.targets, 1),
+            (host.documents, inputs.documents, 2),
+            (host.positions, inputs.positions, 1),
+        ] {
+            let range = width * first..width * (first + tokens);
+            values.extend(id.map(|id| (id, cast_slice(&all[range]))));
         }
         if invocation.micro_batch == 0 {
             values.extend(host.loss_scale.map(|id| (id, cast_slice(&inputs.scale))));
