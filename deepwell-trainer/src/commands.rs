@@ -377,6 +377,10 @@ pub struct ParityArgs {
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
+    /// Write checkpoints of the first pair alone, whose routing is compared: those of many large
+    /// runs fill a disk. The others cannot go on
+    #[arg(long, conflicts_with = "resume")]
+    pub no_checkpoints: bool,
     /// Output folder
     #[arg(long, value_name = "DIR", default_value = "target/parity")]
     pub out: PathBuf,
@@ -426,6 +430,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         eval_tokens: args.eval_tokens,
         interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,
+        no_checkpoints: args.no_checkpoints,
         seed: args.seed,
         learning_rate: args.learning_rate,
         warmup_steps: args.warmup_steps,

@@ -342,7 +342,9 @@ fn train_all(
         let train = |kind: RunKind, settings: Settings| {
             let name = kind.name();
             // Many runs share a disk, and each goes on from its newest checkpoint alone.
-            let settings = Settings { out: folder.join(name), keep_last: 1, ..settings };
+            let no_checkpoints = settings.no_checkpoints && index > 0;
+            let out = folder.join(name);
+            let settings = Settings { out, keep_last: 1, no_checkpoints, ..settings };
             let label = match options.seeds {
                 1 => name.to_string(),
                 count => format!("{}/{count} {name}", index + 1),
