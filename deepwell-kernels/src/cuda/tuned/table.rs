@@ -205,10 +205,11 @@ impl LoadedTable {
         &self.table
     }
 
-    /// Whether it was measured on a GPU of this model.
+    /// Whether it was measured on a GPU of this model, and has rows that are used.
     pub fn is_of(&self, target: &Target) -> bool {
         let TunedTable { architecture, gpu, sm_count, .. } = &self.table;
-        *architecture == target.arch
+        !self.rows.is_empty()
+            && *architecture == target.arch
             && target.gpu_name.as_ref() == Some(gpu)
             && *sm_count == target.workers
     }

@@ -194,6 +194,9 @@ fn rows_of_other_versions_are_not_used_and_said() {
     check(&KernelVersions::default(), OURS, &[]);
     check(&versions("b"), LIBRARY, &["1 of 2 rows", OURS, "`deepwell tune`"]);
     check(&KernelVersions::new(Some(BTreeMap::new())), LIBRARY, &["1 of 2 rows"]);
+    // A table of which nothing is used is not named by plans.
+    let none = LoadedTable::new("t", "", table(rows[..1].to_vec()), &versions("b")).unwrap();
+    assert!(none.warning().is_some() && catalog(vec![none]).tables(&target(H200)).is_empty());
     let mut of_library = rows.clone();
     of_library[1].times[0].source = "deepwell-kernels 0.0.1".to_string();
     let loaded = LoadedTable::new("t", "", table(of_library), &versions("a")).unwrap();
