@@ -13,13 +13,15 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Rows and columns of a tile.
+/// Rows and columns of a tile of logits, and of one of the inputs' gradients.
 const TILE: [usize; 2] = [64, 64];
+/// Experts and columns of a tile of the weights' gradients.
+const WEIGHT_TILE: [usize; 2] = [64, MANY];
 /// Experts of a tile of the kernels for few of them, and what is along its other side.
 const FEW: usize = 32;
 const MANY: usize = 128;
 /// What a CTA multiplies at a time of the contraction: runs are multiples of it.
-const STEP: usize = 16;
+const STEP: usize = 32;
 /// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for all
 /// devices.
 const CTAS_WANTED: usize = 512;
@@ -60,6 +62,29 @@ fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> 
     all_bf16(request, activations).or_else(|| extents_fit(request, &[0, 1]))
 }
 
+/// An operand of a tile in shared memory, as `Buffer` of `mma/split_tile.cuh`: two buffers for each
+/// of its BF16 parts, of `rows` rows that are padded by 16 bytes.
+const fn buffers(parts: usize, rows: usize, elements: usize) -> usize {
+    2 * parts * rows * (elements * 2 + 16)
+}
+
+/// Parts of an FP32 element.
+const PARTS: usize = 3;
+
+/// Shared memory for a tile of logits: x and w, both stored along the contraction.
+const fn logits_shared_bytes([tokens, experts]: [usize; 2]) -> u32 {
+    (buffers(1, tokens, STEP) + buffers(PARTS, experts, STEP)) as u32
+}
+
+/// For a tile of weights' gradients: dlogits and x, both stored along the other axis.
+const fn weight_shared_bytes([experts, columns]: [usize; 2]) -> u32 {
+    (buffers(PARTS, STEP, experts) + buffers(1, STEP, columns)) as u32
+}
+
+/// For a tile of inputs' gradients: dlogits, stored along the contraction, and w.
+const INPUT_SHARED_BYTES: u32 =
+    (buffers(PARTS, TILE[0], STEP) + buffers(PARTS, STEP, TILE[1])) as u32;
+
 /// CTAs for the tiles of a result.
 fn tiles([rows, columns]: [usize; 2], [m, n]: [usize; 2]) -> usize {
     rows.div_ceil(m) * columns.div_ceil(n)
@@ -77,29 +102,37 @@ struct Division {
     /// Runs that the contraction is cut into, and the length of each.
     runs: usize,
     run: usize,
+    /// Of a CTA.
+    shared_bytes: u32,
 }
 
 impl Division {
-    fn new(result: [usize; 2], tile: [usize; 2], is_few: bool, contraction: usize) -> Division {
+    fn new(
+        result: [usize; 2],
+        tile: [usize; 2],
+        is_few: bool,
+        contraction: usize,
+        shared_bytes: u32,
+    ) -> Division {
         let tiles = tiles(result, tile).max(1);
         let wanted = (CTAS_WANTED / tiles).min(RUNS_MAX).min(contraction.div_ceil(RUN_MIN)).max(1);
         let run = contraction.div_ceil(wanted).next_multiple_of(STEP).max(STEP);
         let runs = contraction.div_ceil(run).max(1);
-        Division { elements: result[0] * result[1], is_few, tiles, runs, run }
+        Division { elements: result[0] * result[1], is_few, tiles, runs, run, shared_bytes }
     }
 
     /// Of logits.
     fn of_logits([tokens, experts, width]: [usize; 3]) -> Division {
         let is_few = experts <= FEW;
         let tile = if is_few { [MANY, FEW] } else { TILE };
-        Division::new([tokens, experts], tile, is_few, width)
+        Division::new([tokens, experts], tile, is_few, width, logits_shared_bytes(tile))
     }
 
     /// Of the gradient of the weights.
     fn of_weights([tokens, experts, width]: [usize; 3]) -> Division {
         let is_few = experts <= FEW;
-        let tile = if is_few { [FEW, MANY] } else { TILE };
-        Division::new([experts, width], tile, is_few, tokens)
+        let tile = if is_few { [FEW, MANY] } else { WEIGHT_TILE };
+        Division::new([experts, width], tile, is_few, tokens, weight_shared_bytes(tile))
     }
 
     fn workspace_bytes(&self) -> usize {
@@ -118,7 +151,8 @@ impl Division {
         rest: &[Argument],
     ) -> Result<Step, KernelError> {
         let suffix = if self.is_few { "_few" } else { "" };
-        let function = device.function("router_logits", &format!("{entry}{suffix}"), 0)?;
+        let function =
+            device.function("router_logits", &format!("{entry}{suffix}"), self.shared_bytes)?;
         let mut arguments = operands;
         arguments.push(Argument::Pointer(call.workspace().0));
         arguments.push(Argument::Pointer(device.arrival_counters(self.tiles)?));
@@ -126,7 +160,7 @@ impl Division {
         arguments.extend([Argument::I32(self.run as i32), Argument::U32(self.runs as u32)]);
         arguments.extend_from_slice(rest);
         let ctas = (self.tiles * self.runs) as u32;
-        Ok(Device::launch(function, ctas, THREADS, 0, arguments))
+        Ok(Device::launch(function, ctas, THREADS, self.shared_bytes, arguments))
     }
 }
 
@@ -164,11 +198,12 @@ fn prepare_backward(
     let [dx, dw] = [0, 1].map(|index| call.output(index));
     let sizes = [x.shape[0], w.shape[0], w.shape[1]];
 
-    let function = device.function("router_logits", "router_logits_input_grad", 0)?;
+    let function =
+        device.function("router_logits", "router_logits_input_grad", INPUT_SHARED_BYTES)?;
     let mut arguments = vec![dlogits.argument(), w.argument(), dx.argument()];
     arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
     let ctas = tiles([sizes[0], sizes[2]], TILE).max(1) as u32;
-    let of_input = Device::launch(function, ctas, THREADS, 0, arguments);
+    let of_input = Device::launch(function, ctas, THREADS, INPUT_SHARED_BYTES, arguments);
 
     let operands = vec![dlogits.argument(), x.argument(), dw.argument()];
     let adds = [Argument::U32(call.accumulate().into())];
@@ -184,11 +219,11 @@ mod tests {
     #[test]
     fn runs_fill_a_gpu_and_are_worth_it() {
         for (sizes, logits, weights) in [
-            ([0, 8, 64], (true, 1, 1, 64), (true, 1, 1, 16)),
-            ([1, 1, 1], (true, 1, 1, 16), (true, 1, 1, 16)),
-            ([257, 8, 64], (true, 3, 1, 64), (true, 1, 2, 144)),
+            ([0, 8, 64], (true, 1, 1, 64), (true, 1, 1, 32)),
+            ([1, 1, 1], (true, 1, 1, 32), (true, 1, 1, 32)),
+            ([257, 8, 64], (true, 3, 1, 64), (true, 1, 2, 160)),
             ([16_384, 32, 1024], (true, 128, 4, 256), (true, 8, 32, 512)),
-            ([16_384, 128, 2048], (false, 512, 1, 2048), (false, 64, 8, 2048)),
+            ([16_384, 128, 2048], (false, 512, 1, 2048), (false, 32, 16, 1024)),
         ] {
             let of = |it: Division| (it.is_few, it.tiles, it.runs, it.run);
             let got = (of(Division::of_logits(sizes)), of(Division::of_weights(sizes)));
