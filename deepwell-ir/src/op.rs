@@ -273,6 +273,8 @@ ops! {
     Permute,
     /// Sums of rows of pairs to rows of tokens.
     Unpermute,
+    /// The same of the sum of two matrices.
+    AddUnpermute,
     /// The gated activation of experts, times the router's gates.
     ExpertSwiGlu,
     /// Gradients of [`Op::ExpertSwiGlu`].

@@ -83,7 +83,7 @@ fn outputs_and_costs() {
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 23] = [
+    let rows: [Row; 24] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -125,6 +125,12 @@ fn outputs_and_costs() {
             [&[f32s(&[288, 64])], &maps[..]].concat(),
             &[&[10, 64]],
             30 * 64,
+        ),
+        (
+            ops::AddUnpermute {}.into(),
+            [&[f32s(&[288, 64]), f32s(&[288, 64])], &maps[..]].concat(),
+            &[&[10, 64]],
+            (30 + 288) * 64,
         ),
         // Of 288 rows 256 are padding at most: what counts are the other 32.
         (

@@ -244,7 +244,9 @@ impl Expansion<'_> {
 #[cfg(test)]
 mod tests {
     use deepwell_ir::capture::{LlamaConfig, capture};
-    use deepwell_ir::{PrecisionPolicy, apply_precision, differentiate, expert_row_alignment};
+    use deepwell_ir::{
+        PrecisionPolicy, TensorType, apply_precision, differentiate, expert_row_alignment, fuse,
+    };
 
     use super::*;
     use crate::{RouterTraining, with_router_training};
@@ -330,6 +332,41 @@ mod tests {
             assert_eq!(align, rows, "{name}");
             let expanded = expand(&graph(), align).unwrap();
             apply_precision(&differentiate(&expanded).unwrap(), &policy).unwrap();
+        }
+    }
+
+    /// The gradients that both projections give the permuted rows are added where they are brought
+    /// back to tokens, if something does both, on one rank and on several.
+    #[test]
+    fn gradients_of_rows_are_added_on_their_way() {
+        let rank = ExpertRank { group: GroupId(0), place: 1, ranks: 2 };
+        for expanded in
+            [expand(&graph(), 32).unwrap(), expand_on_rank(&graph(), 32, rank).unwrap().0]
+        {
+            let differentiated = differentiate(&expanded).unwrap();
+            let (quantized, _) =
+                apply_precision(&differentiated, &PrecisionPolicy::mxfp8()).unwrap();
+            let count = |graph: &Graph, name: &str| {
+                graph.nodes.iter().filter(|node| node.op.rule().name() == name).count()
+            };
+            let fused = |serves: bool| {
+                let time = |op: &Op, _: &[TensorType], _: &[TensorType]| match op {
+                    Op::Fused(_) => None,
+                    Op::AddUnpermute(_) => serves.then_some(1.0),
+                    _ => Some(1.0),
+                };
+                fuse(&quantized, &time).unwrap()
+            };
+            let (apart, together) = (fused(false), fused(true));
+            assert_eq!(count(&apart, "add_unpermute"), 0);
+            assert_eq!(count(&together, "add_unpermute"), 2, "one of each layer");
+            for (name, fewer) in [("add", 2), ("unpermute", 2)] {
+                assert_eq!(count(&apart, name), count(&together, name) + fewer, "{name}");
+            }
+            for node in &together.nodes {
+                let before = apart.nodes.iter().find(|other| other.name == node.name).unwrap();
+                assert_eq!(node.outputs, before.outputs, "`{}`", node.name);
+            }
         }
     }
 

@@ -210,9 +210,9 @@ trial!(mixtures_train_as_on_the_cpu);
 fn mixtures_train_as_on_the_cpu() {
     need_kernels((12, 0));
     let of_mixtures = [
+        "cuda_add_unpermute add_unpermute",
         "cuda_dispatch dispatch",
         "cuda_expert_swiglu expert_swiglu",
-        "cuda_expert_swiglu_backward expert_swiglu_backward",
         "cuda_permute permute",
         "cuda_route route",
         "cuda_route_backward route_backward",
@@ -225,8 +225,15 @@ fn mixtures_train_as_on_the_cpu() {
         "cuda_bf16_grouped_gemm grouped_gemm",
         "cuda_bf16_grouped_gemm grouped_gemm_input_grad",
         "cuda_bf16_grouped_gemm grouped_gemm_weight_grad",
+        "cuda_expert_swiglu_backward expert_swiglu_backward",
     ];
-    let scaled = ["cuda_mxfp8_grouped_gemm scaled_grouped_gemm"];
+    // The last down projection stays in BF16, and with it what it reads.
+    let scaled = [
+        "cuda_mxfp8_grouped_gemm scaled_grouped_gemm",
+        "cuda_expert_swiglu_quantize expert_swiglu_quantize",
+        "cuda_expert_swiglu_backward_quantize expert_swiglu_backward_quantize",
+        "cuda_permute_quantize permute_quantize",
+    ];
     for (policy, tolerances, gemms) in
         [(PrecisionPolicy::bf16(), BF16, &plain[..]), (PrecisionPolicy::mxfp8(), MXFP8, &scaled)]
     {
@@ -249,7 +256,8 @@ fn check_family(name: &str, kernels: &[&str]) {
     {
         let found = compare(&micro(name), &policy, Architecture::Sm90a, tolerances);
         for kernel in kernels {
-            assert!(found.contains(*kernel), "no `{kernel}` among {found:?}");
+            let is_there = found.iter().any(|known| known.starts_with(*kernel));
+            assert!(is_there, "no `{kernel}` among {found:?}");
         }
     }
 }
@@ -279,7 +287,8 @@ fn gpt_oss_trains_as_on_the_cpu() {
         "gpt-oss-micro",
         &[
             "cuda_expert_swiglu expert_swiglu",
-            "cuda_expert_swiglu_backward expert_swiglu_backward",
+            // With a quantization where there is one.
+            "cuda_expert_swiglu_backward",
             "cuda_grouped_bias grouped_bias",
             "cuda_grouped_bias_backward grouped_bias_backward",
         ],

@@ -192,6 +192,24 @@ fn fused_programs_give_the_same_bits() {
             "layers.1.mlp.swiglu.backward.dgate",
         );
     }
+    let mixture = capture(&LlamaConfig::preset("moe-micro").unwrap()).unwrap();
+    for preset in ["mxfp8", "mxfp8-128"] {
+        check(
+            &mixture,
+            preset,
+            &[
+                "add_rms_norm_quantize",
+                "attention_quantize",
+                "expert_swiglu_backward_quantize",
+                "expert_swiglu_quantize",
+                "head_rms_norm_backward_quantize",
+                "permute_quantize",
+                "rms_norm_backward_quantize",
+                "rms_norm_quantize",
+            ],
+            "layers.1.mlp.experts.permute",
+        );
+    }
     check(
         &gpt::gpt().unwrap(),
         "mxfp8",

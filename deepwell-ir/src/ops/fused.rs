@@ -365,7 +365,8 @@ impl Fused {
                     let below = format!("results below {} for `{epilogue}`", results.len());
                     self.error(below, read.to_string())
                 })?;
-                if result.kind != OutputKind::Activation {
+                // What moves activations gives some, too.
+                if !matches!(result.kind, OutputKind::Activation | OutputKind::SameAsInput) {
                     return Err(self.error(
                         format!("an activation as result {read} for `{epilogue}`"),
                         format!("{:?}", result.kind).to_lowercase(),

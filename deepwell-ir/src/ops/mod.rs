@@ -70,7 +70,7 @@ pub use layer_norm::{AddLayerNorm, LayerNorm, LayerNormBackward};
 pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};
 pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
 pub use opaque::{Opaque, OpaqueOutput};
-pub use permute::{Permute, Unpermute};
+pub use permute::{AddUnpermute, Permute, Unpermute};
 pub use quantize::{Axis, Quantize};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};

@@ -74,6 +74,33 @@ impl OpRule for Unpermute {
     }
 }
 
+/// y, z `[R, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[T, D]`: [`Unpermute`] of the sum of y and
+/// z as it would have been stored, which is not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddUnpermute {}
+
+impl OpRule for AddUnpermute {
+    fn name(&self) -> &'static str {
+        "add_unpermute"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["y", "z", "rows", "pairs"])?;
+        let dtype = check.same_float(&[0, 1])?;
+        let y = check.rank(0, 2)?;
+        check.shape(1, &inputs[0].shape)?;
+        check_maps(&check, 2)?;
+        check.shape(3, &Shape(vec![y[0]]))?;
+        let tokens = check.rank(2, 2)?[0];
+        Ok(vec![like_rows(Shape(vec![tokens, y[1]]), dtype)])
+    }
+
+    /// The sum, and an addition for each element of each pair.
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        product(&shapes[0]) + product(&shapes[2]) * shapes[0][1] as u64
+    }
+}
+
 /// Rows of activations are activations; gates, which move too, stay in FP32.
 fn like_rows(shape: Shape, dtype: DType) -> OutputType {
     OutputType { suffix: "".into(), shape, dtype, kind: OutputKind::SameAsInput }

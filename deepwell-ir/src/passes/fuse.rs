@@ -17,9 +17,11 @@ const MAX_STEPS: usize = 6;
 const ROUNDING: f64 = 1e-12;
 
 /// A residual add followed at once by the norm of its sum becomes one op: one read of each
-/// operand instead of two. Then an op and the functions, sums and quantizations of its results
-/// right behind it become one [`Fused`] where that takes less time as `predict` has it; a result
-/// stays an output where another node reads it.
+/// operand instead of two. So does the sum of two gradients of permuted rows, followed by what
+/// brings it back to tokens, where nobody else reads the sum and something serves both. Then an op
+/// and the functions, sums and quantizations of its results right behind it become one [`Fused`]
+/// where that takes less time as `predict` has it; a result stays an output where another node
+/// reads it.
 ///
 /// Of all ways to cut the nodes into fused ones and single ones it takes one of the least time. The
 /// pass is linear in the number of nodes.
@@ -31,9 +33,12 @@ pub fn fuse(graph: &Graph, predict: Predict<'_>) -> Result<Graph, IrError> {
         return Err(IrError::Stage { pass: "fuse", wants: Stage::Quantized, got: graph.stage });
     }
     let mut result = Graph { stage: Stage::Fused, nodes: Vec::new(), ..graph.clone() };
+    let cuts = Cuts::new(graph, predict);
     let mut nodes = graph.nodes.iter().peekable();
     while let Some(node) = nodes.next() {
-        let fused = nodes.peek().and_then(|next| add_and_norm(node, next));
+        let fused = nodes.peek().and_then(|next| {
+            add_and_norm(node, next).or_else(|| cuts.add_and_unpermute(node, next))
+        });
         if fused.is_some() {
             nodes.next();
         }
@@ -78,6 +83,22 @@ impl<'a> Cuts<'a> {
             readers[id.index()] += 1;
         }
         Cuts { graph, predict, readers }
+    }
+
+    /// A sum that only the op behind it reads, which brings its rows back to tokens.
+    fn add_and_unpermute(&self, add: &Node, unpermute: &Node) -> Option<Node> {
+        let (Op::Add(_), Op::Unpermute(_)) = (&add.op, &unpermute.op) else { return None };
+        let sum = add.outputs[0];
+        let (maps, is_read_here) = (&unpermute.inputs[1..], unpermute.inputs[0] == sum);
+        if !is_read_here || self.readers[sum.index()] != 1 || unpermute.phase != add.phase {
+            return None;
+        }
+        let node = Node {
+            op: ops::AddUnpermute {}.into(),
+            inputs: add.inputs.iter().chain(maps).copied().collect(),
+            ..unpermute.clone()
+        };
+        self.time(&node).is_finite().then_some(node)
     }
 
     /// From the last node on: the least time of what follows is known when a node is looked at.
@@ -128,7 +149,9 @@ impl<'a> Cuts<'a> {
     /// How many of the nodes behind `core` can be steps of its epilogue.
     fn steps_behind(&self, core: usize) -> usize {
         let (first, behind) = (&self.graph.nodes[core], &self.graph.nodes[core + 1..]);
-        if first.outputs.len() != first.op.rule().result_count() {
+        // What ranks exchange is nothing that a kernel makes.
+        let is_exchange = matches!(first.op, Op::Collective(_));
+        if is_exchange || first.outputs.len() != first.op.rule().result_count() {
             return 0;
         }
         let mut results = first.outputs.clone();

@@ -15,12 +15,12 @@
 #pragma once
 
 #include "common/types.cuh"
-#include "layout/elementwise_quantize.cuh"
 #include "layout/mx_plain_tile.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
 #include "layout/norm_rows.cuh"
 #include "layout/norm_value.cuh"
+#include "layout/row_quantize.cuh"
 #include "ptx/cache.cuh"
 #include "ptx/release.cuh"
 
@@ -156,7 +156,7 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
         uint4 vector = zero;
         if (places.exists(step)) {
             const uint32 row = places.row0 + ElementTile::row() + step * kMxStepRows;
-            const uint64 place = places.place(step);
+            const uint64 place = places.place(step).of(to.columns);
             const uint4 found = load_for_the_last_time((kAdd ? operands.sum : operands.x) + place);
             const float mean = kLayer ? __ldcg(operands.mean + row) : 0.0f;
             vector = norm_vector<kLayer>(found, mean, __ldcg(operands.rstd + row), weight, bias);

@@ -30,4 +30,18 @@ struct RowLanes {
         }
         return value;
     }
+
+    // `total` and the sums of `part` over sixteen neighbouring lanes each, added in the order of
+    // the lanes: of 128 columns each, where a lane has eight. All threads of the warp call it.
+    __device__ __forceinline__ float add_by_sixteen(float total, float part) const {
+        for (uint32 distance = min(lanes, 16u) / 2; distance > 0; distance /= 2) {
+            part += __shfl_xor_sync(0xffffffffu, part, distance);
+        }
+        if (lanes < 32) {
+            return total + part;
+        }
+        const float other = __shfl_xor_sync(0xffffffffu, part, 16);
+        const bool is_first = lane < 16;
+        return total + (is_first ? part : other) + (is_first ? other : part);
+    }
 };

@@ -138,8 +138,8 @@ struct Held<bf16> {
     }
 };
 
-// A thread's share of an operand's tiles: four neighbouring elements of a stored row, several times.
-// What lies outside of the matrix is zero.
+// A thread's share of an operand's tiles: four neighbouring elements of a stored row, several
+// times. What lies outside of the matrix is zero.
 template <typename Element, bool kKMajor, int kOuter>
 class Fetch {
     static constexpr int kRounds = kOuter * kBlockK / kOwn / kThreads;

@@ -1,13 +1,13 @@
 //! `swiglu_quantize.cu` and `gelu_quantize.cu`: the bits of the activation alone, and of the CPU's
 //! quantization of what it stores.
 
-use deepwell_ir::ops::{Axis, Epilogue, Fused, Quantize};
+use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{DType, Op, ops};
 use deepwell_precision::{Granularity, QuantFormat, ScaleRule};
-use half::bf16;
 
+use crate::fused_quantize::check_fused;
 use crate::harness::{Gpu, HostTensor, uniform};
-use crate::quantize::{assert_same, numbers, outputs, reference, specs};
+use crate::quantize::{numbers, specs};
 
 /// An op that is a function of elements.
 struct Producer {
@@ -51,43 +51,13 @@ fn check_one(
     kind: &str,
     entries: &[Quantize],
 ) {
-    let Producer { op, outputs: output_count, .. } = producer;
-    let output_count = *output_count;
     let (rows, columns) = size;
     let inputs = inputs(producer.inputs, rows, columns, kind);
     let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
-    let alone = gpu.run(op.clone(), &inputs, &vec![empty.clone(); output_count], false, 1);
-    // Both kept, one of two kept, none kept; quantized in either order.
-    for kept in 0..1usize << output_count {
-        let is_kept = |output: usize| kept >> output & 1 == 1;
-        let mut order: Vec<usize> = (0..output_count).collect();
-        if kept == 0 {
-            order.reverse();
-        }
-        let step = |&of: &usize| Epilogue::Quantize { of, quantize: entries[of].clone() };
-        let epilogue = order.iter().map(step).collect();
-        let what = format!("{} {rows}x{columns} {kind} kept={kept} {entries:?}", op.name());
-        let mut targets: Vec<HostTensor> =
-            (0..output_count).filter(|&output| is_kept(output)).map(|_| empty.clone()).collect();
-        for &output in &order {
-            targets.extend(outputs(entries[output].axis, rows, columns));
-        }
-        let skipped = (0..output_count).filter(|&output| !is_kept(output)).collect();
-        let fused = Fused { core: Box::new(op.clone()), epilogue, skipped };
-        assert_eq!(Op::from(fused.clone()).name(), producer.fused);
-        let got = gpu.run(fused.clone(), &inputs, &targets, false, 1);
-        for (output, alone) in alone.iter().enumerate() {
-            if let Some(position) = fused.position(output) {
-                assert!(got[position] == *alone, "{what}: output {output} differs from its own");
-            }
-        }
-        for step in fused.quantizations() {
-            let y: Vec<bf16> = bytemuck::pod_collect_to_vec(&alone[step.of].bytes);
-            let expected = reference(&y, rows, columns, step.quantize);
-            let what = format!("{what}: operands of output {}", step.of);
-            assert_same(&what, &got[step.positions], &expected);
-        }
-    }
+    let of_core = vec![empty; producer.outputs];
+    let entries = &entries[..producer.outputs];
+    let what = format!("{rows}x{columns} {kind}");
+    check_fused(gpu, &producer.op, producer.fused, &inputs, &of_core, entries, &what);
 }
 
 fn check(gpu: &mut Gpu, size: (usize, usize), kind: &str, entries: &[Quantize; 2]) {

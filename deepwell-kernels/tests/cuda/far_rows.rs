@@ -56,7 +56,9 @@ fn rows_of_pairs_beyond_2_31_elements() {
 
     // Tokens as many as there were rows, of which a few have pairs.
     let count = 32;
-    let tokens: Vec<usize> = (0..count).map(|row| ROWS - 1 - 2 * (row % BEHIND / 2)).collect();
+    let tokens: Vec<usize> = (0..count).map(|row| ROWS - 1 - 2 * row).collect();
+    let mut rows = vec![-1; ROWS];
+    tokens.iter().enumerate().for_each(|(row, &token)| rows[token] = row as i32);
     let pairs: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
     let x = whole(BEHIND * COLUMNS, 2);
     let inputs = [
@@ -67,6 +69,7 @@ fn rows_of_pairs_beyond_2_31_elements() {
     let first = ROWS - BEHIND;
     let parts = [
         (0, first * COLUMNS, &HostTensor::bf16(&[BEHIND, COLUMNS], &x)),
+        (1, 0, &HostTensor::i32(&[ROWS, 1], &rows)),
         (2, 0, &HostTensor::i32(&[count], &pairs)),
     ];
     let output = [(DType::Bf16, vec![count, COLUMNS])];

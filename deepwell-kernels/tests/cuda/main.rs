@@ -70,6 +70,7 @@ mod expand_scales;
 mod expert_swiglu;
 mod far_rows;
 mod fused_gemm;
+mod fused_quantize;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
 mod gemm_operands;

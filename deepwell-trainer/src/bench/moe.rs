@@ -183,7 +183,7 @@ impl LayerTime {
 
 fn is_activation(op: &Op) -> bool {
     matches!(
-        op,
+        op.leading(),
         Op::SwiGlu(_) | Op::SwiGluBackward(_) | Op::ExpertSwiGlu(_) | Op::ExpertSwiGluBackward(_)
     )
 }

@@ -4,8 +4,8 @@ use deepwell_precision::QuantFormat;
 
 use super::*;
 use crate::ops::{
-    AddRmsNorm, DualGemm, GroupedGemm, GroupedRows, LayerNorm, Linear, LinearInputGrad, RmsNorm,
-    ScaledGemm, SwiGluBackward,
+    AddRmsNorm, DualGemm, GroupedGemm, GroupedRows, LayerNorm, Linear, LinearInputGrad, Permute,
+    RmsNorm, ScaledGemm, SwiGluBackward,
 };
 use crate::{Dim, GemmKind};
 
@@ -76,6 +76,14 @@ fn outputs_are_the_stored_results_in_order() {
         (
             fused(SwiGluBackward {}, &[quantize(0, Axis::Column), quantize(1, Axis::Row)], &[0]),
             &[matrix(32), matrix(32), matrix(32)],
+        ),
+        (
+            fused(Permute {}, &[quantize(0, Axis::Both)], &[0]),
+            &[
+                matrix(64),
+                tensor(DType::I32, &[Dim::TOKENS, 3usize.into()]),
+                tensor(DType::I32, &[288usize.into()]),
+            ],
         ),
         (fused(linear(), &[gelu(0)], &[]), &kind),
         (fused(linear(), &[gelu(0), quantize(1, Axis::Both)], &[0, 1]), &kind),

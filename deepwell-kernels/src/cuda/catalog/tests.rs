@@ -1,8 +1,9 @@
 //! Which fusions are made and which kernels are taken, on each architecture.
 
 use deepwell_ir::ops::{
-    Activation, AddRmsNorm, Axis, Collective, CollectiveKind, Epilogue, Fused, Gelu, GeluBackward,
-    LayerNorm, Linear, LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
+    ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
+    Linear, LinearInputGrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
@@ -91,6 +92,48 @@ fn epilogues_of_norms_and_activations_have_a_kernel() {
     // Nothing behind them: other kernels.
     check(norm().into(), Some("cuda_rms_norm"));
     check(SwiGlu {}.into(), Some("cuda_swiglu"));
+}
+
+/// Rows of pairs and activations of experts, quantized where they are made.
+#[test]
+fn epilogues_of_mixtures_have_a_kernel() {
+    let matrix = |columns| operand(DType::Bf16, &[288, columns]);
+    let gates = || operand(DType::F32, &[10, 3]);
+    let maps = || [operand(DType::I32, &[10, 3]), operand(DType::I32, &[288])];
+    let activation = ExpertActivation::SwiGlu;
+    let check = |op: Op, columns: usize, expected: Option<&str>| {
+        let mut inputs = match op.leading() {
+            Op::Permute(_) => vec![operand(DType::Bf16, &[10, columns])],
+            Op::AddUnpermute(_) => vec![matrix(columns); 2],
+            Op::ExpertSwiGlu(_) => vec![matrix(columns), matrix(columns), gates()],
+            _ => vec![matrix(columns), matrix(columns), matrix(columns), gates()],
+        };
+        inputs.extend(maps());
+        for architecture in Architecture::ALL {
+            let target = cuda_target(architecture, 132, &[]);
+            let what = format!("{} {} on {}", op.name(), op.rule().attributes(), target.arch);
+            assert_eq!(chosen(&op, &inputs, &target).ok().as_deref(), expected, "{what}");
+        }
+    };
+    let (swiglu, backward) = (
+        || Op::from(ExpertSwiGlu { activation }),
+        || Op::from(ExpertSwiGluBackward { activation }),
+    );
+    for axis in [Axis::Row, Axis::Column, Axis::Both] {
+        let one = [quantize(0, axis)];
+        check(fused(Permute {}, &one, &[0]), 96, Some("cuda_permute_quantize"));
+        check(fused(Permute {}, &one, &[]), 96, Some("cuda_permute_quantize"));
+        check(fused(Permute {}, &one, &[0]), 100, None);
+        check(fused(swiglu(), &one, &[0]), 96, Some("cuda_expert_swiglu_quantize"));
+        check(fused(swiglu(), &one, &[0]), 33, None);
+        let both = [quantize(0, axis), quantize(1, axis)];
+        let expected = Some("cuda_expert_swiglu_backward_quantize");
+        check(fused(backward(), &both, &[0, 1]), 96, expected);
+        check(fused(backward(), &one, &[0]), 96, None);
+    }
+    check(Permute {}.into(), 33, Some("cuda_permute"));
+    check(swiglu(), 33, Some("cuda_expert_swiglu"));
+    check(AddUnpermute {}.into(), 33, Some("cuda_add_unpermute"));
 }
 
 /// A GEMM with what follows it: where there is tcgen05, and for widths that the kernels take.

@@ -1,11 +1,11 @@
 //! What several launchers share; each launcher is in the folder of its op.
 
-pub(crate) mod elementwise_quantize;
 pub(crate) mod fused_gemm;
 pub(crate) mod gemm;
 pub(crate) mod mx;
 pub(crate) mod norm_quantize;
 pub(crate) mod row_lanes;
+pub(crate) mod row_quantize;
 pub(crate) mod rows;
 pub(crate) mod support;
 pub(crate) mod tcgen05;

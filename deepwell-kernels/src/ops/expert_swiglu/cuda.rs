@@ -44,7 +44,7 @@ fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// What the kernels of an activation have in their names, and its two numbers.
-fn activation(activation: ExpertActivation) -> (&'static str, [Argument; 2]) {
+pub(super) fn activation(activation: ExpertActivation) -> (&'static str, [Argument; 2]) {
     let (name, [alpha, limit]) = match activation {
         ExpertActivation::SwiGlu => ("", [0.0, 0.0]),
         ExpertActivation::ClampedSwiGlu { alpha, limit } => ("_clamped", [alpha, limit]),

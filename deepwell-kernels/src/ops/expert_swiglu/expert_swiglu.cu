@@ -7,49 +7,16 @@
 //
 // A row without a pair becomes zeros, and a pair without a row has a gradient of zero. Memory
 // bounds both: a row belongs to up to 32 lanes that read 16 bytes of each matrix at a time.
-// `_scalar` kernels go element by element, for rows that are not a multiple of eight elements.
+// `_scalar` kernels go element by element, for rows that are not a multiple of eight elements. The
+// others sum dgates over 128 columns at a time, as `expert_swiglu_quantize.cu` does: the same bits.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
-#include "common/activation.cuh"
 #include "common/bf16_unit.cuh"
+#include "common/expert_activation.cuh"
 #include "common/types.cuh"
 #include "layout/row_lanes.cuh"
 
 constexpr uint32 kThreads = 256;
-
-struct Activated {
-    float value;
-    float by_gate;
-    float by_up;
-};
-
-// silu(gate) * up.
-struct Plain {
-    __device__ __forceinline__ Activated operator()(float gate, float up) const {
-        const float s = sigmoid(gate);
-        return Activated{gate * s * up, up * s * (1.0f + gate * (1.0f - s)), gate * s};
-    }
-};
-
-// g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u within +-limit. At a limit and
-// beyond it the derivative is zero. Comparisons keep NaN, where a minimum would lose it.
-struct Clamped {
-    float alpha;
-    float limit;
-
-    __device__ __forceinline__ Activated operator()(float gate, float up) const {
-        const float g = gate > limit ? limit : gate;
-        const float upper = up > limit ? limit : up;
-        const float u = upper < -limit ? -limit : upper;
-        const float x = alpha * g;
-        const float s = sigmoid(x);
-        const bool gate_passes = !(gate >= limit);
-        const bool up_passes = !(up >= limit) && !(up <= -limit);
-        return Activated{g * s * (u + 1.0f),
-                         gate_passes ? (u + 1.0f) * s * (1.0f + x * (1.0f - s)) : 0.0f,
-                         up_passes ? g * s : 0.0f};
-    }
-};
 
 template <bool kVector, typename Activation>
 __device__ __forceinline__ void forward(Activation activation, const bf16* __restrict__ gate,
@@ -114,27 +81,30 @@ __device__ __forceinline__ void backward(Activation activation, const bf16* __re
         const float factor = pair < 0 ? 0.0f : gates[pair];
         const uint64 start = uint64{row} * units;
         float dot = 0.0f;
-        for (uint32 unit = at.lane; exists && unit < units; unit += lanes) {
-            Bits of_gate = Unit::zero(), of_up = Unit::zero();
-            if (pair >= 0) {
-                float d[Unit::kElements], g[Unit::kElements], u[Unit::kElements];
-                Unit::unpack(reinterpret_cast<const Bits*>(dout)[start + unit], d);
-                Unit::unpack(reinterpret_cast<const Bits*>(gate)[start + unit], g);
-                Unit::unpack(reinterpret_cast<const Bits*>(up)[start + unit], u);
-#pragma unroll
-                for (int i = 0; i < Unit::kElements; ++i) {
-                    const Activated at_element = activation(g[i], u[i]);
-                    dot += d[i] * at_element.value;
-                    g[i] = d[i] * factor * at_element.by_gate;
-                    u[i] = d[i] * factor * at_element.by_up;
+        for (uint32 base = 0; base < units; base += lanes) {
+            const uint32 unit = base + at.lane;
+            float part = 0.0f;
+            if (exists && unit < units) {
+                Bits of_gate = Unit::zero(), of_up = Unit::zero();
+                if (pair >= 0) {
+                    float d[Unit::kElements], g[Unit::kElements], u[Unit::kElements];
+                    Unit::unpack(reinterpret_cast<const Bits*>(dout)[start + unit], d);
+                    Unit::unpack(reinterpret_cast<const Bits*>(gate)[start + unit], g);
+                    Unit::unpack(reinterpret_cast<const Bits*>(up)[start + unit], u);
+                    expert_gradients(activation, d, factor, g, u, kVector ? part : dot);
+                    of_gate = Unit::pack(g);
+                    of_up = Unit::pack(u);
                 }
-                of_gate = Unit::pack(g);
-                of_up = Unit::pack(u);
+                reinterpret_cast<Bits*>(dgate)[start + unit] = of_gate;
+                reinterpret_cast<Bits*>(dup)[start + unit] = of_up;
             }
-            reinterpret_cast<Bits*>(dgate)[start + unit] = of_gate;
-            reinterpret_cast<Bits*>(dup)[start + unit] = of_up;
+            if (kVector) {
+                dot = at.add_by_sixteen(dot, part);
+            }
         }
-        dot = at.sum(dot);
+        if (!kVector) {
+            dot = at.sum(dot);
+        }
         if (pair >= 0 && at.lane == 0) {
             dgates[pair] = dot;
         }

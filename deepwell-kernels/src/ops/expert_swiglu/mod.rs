@@ -2,6 +2,7 @@
 
 pub mod cpu;
 mod cuda;
+mod cuda_quantize;
 pub mod oracle;
 
 use super::OpKernels;
@@ -13,5 +14,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("expert_swiglu_backward", cpu::prepare_backward)
             .scratch(cpu::workspace_bytes),
     ],
-    cuda: &[cuda::SPECS],
+    cuda: &[cuda::SPECS, cuda_quantize::SPECS],
 };

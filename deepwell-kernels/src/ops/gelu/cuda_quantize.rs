@@ -4,7 +4,7 @@
 use deepwell_ir::Op;
 
 use crate::KernelError;
-use crate::cuda::launch::elementwise_quantize;
+use crate::cuda::launch::row_quantize;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
@@ -12,10 +12,10 @@ use crate::predict::roofline;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_gelu_quantize",
     ops: &["gelu", "gelu_backward"],
-    epilogue: elementwise_quantize::epilogue,
+    epilogue: row_quantize::epilogue,
     architectures: &Architecture::ALL,
     library: None,
-    reject: elementwise_quantize::reject,
+    reject: row_quantize::reject,
     predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
@@ -30,5 +30,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::GeluBackward(_) => "gelu_backward",
         _ => return Err(call.refuse("expected a gelu and its quantization")),
     };
-    elementwise_quantize::prepare(call, device, "gelu_quantize", entry)
+    row_quantize::prepare(call, device, "gelu_quantize", entry)
 }

@@ -38,6 +38,43 @@ pub fn permute<E: Element>(x: &[E], pairs: &[i32], top_k: usize, columns: usize,
 ///
 /// When a slice's length does not fit, or a row does not exist.
 pub fn unpermute<E: Element>(y: &[E], rows: &[i32], top_k: usize, columns: usize, out: &mut [E]) {
+    let add = |sums: &mut [f32], row: usize| {
+        for (sum, y) in sums.iter_mut().zip(&y[row * columns..][..columns]) {
+            *sum += y.to_f32();
+        }
+    };
+    sum_rows(add, rows, top_k, columns, out);
+}
+
+/// [`unpermute`] of `y + z`, each sum rounded to the type.
+///
+/// # Panics
+///
+/// When a slice's length does not fit, or a row does not exist.
+pub fn add_unpermute<E: Element>(
+    (y, z): (&[E], &[E]),
+    rows: &[i32],
+    top_k: usize,
+    columns: usize,
+    out: &mut [E],
+) {
+    let add = |sums: &mut [f32], row: usize| {
+        let (y, z) = (&y[row * columns..][..columns], &z[row * columns..][..columns]);
+        for ((sum, y), z) in sums.iter_mut().zip(y).zip(z) {
+            *sum += E::from_f32(y.to_f32() + z.to_f32()).to_f32();
+        }
+    };
+    sum_rows(add, rows, top_k, columns, out);
+}
+
+/// Rows `add`ed to sums of FP32, in the order of a token's pairs.
+fn sum_rows<E: Element>(
+    add: impl Fn(&mut [f32], usize) + Sync,
+    rows: &[i32],
+    top_k: usize,
+    columns: usize,
+    out: &mut [E],
+) {
     assert_eq!(out.len() * top_k, rows.len() * columns, "`out` is not [tokens, columns]");
     if columns == 0 {
         return;
@@ -51,9 +88,7 @@ pub fn unpermute<E: Element>(y: &[E], rows: &[i32], top_k: usize, columns: usize
                 || {
                     sums.fill(0.0);
                     for row in rows.iter().filter_map(|&row| usize::try_from(row).ok()) {
-                        for (sum, y) in sums.iter_mut().zip(&y[row * columns..][..columns]) {
-                            *sum += y.to_f32();
-                        }
+                        add(&mut sums, row);
                     }
                     for (out, &sum) in out.iter_mut().zip(&sums) {
                         *out = E::from_f32(sum);
@@ -83,6 +118,19 @@ pub(super) fn prepare_unpermute(operands: &Operands<'_>, _: &Op) -> Result<Run, 
         let out = operands.target::<E>(3)?;
         Ok(Box::new(move |arena| {
             unpermute(y.of(arena), rows.of(arena), top_k, columns, out.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_add_unpermute(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let (top_k, columns) = (operands.shape(2)[1], operands.shape(0)[1]);
+    by_float!(operands, 0, E => {
+        let (y, z) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let (rows, out) = (operands.input::<i32>(2)?, operands.target::<E>(4)?);
+        Ok(Box::new(move |arena| {
+            let of_sum = (y.of(arena), z.of(arena));
+            add_unpermute(of_sum, rows.of(arena), top_k, columns, out.of(arena));
             Ok(())
         }))
     })
@@ -133,6 +181,18 @@ mod tests {
             let absolute: Vec<f64> =
                 sizes.iter().map(|size| top_k as f64 * 2f64.powi(-24) * size).collect();
             assert_close_each("out", &out, &expected, f64::from(E::UNIT_ROUNDOFF), &absolute);
+            out
+        });
+        // The bits of the sum, stored, and of its rows brought back.
+        let z: Vec<E> = random.normals(length * columns);
+        let sum: Vec<E> =
+            y.iter().zip(&z).map(|(y, z)| E::from_f32(y.to_f32() + z.to_f32())).collect();
+        let mut expected = poisoned::<E>(tokens * columns);
+        unpermute(&sum, &rows, top_k, columns, &mut expected);
+        for_thread_counts(|| {
+            let mut out = poisoned::<E>(tokens * columns);
+            add_unpermute((&y, &z), &rows, top_k, columns, &mut out);
+            assert_eq!(to_f64(&out), to_f64(&expected), "of a sum");
             out
         });
     }

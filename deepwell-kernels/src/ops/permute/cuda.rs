@@ -11,10 +11,6 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// The maps among the operands of both ops.
-const ROWS: usize = 1;
-const PAIRS: usize = 2;
-
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_permute",
@@ -22,11 +18,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
-        reject,
+        reject: |request| reject(request, &[0, 3]),
         predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
-        prepare: |call, device| prepare(call, device, "permute", PAIRS),
+        prepare: prepare_permute,
     },
     CudaKernelSpec {
         name: "cuda_unpermute",
@@ -34,32 +30,68 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
-        reject,
+        reject: |request| reject(request, &[0, 3]),
         predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
-        prepare: |call, device| prepare(call, device, "unpermute", ROWS),
+        prepare: |call, device| prepare_unpermute(call, device, "unpermute", 1),
+    },
+    CudaKernelSpec {
+        name: "cuda_add_unpermute",
+        ops: &["add_unpermute"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| all_bf16(request, &[0, 1, 4]),
+        predict: roofline,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare: |call, device| prepare_unpermute(call, device, "add_unpermute", 2),
     },
 ];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+fn reject(request: &KernelRequest<'_>, matrices: &[usize]) -> Option<String> {
     // A result is of the type of what went in. Gates are few and FP32.
-    if request.operands[0].dtype == DType::F32 { None } else { all_bf16(request, &[0, 3]) }
+    if request.operands[0].dtype == DType::F32 { None } else { all_bf16(request, matrices) }
 }
 
-/// Both take the matrix, the map of the result's rows, the result, its rows and columns, and the
-/// experts of a token.
-fn prepare(
+/// It takes the matrix, both maps, the result, its rows and columns, the tokens, and the experts of
+/// each; of FP32 the rows' map alone and no tokens.
+fn prepare_permute(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let [x, of_pairs, pairs] = [0, 1, 2].map(|index| call.input(index));
+    let out = call.output(0);
+    let (rows, columns) = (out.shape[0], out.shape[1]);
+    let (tokens, top_k) = (of_pairs.shape[0], of_pairs.shape[1]);
+    if out.dtype == DType::F32 {
+        let function = device.function("permute_f32", "permute_f32", 0)?;
+        let ctas = grid_of(rows * columns, THREADS, device.sm_count());
+        let mut arguments = [x, pairs, out].map(|operand| operand.argument()).to_vec();
+        arguments.extend([rows, columns, top_k].map(|size| Argument::U32(size as u32)));
+        return Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)]);
+    }
+    let RowLanes { ctas, lanes, suffix } =
+        RowLanes::new(rows.max(tokens), columns, device.sm_count());
+    let function = device.function("permute", &format!("permute_bf16{suffix}"), 0)?;
+    let mut arguments = [x, of_pairs, pairs, out].map(|operand| operand.argument()).to_vec();
+    arguments.extend([rows, columns, tokens, top_k].map(|size| Argument::U32(size as u32)));
+    arguments.push(Argument::U32(lanes));
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+}
+
+/// Both take `matrices` matrices, the map of the result's rows, the result, its rows and columns,
+/// and the experts of a token.
+fn prepare_unpermute(
     call: &CallView<'_>,
     device: &mut Device<'_>,
     entry: &str,
-    map: usize,
+    matrices: usize,
 ) -> Result<Vec<Step>, KernelError> {
     let out = call.output(0);
-    let (rows, columns, top_k) = (out.shape[0], out.shape[1], call.input(ROWS).shape[1]);
-    let mut arguments = vec![call.input(0).argument(), call.input(map).argument(), out.argument()];
-    let sizes = [rows as u32, columns as u32, top_k as u32];
-    arguments.extend(sizes.map(Argument::U32));
+    let (rows, columns, top_k) = (out.shape[0], out.shape[1], call.input(matrices).shape[1]);
+    let mut arguments: Vec<Argument> =
+        (0..=matrices).map(|index| call.input(index).argument()).collect();
+    arguments.push(out.argument());
+    arguments.extend([rows, columns, top_k].map(|size| Argument::U32(size as u32)));
     if out.dtype == DType::F32 {
         let function = device.function("permute_f32", &format!("{entry}_f32"), 0)?;
         let ctas = grid_of(rows * columns, THREADS, device.sm_count());

@@ -2,6 +2,7 @@
 
 pub mod cpu;
 mod cuda;
+mod cuda_quantize;
 pub mod oracle;
 
 use super::OpKernels;
@@ -11,6 +12,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         CpuKernel::new("permute", cpu::prepare_permute),
         CpuKernel::new("unpermute", cpu::prepare_unpermute),
+        CpuKernel::new("add_unpermute", cpu::prepare_add_unpermute),
     ],
-    cuda: &[cuda::SPECS],
+    cuda: &[cuda::SPECS, cuda_quantize::SPECS],
 };

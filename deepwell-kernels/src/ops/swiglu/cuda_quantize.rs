@@ -1,7 +1,7 @@
 //! `swiglu_quantize.cu`: the gated activation or its backward, and the block quantization of the
 //! results.
 
-use crate::cuda::launch::elementwise_quantize;
+use crate::cuda::launch::row_quantize;
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
 
@@ -9,29 +9,27 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_swiglu_quantize",
         ops: &["swiglu"],
-        epilogue: elementwise_quantize::epilogue,
+        epilogue: row_quantize::epilogue,
         architectures: &Architecture::ALL,
         library: None,
-        reject: elementwise_quantize::reject,
+        reject: row_quantize::reject,
         predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
-        prepare: |call, device| {
-            elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu")
-        },
+        prepare: |call, device| row_quantize::prepare(call, device, "swiglu_quantize", "swiglu"),
     },
     CudaKernelSpec {
         name: "cuda_swiglu_backward_quantize",
         ops: &["swiglu_backward"],
-        epilogue: elementwise_quantize::epilogue,
+        epilogue: row_quantize::epilogue,
         architectures: &Architecture::ALL,
         library: None,
-        reject: elementwise_quantize::reject,
+        reject: row_quantize::reject,
         predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| {
-            elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
+            row_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
         },
     },
 ];

@@ -1,17 +1,13 @@
 // SwiGLU and the block quantization of its result to MXFP8, and its backward with that of both
 // gradients: data and scales along rows, down columns, or both, and their counters. The results
-// have the bits of `swiglu.cu`; how the work is split in `layout/elementwise_quantize.cuh`.
-//
-// The backward has a tile of each gradient in shared memory and quantizes one after the other:
-// dout, gate and up are read once for both.
+// have the bits of `swiglu.cu`; how the work is split in `layout/row_quantize.cuh` and
+// `layout/gradient_pair_quantize.cuh`.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/activation.cuh"
 #include "common/types.cuh"
 #include "layout/elementwise_quantize.cuh"
-
-// Steps of the backward whose loads, three each, a thread starts together.
-constexpr int kBackwardTogether = 2;
+#include "layout/gradient_pair_quantize.cuh"
 
 // gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
 // Outputs as in `MxTarget`; statistics [6]. A CTA for each tile, one at least.
@@ -32,159 +28,31 @@ FORWARD_KERNEL(swiglu_quantize_row, true, false)
 FORWARD_KERNEL(swiglu_quantize_column, false, true)
 FORWARD_KERNEL(swiglu_quantize_both, true, true)
 
-// A gradient and where it goes.
-struct Gradient {
-    bf16* values;  // null where nobody reads it
-    MxTarget to;
-    uint32 flags;
-    MxTotals* totals;
-    uint64* statistics;
-};
-
-// What the backward reads.
-struct BackwardSources {
+// As `Gradients` of `layout/gradient_pair_quantize.cuh`.
+struct SwigluRows {
     const bf16* __restrict__ dout;
     const bf16* __restrict__ gate;
     const bf16* __restrict__ up;
+    uint32 columns;
+
+    __device__ __forceinline__ PairSources load(uint32, const ElementPlace& place) const {
+        return {load_vector(dout, place, columns), load_vector(gate, place, columns),
+                load_vector(up, place, columns)};
+    }
+    __device__ __forceinline__ GradientVectors result(const PairSources& sources, uint32) const {
+        float d[8], g[8], u[8];
+        unpack_bf16x8(sources.dout, d);
+        unpack_bf16x8(sources.gate, g);
+        unpack_bf16x8(sources.up, u);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
+            g[j] = gradients.gate;
+            u[j] = gradients.up;
+        }
+        return {pack_bf16x8(g), pack_bf16x8(u)};
+    }
 };
-
-struct GradientVectors {
-    uint4 gate;
-    uint4 up;
-};
-
-__device__ __forceinline__ GradientVectors gradient_vectors(const uint4& dout, const uint4& gate,
-                                                          const uint4& up) {
-    float d[8], g[8], u[8];
-    unpack_bf16x8(dout, d);
-    unpack_bf16x8(gate, g);
-    unpack_bf16x8(up, u);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
-        g[j] = gradients.gate;
-        u[j] = gradients.up;
-    }
-    return {pack_bf16x8(g), pack_bf16x8(u)};
-}
-
-// A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
-// places that nobody else looks at, and takes them back one after the other. Those of the first
-// are free when all have it, and become the stage.
-template <bool kWide, bool kRow, bool kColumn>
-__device__ __forceinline__ void backward_plain(const BackwardSources& from, const Gradient& dgate,
-                                               const Gradient& dup, uint4* dynamic,
-                                               MxPlainShared& shared, MxTally& gate_tally,
-                                               MxTally& up_tally) {
-    uint4* const stage = dynamic;
-    uint4* const own_gate = dynamic + threadIdx.x;
-    uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
-    const uint32 columns = dgate.to.columns, across = columns / kMxTile;
-    const uint32 row0 = blockIdx.x / across * kMxTile, column0 = blockIdx.x % across * kMxTile;
-    const uint64 first =
-        static_cast<uint64>(row0 + mx_plain_row()) * columns + column0 + mx_plain_column();
-#pragma unroll 1
-    for (int row = 0; row < kMxPlainRows; row += kBackwardTogether) {
-        uint4 vectors[kBackwardTogether][3];
-#pragma unroll
-        for (int i = 0; i < kBackwardTogether; ++i) {
-            const uint64 place = first + static_cast<uint64>(row + i) * columns;
-            vectors[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
-            vectors[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
-            vectors[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
-        }
-#pragma unroll
-        for (int i = 0; i < kBackwardTogether; ++i) {
-            const GradientVectors of =
-                gradient_vectors(vectors[i][0], vectors[i][1], vectors[i][2]);
-            const uint64 place = first + static_cast<uint64>(row + i) * columns;
-            if (dgate.values != nullptr) {
-                *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
-            }
-            if (dup.values != nullptr) {
-                *reinterpret_cast<uint4*>(dup.values + place) = of.up;
-            }
-            own_gate[(row + i) * kMxPlainThreads] = of.gate;
-            own_up[(row + i) * kMxPlainThreads] = of.up;
-        }
-    }
-    uint4 gradients[kMxPlainRows];
-#pragma unroll
-    for (int row = 0; row < kMxPlainRows; ++row) {
-        gradients[row] = own_gate[row * kMxPlainThreads];
-    }
-    mx_quantize_vectors<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
-                                             gate_tally);
-#pragma unroll
-    for (int row = 0; row < kMxPlainRows; ++row) {
-        gradients[row] = own_up[row * kMxPlainThreads];
-    }
-    mx_quantize_vectors<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
-                                             up_tally);
-}
-
-// Any tile.
-template <bool kRow, bool kColumn>
-__device__ __forceinline__ void backward_tile(const BackwardSources& from, const Gradient& dgate,
-                                              const Gradient& dup, uint4* dynamic,
-                                              MxTally& gate_tally, MxTally& up_tally) {
-    uint32* const gate_tile = reinterpret_cast<uint32*>(dynamic);
-    uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
-    __shared__ MxShared shared;
-    MxCounters gate_counters, up_counters;
-    if (blockIdx.x < ElementPlaces::tiles(dgate.to)) {
-        const ElementPlaces places(blockIdx.x, dgate.to);
-#pragma unroll 1
-        for (int step = 0; step < kMxSteps; ++step) {
-            const GradientVectors of =
-                gradient_vectors(places.load(from.dout, step), places.load(from.gate, step),
-                                places.load(from.up, step));
-            if (dgate.values != nullptr) {
-                places.store(dgate.values, step, of.gate);
-            }
-            if (dup.values != nullptr) {
-                places.store(dup.values, step, of.up);
-            }
-            mx_vector<bf16>(gate_tile, step) = of.gate;
-            mx_vector<bf16>(up_tile, step) = of.up;
-        }
-        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
-                                              gate_tile, shared, gate_counters);
-        // What the tiles share is read to the end.
-        __syncthreads();
-        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dup.to, dup.flags,
-                                              up_tile, shared, up_counters);
-    }
-    gate_tally.leave(gate_counters);
-    up_tally.leave(up_counters);
-    __syncthreads();
-    gate_tally.give();
-    up_tally.give();
-}
-
-template <bool kRow, bool kColumn>
-__device__ __forceinline__ void backward(const BackwardSources& from, const Gradient& dgate,
-                                         const Gradient& dup) {
-    extern __shared__ uint4 dynamic[];
-    __shared__ MxPlainShared shared;
-    __shared__ MxTallyShared of_tallies[2];
-    MxTally gate_tally(of_tallies[0], dgate.totals), up_tally(of_tallies[1], dup.totals);
-    const MxTarget& to = dgate.to;
-    const bool wide = dgate.flags & kMxWide;
-    if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
-        backward_tile<kRow, kColumn>(from, dgate, dup, dynamic, gate_tally, up_tally);
-    } else if (wide) {
-        backward_plain<true, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_tally,
-                                            up_tally);
-    } else {
-        backward_plain<false, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_tally,
-                                             up_tally);
-    }
-    const uint64 elements =
-        static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;
-    gate_tally.finish(gridDim.x, elements, dgate.statistics);
-    up_tally.finish(gridDim.x, elements, dup.statistics);
-}
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
 // dup may be null. The quantized operands of dgate, then those of dup; flags of each; totals [2],
@@ -208,7 +76,9 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
                                 up_flags,                                                        \
                                 totals + 1,                                                      \
                                 up_statistics};                                                  \
-        backward<row, column>({dout, gate, up}, of_gate, of_up);                                 \
+        gradient_pair_quantize<row, column>(SwigluRows{dout, gate, up, columns},                 \
+                                            ElementPlaces(blockIdx.x, of_gate.to), of_gate,      \
+                                            of_up);                                              \
     }
 
 BACKWARD_KERNEL(swiglu_backward_quantize_row, true, false)

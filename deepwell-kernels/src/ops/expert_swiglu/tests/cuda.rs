@@ -1,12 +1,14 @@
-//! `expert_swiglu.cu`.
+//! `expert_swiglu.cu` and `expert_swiglu_quantize.cu`.
 
 use deepwell_ir::DType;
-use deepwell_ir::ops::{ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward};
+use deepwell_ir::ops::{ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Quantize};
 use deepwell_kernels::ops::expert_swiglu::oracle;
 
 use crate::compare::assert_within;
+use crate::fused_quantize::{check_fused, each_mixture};
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mixture::{Choice, HARD, Mixture};
+use crate::quantize::numbers;
 
 const CLAMPED: ExpertActivation = ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 2.5 };
 const ACTIVATIONS: [ExpertActivation; 2] = [ExpertActivation::SwiGlu, CLAMPED];
@@ -96,6 +98,72 @@ fn check_hard(gpu: &mut Gpu) {
     }
 }
 
+/// Fused with the quantization of what comes out: the same bits.
+fn check_quantized(
+    gpu: &mut Gpu,
+    activation: ExpertActivation,
+    mixture: Mixture,
+    columns: usize,
+    capacity: usize,
+    how: &[Quantize; 2],
+) {
+    let (rows, grouped) = (mixture.rows(), mixture.grouped(capacity));
+    let maps = mixture.maps(&grouped);
+    let matrix = |values: Vec<f32>| {
+        let mut values = values;
+        // What no pair has is not read.
+        for (row, _) in grouped.pairs.iter().enumerate().filter(|(_, pair)| **pair < 0) {
+            values[row * columns..][..columns].fill(f32::NAN);
+        }
+        HostTensor::bf16(&[rows, columns], &values)
+    };
+    let len = rows * columns;
+    let gate = matrix(uniform(len, 1, 6.0));
+    let up = matrix(uniform(len, 2, 3.0));
+    let kind = if columns == 64 { "special" } else { "wide" };
+    let dout = matrix(numbers(kind, rows, columns));
+    let shape = [mixture.tokens, mixture.top_k];
+    let gates = HostTensor::f32(&shape, &uniform(mixture.tokens * mixture.top_k, 4, 1.0));
+    let out = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let what = format!("{activation:?} {mixture:?} of {columns}, capacity {capacity}");
+
+    let inputs = [&[gate.clone(), up.clone(), gates.clone()][..], &maps].concat();
+    let op = ExpertSwiGlu { activation }.into();
+    let (name, of_core) = ("expert_swiglu_quantize", std::slice::from_ref(&out));
+    check_fused(gpu, &op, name, &inputs, of_core, &how[..1], &what);
+
+    let inputs = [&[dout, gate, up, gates][..], &maps].concat();
+    let op = ExpertSwiGluBackward { activation }.into();
+    let of_core = [out.clone(), out, HostTensor::output(DType::F32, &shape)];
+    check_fused(gpu, &op, "expert_swiglu_backward_quantize", &inputs, &of_core, how, &what);
+}
+
+fn check_all_quantized(gpu: &mut Gpu) {
+    let mut index = 0;
+    each_mixture(|mixture, columns, capacity, how| {
+        index += 1;
+        // Both where a kernel has a tile of its own for each.
+        let both = columns == 128 || columns == 72;
+        for (of, activation) in ACTIVATIONS.into_iter().enumerate() {
+            if both || index % 2 == of {
+                check_quantized(gpu, activation, mixture, columns, capacity, how);
+            }
+        }
+    });
+}
+
+trial!(experts_are_quantized_on_their_way);
+fn experts_are_quantized_on_their_way() {
+    let mut gpu = Gpu::open();
+    check_all_quantized(&mut gpu);
+    if gpu.runs(1, 0) {
+        let large = Mixture { tokens: 2000, experts: 64, top_k: 4, ..HARD[8] };
+        each_mixture(|_, _, capacity, how| {
+            check_quantized(&mut gpu, ExpertActivation::SwiGlu, large, 1408, capacity, how);
+        });
+    }
+}
+
 trial!(experts_as_the_oracle);
 fn experts_as_the_oracle() {
     let mut gpu = Gpu::open();
@@ -117,4 +185,8 @@ emulated! {
             }
         }
     }
+}
+
+emulated! {
+    expert_swiglu_quantize on Sm90a: check_all_quantized
 }

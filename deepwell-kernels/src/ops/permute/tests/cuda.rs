@@ -1,11 +1,14 @@
-//! `permute.cu` and `permute_f32.cu`.
+//! `permute.cu`, `permute_f32.cu` and `permute_quantize.cu`.
 
+use deepwell_ir::ops::Quantize;
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::ops::permute::oracle;
 
 use crate::compare::{EXACT, assert_close, assert_within};
+use crate::fused_quantize::{check_fused, each_mixture};
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mixture::{Choice, HARD, Mixture};
+use crate::quantize::numbers;
 
 fn check(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
     let what = format!("{mixture:?} of {columns}, capacity {capacity}");
@@ -33,10 +36,20 @@ fn check(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
     let additions = mixture.top_k as f64 * 2f64.powi(-24);
     let bounds: Vec<f64> =
         expected.iter().zip(&sizes).map(|(y, size)| y.abs() / 256.0 + additions * size).collect();
-    let inputs = [&[y][..], &maps].concat();
+    let inputs = [&[y.clone()][..], &maps].concat();
     let out = HostTensor::output(DType::Bf16, &[tokens, columns]);
-    let got = gpu.run(ops::Unpermute {}, &inputs, &[out], false, 1)[0].to_f64();
-    assert_within(&format!("unpermute {what}"), &got, &expected, &bounds);
+    let got = gpu.run(ops::Unpermute {}, &inputs, std::slice::from_ref(&out), false, 1);
+    assert_within(&format!("unpermute {what}"), &got[0].to_f64(), &expected, &bounds);
+
+    // Of a sum: the bits of the sum, stored, and of its rows brought back.
+    let z = HostTensor::bf16(&[rows, columns], &uniform(rows * columns, 3, 4.0));
+    let whole = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let sum = gpu.run(ops::Add {}, &[y.clone(), z.clone()], &[whole], false, 1);
+    let inputs = [&sum[..], &maps].concat();
+    let apart = gpu.run(ops::Unpermute {}, &inputs, std::slice::from_ref(&out), false, 1);
+    let inputs = [&[y, z][..], &maps].concat();
+    let got = gpu.run(ops::AddUnpermute {}, &inputs, &[out], false, 1);
+    assert!(got == apart, "the sum brought back differs: {what}");
 }
 
 /// Gates, as many of a row as a token has experts, and what nobody wants of them.
@@ -75,6 +88,42 @@ fn check_hard(gpu: &mut Gpu) {
     }
 }
 
+/// Fused with the quantization of what comes out: the same bits.
+fn check_quantized(
+    gpu: &mut Gpu,
+    mixture: Mixture,
+    columns: usize,
+    capacity: usize,
+    how: &Quantize,
+) {
+    let grouped = mixture.grouped(capacity);
+    let kind = if columns == 64 { "special" } else { "wide" };
+    let x = HostTensor::bf16(&[mixture.tokens, columns], &numbers(kind, mixture.tokens, columns));
+    let inputs = [&[x][..], &mixture.maps(&grouped)].concat();
+    let out = HostTensor::output(DType::Bf16, &[mixture.rows(), columns]);
+    let what = format!("{mixture:?} of {columns}, capacity {capacity}");
+    let (op, how) = (ops::Permute {}.into(), std::slice::from_ref(how));
+    check_fused(gpu, &op, "permute_quantize", &inputs, &[out], how, &what);
+}
+
+fn check_all_quantized(gpu: &mut Gpu) {
+    each_mixture(|mixture, columns, capacity, [how, _]| {
+        check_quantized(gpu, mixture, columns, capacity, how);
+    });
+}
+
+trial!(rows_are_quantized_on_their_way);
+fn rows_are_quantized_on_their_way() {
+    let mut gpu = Gpu::open();
+    check_all_quantized(&mut gpu);
+    if gpu.runs(1, 0) {
+        let large = Mixture { tokens: 5000, experts: 64, top_k: 8, ..HARD[8] };
+        each_mixture(|_, _, capacity, [how, _]| {
+            check_quantized(&mut gpu, large, 2048, capacity, how);
+        });
+    }
+}
+
 trial!(rows_go_there_and_back);
 fn rows_go_there_and_back() {
     let mut gpu = Gpu::open();
@@ -109,4 +158,8 @@ emulated! {
             Mixture { tokens: 400, experts: 8, top_k: 3, choice: Choice::Spread, align: 32 };
         check_f32(gpu, mixture, 3, 60);
     }
+}
+
+emulated! {
+    permute_quantize on Sm90a: check_all_quantized
 }

@@ -1,5 +1,5 @@
-//! What the functions of elements that quantize their results share on the host:
-//! `layout/elementwise_quantize.cuh`.
+//! What the kernels that quantize the rows they make share on the host: `layout/row_quantize.cuh`
+//! and `layout/gradient_pair_quantize.cuh`.
 
 use deepwell_ir::ops::{Fused, QuantizeStep};
 use deepwell_ir::{KernelRequest, Op};
@@ -14,10 +14,10 @@ use crate::epilogue::EpilogueSet;
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
 
-/// Quantizes all results.
+/// Quantizes all results that are matrices of activations.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     match core {
-        Op::SwiGluBackward(_) => EpilogueSet::quantizing(&[0, 1]),
+        Op::SwiGluBackward(_) | Op::ExpertSwiGluBackward(_) => EpilogueSet::quantizing(&[0, 1]),
         _ => EpilogueSet::quantizing(&[0]),
     }
 }
@@ -30,68 +30,104 @@ fn parts(op: &Op) -> Option<(&Fused, Vec<QuantizeStep<'_>>)> {
     Some((op, steps))
 }
 
-/// Why a request that [`epilogue`] lets pass cannot be served.
+/// Why a request of a function of elements that [`epilogue`] lets pass cannot be served.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let inputs: Vec<usize> = (0..request.input_count).collect();
+    reject_rows(request, &inputs, &request.operands[0].shape)
+}
+
+/// Why a request that [`epilogue`] lets pass cannot be served, with matrices of activations as
+/// `matrices` among its inputs and results of `shape`.
+pub(crate) fn reject_rows(
+    request: &KernelRequest<'_>,
+    matrices: &[usize],
+    shape: &[usize],
+) -> Option<String> {
     let Some((op, steps)) = parts(request.op) else {
         return Some("quantizes its results".to_string());
     };
-    let shape = &request.operands[0].shape;
-    if let &[_, columns] = shape.as_slice()
+    if let &[_, columns] = shape
         && !columns.is_multiple_of(VECTOR)
     {
         return Some(format!("takes rows that are multiples of {VECTOR} elements, not {columns}"));
     }
     let kept = steps.iter().filter_map(|step| op.position(step.of));
     let kept = kept.map(|position| request.input_count + position);
-    let floats: Vec<usize> = (0..request.input_count).chain(kept).collect();
+    let floats: Vec<usize> = matrices.iter().copied().chain(kept).collect();
     let of_steps = || steps.iter().find_map(|step| mx::reject(step.quantize, shape));
     all_bf16(request, &floats).or_else(of_steps)
 }
 
-/// Prepares a call for kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
-/// core's results, or null; four pointers of quantized operands for each of them; the extents;
-/// flags of each; totals; statistics of each.
+/// Prepares a call of a function of elements, which takes its inputs and nothing else.
 pub(crate) fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
     file: &'static str,
     entry: &str,
 ) -> Result<Vec<Step>, KernelError> {
-    let Some((op, steps)) = parts(&call.call.op) else {
-        return Err(call.refuse("expected a function of elements and its quantization"));
-    };
-    let &[rows, columns] = call.input(0).shape.as_slice() else {
-        return Err(call.refuse("expected a matrix"));
-    };
-    let results = op.core.rule().result_count();
-    if !steps.iter().map(|step| step.of).eq(0..results) {
-        return Err(call.refuse(format!("expected all {results} results quantized once")));
-    }
-    let axis = steps[0].quantize.axis;
-    let kernel = format!("{entry}_quantize_{}", axis.name());
-    let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.format)).collect();
-    let shared_bytes = match flags.as_slice() {
-        &[flags] => mx::shared_bytes(rows, columns, flags),
-        // The tiles of all results lie there.
-        _ => results as u32 * mx::BF16_TILE_BYTES,
-    };
-    let function = device.function(file, &kernel, shared_bytes)?;
+    let shape = call.input(0).shape;
+    let inputs = (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
+    let rows = Rows { shape: &shape, inputs, rest: Vec::new() };
+    Ok(vec![rows.launch(call, device, file, entry)?])
+}
 
-    let targets = steps.iter().map(|step| mx::outputs(call, axis, step.positions.start));
-    let targets: Vec<mx::Outputs> = targets.collect();
-    let mut arguments: Vec<Argument> =
-        (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
-    arguments.extend((0..results).map(|result| match op.position(result) {
-        Some(position) => call.output(position).argument(),
-        None => Argument::Pointer(DevicePtr(0)),
-    }));
-    arguments.extend(targets.iter().flat_map(|targets| targets.places));
-    arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
-    arguments.extend(flags.into_iter().map(Argument::U32));
-    arguments.push(mx::totals(device, results)?);
-    arguments.extend(targets.iter().map(|targets| targets.statistics));
-    let ctas = mx::ctas(rows, columns);
-    Ok(vec![Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
+/// What a kernel takes beside what it quantizes.
+pub(crate) struct Rows<'a> {
+    /// Of the results.
+    pub(crate) shape: &'a [usize],
+    /// What the rows are made of.
+    pub(crate) inputs: Vec<Argument>,
+    /// What its arguments end with.
+    pub(crate) rest: Vec<Argument>,
+}
+
+impl Rows<'_> {
+    /// The launch of kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
+    /// results that are quantized, or null; four pointers of quantized operands for each of them;
+    /// the extents; flags of each; totals; statistics of each; the rest.
+    pub(crate) fn launch(
+        self,
+        call: &CallView<'_>,
+        device: &mut Device<'_>,
+        file: &'static str,
+        entry: &str,
+    ) -> Result<Step, KernelError> {
+        let Some((op, steps)) = parts(&call.call.op) else {
+            return Err(call.refuse("expected an op and its quantization"));
+        };
+        let &[rows, columns] = self.shape else {
+            return Err(call.refuse("expected a matrix"));
+        };
+        let results = epilogue(&op.core).quantizes;
+        if !steps.iter().map(|step| step.of).eq(results.iter().copied()) {
+            return Err(call.refuse(format!("expected results {results:?} quantized once")));
+        }
+        let axis = steps[0].quantize.axis;
+        let kernel = format!("{entry}_quantize_{}", axis.name());
+        let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.format)).collect();
+        let shared_bytes = match flags.as_slice() {
+            &[flags] => mx::shared_bytes(rows, columns, flags),
+            // The tiles of all results lie there.
+            _ => results.len() as u32 * mx::BF16_TILE_BYTES,
+        };
+        let function = device.function(file, &kernel, shared_bytes)?;
+
+        let targets = steps.iter().map(|step| mx::outputs(call, axis, step.positions.start));
+        let targets: Vec<mx::Outputs> = targets.collect();
+        let mut arguments = self.inputs;
+        arguments.extend(results.iter().map(|&result| match op.position(result) {
+            Some(position) => call.output(position).argument(),
+            None => Argument::Pointer(DevicePtr(0)),
+        }));
+        arguments.extend(targets.iter().flat_map(|targets| targets.places));
+        arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
+        arguments.extend(flags.into_iter().map(Argument::U32));
+        arguments.push(mx::totals(device, results.len())?);
+        arguments.extend(targets.iter().map(|targets| targets.statistics));
+        arguments.extend(self.rest);
+        let ctas = mx::ctas(rows, columns);
+        Ok(Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments))
+    }
 }
 
 #[cfg(test)]
