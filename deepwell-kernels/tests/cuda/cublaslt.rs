@@ -60,7 +60,7 @@ fn the_library_is_preferred_where_it_may_and_can() {
     for (op, operands, architecture, libraries, expected) in [
         (&linear_op, &linear[..], hopper, &[CUBLASLT][..], "cublaslt_linear"),
         (&linear_op, &linear[..], blackwell, &[CUBLASLT], "cublaslt_linear"),
-        (&linear_op, &linear[..], hopper, &[], "cuda_bf16_gemm"),
+        (&linear_op, &linear[..], hopper, &[], "cuda_sm90_bf16_gemm"),
         (&linear_op, &linear[..], blackwell, &[], "cuda_sm100_bf16_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[CUBLASLT], "cublaslt_mx_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_mxfp8_gemm"),

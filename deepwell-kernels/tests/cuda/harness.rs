@@ -132,6 +132,8 @@ pub(crate) struct RunOptions<'a> {
     pub(crate) tile: Option<Tile>,
     /// Whether the vendor's library may be used.
     pub(crate) library: bool,
+    /// Bytes of scratch of a named kernel, where they are not what its spec says.
+    pub(crate) workspace_bytes: Option<usize>,
 }
 
 impl Default for RunOptions<'_> {
@@ -143,6 +145,7 @@ impl Default for RunOptions<'_> {
             kernel: None,
             tile: None,
             library: true,
+            workspace_bytes: None,
         }
     }
 }
@@ -356,7 +359,8 @@ impl Gpu {
             choice.tile = spec
                 .select_tile
                 .map(|select| options.tile.unwrap_or(select(&request, &target).tile));
-            choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
+            let planned = (spec.workspace_bytes)(&request, &target);
+            choice.workspace_bytes = options.workspace_bytes.unwrap_or(planned);
         }
         single.program(choice, target, 1)
     }

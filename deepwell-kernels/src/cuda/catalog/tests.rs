@@ -217,7 +217,7 @@ fn the_fastest_gemm_is_taken() {
         [Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a];
     for (op, architecture, libraries, expected) in [
         (linear(), hopper, library, "cublaslt_linear"),
-        (linear(), hopper, &[], "cuda_bf16_gemm"),
+        (linear(), hopper, &[], "cuda_sm90_bf16_gemm"),
         (linear(), blackwell, library, "cublaslt_linear"),
         (linear(), blackwell, &[], "cuda_sm100_bf16_gemm"),
         (linear(), consumer, &[], "cuda_bf16_gemm"),

@@ -6,6 +6,7 @@ mod cublaslt;
 pub mod oracle;
 mod sm100_bf16_gemm;
 mod sm100_bf16_gemm_fused;
+pub(crate) mod sm90_bf16;
 mod sm90_bf16_gemm;
 
 use super::OpKernels;

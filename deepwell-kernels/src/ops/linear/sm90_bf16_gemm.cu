@@ -1,7 +1,10 @@
 // The GEMMs of a linear layer of BF16 operands:
-//   linear:      out [M, N] = a [M, K] b [N, K]^T (+ bias [N])
-//   input_grad:  out [M, N] = a [M, K] b [K, N]
+//   linear:      out [M, N] = a [M, K] b [N, K]^T (+ bias [N]), in BF16 or, (+)=, in FP32
+//   input_grad:  out [M, N] = a [M, K] b [K, N], in BF16 or FP32
 //   weight_grad: out [M, N] (+)= a [K, M]^T b [K, N], in FP32
+//
+// An FP32 result may come in parts, out [parts, M, N], each the sum over as many stages of K: CTAs
+// that a result of few tiles would leave without work. sum_parts.cu adds them up.
 //
 // Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
 // cache. Warp specialized, see mma/sm90_bf16_tile.cuh. What lies outside of the operands reads as
@@ -18,16 +21,26 @@ using namespace sm90_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-// The tiles of the one result.
+// How a contraction is shared out.
+struct Parts {
+    int32 count;
+    int32 stages;  // of each but the last, which may have fewer
+};
+
+// The tiles of the one result, or of each part of it.
 template <typename S>
 class Tiles {
     PersistentTiles<S::kTileM, S::kTileN, 1, S::kDown> places_;
     int32 rows_;
     int32 stages_;
+    int32 part_stages_;
 
   public:
-    __device__ __forceinline__ Tiles(int32 rows, int32 columns, int32 k)
-        : places_(rows, columns), rows_(rows), stages_((k + kStageK - 1) / kStageK) {}
+    __device__ __forceinline__ Tiles(int32 rows, int32 columns, int32 k, Parts parts)
+        : places_(rows, columns, parts.count),
+          rows_(rows),
+          stages_((k + kStageK - 1) / kStageK),
+          part_stages_(parts.stages) {}
 
     __device__ __forceinline__ bool next(TileWork& work) {
         TilePlace place;
@@ -35,11 +48,12 @@ class Tiles {
             return false;
         }
         work.place = place;
+        const int32 first = places_.part() * part_stages_;
         work.end = rows_;
-        work.group = 0;
+        work.group = places_.part();
         work.b_row = place.column;
-        work.first_k = 0;
-        work.stages = stages_;
+        work.first_k = first * kStageK;
+        work.stages = min(stages_ - first, part_stages_);
         work.last_steps = kSteps;
         work.waves = S::kWaves;
         return true;
@@ -48,30 +62,35 @@ class Tiles {
 
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
-                                     const TileResult<Element>& result, int32 k) {
-    const Tiles<S> tiles(result.rows, result.columns, k);
+                                     const TileResult<Element>& result, int32 k, Parts parts) {
+    const Tiles<S> tiles(result.rows, result.columns, k, parts);
     multiply<S>(memory, a, b, tiles,
                 [&](const TileWork& work, uint32 row, const float(&sums)[S::kTileN / 2],
                     uint8* staged) ALWAYS_INLINE {
-                    store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
+                    TileResult<Element> part = result;
+                    part.data += static_cast<int64>(work.group) * result.rows * result.columns;
+                    store_wgmma_rows(part, work.place.row + row, work.place.column, sums, staged);
                 });
 }
 
 // K-major operands in boxes of 128 rows and 64 along K, MN-major ones in boxes of 64 by 64, both
-// swizzled by 128 bytes; bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32
-// result.
+// swizzled by 128 bytes; bias [n] or null, out [parts, m, n]; `accumulate` adds to what is in an
+// FP32 result. With several parts there is neither.
 #define BF16_GEMM(name, layout, waves, columns, down, Element)                                   \
     extern "C" __global__ void __cluster_dims__(down, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
-             int32 k, uint32 accumulate) {                                                       \
+             int32 k, uint32 accumulate, int32 parts, int32 part_stages) {                       \
         gemm<TileShape<layout, waves, columns, down>>(                                           \
-            a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
+            a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k,                      \
+            Parts{parts, part_stages});                                                          \
     }
 
 #define GEMMS(tile, waves, columns, down)                                                        \
     BF16_GEMM(sm90_bf16_gemm_linear_##tile, Layout::kRows, waves, columns, down, bf16)           \
+    BF16_GEMM(sm90_bf16_gemm_linear_f32_##tile, Layout::kRows, waves, columns, down, float)      \
     BF16_GEMM(sm90_bf16_gemm_input_grad_##tile, Layout::kMixed, waves, columns, down, bf16)      \
+    BF16_GEMM(sm90_bf16_gemm_input_grad_f32_##tile, Layout::kMixed, waves, columns, down, float) \
     BF16_GEMM(sm90_bf16_gemm_weight_grad_##tile, Layout::kColumns, waves, columns, down, float)
 
 GEMMS(128x128, 1, 128, 1)
