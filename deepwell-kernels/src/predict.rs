@@ -95,18 +95,29 @@ impl Rates {
     /// The roofline time of a request whose arithmetic reaches `share` of the unit's peak, and a
     /// launch.
     pub(crate) fn roofline_s(&self, request: &KernelRequest<'_>, share: f64) -> f64 {
-        let shapes: Vec<Vec<usize>> =
-            request.operands.iter().map(|operand| operand.shape.clone()).collect();
         let dtypes: Vec<DType> = request.operands.iter().map(|operand| operand.dtype).collect();
-        let rule = request.op.rule();
-        let math_s = rule.flops(&shapes) as f64 / (share * self.flops_per_s(rule.unit(&dtypes)));
+        let unit = request.op.rule().unit(&dtypes);
+        let math_s = flops(request) / (share * self.flops_per_s(unit));
         math_s.max(self.bytes_s(bytes(request))) + self.launch_s
+    }
+
+    /// The same of the GEMM of a request whose operands are BF16 by then, of twice the bytes at
+    /// most.
+    pub(crate) fn bf16_gemm_s(&self, request: &KernelRequest<'_>, share: f64) -> f64 {
+        let math_s = flops(request) / (share * self.bf16_flops_per_s);
+        math_s.max(self.bytes_s(2.0 * bytes(request))) + self.launch_s
     }
 
     /// Seconds of a launch.
     pub(crate) fn launch_s(&self) -> f64 {
         self.launch_s
     }
+}
+
+fn flops(request: &KernelRequest<'_>) -> f64 {
+    let shapes: Vec<Vec<usize>> =
+        request.operands.iter().map(|operand| operand.shape.clone()).collect();
+    request.op.rule().flops(&shapes) as f64
 }
 
 /// Bytes of all operands, each once.

@@ -36,15 +36,17 @@ enum class Layout {
 };
 
 // Tiles of 128 rows for each wave. `kByWaves`: a tile may have one wave of two. `kCtasDown`: CTAs
-// of a cluster. A multiple of 16 along K is multiplied.
+// of a cluster. A multiple of 16 along K is multiplied, which ends within a stage where operands
+// are MN-major or `kByGroups`: another group's elements follow.
 template <Layout kOperands, int kWavesOfTile, int kColumns, int kCtasDown = 1,
-          bool kByWaves = false>
+          bool kByWaves = false, bool kByGroups = false>
 struct TileShape {
     static constexpr Layout kLayout = kOperands;
     static constexpr int kWaves = kWavesOfTile;
     static constexpr int kDown = kCtasDown;
     static constexpr int kClusterCtas = kDown;
     static constexpr bool kMayBeOneWave = kByWaves;
+    static constexpr bool kEndsEarly = kLayout == Layout::kColumns || kByGroups;
     static constexpr int kTileM = kWaves * kWaveM;
     static constexpr int kTileN = kColumns;
     static constexpr int kCopiedN = kTileN / kDown;  // columns of b that a CTA copies
@@ -147,7 +149,7 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
         const uint32 a = stage_operands + consumer * kPartBytes;
         const uint32 b = stage_operands + S::kABytes;
         wgmma_fence();
-        if (S::kLayout != Layout::kColumns || i + 1 < work.stages || work.last_steps == kSteps) {
+        if (!S::kEndsEarly || i + 1 < work.stages || work.last_steps == kSteps) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

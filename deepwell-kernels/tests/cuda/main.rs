@@ -53,6 +53,8 @@ mod compare;
 mod cublaslt;
 #[path = "../../src/ops/dequantize/tests/cuda.rs"]
 mod dequantize;
+#[path = "../../src/ops/scaled_gemm/tests/dequantized_gemm.rs"]
+mod dequantized_gemm;
 mod device;
 #[path = "../../src/ops/dispatch/tests/cuda.rs"]
 mod dispatch;

@@ -87,6 +87,13 @@ impl MxMatrix {
     }
 }
 
+impl MxMatrix {
+    /// Elements, and scales by rows.
+    pub(crate) fn to_bytes(&self) -> (Vec<u8>, Vec<u8>) {
+        (self.data.bytes.clone(), self.plain_scales.clone())
+    }
+}
+
 /// Scales of data `[rows, k]` as programs have them.
 pub(crate) fn tiled(rows: usize, k: usize, plain: &[u8]) -> Vec<u8> {
     let blocks = k.div_ceil(BLOCK);

@@ -222,8 +222,9 @@ fn the_fastest_gemm_is_taken() {
         (linear(), blackwell, &[], "cuda_sm100_bf16_gemm"),
         (linear(), consumer, &[], "cuda_bf16_gemm"),
         (mx(wide), hopper, library, "cublaslt_mx_gemm"),
-        (mx(wide), hopper, &[], "cuda_mxfp8_gemm"),
-        (mx(fine), hopper, library, "cuda_mxfp8_gemm"),
+        (mx(wide), hopper, &[], "cuda_sm90_dequantized_mxfp8_gemm"),
+        (mx(fine), hopper, library, "cublaslt_dequantized_mx_gemm"),
+        (mx(fine), hopper, &[], "cuda_sm90_dequantized_mxfp8_gemm"),
         (mx(fine), blackwell, library, "cuda_sm100_mxfp8_gemm"),
         (mx(fine), consumer, &[], "cuda_sm120_mxfp8_gemm"),
     ] {
@@ -241,6 +242,9 @@ fn the_fastest_gemm_is_taken() {
             };
             let target = cuda_target(architecture, sms, libraries);
             let what = format!("{} {m},{n},{k} on {target:?}", op.name());
+            // Launches before and behind a GEMM take longer than a small one.
+            let is_small = m < 1024 && expected.contains("dequantized");
+            let expected = if is_small { "cuda_mxfp8_gemm" } else { expected };
             assert_eq!(chosen(&op, &inputs, &target).unwrap(), expected, "{what}");
         }
     }

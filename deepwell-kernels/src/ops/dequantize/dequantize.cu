@@ -8,6 +8,7 @@
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/e8m0.cuh"
+#include "layout/mx_value.cuh"
 #include "layout/scale_tile.cuh"
 
 constexpr int kThreads = 256;
@@ -17,14 +18,6 @@ constexpr uint32 kVectors = kTile / kVector;   // of a row of a tile
 constexpr uint32 kScaleElements = 32;        // elements of a scale
 
 static_assert(kThreads == kTile * kVectors);
-
-__device__ __forceinline__ float e4m3_to_f32(uint32 code) {
-    const uint32 magnitude = code & 0x7f;
-    const uint32 sign = (code & 0x80) << 24;
-    // Exponent and fraction lie where those of an FP32 do; the biases differ by 120.
-    const float scaled = __uint_as_float(sign | magnitude << 20) * 0x1p120f;
-    return magnitude == 0x7f ? __uint_as_float(0x7fc00000u) : scaled;
-}
 
 __device__ __forceinline__ void store(bf16* place, float value) {
     *place = to_bf16(value);

@@ -6,6 +6,7 @@ pub mod cpu;
 mod mxfp8_grouped_gemm;
 pub mod oracle;
 mod sm100_grouped_gemm;
+mod sm90_dequantized_grouped_gemm;
 mod sm90_grouped_gemm;
 mod sm90_grouped_gemm_bf16;
 
@@ -29,5 +30,6 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm100_grouped_gemm::SPECS,
         sm90_grouped_gemm::SPECS,
         sm90_grouped_gemm_bf16::SPECS,
+        sm90_dequantized_grouped_gemm::SPECS,
     ],
 };

@@ -35,7 +35,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else { return None };
     let data = request.operands[0].dtype;
     if data != DType::E4m3 {

@@ -4,7 +4,8 @@
 // fprop: out [R, N] = a [R, K] b[e] [N, K]^T. dgrad: out [R, N] = a [R, K] b[e] [K, N]. Both are
 // zero from the last offset on.
 // wgrad: out[e] [M, N] (+)= a [R, M]^T b [R, N] over the rows of group e, multiples of 16; of a
-// group without any, zero, or left as it is where results are added to what is there.
+// group without any, zero, or left as it is where results are added to what is there. Where
+// operands are K-major, it is a [M, R] b [N, R]^T.
 //
 // Static persistent and warp specialized, see scheduler/grouped_tiles.cuh and
 // mma/sm90_bf16_tile.cuh. A tile has up to 256 rows of a group. What lies outside of the operands
@@ -21,8 +22,8 @@ using namespace sm90_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <Layout kLayout>
-using Shape = TileShape<kLayout, 2, kTileN, 1, true>;
+template <Layout kLayout, bool kByGroups = false>
+using Shape = TileShape<kLayout, 2, kTileN, 1, true, kByGroups>;
 
 constexpr int kTileM = Shape<Layout::kRows>::kTileM;
 
@@ -81,6 +82,7 @@ class ResultTiles {
             return false;
         }
         work = work_of(tile);
+        work.b_row = tile.place.column;
         work.first_k = offsets_[tile.group];
         const int32 steps = (offsets_[tile.group + 1] - work.first_k) / kStepK;
         work.stages = (steps + kSteps - 1) / kSteps;
@@ -121,6 +123,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     rows_gemm<Layout::kStack>(a, b, offsets, out, groups, rows, columns, k);
 }
 
+template <typename S>
+__device__ __forceinline__ void weights_gemm(const TensorMap& a, const TensorMap& b,
+                                             const int32* offsets, float* out, int32 groups,
+                                             int32 rows, int32 columns, bool accumulate) {
+    const ResultTiles tiles(offsets, groups, rows, columns);
+    multiply<S>(
+        memory, a, b, tiles,
+        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
+            if (accumulate && work.stages == 0) {
+                return;
+            }
+            float* of_group = out + static_cast<int64>(work.group) * rows * columns;
+            const TileResult<float> result{of_group, nullptr, work.end, columns, accumulate};
+            store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
+        });
+}
+
 // a [R, rows] and b [R, columns] in boxes of 64 by 64, swizzled by 128 bytes; offsets [groups + 1],
 // out [groups, rows, columns], added to where `accumulate` is not zero.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -128,15 +147,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                  const __grid_constant__ TensorMap b,
                                  const int32* __restrict__ offsets, float* __restrict__ out,
                                  int32 groups, int32 rows, int32 columns, uint32 accumulate) {
-    const ResultTiles tiles(offsets, groups, rows, columns);
-    multiply<Shape<Layout::kColumns>>(
-        memory, a, b, tiles,
-        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
-            if (accumulate != 0 && work.stages == 0) {
-                return;
-            }
-            float* of_group = out + static_cast<int64>(work.group) * rows * columns;
-            const TileResult<float> result{of_group, nullptr, work.end, columns, accumulate != 0};
-            store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
-        });
+    weights_gemm<Shape<Layout::kColumns>>(a, b, offsets, out, groups, rows, columns,
+                                          accumulate != 0);
+}
+
+// The same, but a [rows, R] and b [columns, R], in boxes of 128 rows and 64 columns.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    sm90_grouped_gemm_bf16_wgrad_k_major(const __grid_constant__ TensorMap a,
+                                         const __grid_constant__ TensorMap b,
+                                         const int32* __restrict__ offsets,
+                                         float* __restrict__ out, int32 groups, int32 rows,
+                                         int32 columns, uint32 accumulate) {
+    weights_gemm<Shape<Layout::kRows, true>>(a, b, offsets, out, groups, rows, columns,
+                                             accumulate != 0);
 }

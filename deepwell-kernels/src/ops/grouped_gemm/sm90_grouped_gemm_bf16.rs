@@ -6,7 +6,9 @@ use deepwell_ir::{GemmKind, KernelRequest, Op};
 
 use super::sm90_grouped_gemm::{BOX_ROWS, Sizes};
 use crate::KernelError;
-use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
+use crate::cuda::driver::{
+    Argument, Launch, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
 use crate::cuda::launch::gemm::{extents_fit, not_empty};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::launch::tcgen05::{Operands, k_major_boxes, mn_major_boxes};
@@ -26,10 +28,10 @@ const SHARED_BYTES: u32 =
 /// Elements by which rows of operands are apart, as tensor copies need.
 const WIDTH: usize = 8;
 /// Along K of one wgmma: a group has a multiple of it, where its rows are the contraction.
-const STEP_K: usize = 16;
+pub(super) const STEP_K: usize = 16;
 /// Share of the BF16 peak that it reaches: 45 to 69 % on an H200 with experts of ordinary size
 /// (`benchmarks/grouped_gemm_2026-11-23.md`).
-const SHARE: f64 = 0.6;
+pub(super) const SHARE: f64 = 0.6;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm90_bf16_grouped_gemm",
@@ -113,33 +115,56 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         GemmKind::Dgrad => [k_major_boxes(&a, Operands::Bf16, BOX_ROWS), stack_boxes(&b)],
         GemmKind::Wgrad => [mn_major_boxes(&a, Operands::Bf16), mn_major_boxes(&b, Operands::Bf16)],
     };
-    let name = format!("sm90_grouped_gemm_bf16_{name}");
-    let function = device.function("sm90_grouped_gemm_bf16", &name, SHARED_BYTES)?;
-    let mut arguments = Vec::with_capacity(9);
-    for boxes in boxes {
-        arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+    let maps = [device.tensor_map(&boxes[0])?, device.tensor_map(&boxes[1])?];
+    let gemm = Gemm { kind, name, sizes, groups: grouped.groups, maps };
+    let offsets = call.input(2);
+    Ok(vec![gemm.step(device, &offsets, &out, call.accumulate())?])
+}
+
+/// One of the kernels' GEMMs.
+pub(super) struct Gemm {
+    pub(super) kind: GemmKind,
+    /// `fprop`, `dgrad`, `wgrad` or `wgrad_k_major`.
+    pub(super) name: &'static str,
+    pub(super) sizes: Sizes,
+    pub(super) groups: usize,
+    pub(super) maps: [TensorMap; 2],
+}
+
+impl Gemm {
+    pub(super) fn step(
+        self,
+        device: &mut Device<'_>,
+        offsets: &DeviceTensor,
+        out: &DeviceTensor,
+        accumulate: bool,
+    ) -> Result<Step, KernelError> {
+        let Gemm { kind, name, sizes, groups, maps } = self;
+        let name = format!("sm90_grouped_gemm_bf16_{name}");
+        let function = device.function("sm90_grouped_gemm_bf16", &name, SHARED_BYTES)?;
+        let mut arguments = maps.map(Argument::TensorMap).to_vec();
+        arguments.extend([
+            offsets.argument(),
+            out.argument(),
+            Argument::I32(groups as i32),
+            Argument::I32(sizes.rows as i32),
+            Argument::I32(sizes.columns as i32),
+        ]);
+        arguments.push(match kind {
+            GemmKind::Wgrad => Argument::U32(accumulate.into()),
+            _ => Argument::I32(sizes.k as i32),
+        });
+        let ctas = sizes.tiles_max(kind, groups).min(device.sm_count() as usize);
+        Ok(Step::Launch(Launch {
+            function,
+            grid: [ctas as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            cluster: [1, 1, 1],
+            shared_bytes: SHARED_BYTES,
+            programmatic: false,
+            arguments,
+        }))
     }
-    arguments.extend([
-        call.input(2).argument(),
-        out.argument(),
-        Argument::I32(grouped.groups as i32),
-        Argument::I32(sizes.rows as i32),
-        Argument::I32(sizes.columns as i32),
-    ]);
-    arguments.push(match kind {
-        GemmKind::Wgrad => Argument::U32(call.accumulate().into()),
-        _ => Argument::I32(sizes.k as i32),
-    });
-    let ctas = sizes.tiles_max(kind, grouped.groups).min(device.sm_count() as usize);
-    Ok(vec![Step::Launch(Launch {
-        function,
-        grid: [ctas as u32, 1, 1],
-        block: [THREADS, 1, 1],
-        cluster: [1, 1, 1],
-        shared_bytes: SHARED_BYTES,
-        programmatic: false,
-        arguments,
-    })])
 }
 
 #[cfg(test)]

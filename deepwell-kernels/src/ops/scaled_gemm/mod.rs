@@ -2,6 +2,8 @@
 
 mod cpu;
 mod cublaslt;
+pub(crate) mod dequantize_operands;
+mod dequantized_gemm;
 mod expand_scales;
 mod mxfp8_gemm;
 pub mod nvfp4;
@@ -18,6 +20,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[CpuKernel::new("scaled_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],
     cuda: &[
         cublaslt::SPECS,
+        dequantized_gemm::SPECS,
         sm100_mxfp8_gemm::SPECS,
         sm100_mxfp8_gemm_fused::SPECS,
         sm120_mxfp8_gemm::SPECS,

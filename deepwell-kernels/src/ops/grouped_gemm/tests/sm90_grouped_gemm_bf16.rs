@@ -2,10 +2,14 @@
 
 use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::ops::grouped_gemm::oracle;
+use deepwell_precision::QuantFormat;
 
 use crate::compare::assert_close;
+use crate::dequantized_gemm::GROUPED;
 use crate::gemm_operands::{Kind, gemm_tolerance};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
+use crate::mx::MxKind;
+use crate::mxfp8_grouped_gemm::{Case, check_hard};
 use crate::sm90_grouped_gemm::{Groups, Row, open};
 
 const KERNEL: &str = "cuda_sm90_bf16_grouped_gemm";
@@ -110,6 +114,13 @@ fn exact_sums_of_groups() {
     check(&mut gpu, &groups, Kind::Integers);
 }
 
+trial!(dequantized_operands_of_groups);
+/// The same kernels, and the gradient of K-major operands, on MXFP8 of any granularity.
+fn dequantized_operands_of_groups() {
+    let mut gpu = open();
+    check_hard(&mut gpu, GROUPED, None, [[40, 96], [32, 48], [33, 40], [36, 160]], 32);
+}
+
 trial!(rows_of_a_group_stay_its_own);
 /// NaN and infinity in the rows and the matrix of one group reach no other, though tiles read
 /// across the ends of groups and of matrices.
@@ -162,5 +173,16 @@ fn rows_of_a_group_stay_its_own() {
 emulated! {
     sm90_grouped_gemm_bf16 on Sm90a: |gpu| {
         check(gpu, &Groups::new(32, &[290, 0, 330], 32, (264, 264)), Kind::Uniform);
+        // Operands of the gradient along their rows.
+        Case {
+            groups: &[320, 0, 352],
+            behind: 32,
+            sizes: [264, 264],
+            spec: QuantFormat::MXFP8,
+            kind: MxKind::Even,
+            kernel: GROUPED,
+            tile: None,
+        }
+        .check(gpu);
     }
 }
