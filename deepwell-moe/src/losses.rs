@@ -237,7 +237,7 @@ mod tests {
         let logits: Vec<f64> = varied(5 * 6, 17).iter().map(|x| 2.0 * x).collect();
         let routing = route(&router, &logits, None).unwrap();
         let chosen: Vec<i32> = routing.experts().iter().map(|&expert| expert as i32).collect();
-        let op = RouterLoss { score: RouteScore::Sigmoid, balance: 0.3, z: 0.2 };
+        let op = RouterLoss { score: RouteScore::Sigmoid, balance: 0.3, z: 0.2, ranks: 1 };
         let both = router_losses(&op, &logits, 6, &chosen, 2).unwrap();
         let (balance, z) = (load_balancing_loss(&routing, 0.3), z_loss(&logits, 6, 0.2).unwrap());
         assert!((both.loss - balance.loss - z.loss).abs() < 1e-14);
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn collapse_is_seen_in_each_layer() {
         let (experts, top_k, tokens) = (8, 2, 16);
-        let op = RouterLoss { score: RouteScore::Softmax, balance: 1.0, z: 0.0 };
+        let op = RouterLoss { score: RouteScore::Softmax, balance: 1.0, z: 0.0, ranks: 1 };
         let (mut all_logits, mut all_chosen) = (Vec::new(), Vec::new());
         for layer in 0..4 {
             let is_own = |expert: usize| expert / 2 == layer;

@@ -49,7 +49,7 @@ pub fn with_router_training(graph: &Graph, training: &RouterTraining) -> Result<
         routers += 1;
         if has_losses {
             let (balance, z) = (training.balance, training.z);
-            let op = RouterLoss { score: route.score, balance, z };
+            let op = RouterLoss { score: route.score, balance, z, ranks: 1 };
             let inputs = [node.inputs[0], node.outputs[1], targets, loss_scale];
             let name = format!("{}.loss", node.name);
             let added = result.node_beside(&node, &name, op, &inputs, Some(loss))?;

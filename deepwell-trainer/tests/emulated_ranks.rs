@@ -359,6 +359,14 @@ fn mixture() -> (Graph, usize) {
     (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
 }
 
+trial!(tensor_ranks_of_mixtures_train_as_on_the_cpu);
+/// Routers with losses, of all tokens of a micro-batch.
+fn tensor_ranks_of_mixtures_train_as_on_the_cpu() {
+    need_kernels((9, 0));
+    let split = Parallel { tensor: 2, ..Parallel::data(1) };
+    check_ranks(&mixture(), split, &PrecisionPolicy::bf16());
+}
+
 trial!(expert_ranks_on_emulated_gpus_train_as_on_the_cpu);
 /// Rows go to the ranks that have their experts, and come back.
 fn expert_ranks_on_emulated_gpus_train_as_on_the_cpu() {

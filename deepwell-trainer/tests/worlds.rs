@@ -17,8 +17,9 @@ use std::time::Duration;
 use bytemuck::cast_slice_mut;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{DType, Graph, MemoryKind, ProcessGroup, Split};
+use deepwell_ir::{DType, Graph, MemoryKind, ProcessGroup, Split, ValueId};
 use deepwell_kernels::{Exchange, InProcess};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_precision::random::split_mix64;
@@ -62,7 +63,14 @@ fn model(name: &str) -> Graph {
         },
         _ => LlamaConfig { num_layers, num_heads: 4, num_kv_heads: 4, ..preset("moe-micro") },
     };
-    capture(&config).unwrap()
+    let graph = capture(&config).unwrap();
+    match name {
+        "balanced" => {
+            let training = RouterTraining { balance: 0.05, z: 0.01, capacity_factor: None };
+            with_router_training(&graph, &training).unwrap()
+        }
+        _ => graph,
+    }
 }
 
 fn hardware() -> Hardware {
@@ -88,6 +96,8 @@ enum Fault {
     NoSum(&'static str),
     /// Gradients that tensor-parallel ranks have parts of are not summed.
     NoGradientSum,
+    /// Whose experts tokens chose is what the first rank's chose, for the losses of routers.
+    ChoicesOfFirst,
     /// What the first rank gives counts for the whole group.
     NormOfFirst(&'static str),
     /// What goes around a ring is lost.
@@ -123,6 +133,11 @@ impl Fault {
                 if group == ProcessGroup::TENSOR =>
             {
                 output.copy_from_slice(input);
+            }
+            (Fault::ChoicesOfFirst, CollectiveKind::AllGather)
+                if group == ProcessGroup::TENSOR && exchange.dtype == DType::I32 =>
+            {
+                first_for_all(input, output);
             }
             (Fault::NormOfFirst(name), CollectiveKind::AllGather)
                 if group == name && exchange.dtype == DType::U64 =>
@@ -168,9 +183,12 @@ fn parts(engine: &mut Engine, parallel: Parallel, moments: bool) -> Result<Vec<P
     let mut parts = Vec::new();
     for state in &program.parameters {
         let id = if moments { state.first_moment } else { Some(state.master) };
-        let Some(id) = id.filter(|&id| program.value(id).memory != MemoryKind::Activations) else {
-            continue;
+        // Others are there in slices, and copies in BF16.
+        let is_whole = |id: &ValueId| {
+            let value = program.value(*id);
+            value.memory != MemoryKind::Activations && value.dtype == DType::F32
         };
+        let Some(id) = id.filter(is_whole) else { continue };
         let value = program.value(id);
         let mut values = vec![0f32; value.elements()];
         engine.read_value(id, cast_slice_mut(&mut values))?;
@@ -420,6 +438,22 @@ fn mixtures_train_as_one_rank_does() {
     );
 }
 
+/// The losses of routers are of all tokens of a micro-batch, of which tensor-parallel ranks have a
+/// part each.
+#[test]
+fn balanced_mixtures_train_as_one_rank_does() {
+    let with =
+        |data: Parallel, tensor, pipeline, expert| Parallel { tensor, pipeline, expert, ..data };
+    check(
+        "balanced",
+        "bf16",
+        &[
+            (with(data(1, 0), 4, 1, 1), Bound::Controls),
+            (with(data(2, 1), 2, 2, 2), Bound::Controls),
+        ],
+    );
+}
+
 /// Ranks that have a part of each sequence, alone, beside ranks with sequences of their own, in
 /// stages and with tensor-parallel ranks.
 #[test]
@@ -466,4 +500,10 @@ fn planted_faults_are_beyond_the_bound() {
             "{parallel}, {fault:?}: `{what}` not among {beyond:?}"
         );
     }
+    let graph = model("balanced");
+    let alone = train(&graph, &options("f32", single()), Fault::None, 2);
+    let split = Parallel { tensor: 2, ..single() };
+    let beyond = beyond(&graph, ("f32", split), Fault::ChoicesOfFirst, (2, &alone));
+    let what = "gradient of model.layers.0.mlp.gate";
+    assert!(beyond.iter().any(|(name, ..)| name.contains(what)), "{beyond:?}");
 }

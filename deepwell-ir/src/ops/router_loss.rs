@@ -27,6 +27,18 @@ pub struct RouterLoss {
     pub balance: f64,
     /// Coefficient of the z-loss.
     pub z: f64,
+    /// Ranks that each compute it of the same tokens, and then add up the gradients of the logits:
+    /// each gives its part of them. The loss counts whole on each.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ranks: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(ranks: &u32) -> bool {
+    *ranks == 1
 }
 
 fn check<'a>(op: &RouterLoss, inputs: &'a [TensorType]) -> Result<Check<'a>, OpError> {
@@ -47,6 +59,9 @@ fn check<'a>(op: &RouterLoss, inputs: &'a [TensorType]) -> Result<Check<'a>, OpE
             return Err(check.error("finite coefficients of at least 0", got));
         }
     }
+    if op.ranks == 0 {
+        return Err(check.error("at least 1 rank", "0"));
+    }
     Ok(check)
 }
 
@@ -56,7 +71,8 @@ impl OpRule for RouterLoss {
     }
 
     fn attributes(&self) -> String {
-        format!("balance={} z={}", self.balance, self.z)
+        let ranks = if self.ranks == 1 { String::new() } else { format!(" ranks={}", self.ranks) };
+        format!("balance={} z={}{ranks}", self.balance, self.z)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {

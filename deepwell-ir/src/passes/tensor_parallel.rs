@@ -17,8 +17,8 @@ use std::collections::HashMap;
 
 use crate::ops::{
     AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind, Linear,
-    Reduction, Rope, VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelSums,
-    VocabSlice,
+    Reduction, Rope, RouterLoss, VocabParallelCrossEntropy, VocabParallelEmbedding,
+    VocabParallelSums, VocabSlice,
 };
 use crate::{
     Dim, Graph, GroupId, IrError, Node, Op, Split, SplitOver, Stage, TensorId, TensorKind,
@@ -259,12 +259,7 @@ impl<'a> Splitter<'a> {
             Op::Attention(op) => self.attention(node, op),
             Op::Gelu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
             Op::LinearCrossEntropy(_) => self.head(node),
-            Op::RouterLoss(_) => {
-                let what = "the balance of experts is one of all tokens of a micro-batch, of which \
-                            each rank has a part\n\
-                            hint: take 0 for the routers' losses, or data-parallel ranks";
-                Err(self.refuse(&node.name, what))
-            }
+            Op::RouterLoss(op) => self.router_loss(node, op),
             op => {
                 let what = format!(
                     "op `{}` cannot be split yet\nhint: take data-parallel ranks",
@@ -353,6 +348,19 @@ impl<'a> Splitter<'a> {
         let inputs = (0..node.inputs.len()).map(|index| self.input(node, index, layout));
         let inputs = inputs.collect::<Result<Vec<TensorId>, IrError>>()?;
         self.replace(node, node.op.clone(), &inputs, layout)
+    }
+
+    /// Of all tokens of a micro-batch, on each rank: the balance of experts is one of them all. The
+    /// gradient of what is gathered is a sum over the ranks, to which each gives its part.
+    fn router_loss(&mut self, node: &Node, op: &RouterLoss) -> Result<(), IrError> {
+        let [logits, chosen] = [0, 1].map(|index| self.input(node, index, Layout::Rows));
+        let (logits, chosen) = (self.gather(node, logits?)?, self.gather(node, chosen?)?);
+        let [targets, scale] = [2, 3].map(|index| self.made[&node.inputs[index]].0);
+        let op = RouterLoss { ranks: self.rank.ranks as u32, ..op.clone() };
+        let (inputs, loss) = ([logits, chosen, targets, scale], self.result.loss);
+        let new = self.result.node_beside(node, &node.name, op, &inputs, loss)?;
+        self.result.nodes.push(new);
+        Ok(())
     }
 
     fn head(&mut self, node: &Node) -> Result<(), IrError> {

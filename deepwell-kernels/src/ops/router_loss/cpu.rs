@@ -41,8 +41,9 @@ pub fn router_loss(
     let before = if accumulate { f64::from(*loss) } else { 0.0 };
     *loss = (before + share * own.loss) as f32;
     if let Some(dlogits) = dlogits {
+        let of_rank = share / f64::from(op.ranks);
         for (target, own) in dlogits.iter_mut().zip(own.dlogits) {
-            *target = (share * f64::from(own)) as f32;
+            *target = (of_rank * f64::from(own)) as f32;
         }
     }
     Ok(())
@@ -83,7 +84,7 @@ mod tests {
     /// without targets do not count.
     #[test]
     fn micro_batches_are_averaged() {
-        let op = RouterLoss { score: RouteScore::Softmax, balance: 0.1, z: 0.01 };
+        let op = RouterLoss { score: RouteScore::Softmax, balance: 0.1, z: 0.01, ranks: 1 };
         let (experts, top_k, tokens) = (4, 2, 6);
         let logits: Vec<f32> = Random::new(1).normals(tokens * experts);
         let chosen: Vec<i32> = (0..tokens).flat_map(|token| [token as i32 % 4, 3]).collect();

@@ -105,6 +105,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U64(balance.to_bits()),
         Argument::U64(z.to_bits()),
         number(counting),
+        Argument::U32(op.ranks),
         Argument::U32(call.accumulate().into()),
     ];
     Ok(vec![

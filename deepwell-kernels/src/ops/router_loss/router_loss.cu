@@ -6,6 +6,7 @@
 // with weight[e] = balance * E / (T * T * K) * count[e], the pairs that chose an expert; p the
 // probability of an expert for a token, which of sigmoid scores is their part of the token's sum;
 // lse the logarithm of the sum of a token's exponentials; share = loss_scale * targets that count.
+// The gradient is divided by the ranks that compute it of the same tokens and add theirs up.
 //
 // `router_loss_count` counts, some CTAs a part each; `router_loss` adds the parts up in every CTA,
 // takes a warp for each token, and the last CTA joins the losses in order.
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                 float* loss, float* __restrict__ dlogits, const uint32* __restrict__ counts,
                 double* partials, uint32* arrivals, uint32 tokens, uint32 experts,
                 uint32 is_sigmoid, uint64 balance_bits, uint64 z_bits, uint32 counting_ctas,
-                uint32 accumulate) {
+                uint32 ranks, uint32 accumulate) {
     const double balance = __longlong_as_double(balance_bits);
     const double z = __longlong_as_double(z_bits);
     const uint32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -81,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         weights[expert] = balance * count(expert);
     }
     const double share = double{*loss_scale} * count(experts);
+    const double of_rank = share / ranks;
     __syncthreads();
 
     double own_loss = 0.0;
@@ -110,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             const double score = of_balance[expert], d = weights[expert] - weighted;
             const double of_scores = is_sigmoid ? d / sum * score * (1.0 - score) : score * d;
             const double of_z = 2.0 * z * log_sum * probabilities[expert];
-            dlogits[first + expert] = static_cast<float>(share * (of_scores + of_z));
+            dlogits[first + expert] = static_cast<float>(of_rank * (of_scores + of_z));
         }
     }
     const double of_cta = sum_over_cta<kWarps>(lane == 0 ? own_loss : 0.0);

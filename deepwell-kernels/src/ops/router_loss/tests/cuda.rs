@@ -11,7 +11,8 @@ use crate::mixture::{Choice, HARD, Mixture};
 fn check(gpu: &mut Gpu, score: RouteScore, mixture: Mixture, accumulate: bool) {
     let Mixture { tokens, experts, top_k, .. } = mixture;
     let what = format!("{score:?} {mixture:?}, accumulate {accumulate}");
-    let op = RouterLoss { score, balance: 0.3, z: 0.02 };
+    let ranks = 1 + tokens as u32 % 3;
+    let op = RouterLoss { score, balance: 0.3, z: 0.02, ranks };
     let logits = uniform(tokens * experts, 1, 4.0);
     let (chosen, loss_scale, before) = (mixture.chosen(), 0.013, 1.75);
     let target = |token: usize| if token % 5 == 3 { IGNORED_TARGET } else { token as i32 };
