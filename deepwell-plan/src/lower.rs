@@ -199,6 +199,8 @@ struct Lowering<'a> {
     shards: Vec<Shard>,
     /// The buckets of the shards.
     shared: Vec<shard::Bucket>,
+    /// The weight copies that are gathered, of casts of slices.
+    gathered_copies: HashSet<TensorId>,
     /// Which of them come and go.
     passing: passing::Passing,
     /// Whether exchanges run beside what computes.
@@ -242,6 +244,7 @@ impl<'a> Lowering<'a> {
             decays,
             shards: Vec::new(),
             shared: Vec::new(),
+            gathered_copies: HashSet::new(),
             passing: passing::Passing::default(),
             overlaps: false,
             early: early_sums::EarlySums::default(),

@@ -101,7 +101,10 @@ fn exchange_of(program: &Program, phase: Phase, tensor: &str) -> usize {
 /// The calls of a layer in a phase that compute.
 fn computing(program: &Program, phase: Phase, layer: usize) -> Vec<usize> {
     let layer = Some(layer as u32);
-    let is_its = |call: &Call| !is_exchange(call) && (call.phase, call.layer) == (phase, layer);
+    let is_cast = |call: &Call| call.name.starts_with("cast.shard");
+    let is_its = |call: &Call| {
+        !is_exchange(call) && !is_cast(call) && (call.phase, call.layer) == (phase, layer)
+    };
     (0..program.calls.len()).filter(|&at| is_its(&program.calls[at])).collect()
 }
 
@@ -150,7 +153,7 @@ fn weights_are_gathered_one_layer_ahead() {
             let earlier = computing(&program, Phase::Forward, layer - 2);
             assert!(earlier.iter().all(|&call| order.is_before(call, gather)), "layer {layer}");
         }
-        let again = gathered(layer - 1, ".again", Phase::Backward);
+        let again = gathered(layer - 1, ".bf16.again", Phase::Backward);
         let before = computing(&program, Phase::Backward, layer);
         assert!(before.iter().any(|&call| beside(&order, again, call)), "layer {layer}, backward");
     }
@@ -163,11 +166,11 @@ fn memory_grows_by_a_layer() {
         let [beside, in_turns] = [true, false].map(|overlaps| lowered(zero, 1, overlaps));
         let layer: usize = (in_turns.parameters.iter())
             .filter(|state| state.name.starts_with("model.layers.0."))
-            .map(|state| in_turns.value(state.master).range.bytes)
+            .map(|state| in_turns.value(state.master).elements() * size_of::<f32>())
             .sum();
         let grown = beside.arena.transient_bytes() as i64 - in_turns.arena.transient_bytes() as i64;
-        // A layer's gradients in FP32, its masters, and the copies in BF16.
-        assert!(grown <= 3 * layer as i64, "ZeRO {zero}: {grown} over {layer}");
+        // A layer's gradients in FP32, its copies in BF16, and the slice that they are gathered of.
+        assert!(grown <= 5 * layer as i64 / 2, "ZeRO {zero}: {grown} over {layer}");
     }
 }
 

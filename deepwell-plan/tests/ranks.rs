@@ -188,8 +188,8 @@ fn shared_state_takes_its_part_of_the_memory() {
     for ranks in [2, 3, 4, 7] {
         let (whole, shared) = (lowered(ranks), shared(ranks));
         assert!(shared.shards.len() > 1);
-        // What fills slices up: less than 16 elements a rank and bucket, in three columns.
-        let filling = 3 * shared.shards.len() * 16 * size_of::<f32>();
+        // What fills slices up: less than 32 elements a rank and bucket, in three columns.
+        let filling = 3 * shared.shards.len() * 32 * size_of::<f32>();
         let scalars = 24;
         let optimizer = bytes_of(&whole, MemoryKind::Optimizer) - scalars;
         let got = bytes_of(&shared, MemoryKind::Optimizer) - scalars;

@@ -143,10 +143,12 @@ fn slices_of_gradients_and_weights_train_as_whole_ones_do() {
 fn planted_faults_are_seen() {
     for (zero, left_out) in [
         (2, "reduce_scatter.gradients.1"),
-        (2, "all_gather.masters.1"),
+        (2, "all_gather.weights.1"),
+        (2, "cast.shard.1"),
         (3, "reduce_scatter.gradients.1"),
-        (3, "all_gather.masters.1"),
-        (3, "all_gather.masters.1.again"),
+        (3, "all_gather.weights.1"),
+        (3, "all_gather.weights.1.again"),
+        (3, "cast.shard.1.again"),
     ] {
         let mut world = world("bf16", zero, 2, 1);
         let known = world.first().program().calls.iter().any(|call| call.name == left_out);
@@ -170,8 +172,8 @@ fn planted_faults_are_seen() {
 #[test]
 fn weights_that_are_not_there_are_refused() {
     for (call, earlier, expected) in [
-        ("all_gather.masters.1", false, "which is not there (any more)"),
-        ("all_gather.masters.1.again", false, "which is not there (any more)"),
+        ("all_gather.weights.1", false, "which is not there (any more)"),
+        ("all_gather.weights.1.again", false, "which is not there (any more)"),
         ("reduce_scatter.gradients.1", true, "scattered already"),
     ] {
         let program = world("bf16", 3, 2, 1).first().program().clone();
@@ -188,6 +190,44 @@ fn weights_that_are_not_there_are_refused() {
     // A sum into slices of gradients that stay as they are.
     broken.calls[shard].phase = deepwell_ir::Phase::Forward;
     assert!(verify_program(&broken).is_err());
+}
+
+/// What is gathered is in BF16 where calls read nothing else, and half as long.
+#[test]
+fn copies_in_bf16_are_gathered_in_place_of_masters() {
+    for zero in [2, 3] {
+        let bytes = |precision: &str| {
+            let program = world(precision, zero, 2, 1).first().program().clone();
+            let gathers = program.calls.iter().filter(|call| call.name.starts_with("all_gather."));
+            gathers.map(|call| call.cost.bytes_on_link).sum::<u64>()
+        };
+        let [f32, bf16, mxfp8] = ["f32", "bf16", "mxfp8"].map(bytes);
+        assert!(f32.abs_diff(2 * bf16) < f32 / 50, "ZeRO {zero}: {bf16} beside {f32}");
+        // Blocks are quantized from FP32; embedding and head are not quantized.
+        assert!(bf16 < mxfp8 && mxfp8 < f32, "ZeRO {zero}: {mxfp8} beside {bf16} and {f32}");
+    }
+}
+
+/// Coins are those of whole parameters, whoever has which slice.
+#[test]
+fn slices_are_perturbed_as_whole_masters_are() {
+    let perturbed = |zero: u8| {
+        let mut world = world("bf16", zero, 3, 1);
+        let program = world.first().program().clone();
+        let ends = world.on_all(|engine| {
+            engine.initialize(SEED)?;
+            let before = slices(engine)?;
+            engine.perturb_weights(5)?;
+            Ok((before, slices(engine)?))
+        });
+        let (before, after): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+        (masters(&program, &before), masters(&program, &after))
+    };
+    let expected = perturbed(1);
+    assert!(expected.0 != expected.1);
+    for zero in [2, 3] {
+        assert!(perturbed(zero) == expected, "ZeRO {zero}");
+    }
 }
 
 #[test]

@@ -70,8 +70,9 @@ pub struct HostInterface {
 pub struct ParameterState {
     /// Name of the parameter in the source model.
     pub name: String,
-    /// FP32 master weight. Where ranks have a part each, see [`Shard`], it is here between steps:
-    /// the body of [`Phase::Weights`] gathers it.
+    /// FP32 master weight. Where ranks have a part each, see [`Shard`], it is gathered here: by the
+    /// body of [`Phase::Weights`], for it to be here between steps, or where a pass needs it; in
+    /// BF16, where that is all that calls read.
     pub master: ValueId,
     /// First moment; none in a program that only evaluates, or where ranks have a part each.
     pub first_moment: Option<ValueId>,

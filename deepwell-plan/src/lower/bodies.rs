@@ -31,11 +31,11 @@ impl Lowering<'_> {
         };
         let nodes: Vec<(usize, &Node)> = graph.nodes.iter().enumerate().filter(is_here).collect();
         let layers: Vec<_> = nodes.chunk_by(|(_, a), (_, b)| a.layer == b.layer).collect();
-        for (layer, nodes) in layers.iter().enumerate() {
+        for (at, nodes) in layers.iter().enumerate() {
             if self.overlaps {
                 // What the next layer reads is gathered beside this one.
-                for (_, node) in layers[layer..].iter().take(2).copied().flatten() {
-                    self.fetch_for(node)?;
+                for (_, node) in layers[at..].iter().take(2).copied().flatten() {
+                    self.fetch_for(node, nodes[0].1.layer)?;
                 }
             }
             for &(at, node) in *nodes {

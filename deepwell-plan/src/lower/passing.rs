@@ -4,7 +4,7 @@
 //! of the backward that writes the last of them, and a rank adds its slice to those of the
 //! micro-batches before. With ZeRO 3 the masters, of which a rank has a slice, are gathered before
 //! the first call of the forward that reads them, and again of the backward, and the compute copies
-//! are made there. What is whole lies in the part of the arena that is shared by lifetime.
+//! are made there, unless these are what is gathered. What is whole lies in the part of the arena that is shared by lifetime.
 //!
 //! A gradient is so summed over ranks first and then over micro-batches, where ZeRO 0 and 1 sum
 //! over micro-batches first: with one micro-batch in a step the bits are theirs.
@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::ops::{Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
-    Accumulate, DType, Graph, MemoryKind, Node, NodeId, Op, Phase, Tag, TensorId, TensorKind,
+    Accumulate, Graph, MemoryKind, Node, NodeId, Op, Phase, Tag, TensorId, TensorKind, Value,
     ValueId,
 };
 
@@ -131,8 +131,11 @@ impl Lowering<'_> {
 
     /// Whether a node of the weights' body is lowered where its weight is gathered.
     pub(super) fn comes_with_gather(&self, node: &Node) -> bool {
-        let is_gathered = |id: &TensorId| self.passing.bucket_of.contains_key(id);
-        self.gathers() && node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
+        let is_gathered = |id: &TensorId| {
+            let in_pass = self.gathers() && self.passing.bucket_of.contains_key(id);
+            in_pass || self.gathered_copies.contains(id)
+        };
+        node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
     }
 
     /// Whether weights are gathered in a phase.
@@ -141,14 +144,14 @@ impl Lowering<'_> {
         if self.gathers() { passes.contains(&phase) } else { phase == Phase::Weights }
     }
 
-    /// Gathers what a node reads, where that is not there yet.
-    pub(super) fn fetch_for(&mut self, node: &Node) -> Result<(), PlanError> {
+    /// Gathers what a node reads, where that is not there yet, beside the calls of a layer.
+    pub(super) fn fetch_for(&mut self, node: &Node, layer: Option<u32>) -> Result<(), PlanError> {
         if !self.gathers_in(node.phase) {
             return Ok(());
         }
         for id in &node.inputs {
             let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
-            self.fetch(bucket, node.phase)?;
+            self.fetch(bucket, node.phase, layer)?;
         }
         Ok(())
     }
@@ -160,7 +163,7 @@ impl Lowering<'_> {
         }
         for id in &node.inputs {
             let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
-            self.fetch(bucket, node.phase)?;
+            self.fetch(bucket, node.phase, node.layer)?;
             if self.passing.here.insert(bucket) {
                 self.make_copies(bucket, node)?;
             }
@@ -168,37 +171,34 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn fetch(&mut self, bucket: usize, phase: Phase) -> Result<(), PlanError> {
+    fn fetch(&mut self, bucket: usize, phase: Phase, layer: Option<u32>) -> Result<(), PlanError> {
         if !self.passing.fetched.insert(bucket) {
             return Ok(());
         }
-        let (group, ranks) = self.shared[bucket].group;
         let mut gathered = self.shared[bucket].gathered.clone();
         if phase == Phase::Backward {
             let again = |this: &mut Self, value: &ValueId| {
-                let value = &this.values[value.index()];
-                let (name, shape) = (format!("{}.again", value.name), value.shape.clone());
-                this.add(name, DType::F32, shape, MemoryKind::Activations)
+                let Value { name, dtype, shape, link, .. } = this.values[value.index()].clone();
+                let memory = MemoryKind::Activations;
+                let again = this.add(format!("{name}.again"), dtype, shape, memory);
+                this.values[again.index()].link = link;
+                again
             };
             gathered = gathered.iter().map(|value| again(self, value)).collect();
         }
-        for (&id, &value) in self.shared[bucket].parameters.iter().zip(&gathered) {
+        for (&id, &value) in self.shared[bucket].gathered_as.iter().zip(&gathered) {
             self.value_of.insert(id, value);
             self.values[value.index()].tensor = Some(id);
         }
-        let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
-        let own = vec![read(self.shared[bucket].master)];
         let suffix = if phase == Phase::Backward { ".again" } else { "" };
-        let name = format!("all_gather.masters.{bucket}{suffix}");
-        let outputs = gathered.iter().copied().map(write).collect();
-        self.phase_call(phase, &name, op.into(), own, outputs)?;
+        self.gather_bucket(bucket, gathered.clone(), (phase, layer), suffix)?;
         self.passing.together.push(gathered);
         Ok(())
     }
 
     /// Makes the copies of a gathered bucket that a node is the first to read.
     fn make_copies(&mut self, bucket: usize, reader: &Node) -> Result<(), PlanError> {
-        if !self.gathers() {
+        if !self.gathers() || self.shared[bucket].gathers_copies() {
             return Ok(());
         }
         let (phase, layer) = (reader.phase, reader.layer);

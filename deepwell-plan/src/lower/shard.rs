@@ -8,7 +8,9 @@
 //! Ranks that have the same parameters share their state: of experts those with the same ones, of
 //! all else those that split the batch.
 //!
-//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`].
+//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`]. Where all that
+//! calls read of a bucket is BF16 copies, a rank casts its slice and these are gathered, to where
+//! the copies lie: half the bytes, and the same bits. With ZeRO 1 masters are whole between steps.
 //!
 //! A step gives the bits that it gives without shards, for sums over ranks have the same order and
 //! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
@@ -16,10 +18,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, Reduction};
+use deepwell_ir::ops::{AdamW, Cast, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
-    DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, SplitOver, TensorId,
-    ValueId,
+    DType, GroupId, MemoryKind, Op, ParameterState, Phase, ProcessGroup, Shard, SplitOver,
+    TensorId, ValueId,
 };
 
 use super::Lowering;
@@ -31,14 +33,19 @@ use crate::arena::align;
 /// FP32 elements that one stretch of aligned bytes holds.
 const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
 
+/// Slices are of a multiple of so many elements: in BF16, too, each begins at aligned bytes.
+const SLICE_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / 2;
+
 /// A bucket of parameters on its way through a step.
 pub(super) struct Bucket {
     /// Gradients, and what fills the last slices up.
     pub(super) gradients: Vec<ValueId>,
     /// Where the masters are gathered, filled up.
     pub(super) gathered: Vec<ValueId>,
-    /// The parameters that are gathered.
+    /// The parameters of the bucket.
     pub(super) parameters: Vec<TensorId>,
+    /// What is gathered: the parameters, or their BF16 copies.
+    pub(super) gathered_as: Vec<TensorId>,
     /// This rank's slice of the masters.
     pub(super) master: ValueId,
     /// This rank's slice of the gradients, where they are scattered while they come.
@@ -46,7 +53,7 @@ pub(super) struct Bucket {
     /// Whether masters are gathered where calls need them, into memory that others share.
     pub(super) is_gathered: bool,
     /// Elements of a slice.
-    slice: usize,
+    pub(super) slice: usize,
     /// The group that shares it.
     pub(super) group: (GroupId, u32),
     weight_decay: f32,
@@ -83,6 +90,22 @@ struct Class {
     stays_whole: bool,
     /// What comes and goes together: a layer, or a parameter that has none.
     unit: Option<(Option<u32>, usize)>,
+}
+
+/// The columns of a bucket that its ranks have whole.
+struct Gathered {
+    values: Vec<ValueId>,
+    /// The tensors that they are.
+    tensors: Vec<TensorId>,
+    /// Whether they come and go.
+    passes: bool,
+}
+
+impl Bucket {
+    /// Whether BF16 copies are gathered in place of masters.
+    pub(super) fn gathers_copies(&self) -> bool {
+        self.gathered_as != self.parameters
+    }
 }
 
 impl Member {
@@ -192,11 +215,10 @@ impl Lowering<'_> {
         let Some(group) = self.sharing_of(members[0].class.split) else { return };
         let ranks = group.1 as usize;
         let elements: usize = members.iter().map(Member::elements).sum();
-        let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
+        let slice = elements.div_ceil(ranks).next_multiple_of(SLICE_ELEMENTS);
         let filling = slice * ranks - elements;
         let Class { decays, is_resident, split, is_copy, stays_whole, .. } = members[0].class;
         let scatters = self.scatters() && !stays_whole;
-        let is_gathered = self.scatters() && !is_resident;
         let gradients = match (is_evaluated, scatters) {
             (true, _) => Vec::new(),
             (_, true) => {
@@ -206,11 +228,8 @@ impl Lowering<'_> {
             }
             (_, false) => self.column(members, "grad.", MemoryKind::Gradients, filling),
         };
-        let gathered = match (is_resident, is_gathered) {
-            (true, _) => self.column(members, "", MemoryKind::Weights, filling),
-            (_, true) => self.column(members, "gathered.", MemoryKind::Activations, filling),
-            _ => gradients.clone(),
-        };
+        let Gathered { values: gathered, tensors: gathered_as, passes: is_gathered } =
+            self.gathered(members, &gradients, filling);
         let mut next = 0;
         let mut places = Vec::with_capacity(members.len());
         for (place, member) in members.iter().enumerate() {
@@ -253,6 +272,7 @@ impl Lowering<'_> {
             gradients,
             gathered,
             parameters,
+            gathered_as,
             master,
             scattered,
             is_gathered,
@@ -262,6 +282,55 @@ impl Lowering<'_> {
             split,
             is_copy,
         });
+    }
+
+    /// Where the ranks of a bucket have it whole: in memory of its own where calls of other bodies
+    /// read masters, in that of the copies where calls read nothing else, in memory that comes and
+    /// goes, or where the gradients were.
+    fn gathered(&mut self, members: &[Member], gradients: &[ValueId], filling: usize) -> Gathered {
+        let masters = || members.iter().map(|member| member.id).collect::<Vec<_>>();
+        if members[0].class.is_resident {
+            let values = self.column(members, "", MemoryKind::Weights, filling);
+            return Gathered { values, tensors: masters(), passes: false };
+        }
+        if let Some(copies) = self.copies_of(members) {
+            let (passes, number) = (self.gathers(), self.shards.len());
+            let mut values: Vec<ValueId> = copies.iter().map(|&copy| self.value(copy)).collect();
+            if filling > 0 {
+                let memory = self.values[values[0].index()].memory;
+                let name = format!("copy.filling.{number}");
+                values.push(self.add(name, DType::Bf16, vec![filling], memory));
+            }
+            self.gathered_copies.extend(&copies);
+            return Gathered { values, tensors: copies, passes };
+        }
+        let tensors = masters();
+        match self.scatters() {
+            true => {
+                let memory = MemoryKind::Activations;
+                let values = self.column(members, "gathered.", memory, filling);
+                Gathered { values, tensors, passes: true }
+            }
+            false => Gathered { values: gradients.to_vec(), tensors, passes: false },
+        }
+    }
+
+    /// The BF16 copies of parameters, where ranks have no more of them whole, calls read nothing
+    /// else of any, and none ends within aligned bytes.
+    fn copies_of(&self, members: &[Member]) -> Option<Vec<TensorId>> {
+        if !self.scatters() {
+            return None;
+        }
+        let copy_of = |member: &Member| {
+            let mut readers =
+                self.graph.nodes.iter().filter(|node| node.inputs.contains(&member.id));
+            let (reader, others) = (readers.next()?, readers.next());
+            let to_bf16 = matches!(&reader.op, Op::Cast(Cast { to: DType::Bf16 }));
+            let is_copy = reader.phase == Phase::Weights && to_bf16 && others.is_none();
+            let elements: usize = member.shape.iter().product();
+            (is_copy && elements.is_multiple_of(SLICE_ELEMENTS)).then(|| reader.outputs[0])
+        };
+        members.iter().map(copy_of).collect()
     }
 
     /// Values for all of a bucket, one behind the other, and one that fills the slices up.
@@ -351,23 +420,45 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gathers the masters where the calls that make weight copies, which follow, read them.
+    /// Gathers the masters where the calls that make weight copies, which follow, read them, or the
+    /// copies of each rank's slice.
     pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
         for index in 0..self.shared.len() {
-            let Bucket { gathered, parameters, is_gathered, group, .. } = &self.shared[index];
-            let (group, ranks) = *group;
+            let Bucket { gathered, gathered_as, is_gathered, .. } = &self.shared[index];
             if *is_gathered {
                 continue;
             }
-            let (gathered, parameters) = (gathered.clone(), parameters.clone());
-            let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
-            let own = vec![read(self.shards[index].master)];
-            self.value_of.extend(parameters.into_iter().zip(gathered.iter().copied()));
-            let outputs = gathered.into_iter().map(write).collect();
-            let name = format!("all_gather.masters.{index}");
-            self.phase_call(Phase::Weights, &name, op.into(), own, outputs)?;
+            let (gathered, gathered_as) = (gathered.clone(), gathered_as.clone());
+            self.value_of.extend(gathered_as.into_iter().zip(gathered.iter().copied()));
+            self.gather_bucket(index, gathered, (Phase::Weights, None), "")?;
         }
         Ok(())
+    }
+
+    /// Gathers a bucket from the slices of all ranks: masters, or casts of them.
+    pub(super) fn gather_bucket(
+        &mut self,
+        index: usize,
+        gathered: Vec<ValueId>,
+        (phase, layer): (Phase, Option<u32>),
+        suffix: &str,
+    ) -> Result<(), PlanError> {
+        let Bucket { slice, group: (group, ranks), master: mut own, .. } = self.shared[index];
+        let mut what = "masters";
+        if self.shared[index].gathers_copies() {
+            what = "weights";
+            let name = format!("bf16.shard.{index}{suffix}");
+            let copy = self.add(name, DType::Bf16, vec![slice], MemoryKind::Activations);
+            let (name, op) = (format!("cast.shard.{index}{suffix}"), Cast { to: DType::Bf16 });
+            self.phase_call(phase, &name, op.into(), vec![read(own)], vec![write(copy)])?;
+            // Of the layer that it is made beside.
+            self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
+            own = copy;
+        }
+        let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
+        let outputs = gathered.into_iter().map(write).collect();
+        let name = format!("all_gather.{what}.{index}{suffix}");
+        self.phase_call(phase, &name, op.into(), vec![read(own)], outputs)
     }
 }
 

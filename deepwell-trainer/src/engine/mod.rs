@@ -196,21 +196,16 @@ impl Engine {
 
     /// [`Engine::perturb_weights`] without the copies.
     pub(crate) fn perturb_masters(&mut self, seed: u64) -> Result<(), TrainError> {
-        let program = self.program();
-        if program.parameters.iter().any(|state| is_gathered(program, state)) {
-            return Err(TrainError::Setting {
-                setting: "perturb_weights_seed",
-                expected: "ranks that have weights whole".to_string(),
-                got: self.plan.parallel.to_string(),
-                hint: Some("`--zero 1`".to_string()),
-            });
-        }
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
-            buffer.clear();
-            buffer.resize(self.program().value(state.master).elements(), 0.0);
-            self.read_value(state.master, cast_slice_mut(&mut buffer))?;
+            if is_gathered(self.program(), &state) {
+                buffer = self.read_master_slice(index)?;
+            } else {
+                buffer.clear();
+                buffer.resize(self.program().value(state.master).elements(), 0.0);
+                self.read_value(state.master, cast_slice_mut(&mut buffer))?;
+            }
             if let Some(split) = state.split {
                 // Coins are those of the whole parameter.
                 let own = self.program().value(state.master).shape.clone();

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, ParameterState, Program, Shard, ValueId};
+use deepwell_ir::{ByteRange, DType, ParameterState, Program, Shard, ValueId};
 use deepwell_plan::Parallel;
 
 use super::Engine;
@@ -54,9 +54,11 @@ pub(crate) fn part(
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
 }
 
-/// Whether the master of a parameter is whole within a step alone.
+/// Whether slices alone have the master of a parameter: it is whole within a step at most, or a copy
+/// in BF16 is.
 pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
-    !program.value(state.master).memory.is_persistent()
+    let master = program.value(state.master);
+    !master.memory.is_persistent() || master.dtype != DType::F32
 }
 
 /// Elements of the bucket of a shard that the slice of a rank has: it is of the ranks with the same
@@ -80,7 +82,7 @@ impl Engine {
         slice_of(self.program(), self.plan.parallel, shard, rank)
     }
 
-    /// Whether the masters of a shard are whole within a step alone.
+    /// Whether slices alone have the masters of a shard.
     fn is_gathered(&self, shard: &Shard) -> bool {
         let program = self.program();
         let first = shard.parameters.first();
@@ -145,6 +147,27 @@ impl Engine {
             self.executor.backend_mut().write(range, cast_slice(&whole[of_parameter]))?;
         }
         Ok(())
+    }
+
+    /// Reads this rank's part of the master of a parameter, which slices alone have: its elements
+    /// in their places, others zero.
+    pub(super) fn read_master_slice(&mut self, parameter: usize) -> Result<Vec<f32>, TrainError> {
+        let master = self.program().parameters[parameter].master;
+        let mut whole = vec![0f32; self.program().value(master).elements()];
+        for shard in self.program().shards.clone() {
+            let place = shard.parameters.iter().find(|(index, _)| *index == parameter);
+            let Some(&(_, offset)) = place else { continue };
+            let own = self.slice(&shard, self.rank());
+            let Some((of_slice, of_parameter)) = part(own, offset, whole.len()) else { continue };
+            let range = self.program().value(shard.master).range;
+            let range = ByteRange {
+                offset: range.offset + of_slice.start * size_of::<f32>(),
+                bytes: of_slice.len() * size_of::<f32>(),
+            };
+            let bytes = cast_slice_mut(&mut whole[of_parameter]);
+            self.executor.backend_mut().read(range, bytes)?;
+        }
+        Ok(whole)
     }
 
     /// Writes a value of the training program, of which this rank may have a slice, given whole.

@@ -120,8 +120,8 @@ fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Re
         if offset != next {
             return Err(format!("`{}` begins at {offset}, expected {next}", state.name));
         }
-        let bytes = program.value(state.master).range.bytes;
-        next += bytes.next_multiple_of(ALIGNMENT_BYTES) / size_of::<f32>();
+        let elements = program.value(state.master).elements();
+        next += elements.next_multiple_of(ALIGNMENT_BYTES / size_of::<f32>());
     }
     let room = program.value(shard.master).elements() * group.ranks.len();
     if next > room {
