@@ -14,6 +14,7 @@ use deepwell_precision::QuantFormat;
 
 use crate::{Plan, PlanError};
 
+mod beside;
 mod bodies;
 mod context;
 mod early_sums;
@@ -108,6 +109,10 @@ pub fn lower_scheduled(
     let mut graph = fuse_for(&quantized, plan, catalog, target)?;
     if scheduling.passes.defers_weight_gradients() {
         graph = defer_weight_gradients(&graph)?;
+    }
+    if scheduling.overlaps {
+        let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
+        graph = beside::order_beside_exchanges(&graph, &binding);
     }
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);

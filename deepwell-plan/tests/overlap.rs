@@ -247,6 +247,51 @@ fn ranks_that_split_layers_sum_beside_the_backward() {
     }
 }
 
+/// Shared experts, and gradients of weights, while rows are on their way to the experts of another
+/// rank and back.
+#[test]
+fn rows_of_experts_travel_beside_what_does_not_need_them() {
+    let model = LlamaConfig::preset("deepseek-micro").unwrap();
+    let parallel = Parallel { expert: 2, ..Parallel::data(2) };
+    let (plan, graph) = (plan_of(&model, parallel, 1), capture(&model).unwrap());
+    let program = lower(&graph, &plan, &Anywhere, &target(&plan)).unwrap();
+    let order = Order::of(&program.calls, &program.bodies).unwrap();
+    let is_rows = |call: &Call| match &call.op {
+        Op::Collective(op) => op.kind == deepwell_ir::ops::CollectiveKind::AllToAll,
+        _ => false,
+    };
+    for (phase, wanted) in [(Phase::Forward, "shared_experts"), (Phase::Backward, "wgrad")] {
+        let rows: Vec<usize> = (0..program.calls.len())
+            .filter(|&at| is_rows(&program.calls[at]) && program.calls[at].phase == phase)
+            .collect();
+        assert!(!rows.is_empty(), "{phase}");
+        let hides = |at: usize, call: usize| {
+            program.calls[call].name.contains(wanted) && beside(&order, at, call)
+        };
+        let hidden =
+            rows.iter().filter(|&&at| (0..program.calls.len()).any(|call| hides(at, call)));
+        assert!(hidden.count() > 0, "{phase}: nothing beside {} exchanges of rows", rows.len());
+    }
+}
+
+/// Gradients of weights beside the sums of gradients of activations.
+#[test]
+fn exchanges_of_layers_are_beside_gradients_of_weights() {
+    let program = lowered_of(Parallel { tensor: 2, ..Parallel::data(1) }, 1);
+    let order = Order::of(&program.calls, &program.bodies).unwrap();
+    for layer in 0..LAYERS {
+        let exchanges = (0..program.calls.len()).filter(|&at| {
+            let call = &program.calls[at];
+            is_exchange(call) && (call.phase, call.layer) == (Phase::Backward, Some(layer as u32))
+        });
+        let own = computing(&program, Phase::Backward, layer);
+        let is_wgrad = |call: usize| program.calls[call].name.contains("wgrad");
+        let hidden = exchanges
+            .filter(|&at| own.iter().any(|&call| is_wgrad(call) && beside(&order, at, call)));
+        assert!(hidden.count() >= 2, "layer {layer}");
+    }
+}
+
 #[test]
 fn calls_of_the_last_micro_batch_are_refused_where_others_need_them() {
     let sound = lowered(1, 2, true);

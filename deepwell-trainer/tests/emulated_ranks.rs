@@ -351,7 +351,9 @@ fn tensor_ranks_of_models_with_biases_train_as_on_the_cpu() {
 /// A mixture with the losses of routers and a limit that drops pairs. A token visits all experts:
 /// scores that nearly tie would send it to another on one of the devices.
 fn mixture() -> (Graph, usize) {
-    let mut config = LlamaConfig::preset("moe-micro").expect("a preset");
+    // Heads that two ranks can split.
+    let preset = LlamaConfig::preset("moe-micro").expect("a preset");
+    let mut config = LlamaConfig { num_heads: 2, num_kv_heads: 2, ..preset };
     let experts = config.experts.as_mut().expect("it is a mixture");
     experts.experts_per_token = experts.num_experts;
     let (graph, vocabulary) = model(config);

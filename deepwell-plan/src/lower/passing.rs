@@ -4,7 +4,8 @@
 //! of the backward that writes the last of them, and a rank adds its slice to those of the
 //! micro-batches before. With ZeRO 3 the masters, of which a rank has a slice, are gathered before
 //! the first call of the forward that reads them, and again of the backward, and the compute copies
-//! are made there, unless these are what is gathered. What is whole lies in the part of the arena that is shared by lifetime.
+//! are made there, unless these are what is gathered. What is whole lies in the part of the arena
+//! that is shared by lifetime.
 //!
 //! A gradient is so summed over ranks first and then over micro-batches, where ZeRO 0 and 1 sum
 //! over micro-batches first: with one micro-batch in a step the bits are theirs.

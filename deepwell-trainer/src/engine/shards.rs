@@ -54,8 +54,8 @@ pub(crate) fn part(
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
 }
 
-/// Whether slices alone have the master of a parameter: it is whole within a step at most, or a copy
-/// in BF16 is.
+/// Whether slices alone have the master of a parameter: it is whole within a step at most, or a
+/// copy in BF16 is.
 pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
     let master = program.value(state.master);
     !master.memory.is_persistent() || master.dtype != DType::F32
