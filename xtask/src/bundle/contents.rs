@@ -10,7 +10,7 @@ use crate::kernels::manifest::{aligned, grouped};
 use crate::source::files;
 
 /// All files of a bundle together.
-pub(super) const BYTES_MAX: u64 = 56_000_000;
+pub(super) const BYTES_MAX: u64 = 64_000_000;
 
 /// A file of the bundle.
 #[derive(Debug, PartialEq, Eq)]

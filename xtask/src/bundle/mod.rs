@@ -30,7 +30,7 @@ Flags:
   --arch LIST   kernels for these architectures [default: sm_90a]
 
 It holds the release command `deepwell`, the tests that want a GPU, the compiled kernels, a corpus
-and run.sh, which starts them. It exits with 1 if they have more than 56 MB together.
+and run.sh, which starts them. It exits with 1 if they have more than 64 MB together.
 ";
 
 const RUN_SCRIPT: &str = include_str!("run.sh");

@@ -26,9 +26,9 @@ const THREADS: u32 = 256;
 /// Bytes that a thread adds at a time.
 const VECTOR_BYTES: usize = 16;
 
-/// What one stage may send another that sends to it at the same time, as in 1F1B: half of what the
-/// buffers of NCCL's 32 channels over NVLink hold, 4 MiB each.
-const SENT_BYTES_MAX: usize = 64 << 20;
+/// What one stage may send another that sends to it at the same time, as in 1F1B: what the buffers
+/// of NCCL's 32 channels over NVLink hold, 4 MiB each.
+const SENT_BYTES_MAX: usize = 128 << 20;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_collective",

@@ -190,8 +190,9 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     for (index, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
         // Few bits and one exponent a sum: exact, but for subnormal partial sums, which round to
         // multiples of 2^-149, once a block.
+        // Where products of both signs overflow, an H200's tensor cores add infinities of both.
         let is_same = got == expected
-            || (got.is_nan() && expected.is_nan())
+            || (got.is_nan() && !expected.is_finite())
             || (got - expected).abs() <= blocks as f64 * 2f64.powi(-149);
         let (row, column) = (ends[index / ends.len()], ends[index % ends.len()]);
         assert!(is_same, "scales {row} and {column}: {got}, expected {expected}");
