@@ -63,7 +63,7 @@ fn small_worlds_come_with_their_program() {
 /// A plan that is not run yet comes with the best one that is; that one is lowered, rank by rank.
 #[test]
 fn plans_that_the_trainer_runs() {
-    let args = ["mixtral-8x7b", "--hardware", "h200-x8", "--seq", "16384", "--batch", "64"];
+    let args = ["mixtral-8x7b", "--hardware", "h200-x8", "--seq", "4096", "--batch", "256"];
     let page =
         |command: &str, options: &[&str]| stdout_of(&[&[command], &args[..], options].concat());
     let zero_bubble = page("plan", &["--pin", "schedule=zb-h2", "--pp", "8"]);

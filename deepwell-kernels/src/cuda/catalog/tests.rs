@@ -295,9 +295,9 @@ fn stages_send_no_more_than_nccl_takes() {
     let send: Op = Collective::new(CollectiveKind::Send { to: 1 }, group, 2).into();
     let of_tokens =
         |tokens: usize| chosen(&send, &[operand(DType::Bf16, &[tokens, 8192])], &target);
-    assert_eq!(of_tokens(8192).expect("128 MiB"), "cuda_collective");
-    let error = of_tokens(8193).expect_err("more than 128 MiB").to_string();
-    for part in ["at most 128 MiB", "[8193, 8192] of bf16", "--micro-batch"] {
+    assert_eq!(of_tokens(2048).expect("32 MiB"), "cuda_collective");
+    let error = of_tokens(2049).expect_err("more than 32 MiB").to_string();
+    for part in ["at most 32 MiB", "[2049, 8192] of bf16", "--micro-batch"] {
         assert!(error.contains(part), "expected `{part}` in {error}");
     }
 }

@@ -26,9 +26,9 @@ const THREADS: u32 = 256;
 /// Bytes that a thread adds at a time.
 const VECTOR_BYTES: usize = 16;
 
-/// What one stage may send another that sends to it at the same time, as in 1F1B: what the buffers
-/// of NCCL's 32 channels over NVLink hold, 4 MiB each.
-const SENT_BYTES_MAX: usize = 128 << 20;
+/// What one stage may send another that sends to it at the same time, as in 1F1B: between two GPUs
+/// with NVLink 32 MiB went through NCCL's buffers, and with 128 MiB both waited for each other.
+const SENT_BYTES_MAX: usize = 32 << 20;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_collective",
