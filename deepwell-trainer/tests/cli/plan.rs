@@ -82,7 +82,7 @@ fn plans_that_the_trainer_runs() {
         assert!(plan.contains(part), "expected `{part}` in: {plan}");
     }
     // Layers of stages and the micro-batch are those of the search.
-    assert!(plan.contains("64 micro-batches of 1\n  ranks "), "{plan}");
+    assert!(plan.contains("256 micro-batches of 1\n  ranks "), "{plan}");
     let folder = Folder::new();
     let memory = folder.path("memory.svg");
     assert_eq!(page("dryrun", &[&stages[..], &["--memory-svg", &memory]].concat()), plan);
