@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// The file that a kernel is compiled from, for those that have rivals; none of a library's.
-const SOURCES: [(&str, &str); 21] = [
+const SOURCES: [(&str, &str); 23] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -23,9 +23,17 @@ const SOURCES: [(&str, &str); 21] = [
     ("cuda_sm90_mxfp8_grouped_gemm", "sm90_grouped_gemm"),
     ("cuda_sm90_bf16_grouped_gemm", "sm90_grouped_gemm_bf16"),
     ("cuda_sm100_mxfp8_grouped_gemm", "sm100_grouped_gemm"),
+    ("cuda_sm90_dequantized_mxfp8_gemm", "sm90_bf16_gemm"),
+    ("cuda_sm90_dequantized_grouped_gemm", "sm90_grouped_gemm_bf16"),
     ("cuda_linear_cross_entropy", "cross_entropy_gemm"),
     ("cuda_vocab_parallel_head", "cross_entropy_gemm"),
 ];
+
+/// Kernels that launch a GEMM of dequantized operands, and the files of what they launch before and
+/// behind it.
+const DEQUANTIZED: [&str; 2] =
+    ["cuda_sm90_dequantized_mxfp8_gemm", "cuda_sm90_dequantized_grouped_gemm"];
+const BESIDE_DEQUANTIZED: [&str; 2] = ["dequantize_operands", "add_unheld"];
 
 /// The name of the `.cu` file of a kernel that has rivals; none of a library's.
 pub fn source_file(kernel: &str) -> Option<&'static str> {
@@ -50,7 +58,15 @@ impl KernelVersions {
     pub fn of(&self, kernel: &str) -> Option<String> {
         match source_file(kernel) {
             None => Some(format!("deepwell-kernels {}", env!("CARGO_PKG_VERSION"))),
-            Some(file) => self.sources.as_ref()?.get(file).cloned(),
+            Some(file) => {
+                let sources = self.sources.as_ref()?;
+                let is_dequantized = DEQUANTIZED.contains(&kernel);
+                let beside = BESIDE_DEQUANTIZED.iter().filter(|_| is_dequantized);
+                let files = std::iter::once(&file).chain(beside);
+                let hashes: Option<Vec<&str>> =
+                    files.map(|&file| sources.get(file).map(String::as_str)).collect();
+                Some(hashes?.join("+"))
+            }
         }
     }
 

@@ -41,7 +41,7 @@ mod tests {
     fn block_scales_where_tensor_cores_have_them() {
         let square = QuantFormat::MXFP8.square();
         let wide = square.with_granularity(Granularity::G128);
-        let (kernel, portable) = ("cuda_sm120_mxfp8_gemm", "cuda_mxfp8_gemm");
+        let (kernel, hopper) = ("cuda_sm120_mxfp8_gemm", "cuda_sm90_dequantized_mxfp8_gemm");
         let elsewhere = |name| Some(format!("runs on blackwell-sm120, not on {name}"));
         let sm120 = Architecture::Sm120a;
         for (architecture, b, k, expected, refusal) in [
@@ -50,7 +50,7 @@ mod tests {
             (sm120, wide, 256, kernel, None),
             (sm120, wide, 100, kernel, None),
             (sm120, QuantFormat::MXFP8, 0, kernel, None),
-            (Architecture::Sm90a, wide, 256, portable, elsewhere("hopper-sm90")),
+            (Architecture::Sm90a, wide, 256, hopper, elsewhere("hopper-sm90")),
         ] {
             let a = b.with_shape(BlockShape::Row);
             let (kind, output) = (GemmKind::Fprop, DType::Bf16);
