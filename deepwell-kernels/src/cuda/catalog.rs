@@ -49,7 +49,8 @@ const CONTEXT_BYTES: usize = 560 << 20;
 /// What NCCL holds for ranks that exchange anything; for a group whose ranks send each other
 /// something besides; and for each that a rank sends to, over NVLink. Measured on two H100s with
 /// NCCL 2.28 (benchmarks/ranks_h100_2026-11-27.md): 891 MiB with collectives alone, 1,823 with
-/// two stages or two expert-parallel ranks.
+/// two expert-parallel ranks or two stages, these with a communicator for a rank alone that is no
+/// longer made.
 const NCCL_BYTES: usize = 891 << 20;
 const NCCL_SENDING_BYTES: usize = 486 << 20;
 const NCCL_PEER_BYTES: usize = 446 << 20;

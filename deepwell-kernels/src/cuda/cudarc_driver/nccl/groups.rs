@@ -78,9 +78,10 @@ impl NcclRank {
     }
 }
 
-/// Exchanges something of each kind that a group's programs have. The library connects two ranks
-/// for a kind of exchange, and takes memory for it, when it meets the first one: here, and not
-/// while a body is captured, where each rank would wait for the others to capture theirs.
+/// Gathers and sums something, and lets stages send to their neighbors. The library connects two
+/// ranks for a kind of exchange, and takes memory for it, when it meets the first one: here, and
+/// not while a body is captured, where each rank would wait for the others to capture theirs.
+/// All-to-alls stand in one body of all ranks, and connect there.
 fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
     let ranks = group.ranks.len();
     let part = vec![0; WARM_UP_BYTES];
