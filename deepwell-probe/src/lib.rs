@@ -100,11 +100,11 @@ pub fn probe() -> Hardware {
     describe(cpu, &HostFiles, &nvml::ManagementLibrary, libraries)
 }
 
-/// Bytes of GPU `index` (as the management library counts them) that all processes and the driver
-/// together use now; `None` without such a GPU or driver. Takes some ten microseconds: meant for
-/// sampling while a program runs.
-pub fn gpu_memory_used_bytes(index: usize) -> Option<u64> {
-    nvml::memory_used_bytes(index)
+/// Bytes of GPU `ordinal` that all processes and the driver together use now; `None` without such a
+/// GPU or driver. GPUs are counted as CUDA does, so as `CUDA_VISIBLE_DEVICES` leaves them. Takes some
+/// ten microseconds: meant for sampling while a program runs.
+pub fn gpu_memory_used_bytes(ordinal: usize) -> Option<u64> {
+    nvml::memory_used_bytes(ordinal)
 }
 
 /// Puts the parts together; the driver's own entry in `software` comes from `source`.

@@ -67,11 +67,19 @@ fn no_answers(error: NvmlError) -> NoAnswers {
 }
 
 /// Bytes of a GPU that are in use now, by whomever; see [`crate::gpu_memory_used_bytes`].
-pub(crate) fn memory_used_bytes(index: usize) -> Option<u64> {
+pub(crate) fn memory_used_bytes(ordinal: usize) -> Option<u64> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    static CUDA_ORDER: OnceLock<Vec<PciAddress>> = OnceLock::new();
     let nvml = NVML.get_or_init(|| Nvml::init().ok()).as_ref()?;
-    let device = nvml.device_by_index(u32::try_from(index).ok()?).ok()?;
-    Some(device.memory_info().ok()?.used)
+    let order = CUDA_ORDER
+        .get_or_init(|| dynamic::cuda_devices().into_iter().map(|device| device.address).collect());
+    let device = match order.get(ordinal) {
+        Some(address) if !address.is_hidden() => nvml.device_by_pci_bus_id(address.to_string()),
+        // CUDA does not show it.
+        None if !order.is_empty() => return None,
+        _ => nvml.device_by_index(u32::try_from(ordinal).ok()?),
+    };
+    Some(device.ok()?.memory_info().ok()?.used)
 }
 
 impl GpuSource for ManagementLibrary {
