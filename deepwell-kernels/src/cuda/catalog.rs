@@ -46,13 +46,12 @@ pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&st
 /// emulated GPU has no context.
 const CONTEXT_BYTES: usize = 560 << 20;
 
-/// What NCCL holds for ranks that exchange anything; for a group whose ranks send each other
-/// something besides; and for each that a rank sends to, over NVLink. Measured on two H100s with
-/// NCCL 2.28 (benchmarks/ranks_h100_2026-11-27.md): 891 MiB with collectives alone, 1,823 with
-/// two expert-parallel ranks or two stages, these with a communicator for a rank alone that is no
-/// longer made.
-const NCCL_BYTES: usize = 891 << 20;
-const NCCL_SENDING_BYTES: usize = 486 << 20;
+/// What NCCL holds for ranks that exchange anything; for each group; and for each rank that a rank
+/// sends to, over NVLink. Measured on two H100s and four H200s with NCCL 2.28
+/// (benchmarks/ranks_h100_2026-11-27.md): 891 MiB with one group, 1,375 with two, 1,823 with two
+/// expert-parallel ranks or two stages, which are two groups and a peer.
+const NCCL_BYTES: usize = 405 << 20;
+const NCCL_GROUP_BYTES: usize = 486 << 20;
 const NCCL_PEER_BYTES: usize = 446 << 20;
 
 impl KernelCatalog for CudaCatalog {
@@ -96,8 +95,8 @@ impl KernelCatalog for CudaCatalog {
 
 /// What NCCL holds of a rank's GPU.
 fn exchange_bytes(ranks: &Ranks) -> usize {
-    let Some(largest) = ranks.groups.iter().map(|group| group.ranks.len()).max() else { return 0 };
-    if largest < 2 {
+    let groups = || ranks.groups.iter().filter(|group| group.ranks.len() > 1);
+    if groups().next().is_none() {
         return 0;
     }
     let peers = |group: &ProcessGroup| match group.name.as_str() {
@@ -109,8 +108,8 @@ fn exchange_bytes(ranks: &Ranks) -> usize {
         ProcessGroup::EXPERT => group.ranks.len() - 1,
         _ => 0,
     };
-    let sending = ranks.groups.iter().map(peers).filter(|&peers| peers > 0);
-    NCCL_BYTES + sending.map(|peers| NCCL_SENDING_BYTES + peers * NCCL_PEER_BYTES).sum::<usize>()
+    let of_group = |group| NCCL_GROUP_BYTES + peers(group) * NCCL_PEER_BYTES;
+    NCCL_BYTES + groups().map(of_group).sum::<usize>()
 }
 
 /// The error of a request that no kernel takes.

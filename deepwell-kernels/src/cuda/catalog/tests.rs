@@ -321,8 +321,9 @@ fn memory_of_nccl() {
     };
     check(&[], 0);
     check(&[("data", 1)], 0);
-    check(&[("data", 8)], 891);
-    check(&[("data", 2), ("tensor", 4)], 891);
-    check(&[("data", 1), ("pipeline", 2)], 891 + 486 + 446);
-    check(&[("data", 4), ("expert", 4)], 891 + 486 + 3 * 446);
+    check(&[("data", 8)], 405 + 486);
+    check(&[("data", 2), ("tensor", 4)], 405 + 2 * 486);
+    check(&[("data", 1), ("pipeline", 2)], 405 + 486 + 446);
+    check(&[("pipeline", 2), ("embedding", 2)], 405 + 2 * 486 + 446);
+    check(&[("data", 4), ("expert", 4)], 405 + 2 * 486 + 3 * 446);
 }
