@@ -132,7 +132,7 @@ pub fn lower_scheduled(
     let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
     match scheduling.overlaps {
         true => streams::assign_beside(calls, bodies, &lowering.values, scheduling.stream_of),
-        false => streams::assign(calls, bodies, scheduling.stream_of),
+        false => streams::assign(calls, bodies, scheduling.stream_of, target.arch != "cpu"),
     }
     lowering.finish(Mode::Train, precision, None)
 }

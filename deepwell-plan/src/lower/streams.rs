@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, Op, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Op, Phase, StreamId, Value, ValueId};
 
 use super::EXCHANGES;
+
+/// Streams that copies of weights take turns on.
+const COPIES: [StreamId; 4] = [0, 2, 3, 4];
 
 /// Who used a value last within a body.
 #[derive(Default)]
@@ -16,12 +19,17 @@ struct Users {
 
 /// Puts each call into the stream that `stream_of` names. A call that uses what one of another
 /// stream wrote, or writes what one of another stream used, waits for an event of that one. Streams
-/// join between bodies.
-pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Call) -> StreamId) {
-    assign_with(calls, bodies, stream_of, &|calls| vec![Vec::new(); calls.len()]);
+/// join between bodies. On a GPU copies of weights are beside each other in any case.
+pub(super) fn assign(
+    calls: &mut [Call],
+    bodies: &[Body],
+    stream_of: &dyn Fn(&Call) -> StreamId,
+    is_gpu: bool,
+) {
+    assign_with(calls, bodies, stream_of, is_gpu, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] with exchanges on [`EXCHANGES`], which waits for what computes and is waited for so
+/// [`assign`] on GPUs with exchanges on [`EXCHANGES`], which waits for what computes and is waited for so
 /// that as much is kept for them as for one layer, and not for all.
 pub(super) fn assign_beside(
     calls: &mut [Call],
@@ -35,7 +43,21 @@ pub(super) fn assign_beside(
         let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
         read.any(|operand| !values[operand.value.index()].memory.is_persistent())
     };
-    assign_with(calls, bodies, &stream, &|calls| beside_one_layer(calls, &frees));
+    assign_with(calls, bodies, &stream, true, &|calls| beside_one_layer(calls, &frees));
+}
+
+/// Copies of weights depend on nothing but masters, and many are so small that starting and ending
+/// takes most of their time: those that need no scratch take turns on several streams.
+fn spread_copies(calls: &mut [Call], bodies: &[Body]) {
+    for body in bodies.iter().filter(|body| body.phase == Phase::Weights) {
+        let copies = calls[body.calls.clone()].iter_mut().filter(|call| {
+            let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));
+            is_copy && call.choice.workspace_bytes == 0
+        });
+        for (call, stream) in copies.zip(COPIES.into_iter().cycle()) {
+            call.stream = stream;
+        }
+    }
 }
 
 fn is_exchange(call: &Call) -> bool {
@@ -71,13 +93,17 @@ fn assign_with(
     calls: &mut [Call],
     bodies: &[Body],
     stream_of: &dyn Fn(&Call) -> StreamId,
+    spreads_copies: bool,
     others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>,
 ) {
+    for call in calls.iter_mut() {
+        call.stream = stream_of(call);
+    }
+    if spreads_copies {
+        spread_copies(calls, bodies);
+    }
     for body in bodies {
         let calls = &mut calls[body.calls.clone()];
-        for call in calls.iter_mut() {
-            call.stream = stream_of(call);
-        }
         let waits = waits(calls, &others(calls));
         let recorded: BTreeSet<usize> = waits.iter().flatten().copied().collect();
         let events: HashMap<usize, EventId> = recorded.into_iter().zip(0..).collect();
