@@ -21,7 +21,21 @@ pub(crate) fn check_fused(
     entries: &[Quantize],
     what: &str,
 ) {
-    let alone = gpu.run(op.clone(), inputs, of_core, false, 1);
+    check_fused_of_sequences(gpu, 1, op, name, inputs, of_core, entries, what);
+}
+
+/// [`check_fused`] of rows that are tokens of sequences of `seq`.
+pub(crate) fn check_fused_of_sequences(
+    gpu: &mut Gpu,
+    seq: usize,
+    op: &Op,
+    name: &str,
+    inputs: &[HostTensor],
+    of_core: &[HostTensor],
+    entries: &[Quantize],
+    what: &str,
+) {
+    let alone = gpu.run(op.clone(), inputs, of_core, false, seq);
     let quantized = entries.len();
     for kept in 0..1usize << quantized {
         let is_kept = |output: usize| output >= quantized || kept >> output & 1 == 1;
@@ -42,7 +56,7 @@ pub(crate) fn check_fused(
         let skipped = (0..of_core.len()).filter(|&output| !is_kept(output)).collect();
         let fused = Fused { core: Box::new(op.clone()), epilogue, skipped };
         assert_eq!(Op::from(fused.clone()).name(), name);
-        let got = gpu.run(fused.clone(), inputs, &targets, false, 1);
+        let got = gpu.run(fused.clone(), inputs, &targets, false, seq);
         for (output, alone) in alone.iter().enumerate() {
             if let Some(position) = fused.position(output) {
                 assert!(got[position] == *alone, "{what}: output {output} differs from its own");

@@ -3,6 +3,7 @@
 pub mod cpu;
 mod cuda;
 mod cuda_partial;
+mod cuda_quantize;
 pub mod oracle;
 
 use super::OpKernels;
@@ -14,5 +15,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("rope_backward", cpu::prepare).scratch(cpu::workspace_bytes),
         CpuKernel::new("rope_of_part", cpu::prepare).scratch(cpu::workspace_bytes),
     ],
-    cuda: &[cuda::SPECS, cuda_partial::SPECS],
+    cuda: &[cuda::SPECS, cuda_partial::SPECS, cuda_quantize::SPECS],
 };

@@ -2,13 +2,17 @@
 
 use std::slice;
 
-use deepwell_ir::{DType, ops};
+use deepwell_ir::ops::{Axis, Quantize};
+use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::ops::rope::cpu;
 use deepwell_kernels::ops::rope::oracle;
+use deepwell_precision::{Granularity, QuantFormat};
 use half::bf16;
 
 use crate::compare::{Tolerance, assert_close};
+use crate::fused_quantize::check_fused_of_sequences;
 use crate::harness::{Gpu, HostTensor, uniform};
+use crate::quantize::specs;
 
 /// Frequencies of few bits: their products with positions are exact in FP32, as in the oracle.
 fn short_frequencies(half: usize) -> Vec<f32> {
@@ -181,4 +185,78 @@ emulated! {
         check(gpu, &Case::new(600, 5, 64, 48));
         check(gpu, &Case::new(400, 3, 6, 48));
     }
+}
+
+/// Both directions of a case and the quantization of the result.
+fn check_quantized(gpu: &mut Gpu, case: &Case, quantize: &Quantize) {
+    let &Case { rows, heads, head_dim, seq, attention_factor, .. } = case;
+    let forward = ops::Rope {
+        heads,
+        head_dim,
+        inverse_frequencies: case.frequencies.clone(),
+        attention_factor,
+        ..ops::Rope::default()
+    };
+    let shape = [rows, heads * head_dim];
+    let mut x = uniform(rows * heads * head_dim, 7, 4.0);
+    // Nothing of a row that is not finite reaches others.
+    if rows > 2 {
+        x[heads * head_dim + 1] = f32::NAN;
+        x[2 * heads * head_dim] = f32::INFINITY;
+    }
+    let x = [HostTensor::bf16(&shape, &x)];
+    let of_core = [HostTensor::output(DType::Bf16, &shape)];
+    let how = slice::from_ref(quantize);
+    let what = format!("{shape:?}, heads of {head_dim}, seq {seq}");
+    let backward: Op = ops::RopeBackward { forward: forward.clone() }.into();
+    for (op, name) in [(Op::from(forward), "rope_quantize"), (backward, "rope_backward_quantize")] {
+        check_fused_of_sequences(gpu, seq, &op, name, &x, &of_core, how, &what);
+    }
+}
+
+/// Whole tiles and not, heads within a tile, across tiles and wider than one, every way to share
+/// exponents along each axis.
+fn check_all_quantized(gpu: &mut Gpu) {
+    let format = |granularity| QuantFormat::MXFP8.with_granularity(granularity);
+    let (fine, wide) = (format(Granularity::G32), format(Granularity::G128));
+    for (rows, heads, head_dim, seq) in [
+        (0, 2, 16, 4),
+        (1, 1, 16, 1),
+        (65, 3, 16, 13),
+        (127, 3, 80, 127),
+        (129, 1, 272, 43),
+        (256, 4, 64, 64),
+        (384, 3, 128, 96),
+    ] {
+        for format in [fine, wide] {
+            let quantize = Quantize { format, axis: Axis::Both };
+            check_quantized(gpu, &Case::new(rows, heads, head_dim, seq), &quantize);
+        }
+    }
+    for (index, format) in specs().into_iter().enumerate() {
+        let axis = [Axis::Row, Axis::Column, Axis::Both][index % 3];
+        check_quantized(gpu, &Case::new(40, 2, 48, 20), &Quantize { format, axis });
+    }
+    for axis in [Axis::Row, Axis::Column] {
+        for format in [fine, wide] {
+            check_quantized(gpu, &Case::new(256, 4, 64, 128), &Quantize { format, axis });
+        }
+    }
+}
+
+trial!(turned_rows_are_quantized_on_their_way);
+fn turned_rows_are_quantized_on_their_way() {
+    let mut gpu = Gpu::open();
+    check_all_quantized(&mut gpu);
+    if gpu.runs(1, 0) {
+        for (heads, head_dim) in [(32, 64), (4, 64), (32, 128)] {
+            let format = QuantFormat::MXFP8.with_granularity(Granularity::G128);
+            let quantize = Quantize { format, axis: Axis::Both };
+            check_quantized(&mut gpu, &Case::new(16_384, heads, head_dim, 2048), &quantize);
+        }
+    }
+}
+
+emulated! {
+    rope_quantize on Sm90a: check_all_quantized
 }
