@@ -168,6 +168,8 @@ fn only_what_the_catalog_has_is_fused() {
             "rms_norm_backward_quantize",
             "rms_norm_quantize",
             "rope_backward_quantize",
+            // The sum of gradients has the last as its second term.
+            "scaled_gemm_residual",
             "swiglu_backward_quantize",
             "swiglu_quantize",
         ]

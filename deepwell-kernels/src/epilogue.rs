@@ -3,8 +3,8 @@
 use deepwell_ir::Op;
 use deepwell_ir::ops::{Epilogue, Fused};
 
-/// The epilogues that a kernel takes, whatever the shapes: an activation of the core's first
-/// result, then block quantizations.
+/// The epilogues that a kernel takes, whatever the shapes: a matrix added to the core's first
+/// result, or an activation of that, then block quantizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpilogueSet {
     /// Names of the activations, of which there may be one.
@@ -12,15 +12,20 @@ pub struct EpilogueSet {
     /// The results of the core that are quantized where there is no activation: all of them
     /// together, along one axis. Behind an activation its result is quantized.
     pub quantizes: &'static [usize],
+    /// Whether it adds a matrix to what it gives, and then does nothing else.
+    pub residual: bool,
 }
 
 impl EpilogueSet {
     /// A kernel of the core alone.
-    pub const NONE: EpilogueSet = EpilogueSet { activations: &[], quantizes: &[] };
+    pub const NONE: EpilogueSet = EpilogueSet { activations: &[], quantizes: &[], residual: false };
+
+    /// One that adds a matrix, and gives the sum alone.
+    pub const RESIDUAL: EpilogueSet = EpilogueSet { residual: true, ..EpilogueSet::NONE };
 
     /// One that quantizes these results, and has no activation.
     pub const fn quantizing(quantizes: &'static [usize]) -> EpilogueSet {
-        EpilogueSet { activations: &[], quantizes }
+        EpilogueSet { quantizes, ..EpilogueSet::NONE }
     }
 
     /// Why a kernel does not take `op`, whose core it computes; none where it does. A kernel that
@@ -39,6 +44,11 @@ impl EpilogueSet {
 
     fn reject_steps(&self, fused: &Fused) -> Option<String> {
         let name = fused.core.name();
+        if self.residual {
+            let is_sum = matches!(fused.epilogue.as_slice(), [Epilogue::Residual { of: 0 }]);
+            let is_alone = is_sum && fused.skipped == [0];
+            return (!is_alone).then(|| format!("gives `{name}` with a matrix added, that alone"));
+        }
         let (activation, steps) = match fused.epilogue.split_first() {
             Some((step @ Epilogue::Activation { .. }, rest)) => (Some(step), rest),
             _ => (None, fused.epilogue.as_slice()),
@@ -99,12 +109,14 @@ mod tests {
 
     #[test]
     fn what_a_kernel_takes() {
-        let gemm = EpilogueSet { activations: &["gelu"], quantizes: &[0] };
+        let gemm = EpilogueSet { activations: &["gelu"], ..EpilogueSet::quantizing(&[0]) };
+        let sum = EpilogueSet::RESIDUAL;
         let norm = EpilogueSet::quantizing(&[1]);
         let both = EpilogueSet::quantizing(&[0, 1]);
         let linear = || Op::from(Linear { bias: false });
         let add = || Op::from(AddRmsNorm { eps: 1e-5 });
         let (row, column) = (|of| quantize(of, Axis::Row), |of| quantize(of, Axis::Column));
+        let residual = Epilogue::Residual { of: 0 };
         let swiglu = Epilogue::Activation { of: 0, function: Activation::SwiGlu(SwiGlu {}) };
         for (set, core, epilogue, expected) in [
             (EpilogueSet::NONE, linear(), vec![], None),
@@ -121,6 +133,11 @@ mod tests {
                 vec![gelu(0), Epilogue::Residual { of: 1 }],
                 Some("has no `residual of 1`"),
             ),
+            (sum, linear(), vec![], Some("makes more of `linear`")),
+            (sum, linear(), vec![residual.clone()], None),
+            (sum, linear(), vec![residual.clone(), row(1)], Some("that alone")),
+            (sum, linear(), vec![gelu(0)], Some("that alone")),
+            (gemm, linear(), vec![residual.clone()], Some("has no `residual of 0`")),
             (gemm, linear(), vec![Epilogue::Bias { of: 0 }], Some("has no `bias of 0`")),
             (norm, add(), vec![row(1)], None),
             (norm, add(), vec![row(0)], Some("results [1] of `add_rms_norm`, not 0")),
@@ -132,7 +149,11 @@ mod tests {
         ] {
             let op = match epilogue.is_empty() {
                 true => core,
-                false => Fused { core: Box::new(core), epilogue, skipped: vec![] }.into(),
+                false => {
+                    // A sum is all that a kernel of sums gives.
+                    let skipped = if set.residual { vec![0] } else { vec![] };
+                    Fused { core: Box::new(core), epilogue, skipped }.into()
+                }
             };
             let reason = set.reject(&op);
             let what = format!("{set:?} {}: {reason:?}", op.rule().attributes());

@@ -1,7 +1,7 @@
 //! What a training step asks of a CUDA driver, counted on one that runs nothing: no GPU is needed.
 
-use deepwell_ir::BodyId;
 use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{BodyId, Op, Phase};
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CudaBackend, CudaCatalog, FakeCounts, FakeDriver, FakeNode,
     KernelImages, cuda_target,
@@ -110,4 +110,35 @@ fn the_arena_that_is_predicted_is_what_is_allocated() {
     assert_eq!(predicted, engine.prediction().ranks[0].peak_bytes);
     assert!(predicted > arena);
     assert!(counts.read().allocations > 0);
+}
+
+#[test]
+fn gemms_add_up_gradients_and_copies_of_weights_run_beside_each_other() {
+    let g128 = PrecisionPolicy::preset("mxfp8-128").unwrap();
+    for (policy, kernel) in
+        [(g128, "cublaslt_mx_gemm_residual"), (PrecisionPolicy::bf16(), "cublaslt_linear_residual")]
+    {
+        let (engine, _) = engine(policy, BATCH, true);
+        let program = engine.program();
+        let layers = program.calls.iter().filter_map(|call| call.layer).max().unwrap() as usize + 1;
+        // Of gate and up, and of query, key and value.
+        let kernels = program.calls.iter().map(|call| call.choice.kernel.as_str());
+        let sums: Vec<&str> = kernels.filter(|name| name.ends_with("_residual")).collect();
+        assert_eq!(sums.len(), 3 * layers, "{sums:?}");
+        assert!(sums.contains(&kernel), "{sums:?}");
+        let apart: Vec<&str> = program
+            .calls
+            .iter()
+            .filter(|call| matches!(call.op, Op::Add(_)))
+            .map(|call| call.name.as_str())
+            .collect();
+        assert!(apart.is_empty(), "{apart:?}");
+
+        let body = program.bodies.iter().find(|body| body.phase == Phase::Weights).unwrap();
+        let mut streams: Vec<u32> =
+            program.calls[body.calls.clone()].iter().map(|call| call.stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        assert_eq!(streams, [0, 2, 3, 4], "{kernel}");
+    }
 }

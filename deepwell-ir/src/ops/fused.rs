@@ -17,7 +17,8 @@ use crate::{DType, Op, OpError, OperandType, Shape};
 /// results it reads ([`Epilogue::input_count`]). Gives all results in order, but for the `skipped`.
 ///
 /// The outputs are bit for bit those of the ops one after the other: a step sees a result as it
-/// would have been stored.
+/// would have been stored. A GEMM's own result, skipped, may be added to unrounded, so that the sum
+/// is rounded once.
 ///
 /// ```
 /// use deepwell_ir::ops::{Activation, Epilogue, Fused, Gelu, Linear};

@@ -175,9 +175,8 @@ impl<'a> Cuts<'a> {
         let mut epilogue = Vec::with_capacity(steps.len());
         let mut read_here: Vec<TensorId> = Vec::new();
         for node in steps {
-            let Some(step) = step_of(node, &results) else { continue };
-            let (read, own) = node.inputs.split_at(step.reads().len());
-            read_here.extend(read);
+            let Some((step, own)) = step_of(node, &results) else { continue };
+            read_here.extend(&results[step.reads()]);
             inputs.extend(own);
             results.extend(&node.outputs);
             epilogue.push(step);
@@ -194,12 +193,16 @@ impl<'a> Cuts<'a> {
     }
 }
 
-/// The step that a node is behind an op with these results: it reads them first, and nothing else
-/// of them.
-fn step_of(node: &Node, results: &[TensorId]) -> Option<Epilogue> {
-    let of = results.iter().position(|id| Some(id) == node.inputs.first())?;
+/// The step that a node is behind an op with these results, and what else it reads: it reads them
+/// first, but for a sum, which may have one as its second term, and nothing else of them.
+fn step_of(node: &Node, results: &[TensorId]) -> Option<(Epilogue, Vec<TensorId>)> {
+    let mut inputs = node.inputs.clone();
+    if matches!(node.op, Op::Add(_)) && !results.contains(inputs.first()?) {
+        inputs.reverse();
+    }
+    let of = results.iter().position(|id| Some(id) == inputs.first())?;
     let step = Epilogue::of_op(&node.op, of)?;
-    let (read, own) = node.inputs.split_at_checked(step.reads().len())?;
-    let reads_them = results.get(step.reads()) == Some(read);
-    (reads_them && !own.iter().any(|id| results.contains(id))).then_some(step)
+    let own = inputs.split_off(step.reads().len().min(inputs.len()));
+    let reads_them = results.get(step.reads()) == Some(&inputs[..]);
+    (reads_them && !own.iter().any(|id| results.contains(id))).then_some((step, own))
 }

@@ -28,7 +28,8 @@ pub enum BlockScales {
     Square128(DevicePtr),
 }
 
-/// `out (+)= op(a) · op(b) (+ bias)` with FP32 accumulation, `[m, k] · [k, n]`.
+/// `out = op(a) · op(b) (+ added) (+ bias)`, `[m, k] · [k, n]`, with FP32 accumulation, rounded
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matmul {
     /// Left operand as stored.
@@ -41,8 +42,9 @@ pub struct Matmul {
     pub b_transposed: bool,
     /// Result.
     pub out: Matrix,
-    /// Whether the result is added to what is there.
-    pub accumulate: bool,
+    /// A matrix of the result's type that is stored as the result is, and added to it: the
+    /// result's own pointer for what is there.
+    pub added: Option<DevicePtr>,
     /// Added to each row, of the result's type, `[n]`.
     pub bias: Option<DevicePtr>,
     /// Scales of `a` and `b`, for FP8.

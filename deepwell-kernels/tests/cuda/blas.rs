@@ -143,7 +143,7 @@ impl Library {
                 columns: case.n,
                 leading: case.n,
             },
-            accumulate: case.accumulate,
+            added: case.accumulate.then_some(out),
             bias: bias_at,
             scales: a_scales.zip(b_scales),
             workspace: self.workspace,
@@ -155,7 +155,9 @@ impl Library {
         self.driver.download(&mut got.bytes, out).unwrap();
 
         let elsewhere = self.put(&before.bytes);
-        let other = Matmul { out: Matrix { pointer: elsewhere, ..matmul.out }, ..matmul };
+        // Adds what lies elsewhere, too, where there is something to add.
+        let added = case.accumulate.then(|| self.put(&before.bytes));
+        let other = Matmul { out: Matrix { pointer: elsewhere, ..matmul.out }, added, ..matmul };
         let other = self.blas.plan(&other).unwrap();
         self.driver.upload(out, &before.bytes).unwrap();
         self.driver.begin_capture(self.stream).unwrap();
@@ -286,7 +288,7 @@ fn what_the_library_does_not_take_is_refused_with_the_reason() {
         b: square(DType::Bf16),
         b_transposed: true,
         out: square(DType::F32),
-        accumulate: false,
+        added: None,
         bias: None,
         scales: None,
         workspace: pointer,

@@ -349,7 +349,12 @@ impl Gpu {
         if !options.library {
             target.libraries.clear();
         }
-        let mut choice = CudaCatalog.select(&request, &target).unwrap().choice;
+        // A kernel that is named may be the library's, and the only one.
+        let mut asked = target.clone();
+        if options.kernel.is_some() {
+            asked.libraries = vec![CUBLASLT.to_string()];
+        }
+        let mut choice = CudaCatalog.select(&request, &asked).unwrap().choice;
         if let Some(kernel) = options.kernel {
             let spec = deepwell_kernels::cuda::cuda_kernels()
                 .find(|spec| spec.name == kernel)

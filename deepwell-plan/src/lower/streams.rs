@@ -29,8 +29,8 @@ pub(super) fn assign(
     assign_with(calls, bodies, stream_of, is_gpu, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] on GPUs with exchanges on [`EXCHANGES`], which waits for what computes and is waited for so
-/// that as much is kept for them as for one layer, and not for all.
+/// [`assign`] on GPUs with exchanges on [`EXCHANGES`], which waits for what computes and is waited
+/// for so that as much is kept for them as for one layer, and not for all.
 pub(super) fn assign_beside(
     calls: &mut [Call],
     bodies: &[Body],

@@ -22,6 +22,7 @@
 
 use std::ops::Range;
 
+use deepwell_ir::ops::Epilogue;
 use deepwell_ir::{Call, DType, GemmKind, MathUnit, Op, Program, Storage};
 use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::Architecture;
@@ -43,7 +44,7 @@ const PROMOTED_EVERY: usize = 128;
 const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 
 /// Whether the op is a GEMM of a linear layer, or one with what follows it whose first output is
-/// the GEMM's.
+/// the GEMM's, or that with a matrix added.
 pub(super) fn is_gemm(op: &Op) -> bool {
     match op {
         Op::ScaledGemm(_)
@@ -54,9 +55,14 @@ pub(super) fn is_gemm(op: &Op) -> bool {
         | Op::GroupedGemmInputGrad(_)
         | Op::GroupedGemmWeightGrad(_)
         | Op::ScaledGroupedGemm(_) => true,
-        Op::Fused(op) => op.is_stored(0) && is_gemm(&op.core),
+        Op::Fused(fused) => (fused.is_stored(0) || is_sum(op)) && is_gemm(&fused.core),
         _ => false,
     }
+}
+
+/// Whether the op gives the sum of a core's result and a matrix, its last input.
+fn is_sum(op: &Op) -> bool {
+    matches!(op.epilogue(), [Epilogue::Residual { of: 0 }])
 }
 
 /// An operand as a matrix `[outer, k]`.
@@ -104,6 +110,8 @@ struct Gemm<'a> {
     b: Vec<Factor<'a>>,
     groups: Option<Groups>,
     bias: Option<View<'a>>,
+    /// Added behind the bias.
+    residual: Option<View<'a>>,
     output: View<'a>,
     /// Whether Hopper's FP8 tensor cores multiply.
     has_short_accumulator: bool,
@@ -183,7 +191,9 @@ impl<'a> Gemm<'a> {
             && call.unit == MathUnit::Mxfp8
             && program.target.arch == Architecture::Sm90a.target_name();
         let bias = bias.map(operand).transpose()?;
-        Ok(Gemm { a, b, groups, bias, output, has_short_accumulator })
+        let residual = is_sum(&call.op).then_some(call.input_count - 1);
+        let residual = residual.map(operand).transpose()?;
+        Ok(Gemm { a, b, groups, bias, residual, output, has_short_accumulator })
     }
 
     /// Of a row of the output: the row of `a`, the group, and what is contracted.
@@ -243,10 +253,11 @@ impl<'a> Gemm<'a> {
             if is_bf16 { half_unit_bf16(value.abs() + tolerance) } else { 0.0 }
         };
         tolerance += half_unit(value, tolerance);
-        if let Some(bias) = &self.bias {
-            let bias = f64::from(bias.float(column));
-            value += bias;
-            size += bias.abs();
+        let bias = self.bias.as_ref().map(|bias| bias.float(column));
+        let residual = self.residual.as_ref().map(|residual| residual.float(index));
+        for added in [bias, residual].into_iter().flatten().map(f64::from) {
+            value += added;
+            size += added.abs();
             tolerance += ROUNDOFF * (value.abs() + tolerance);
             tolerance += half_unit(value, tolerance);
         }

@@ -140,7 +140,7 @@ impl Blas for CublasLt {
         let shape = &self.shapes[*shape];
         shape.point_to(matmul)?;
         let stream = self.context.resolve(stream)?;
-        let (alpha, beta) = (1.0f32, if matmul.accumulate { 1.0f32 } else { 0.0 });
+        let (alpha, beta) = (1.0f32, if matmul.added.is_some() { 1.0f32 } else { 0.0 });
         let address = |pointer: crate::cuda::DevicePtr| pointer.0 as *mut c_void;
         // SAFETY: handle, descriptors and stream are alive; `alpha` and `beta` are read within the
         // call; the matrices are device addresses, which are the device's to check.
@@ -154,7 +154,7 @@ impl Blas for CublasLt {
                 address(matmul.a.pointer),
                 shape.a(),
                 ptr::from_ref(&beta).cast(),
-                address(matmul.out.pointer),
+                address(matmul.added.unwrap_or(matmul.out.pointer)),
                 shape.out(),
                 address(matmul.out.pointer),
                 shape.out(),

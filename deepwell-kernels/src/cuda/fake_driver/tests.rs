@@ -231,7 +231,7 @@ fn gemms_are_checked_and_counted() {
         b: bf16(7, 5),
         b_transposed: true,
         out: matrix(DType::F32, 3, 7),
-        accumulate: true,
+        added: Some(pointer),
         bias: None,
         scales: None,
         workspace: pointer,

@@ -69,15 +69,18 @@ pub(super) fn multiply(machine: &mut impl Machine, matmul: &Matmul) -> DriverRes
         }
     };
     let mut bytes = stored(machine, &out)?;
-    let before = if matmul.accumulate { numbers(&bytes, out.dtype)? } else { Vec::new() };
+    let added = match matmul.added {
+        Some(pointer) => numbers(&stored(machine, &Matrix { pointer, ..out })?, out.dtype)?,
+        None => Vec::new(),
+    };
     let width = width(out.dtype);
     for row in 0..m {
         let left = &a[row * k..(row + 1) * k];
         for column in 0..n {
             let right = &b[column * k..(column + 1) * k];
             let at = row * out.leading + column;
-            let sum: f64 = left.iter().zip(right).map(|(a, b)| a * b).sum();
-            let sum = sum + bias[column] + before.get(at).copied().unwrap_or(0.0);
+            let sum: f64 = left.iter().zip(right).map(|(a, b)| term(a * b)).sum();
+            let sum = sum + bias[column] + added.get(at).copied().unwrap_or(0.0);
             let place = &mut bytes[at * width..(at + 1) * width];
             match out.dtype {
                 DType::Bf16 => place.copy_from_slice(&bf16::from_f64(sum).to_le_bytes()),
@@ -87,6 +90,12 @@ pub(super) fn multiply(machine: &mut impl Machine, matmul: &Matmul) -> DriverRes
         }
     }
     machine.write(out.pointer, &bytes)
+}
+
+/// A product as tensor cores add it: beyond the range of FP32 it is an infinity.
+fn term(product: f64) -> f64 {
+    const LIMIT: f64 = (1u128 << 127) as f64 * 2.0;
+    if product.abs() >= LIMIT { f64::INFINITY.copysign(product) } else { product }
 }
 
 fn unknown(dtype: DType) -> DriverError {
@@ -202,7 +211,7 @@ mod tests {
                 b,
                 b_transposed,
                 out: Matrix { columns: 2, ..out },
-                accumulate,
+                added: accumulate.then_some(out.pointer),
                 bias: Some(pointer.offset(768)),
                 scales: None,
                 workspace: pointer,
@@ -263,7 +272,7 @@ mod tests {
             b: data(288, 1),
             b_transposed: true,
             out,
-            accumulate: false,
+            added: None,
             bias: None,
             scales: Some((
                 BlockScales::Row128(pointer.offset(1024)),

@@ -30,10 +30,11 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
         Op::ScaledGemm(op) => op.kind,
         _ => GemmKind::Wgrad,
     };
+    let quantizing = EpilogueSet::quantizing(&[0]);
     match kind {
-        GemmKind::Fprop => EpilogueSet { activations: &["gelu"], quantizes: &[0] },
-        GemmKind::Dgrad => EpilogueSet { activations: &["gelu_backward"], quantizes: &[0] },
-        GemmKind::Wgrad => EpilogueSet { activations: &[], quantizes: &[0] },
+        GemmKind::Fprop => EpilogueSet { activations: &["gelu"], ..quantizing },
+        GemmKind::Dgrad => EpilogueSet { activations: &["gelu_backward"], ..quantizing },
+        GemmKind::Wgrad => quantizing,
     }
 }
 

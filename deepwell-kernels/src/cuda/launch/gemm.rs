@@ -1,8 +1,11 @@
 //! What launchers of GEMMs share: sizes, tiles, limits.
 
+use deepwell_ir::ops::Epilogue;
 use deepwell_ir::{KernelRequest, Op};
 
+use crate::cuda::blas::Matrix;
 use crate::cuda::driver::DevicePtr;
+use crate::cuda::prepare::CallView;
 
 /// Rows and columns of the tile of the result that a CTA of our kernels computes.
 pub(crate) const TILE: usize = 128;
@@ -18,6 +21,15 @@ pub(crate) const LIBRARY_ALIGNMENT_BYTES: usize = 256;
 /// [`LIBRARY_ALIGNMENT_BYTES`] more.
 pub(crate) fn align_for_library(pointer: DevicePtr) -> DevicePtr {
     DevicePtr(pointer.0.next_multiple_of(LIBRARY_ALIGNMENT_BYTES as u64))
+}
+
+/// What the library adds to the result `out` of a call: the matrix of its epilogue, or what is
+/// there already.
+pub(crate) fn added_to(call: &CallView<'_>, out: &Matrix) -> Option<DevicePtr> {
+    match call.call.op.epilogue() {
+        [Epilogue::Residual { .. }] => Some(call.input(call.call.input_count - 1).pointer),
+        _ => call.accumulate().then_some(out.pointer),
+    }
 }
 
 /// Sizes of a linear layer: x `[tokens, inputs]`, w `[outputs, inputs]`, y `[tokens, outputs]`.

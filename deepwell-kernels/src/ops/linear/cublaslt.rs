@@ -1,4 +1,4 @@
-//! The three GEMMs of a linear layer by cuBLASLt.
+//! The three GEMMs of a linear layer by cuBLASLt, and those of activations with a matrix added.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
@@ -6,15 +6,25 @@ use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::launch::gemm::{
-    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, not_empty,
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, not_empty,
 };
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
+use crate::epilogue::{EpilogueSet, no_epilogue};
 use crate::predict::{CUBLASLT_BF16, Rates};
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    SPEC,
+    CudaKernelSpec {
+        name: "cublaslt_linear_residual",
+        ops: &["linear", "linear_input_grad"],
+        epilogue: |_| EpilogueSet::RESIDUAL,
+        ..SPEC
+    },
+];
+
+const SPEC: CudaKernelSpec = CudaKernelSpec {
     name: "cublaslt_linear",
     ops: &["linear", "linear_input_grad", "linear_weight_grad"],
     epilogue: no_epilogue,
@@ -25,7 +35,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     workspace_bytes,
     select_tile: None,
     prepare,
-}];
+};
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
@@ -43,7 +53,7 @@ fn matrix(tensor: &DeviceTensor) -> Matrix {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let op = &call.call.op;
+    let op = call.call.op.leading();
     let (first, second) = (call.input(0), call.input(1));
     // x wᵀ, dy w, dyᵀ x.
     let (a_transposed, b_transposed) = match op {
@@ -51,13 +61,14 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::LinearWeightGrad(_) => (true, false),
         _ => (false, true),
     };
+    let out = matrix(&call.output(0));
     let matmul = Matmul {
         a: matrix(&first),
         a_transposed,
         b: matrix(&second),
         b_transposed,
-        out: matrix(&call.output(0)),
-        accumulate: call.accumulate(),
+        out,
+        added: added_to(call, &out),
         bias: match op {
             Op::Linear(linear) if linear.bias => Some(call.input(2).pointer),
             _ => None,

@@ -211,7 +211,7 @@ impl HeadGemms {
             b,
             b_transposed,
             out,
-            accumulate,
+            added: accumulate.then_some(out.pointer),
             bias: None,
             scales: None,
             workspace: align_for_library(self.workspace.offset(self.layout.without_library)),

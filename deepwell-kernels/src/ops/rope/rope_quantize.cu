@@ -2,8 +2,8 @@
 // data and scales along rows, down columns, or both, and their counters. The result has the bits
 // of `rope.cu`; how the work is split in `layout/row_quantize.cuh`.
 //
-// A thread reads a vector and the one half a head away that it turns with, which neighbours of its
-// tile read, too: a head of 128 elements or fewer lies within the tile, so that memory is read once.
+// A thread reads a vector and the one half a head away that it turns with, which others of its CTA
+// read, too: a head of 128 elements or fewer lies within the tile, so that memory is read once.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"

@@ -9,18 +9,18 @@
 
 use deepwell_ir::ops::ScaledGemm;
 use deepwell_ir::{DType, KernelRequest, Op, Target};
-use deepwell_precision::QuantFormat;
 
 use super::expand_scales::{Expansion, expand, expanded_bytes};
 use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::launch::gemm::{
-    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, extents_fit,
+    not_empty,
 };
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
+use crate::epilogue::{EpilogueSet, no_epilogue};
 use crate::predict::{CUBLASLT_FP8, Rates};
 
 /// Rows of FP8 begin at multiples of 16 bytes.
@@ -29,7 +29,16 @@ const K_MULTIPLE: usize = 16;
 /// multiples of 4.
 const SIDE_MULTIPLE: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    SPEC,
+    CudaKernelSpec {
+        name: "cublaslt_mx_gemm_residual",
+        epilogue: |_| EpilogueSet::RESIDUAL,
+        ..SPEC
+    },
+];
+
+const SPEC: CudaKernelSpec = CudaKernelSpec {
     name: "cublaslt_mx_gemm",
     ops: &["scaled_gemm"],
     epilogue: no_epilogue,
@@ -40,17 +49,18 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     workspace_bytes,
     select_tile: None,
     prepare,
-}];
+};
 
-fn specs(op: &Op) -> Option<[QuantFormat; 2]> {
-    match op {
-        Op::ScaledGemm(ScaledGemm { a, b, .. }) => Some([*a, *b]),
+fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
+    match op.leading() {
+        Op::ScaledGemm(op) => Some(op),
         _ => None,
     }
 }
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let specs = specs(request.op)?;
+    let gemm = gemm_of(request.op)?;
+    let specs = [gemm.a, gemm.b];
     let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
     let output = request.operands[request.input_count].dtype;
     for (name, spec) in ["a", "b"].into_iter().zip(specs) {
@@ -67,7 +77,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
-    let bias = request.operands[4..request.input_count].first();
+    let bias = gemm.bias.then(|| &request.operands[4]);
     if bias.is_some_and(|bias| (bias.dtype, output) != (DType::Bf16, DType::Bf16)) {
         return Some("adds a bias in bf16 to a result in bf16 only".to_string());
     }
@@ -85,7 +95,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 /// Scales of both sides in front, then the library's scratch.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
-    let [of_a, of_b] = specs(request.op).unwrap_or_default();
+    let [of_a, of_b] = gemm_of(request.op).map(|op| [op.a, op.b]).unwrap_or_default();
     LIBRARY_ALIGNMENT_BYTES
         + expanded_bytes(a[0], a[1], of_a)
         + expanded_bytes(b[0], b[1], of_b)
@@ -93,7 +103,7 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Op::ScaledGemm(op) = &call.call.op else {
+    let Some(op) = gemm_of(&call.call.op) else {
         return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
@@ -105,13 +115,14 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let b_scales =
         Expansion { source: call.input(3).pointer, target: b_target, rows: columns, spec: op.b };
     let data = |pointer, rows| Matrix { pointer, dtype: DType::E4m3, rows, columns: k, leading: k };
+    let out = Matrix { pointer: out.pointer, dtype: out.dtype, rows, columns, leading: columns };
     let matmul = Matmul {
         a: data(a.pointer, rows),
         a_transposed: false,
         b: data(b.pointer, columns),
         b_transposed: true,
-        out: Matrix { pointer: out.pointer, dtype: out.dtype, rows, columns, leading: columns },
-        accumulate: call.accumulate(),
+        out,
+        added: added_to(call, &out),
         bias: op.bias.then(|| call.input(4).pointer),
         scales: Some((a_scales.scales(), b_scales.scales())),
         workspace,
@@ -124,7 +135,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 mod tests {
     use deepwell_ir::{GemmKind, OperandType};
 
-    use deepwell_precision::scale_tiles;
+    use deepwell_precision::{QuantFormat, scale_tiles};
 
     use super::*;
 

@@ -108,7 +108,7 @@ fn prepare_by_library(
         b,
         b_transposed: true,
         out: Matrix { pointer: out.pointer, dtype: out.dtype, rows, columns, leading: columns },
-        accumulate: call.accumulate(),
+        added: call.accumulate().then_some(out.pointer),
         bias: (bias != DevicePtr(0)).then_some(bias),
         scales: None,
         workspace: free,

@@ -59,7 +59,8 @@ pub(super) struct ShapeKey {
     b: MatrixKey,
     out: MatrixKey,
     transposed: (bool, bool),
-    accumulate: bool,
+    /// Alignment of what is added.
+    added: Option<u32>,
     has_bias: bool,
     scaling: (Scaling, Scaling),
     workspace_bytes: usize,
@@ -106,7 +107,7 @@ impl ShapeKey {
             b: MatrixKey::of(b),
             out: MatrixKey::of(out),
             transposed: (matmul.a_transposed, matmul.b_transposed),
-            accumulate: matmul.accumulate,
+            added: matmul.added.map(alignment_of),
             has_bias: matmul.bias.is_some(),
             scaling,
             workspace_bytes: matmul.workspace_bytes,
@@ -284,7 +285,10 @@ impl Shape {
             (Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes as u32),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment),
-            (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.out.alignment),
+            (
+                Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                key.added.unwrap_or(key.out.alignment),
+            ),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.out.alignment),
         ] {
             preference.set(attribute, value)?;

@@ -151,7 +151,7 @@ pub(crate) fn check_hard_numbers(gpu: &mut Gpu, kernel: Kernel) {
 }
 
 /// Scales at both ends of E8M0: factors that are no FP32 though the scaled products are, and sums
-/// that overflow, vanish, or are NaN. With `scaled` the tensor cores multiply what the scales are in
+/// that overflow, vanish, or are NaN. With `scaled` the tensor cores multiply what scales are in
 /// already: products of 2^128 and more are infinities to them, and NaN those of both signs.
 pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel, scaled: bool) {
     let k = 160;
