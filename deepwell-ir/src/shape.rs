@@ -97,18 +97,30 @@ impl Dim {
     /// assert_eq!(Dim::fixed(12).part_of(8), None);
     /// ```
     pub fn part_of(self, parts: usize) -> Option<Dim> {
-        let divides = |size: usize| parts != 0 && size.is_multiple_of(parts);
-        match self.as_fixed() {
-            Some(n) => divides(n).then(|| Dim::fixed(n / parts)),
-            None if divides(self.multiple) => Some(Dim { multiple: self.multiple / parts, ..self }),
-            None if self.divisor == 1 && divides(self.factor) && divides(self.extra) => {
-                Some(Dim { factor: self.factor / parts, extra: self.extra / parts, ..self })
-            }
-            None if self.multiple == 1 && (self.divisor == 1 || self.is_even) && parts > 1 => {
-                Some(Dim { divisor: self.divisor * parts, is_even: true, ..self })
-            }
-            None => None,
+        if parts == 0 {
+            return None;
         }
+        if let Some(n) = self.as_fixed() {
+            return n.is_multiple_of(parts).then(|| Dim::fixed(n / parts));
+        }
+        // What is counted several times over is cut first.
+        let common = greatest_common_divisor(self.multiple, parts);
+        let (whole, parts) = (Dim { multiple: self.multiple / common, ..self }, parts / common);
+        let Dim { factor, extra, divisor, multiple, is_even, .. } = whole;
+        if parts == 1 {
+            return Some(whole);
+        }
+        if divisor == 1 && factor.is_multiple_of(parts) && extra.is_multiple_of(parts) {
+            return Some(Dim { factor: factor / parts, extra: extra / parts, ..whole });
+        }
+        if multiple != 1 || (divisor != 1 && !is_even) {
+            return None;
+        }
+        // In lowest terms, so that parts of a gather are what was gathered.
+        let divisor = divisor * parts;
+        let common = greatest_common_divisor(greatest_common_divisor(factor, extra), divisor);
+        let (factor, extra, divisor) = (factor / common, extra / common, divisor / common);
+        Some(Dim { factor, extra, divisor, is_even: divisor > 1, ..whole })
     }
 
     /// This dimension `factor` times over.
@@ -316,7 +328,7 @@ mod tests {
         for (dim, parts, text) in [
             (tokens, 8, Some("B*S:8")),
             (tokens.times(8), 8, Some("B*S")),
-            (tokens.times(6), 4, Some("6*B*S:4")),
+            (tokens.times(6), 4, Some("3*B*S:2")),
             (tokens.round_up_to(32), 8, Some("4*ceil(B*S/32)")),
             (tokens.round_up_to(32), 3, None),
             (tokens.blocks_of(32), 2, None),
@@ -330,6 +342,11 @@ mod tests {
             if let Some(part) = part {
                 assert_eq!(part.times(parts), dim);
             }
+        }
+        // Gathered by more ranks than those that have parts, and cut among these again.
+        let quarter = tokens.part_of(4).unwrap();
+        for ranks in [2, 3, 4, 6, 8, 12] {
+            assert_eq!(quarter.times(ranks).part_of(ranks), Some(quarter), "{ranks}");
         }
         let eighth = tokens.part_of(8).unwrap();
         assert_eq!(eighth.part_of(2).unwrap().to_string(), "B*S:16");

@@ -1,5 +1,6 @@
 //! Ops of mixtures: what they take and give, and what they cost.
 
+use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{DType, GemmKind, NoKernel, Op, OperandType, Rejected, ops};
 use deepwell_precision::QuantFormat;
 
@@ -45,6 +46,10 @@ fn scaled(kind: GemmKind) -> ops::ScaledGroupedGemm {
 
 const SWIGLU: ops::ExpertActivation = ops::ExpertActivation::SwiGlu;
 
+fn dispatch(capacity_factor: Option<f64>, rows_of: RowsOf) -> ops::Dispatch {
+    ops::Dispatch { grouped: GROUPED, capacity_factor, rows_of }
+}
+
 /// Operands of experts: 10 tokens of 64, 3 of 8 experts of width 32 each.
 fn expert_operands(bias: bool) -> Vec<OperandType> {
     let mut all = vec![
@@ -83,7 +88,7 @@ fn outputs_and_costs() {
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 24] = [
+    let rows: [Row; 26] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -100,7 +105,7 @@ fn outputs_and_costs() {
         ),
         // 30 pairs in 8 groups of whole 32 rows are 32 + 248, in whole 32: 288.
         (
-            ops::Dispatch { grouped: GROUPED, capacity_factor: None, from_ranks: false }.into(),
+            dispatch(None, RowsOf::All).into(),
             vec![i32s(&[10, 3])],
             &[&[9], &[2, 8], &[10, 3], &[288]],
             60,
@@ -114,9 +119,23 @@ fn outputs_and_costs() {
         ),
         // The rows that came have a pair each.
         (
-            ops::Dispatch { grouped: GROUPED, capacity_factor: None, from_ranks: true }.into(),
+            dispatch(None, RowsOf::Sent).into(),
             vec![i32s(&[60, 3])],
             &[&[9], &[2, 8], &[60, 3], &[320]],
+            360,
+        ),
+        // Of 20 tokens each can want three of the eight experts here.
+        (
+            dispatch(None, RowsOf::Here { first: 8, experts: 16 }).into(),
+            vec![i32s(&[20, 3])],
+            &[&[9], &[2, 16], &[20, 3], &[320]],
+            120,
+        ),
+        // Nine of nine, and there are eight here.
+        (
+            dispatch(None, RowsOf::Here { first: 1, experts: 9 }).into(),
+            vec![i32s(&[20, 9])],
+            &[&[9], &[2, 9], &[20, 9], &[416]],
             360,
         ),
         (ops::Permute {}.into(), [&[f32s(&[10, 64])], &maps[..]].concat(), &[&[288, 64]], 0),
@@ -298,10 +317,19 @@ fn operands_that_do_not_fit_are_refused() {
             "expected operand 0 as f32, got bf16",
         ),
         (
-            ops::Dispatch { grouped: GROUPED, capacity_factor: Some(0.0), from_ranks: false }
-                .into(),
+            dispatch(Some(0.0), RowsOf::All).into(),
             vec![operand(DType::I32, &[10, 3])],
             "expected a finite capacity factor over 0, got 0",
+        ),
+        (
+            dispatch(Some(1.0), RowsOf::Here { first: 0, experts: 16 }).into(),
+            vec![operand(DType::I32, &[10, 3])],
+            "expected no capacity factor where tokens of all ranks are sorted, got 1",
+        ),
+        (
+            dispatch(None, RowsOf::Here { first: 9, experts: 16 }).into(),
+            vec![operand(DType::I32, &[10, 3])],
+            "expected experts of a rank among the layer's 16, got 8 from 9 on",
         ),
         (
             ops::GroupedGemm { grouped: GROUPED }.into(),

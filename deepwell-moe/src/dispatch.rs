@@ -4,6 +4,8 @@
 //! arXiv 2101.03961, eq. 3, for `top_k` pairs a token as in GShard, arXiv 2006.16668, section 2.2.
 //! Dropless: MegaBlocks, arXiv 2211.15841.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{check_length, check_top_k};
@@ -18,7 +20,7 @@ pub const NOWHERE: i32 = -1;
 /// Where each pair and each row goes; all are written.
 #[derive(Debug)]
 pub struct GroupedMaps<'a> {
-    /// First row of each group, and where the last ends, `[experts + 1]`.
+    /// First row of each group, and where the last ends, `[groups + 1]`.
     pub offsets: &'a mut [i32],
     /// Pairs that chose each expert, then those of them that have a row, `[2, experts]`.
     pub load: &'a mut [i32],
@@ -215,10 +217,29 @@ impl Dispatch {
     ///
     /// A wrong length, or fewer rows than the pairs need.
     pub fn write_grouped(&self, align: usize, maps: GroupedMaps<'_>) -> Result<(), MoeError> {
+        self.write_grouped_here(0..self.counts.len(), align, maps)
+    }
+
+    /// [`Dispatch::write_grouped`] of the experts `here`, a group each. Pairs of other experts have
+    /// no row, and none of theirs counts as having one.
+    ///
+    /// # Errors
+    ///
+    /// As there, and an expert that does not exist.
+    pub fn write_grouped_here(
+        &self,
+        here: Range<usize>,
+        align: usize,
+        maps: GroupedMaps<'_>,
+    ) -> Result<(), MoeError> {
         let GroupedMaps { offsets, load, rows, pairs } = maps;
         let experts = self.counts.len();
+        if here.start > here.end || here.end > experts {
+            let (index, expert) = (0, here.end.max(here.start) as u32);
+            return Err(MoeError::ExpertOutOfRange { index, expert, experts });
+        }
         for (name, layout, expected, got) in [
-            ("offsets", "[experts + 1]", experts + 1, offsets.len()),
+            ("offsets", "[groups + 1]", here.len() + 1, offsets.len()),
             ("load", "[2, experts]", 2 * experts, load.len()),
             ("rows", "[tokens, top_k]", self.slots.len(), rows.len()),
         ] {
@@ -227,25 +248,29 @@ impl Dispatch {
             }
         }
         let padded = |count: usize| count.next_multiple_of(align.max(1));
-        let needed: usize = self.counts.iter().map(|&count| padded(count)).sum();
+        let needed: usize = self.counts[here.clone()].iter().map(|&count| padded(count)).sum();
         if pairs.len() < needed {
             let (name, layout, got) = ("pairs", "rows of all groups", pairs.len());
             return Err(MoeError::Length { name, layout, expected: needed, got });
         }
         pairs.fill(NOWHERE);
         rows.fill(NOWHERE);
+        let (wanted, kept) = load.split_at_mut(experts);
+        for (wanted, &count) in wanted.iter_mut().zip(&self.counts_wanted) {
+            *wanted = count as i32;
+        }
+        kept.fill(0);
         offsets[0] = 0;
         let mut first = 0;
-        for expert in 0..experts {
+        for (group, expert) in here.enumerate() {
             let places = self.offsets[expert]..self.offsets[expert + 1];
             for (row, &pair) in (first..).zip(&self.sources[places]) {
                 pairs[row] = pair as i32;
                 rows[pair as usize] = row as i32;
             }
             first += padded(self.counts[expert]);
-            offsets[expert + 1] = first as i32;
-            load[expert] = self.counts_wanted[expert] as i32;
-            load[experts + expert] = self.counts[expert] as i32;
+            offsets[group + 1] = first as i32;
+            kept[expert] = self.counts[expert] as i32;
         }
         Ok(())
     }
@@ -343,6 +368,40 @@ mod tests {
         assert_eq!((rows, pairs), (vec![0, 3, 1, 5, 2, 4, 6, -1], vec![0, 2, 4, 1, 5, 3, 6]));
         let error = grouped(3, 4, Capacity::Dropless, 11).unwrap_err().to_string();
         assert!(error.contains("`pairs`: expected 12 numbers"), "{error}");
+    }
+
+    /// What ranks with some of the experts each sort of the same tokens: every pair has a row on
+    /// one of them, and each expert its pairs in the order of one rank with all.
+    #[test]
+    fn ranks_sort_what_is_theirs() {
+        let chosen = [3, 0, 0, 1, 2, 3, 3, 1];
+        let here = |here: Range<usize>, length: usize| {
+            let (mut offsets, mut load) = (vec![9; here.len() + 1], vec![9; 8]);
+            let (mut rows, mut pairs) = (vec![9; 8], vec![9; length]);
+            let maps = GroupedMaps {
+                offsets: &mut offsets,
+                load: &mut load,
+                rows: &mut rows,
+                pairs: &mut pairs,
+            };
+            let sorted = Dispatch::new(&chosen, 2, 4, Capacity::Dropless).unwrap();
+            sorted.write_grouped_here(here, 2, maps).map(|()| (offsets, load, rows, pairs))
+        };
+        let (offsets, load, rows, pairs) = here(0..2, 6).unwrap();
+        assert_eq!(offsets, [0, 2, 4]);
+        assert_eq!(load, [2, 2, 1, 3, 2, 2, 0, 0]);
+        assert_eq!(rows, [-1, 0, 1, 2, -1, -1, -1, 3]);
+        assert_eq!(pairs, [1, 2, 3, 7, -1, -1]);
+        let (offsets, load, rows, pairs) = here(2..4, 6).unwrap();
+        assert_eq!(offsets, [0, 2, 6]);
+        assert_eq!(load, [2, 2, 1, 3, 0, 0, 1, 3]);
+        assert_eq!(rows, [2, -1, -1, -1, 0, 3, 4, -1]);
+        assert_eq!(pairs, [4, -1, 0, 5, 6, -1]);
+        assert_eq!(here(2..2, 0).unwrap().0, [0]);
+        let error = here(2..4, 5).unwrap_err().to_string();
+        assert!(error.contains("`pairs`: expected 6 numbers"), "{error}");
+        let error = here(3..5, 6).unwrap_err().to_string();
+        assert!(error.contains("names expert 5, but there are 4"), "{error}");
     }
 
     #[test]

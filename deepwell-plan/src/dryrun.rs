@@ -1,5 +1,6 @@
 //! Predicts memory and time of programs from what they are, before anything runs.
 
+mod experts;
 mod pipeline;
 mod roof;
 
@@ -10,6 +11,7 @@ use deepwell_ir::{Call, Instance, MemoryKind, Op, Program, Target, Value};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
+pub use self::experts::ExpertRoom;
 pub use self::pipeline::dryrun_stages;
 use self::roof::Roof;
 use crate::schedule::PipelineSchedule;
@@ -100,6 +102,9 @@ pub struct RankReport {
     /// What exchanges with other ranks take of it; none where they have no stream of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchanges: Option<ExchangeTime>,
+    /// Rows of a layer's experts; none where the model has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_room: Option<ExpertRoom>,
     /// Ops, longest time first.
     pub ops: Vec<OpTime>,
 }
@@ -274,6 +279,7 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
             .sum(),
         time_s: roof.program_time_s(program),
         exchanges: exchanges_of(&roof, program),
+        expert_room: ExpertRoom::of(program),
         ops,
     }
 }
@@ -402,6 +408,10 @@ impl fmt::Display for DryRun {
                 let [all, exposed] = [time_s, exposed_s].map(|seconds| seconds * 1e3);
                 let what = format!("ms of exchanges, {exposed:.3} of them exposed");
                 writeln!(f, "  {:<12} {all:>12.3} {what}", "exchanges")?;
+            }
+            if let Some(ExpertRoom { most, even }) = rank.expert_room {
+                let what = format!("rows of a layer have room, {even} where tokens choose evenly");
+                writeln!(f, "  {:<12} {most:>12} {what}", "experts")?;
             }
             writeln!(
                 f,

@@ -41,7 +41,7 @@ mod strategy;
 
 pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
 pub use dryrun::{
-    Bound, DryRun, ExchangeTime, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
+    Bound, DryRun, ExchangeTime, ExpertRoom, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
     dryrun_world, roofline,
 };
 pub use error::PlanError;

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
@@ -381,7 +382,7 @@ impl<'a> Lowering<'a> {
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
         let counts_own_tokens = match &node.op {
-            Op::Dispatch(op) => !op.from_ranks,
+            Op::Dispatch(op) => op.rows_of != RowsOf::Sent,
             op => matches!(op, Op::DispatchToRanks(_)),
         };
         if counts_own_tokens {

@@ -31,6 +31,10 @@ pub struct StepRules {
     pub dp_overlap: bool,
     /// Whether all-to-alls of experts run beside the computation of another micro-batch.
     pub ep_overlap: bool,
+    /// Whether ranks gather the tokens of all that have some of the experts each, and add up what
+    /// experts make of them, as Deepwell does; else tokens go by all-to-all to the ranks that have
+    /// their experts, as many as there are.
+    pub expert_gather: bool,
     /// Bytes of a gradient as it is reduced.
     pub gradient_bytes: f64,
     /// How much slower computation is while communication runs beside it.
@@ -62,6 +66,7 @@ impl StepRules {
         tp_exposed: 1.0,
         dp_overlap: false,
         ep_overlap: false,
+        expert_gather: false,
         gradient_bytes: 4.0,
         interference: 1.0,
         fused_accumulation: false,
@@ -133,7 +138,7 @@ pub struct Communication {
     pub tensor: Overlap,
     /// The ring of keys and values.
     pub context: Overlap,
-    /// All-to-alls of experts.
+    /// Tokens on their way to experts and back.
     pub expert: Overlap,
     /// Gradients and parameters of data-parallel ranks.
     pub data: Overlap,

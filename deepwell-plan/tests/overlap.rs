@@ -7,7 +7,7 @@ mod common;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     Call, Invocation, KernelCatalog, KernelRequest, NoKernel, Op, Order, Phase, PrecisionPolicy,
-    Program, Selection, Target, verify_program,
+    ProcessGroup, Program, Selection, Target, verify_program,
 };
 use deepwell_plan::{
     EXCHANGES, Parallel, Plan, PlanRequest, Scheduling, autoplan_ranks, dryrun, lower,
@@ -256,8 +256,9 @@ fn rows_of_experts_travel_beside_what_does_not_need_them() {
     let (plan, graph) = (plan_of(&model, parallel, 1), capture(&model).unwrap());
     let program = lower(&graph, &plan, &Anywhere, &target(&plan)).unwrap();
     let order = Order::of(&program.calls, &program.bodies).unwrap();
+    let of_experts = plan.parallel.ranks(0).named(ProcessGroup::EXPERT).unwrap().0;
     let is_rows = |call: &Call| match &call.op {
-        Op::Collective(op) => op.kind == deepwell_ir::ops::CollectiveKind::AllToAll,
+        Op::Collective(op) => op.group == of_experts,
         _ => false,
     };
     for (phase, wanted) in [(Phase::Forward, "shared_experts"), (Phase::Backward, "wgrad")] {

@@ -105,16 +105,18 @@ enum Fault {
     RowsStay,
     /// Which experts rows want does not.
     ChoicesStay,
+    /// What experts of another rank give tokens does not come back.
+    NotReturned,
 }
 
 impl Fault {
     /// What it does to the result of an exchange.
     fn tamper(self, rank: u32, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
         let is_data = exchange.group.name == ProcessGroup::DATA;
+        let is_expert = exchange.group.name == ProcessGroup::EXPERT;
         match (self, &exchange.kind) {
             (Fault::NoSum, CollectiveKind::ReduceScatter { .. }) if is_data => {
-                let own = exchange.group.position_of(rank).unwrap() * output.len();
-                output.copy_from_slice(&input[own..own + output.len()]);
+                rank_faults::own_part(rank, exchange, input, output);
             }
             (Fault::MastersOfFirst, CollectiveKind::AllGather) if is_data && input.len() > 1024 => {
                 rank_faults::first_for_all(input, output);
@@ -124,6 +126,16 @@ impl Fault {
             }
             (Fault::ChoicesStay, CollectiveKind::AllToAll) if exchange.dtype == DType::I32 => {
                 output.copy_from_slice(input);
+            }
+            (Fault::RowsStay, CollectiveKind::AllGather)
+                if is_expert && exchange.dtype == DType::Bf16 =>
+            {
+                rank_faults::own_for_all(input, output);
+            }
+            (Fault::NotReturned, CollectiveKind::ReduceScatter { .. })
+                if is_expert && exchange.dtype == DType::Bf16 =>
+            {
+                rank_faults::own_part(rank, exchange, input, output);
             }
             _ => {}
         }
@@ -348,16 +360,16 @@ fn tensor_ranks_of_models_with_biases_train_as_on_the_cpu() {
     check_ranks(&gpt2, split, &PrecisionPolicy::mxfp8());
 }
 
-/// A mixture with the losses of routers and a limit that drops pairs. A token visits all experts:
-/// scores that nearly tie would send it to another on one of the devices.
-fn mixture() -> (Graph, usize) {
+/// A mixture with the losses of routers and perhaps a limit that drops pairs. A token visits all
+/// experts: scores that nearly tie would send it to another on one of the devices.
+fn mixture(capacity_factor: Option<f64>) -> (Graph, usize) {
     // Heads that two ranks can split.
     let preset = LlamaConfig::preset("moe-micro").expect("a preset");
     let mut config = LlamaConfig { num_heads: 2, num_kv_heads: 2, ..preset };
     let experts = config.experts.as_mut().expect("it is a mixture");
     experts.experts_per_token = experts.num_experts;
     let (graph, vocabulary) = model(config);
-    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(0.75) };
+    let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor };
     (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
 }
 
@@ -366,28 +378,35 @@ trial!(tensor_ranks_of_mixtures_train_as_on_the_cpu);
 fn tensor_ranks_of_mixtures_train_as_on_the_cpu() {
     need_kernels((9, 0));
     let split = Parallel { tensor: 2, ..Parallel::data(1) };
-    check_ranks(&mixture(), split, &PrecisionPolicy::bf16());
+    check_ranks(&mixture(Some(0.75)), split, &PrecisionPolicy::bf16());
 }
 
 trial!(expert_ranks_on_emulated_gpus_train_as_on_the_cpu);
-/// Rows go to the ranks that have their experts, and come back.
+/// Tokens are gathered, and what experts give them is summed; with a limit rows go to the ranks
+/// that have their experts, and come back.
 fn expert_ranks_on_emulated_gpus_train_as_on_the_cpu() {
     need_kernels((9, 0));
     let experts = Parallel { expert: 2, ..Parallel::data(2) };
-    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
-        check_ranks(&mixture(), experts, &policy);
-    }
-    // What goes wrong between them is beyond the tolerances by far.
-    let gradients = |fault| {
-        let (policy, devices) = (PrecisionPolicy::bf16(), "emulated:sm90:2");
-        steps_of_ranks(devices, mixture(), experts, &policy, fault).swap_remove(0).1
-    };
-    let sound = gradients(Fault::None);
-    for fault in [Fault::RowsStay, Fault::ChoicesStay] {
-        let got = gradients(fault);
-        let distances = got.iter().zip(&sound).map(|(got, sound)| relative_norm(&got.1, &sound.1));
-        let furthest = distances.fold(0.0, f64::max);
-        assert!(furthest > 10.0 * BF16.gradients.distance, "{fault:?}: {furthest}");
+    for limit in [None, Some(0.75)] {
+        let mixture = mixture(limit);
+        for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+            check_ranks(&mixture, experts, &policy);
+        }
+        // What goes wrong between them is beyond the tolerances by far.
+        let gradients = |fault| {
+            let (policy, devices) = (PrecisionPolicy::bf16(), "emulated:sm90:2");
+            let mut ranks = steps_of_ranks(devices, mixture.clone(), experts, &policy, fault);
+            ranks.swap_remove(0).1
+        };
+        let sound = gradients(Fault::None);
+        let last = if limit.is_some() { Fault::ChoicesStay } else { Fault::NotReturned };
+        for fault in [Fault::RowsStay, last] {
+            let got = gradients(fault);
+            let pairs = got.iter().zip(&sound);
+            let distances = pairs.map(|(got, sound)| relative_norm(&got.1, &sound.1));
+            let furthest = distances.fold(0.0, f64::max);
+            assert!(furthest > 10.0 * BF16.gradients.distance, "{fault:?}: {furthest}");
+        }
     }
 }
 

@@ -1,12 +1,17 @@
 //! Ranks that have some of the experts each train as one rank does, but for the order in which
 //! gradients are summed.
 //!
-//! What one rank computes for a token they compute from the same numbers in the same order, so that
-//! the first step's gradients of experts are to the bit those of one rank where all ranks are one
-//! group. Gradients of all else are sums over ranks. Their bound is measured: in control runs one
-//! rank has the sequences of each batch in another order, in which it then sums. What ranks differ
-//! from one rank by may be [`FACTOR`] times what the furthest control differs from it by, for a
-//! control is one draw from the same chaos.
+//! What one rank computes for a token they compute from the same numbers in the same order, but for
+//! one thing: what several experts of a rank give a token is rounded before the sums of ranks are
+//! added up. Where a token has two experts there is nothing to round, and where a capacity has rows
+//! sent in place of sums there are no such sums: the first step's gradients of experts are then to
+//! the bit those of one rank where all ranks are one group.
+//!
+//! Gradients of all else are sums over ranks. Their bound is measured: in control runs one rank has
+//! the sequences of each batch in another order, in which it then sums, and in others the last bits
+//! of what ranks have summed for tokens are flipped at random: a sum of rounded parts is off by
+//! about that. What ranks differ from one rank by may be [`FACTOR`] times what the furthest control
+//! differs from its run by, for a control is one draw from the same chaos.
 
 mod rank_faults;
 
@@ -17,11 +22,14 @@ use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{Call, DType, Graph, Instance, Op, ProcessGroup, Program, Split, verify_program};
 use deepwell_kernels::{Backend, CallAction, Exchange, InProcess, KernelError, Observer};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
 
-use crate::rank_faults::{Tampered, first_for_all, furthest, relative_norm};
+use crate::rank_faults::{
+    Tampered, first_for_all, flip, furthest, own_for_all, own_part, relative_norm,
+};
 
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,7 +43,22 @@ const IN_ORDER: [usize; ROWS] = [0, 1, 2, 3];
 const FACTOR: f64 = 4.0;
 
 fn model(name: &str) -> Graph {
-    capture(&LlamaConfig::preset(name).unwrap()).unwrap()
+    let preset = |name| LlamaConfig::preset(name).unwrap();
+    if name != FOUR_OF_EIGHT {
+        return capture(&preset(name)).unwrap();
+    }
+    let mut config = preset("moe-micro");
+    config.experts.as_mut().unwrap().experts_per_token = 4;
+    capture(&config).unwrap()
+}
+
+/// moe-micro whose tokens have four experts each, so that a rank adds some of them up.
+const FOUR_OF_EIGHT: &str = "four of eight";
+
+/// The model with a capacity that no expert reaches: nothing is dropped, and rows are sent.
+fn with_room_for_all(graph: &Graph) -> Graph {
+    let training = RouterTraining { capacity_factor: Some(64.0), ..RouterTraining::default() };
+    with_router_training(graph, &training).unwrap()
 }
 
 fn hardware() -> Hardware {
@@ -56,44 +79,73 @@ fn batch(step: usize, order: [usize; ROWS]) -> (Vec<i32>, Vec<i32>) {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
+    /// A control: the last bits of what experts of several ranks gave tokens are flipped.
+    Flips(u64),
     /// Gradients of the same experts on other ranks are left out.
     NoSum,
     /// The first rank's sums of squares count for all.
     NormOfFirst,
-    /// Each rank sorts the rows that came by what it wanted itself.
+    /// Each rank sorts the tokens of others by what its own wanted.
     OwnChoices,
-    /// Rows do not come back from where they were sent.
+    /// Tokens of others have the gates of its own.
+    OwnGates,
+    /// What experts of other ranks give tokens does not come back.
     NotReturned,
 }
 
 impl Fault {
-    /// What it does to the result of an exchange; `rows`: exchanges of rows so far.
-    fn tamper(self, rows: &mut u64, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
-        let is_rows = exchange.dtype == DType::Bf16;
-        if is_rows && exchange.kind == CollectiveKind::AllToAll {
-            *rows += 1;
-        }
-        let group = exchange.group.name.as_str();
+    /// What it does to the result of an exchange; `sent`: exchanges of rows that were sent so far.
+    fn tamper(
+        self,
+        sent: &mut u64,
+        (rank, exchange): (u32, &Exchange),
+        input: &[u8],
+        output: &mut [u8],
+    ) {
+        let (group, dtype) = (exchange.group.name.as_str(), exchange.dtype);
+        let is_sent = dtype == DType::Bf16 && exchange.kind == CollectiveKind::AllToAll;
+        *sent += u64::from(is_sent);
+        let is_returned = is_sent && sent.is_multiple_of(2);
         match (self, &exchange.kind, group) {
+            (Fault::Flips(seed), CollectiveKind::ReduceScatter { .. }, ProcessGroup::EXPERT) => {
+                flip(dtype, 1, seed, output)
+            }
             (Fault::NoSum, CollectiveKind::AllReduce { .. }, ProcessGroup::EXPERT_DATA) => {
                 output.copy_from_slice(input);
             }
             (Fault::NormOfFirst, CollectiveKind::AllGather, ProcessGroup::EXPERT)
-                if exchange.dtype == DType::U64 =>
+                if dtype == DType::U64 =>
             {
                 first_for_all(input, output);
             }
-            (Fault::OwnChoices, CollectiveKind::AllToAll, _) if exchange.dtype == DType::I32 => {
+            (Fault::OwnChoices, CollectiveKind::AllGather, ProcessGroup::EXPERT)
+                if dtype == DType::I32 =>
+            {
+                own_for_all(input, output);
+            }
+            (Fault::OwnChoices, CollectiveKind::AllToAll, _) if dtype == DType::I32 => {
                 output.copy_from_slice(input);
             }
-            // Rows go and come in turns.
-            (Fault::NotReturned, CollectiveKind::AllToAll, _)
-                if is_rows && rows.is_multiple_of(2) =>
+            (Fault::OwnGates, CollectiveKind::AllGather, ProcessGroup::EXPERT)
+                if dtype == DType::F32 =>
             {
+                own_for_all(input, output);
+            }
+            (Fault::NotReturned, CollectiveKind::ReduceScatter { .. }, ProcessGroup::EXPERT)
+                if dtype == DType::Bf16 =>
+            {
+                own_part(rank, exchange, input, output)
+            }
+            // Rows go and come in turns.
+            (Fault::NotReturned, CollectiveKind::AllToAll, _) if is_returned => {
                 output.copy_from_slice(input);
             }
             _ => {}
         }
+    }
+
+    fn is_sound(self) -> bool {
+        matches!(self, Fault::None | Fault::Flips(_))
     }
 }
 
@@ -150,9 +202,9 @@ fn world(graph: &Graph, options: &CompileOptions, fault: Fault) -> World {
         return World::compile(graph.clone(), hardware(), options).unwrap();
     }
     let wrap = |comm| {
-        let mut rows = 0;
-        Tampered::wrap(comm, move |_, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
-            fault.tamper(&mut rows, exchange, input, output);
+        let mut sent = 0;
+        Tampered::wrap(comm, move |rank, exchange: &Exchange, input: &[u8], output: &mut [u8]| {
+            fault.tamper(&mut sent, (rank, exchange), input, output);
         })
     };
     let comms = InProcess::world(ranks as u32, PATIENCE);
@@ -186,7 +238,7 @@ fn train(
         let bits = |outcomes: &[[f32; 2]]| -> Vec<[u32; 2]> {
             outcomes.iter().map(|it| it.map(f32::to_bits)).collect()
         };
-        let are_equal = fault != Fault::None || bits(others) == bits(outcomes);
+        let are_equal = !fault.is_sound() || bits(others) == bits(outcomes);
         assert!(are_equal, "rank {rank} saw other losses or norms");
     }
     let gradients: Vec<Vec<Part>> = ends.iter().map(|(_, gradients)| gradients.clone()).collect();
@@ -229,15 +281,25 @@ fn beyond(
 ) -> Vec<(String, f64, f64)> {
     let expected = alone(graph, options, steps, IN_ORDER);
     let got = train(graph, options, fault, steps, IN_ORDER);
+    let flips = (0..CONTROLS.len() as u64).map(Fault::Flips);
+    let flipped: Vec<Run> =
+        flips.map(|flips| train(graph, options, flips, steps, IN_ORDER)).collect();
     // What one rank sums in FP64 and rounds once, ranks round each, and once more with each sum.
     let rounding = options.parallel.data as f64 * f64::from(f32::EPSILON);
     let mut bounds = vec![rounding; 2 + expected.gradients.len()];
-    for order in CONTROLS {
-        let control = alone(graph, options, steps, order);
-        for (bound, (_, distance)) in bounds.iter_mut().zip(distances(&control, &expected)) {
+    let mut widen = |control: &Run, run: &Run| {
+        for (bound, (_, distance)) in bounds.iter_mut().zip(distances(control, run)) {
             *bound = bound.max(FACTOR * distance);
         }
+    };
+    for order in CONTROLS {
+        widen(&alone(graph, options, steps, order), &expected);
     }
+    let sound = match fault {
+        Fault::None => &got,
+        _ => &train(graph, options, Fault::None, steps, IN_ORDER),
+    };
+    flipped.iter().for_each(|control| widen(control, sound));
     let distances = distances(&got, &expected).into_iter().zip(bounds);
     let distances = distances.map(|((name, distance), bound)| (name, distance, bound));
     distances.filter(|(_, distance, bound)| distance.is_nan() || distance > bound).collect()
@@ -254,6 +316,9 @@ fn ranks_train_as_one_does_but_for_the_order_of_sums() {
         ("moe-micro", "bf16", parallel(4, 2)),
         ("moe-micro", "mxfp8", parallel(4, 2)),
         ("moe-micro", "mxfp8", parallel(4, 4)),
+        (FOUR_OF_EIGHT, "f32", parallel(4, 4)),
+        (FOUR_OF_EIGHT, "bf16", parallel(4, 2)),
+        (FOUR_OF_EIGHT, "mxfp8", parallel(2, 2)),
         ("gpt-oss-micro", "bf16", parallel(4, 4)),
         ("deepseek-micro", "mxfp8", parallel(2, 2)),
     ] {
@@ -270,8 +335,12 @@ fn gradients_of_experts_are_those_of_one_rank_to_the_bit() {
         ("moe-micro", "mxfp8", 4),
         ("gpt-oss-micro", "bf16", 2),
         ("deepseek-micro", "mxfp8", 2),
+        (FOUR_OF_EIGHT, "bf16", 2),
     ] {
-        let graph = model(name);
+        let graph = match name {
+            FOUR_OF_EIGHT => with_room_for_all(&model(name)),
+            _ => model(name),
+        };
         let options = options(precision, parallel(ranks, ranks));
         let got = train(&graph, &options, Fault::None, 1, IN_ORDER);
         let expected = alone(&graph, &options, 1, IN_ORDER);
@@ -341,17 +410,22 @@ fn a_rank_without_rows_has_no_gradients() {
 
 #[test]
 fn planted_faults_are_beyond_the_bound() {
-    for (fault, parallel, what) in [
-        (Fault::NoSum, parallel(4, 2), "experts"),
-        (Fault::NormOfFirst, parallel(2, 2), "norms"),
-        (Fault::OwnChoices, parallel(2, 2), "losses"),
-        (Fault::NotReturned, parallel(2, 2), "losses"),
-    ] {
-        let beyond = beyond(&model("moe-micro"), &options("bf16", parallel), fault, 2);
+    let check = |graph: &Graph, (fault, precision), parallel, what| {
+        let beyond = beyond(graph, &options(precision, parallel), fault, 2);
         assert!(
             beyond.iter().any(|(name, ..)| name.contains(what)),
             "{fault:?}: `{what}` not among {beyond:?}"
         );
+    };
+    let gathers = model(FOUR_OF_EIGHT);
+    let sends = with_room_for_all(&gathers);
+    check(&gathers, (Fault::NoSum, "bf16"), parallel(4, 2), "experts");
+    check(&gathers, (Fault::NormOfFirst, "bf16"), parallel(2, 2), "norms");
+    // Gates are nearly alike at first: other ones are seen in F32.
+    check(&gathers, (Fault::OwnGates, "f32"), parallel(2, 2), "losses");
+    for graph in [&gathers, &sends] {
+        check(graph, (Fault::OwnChoices, "bf16"), parallel(2, 2), "experts.down_proj");
+        check(graph, (Fault::NotReturned, "bf16"), parallel(2, 2), "experts.down_proj");
     }
 }
 

@@ -22,11 +22,10 @@ use deepwell_kernels::{Exchange, InProcess};
 use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
-use deepwell_precision::random::split_mix64;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
 
-use crate::rank_faults::{Tampered, first_for_all, furthest, relative_norm};
+use crate::rank_faults::{Tampered, first_for_all, furthest, own_for_all, own_part, relative_norm};
 
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -102,7 +101,7 @@ enum Fault {
     NormOfFirst(&'static str),
     /// What goes around a ring is lost.
     KeysStay,
-    /// Rows and gates stay where they are in place of going to the ranks that have their experts.
+    /// Rows and gates of other ranks are this rank's own.
     RowsStay,
 }
 
@@ -123,8 +122,7 @@ impl Fault {
                 output.fill(0);
             }
             (Fault::NoSum(name), CollectiveKind::ReduceScatter { .. }) if group == name => {
-                let own = exchange.group.position_of(rank).unwrap() * output.len();
-                output.copy_from_slice(&input[own..own + output.len()]);
+                own_part(rank, exchange, input, output);
             }
             (Fault::NoSum(name), CollectiveKind::AllReduce { .. }) if group == name => {
                 output.copy_from_slice(input);
@@ -144,8 +142,10 @@ impl Fault {
             {
                 first_for_all(input, output);
             }
-            (Fault::RowsStay, CollectiveKind::AllToAll) if exchange.dtype == DType::F32 => {
-                output.copy_from_slice(input);
+            (Fault::RowsStay, CollectiveKind::AllGather)
+                if group == ProcessGroup::EXPERT && exchange.dtype == DType::F32 =>
+            {
+                own_for_all(input, output);
             }
             _ => {}
         }
@@ -154,16 +154,9 @@ impl Fault {
 
 /// Flips the last bit of about half of BF16 numbers: a sum of rounded parts is off by about that.
 /// Of F32 numbers the last three bits are drawn anew: a sum of K = 128 terms in another order is
-/// off by about the root of K in units of half the last place. By their contents, so that ranks
-/// with the same numbers keep the same ones.
+/// off by about the root of K in units of half the last place.
 fn flip(dtype: DType, seed: u64, output: &mut [u8]) {
-    let (size, mask) = if dtype == DType::Bf16 { (2, 1) } else { (4, 7) };
-    for number in output.chunks_exact_mut(size) {
-        let bits = number.iter().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
-        if bits != 0 {
-            number[0] ^= split_mix64(split_mix64(seed) ^ bits) as u8 & mask;
-        }
-    }
+    rank_faults::flip(dtype, if dtype == DType::Bf16 { 1 } else { 7 }, seed, output);
 }
 
 /// Some numbers of a tensor of a parameter: which slice of it the rank has, its shape, and which
@@ -491,6 +484,7 @@ fn planted_faults_are_beyond_the_bound() {
         (apart, Fault::NormOfFirst(ProcessGroup::DATA), "norms"),
         (apart, Fault::NormOfFirst(ProcessGroup::TENSOR), "norms"),
         (plan, Fault::RowsStay, "losses"),
+        (plan, Fault::NoSum(ProcessGroup::EXPERT), "losses"),
         (Parallel { data: 4, ..context(2) }, Fault::KeysStay, "losses"),
         (context(2), Fault::NoSum(ProcessGroup::DATA), "gradient of lm_head"),
     ] {

@@ -82,8 +82,36 @@ impl GroupedRows {
     }
 }
 
+/// Which of the pairs have a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowsOf {
+    /// All pairs; each expert is a group.
+    #[default]
+    All,
+    /// Tokens are rows that ranks sent ([`super::DispatchToRanks`]): a row has one expert of this
+    /// rank at most, and the others of its `K` are -1, pairs without a row. `R` is of `T` pairs.
+    Sent,
+    /// Tokens are those of all ranks of a group, of which this one has the experts from `first` on,
+    /// a group each; pairs of other experts have no row. The experts of a token differ, so that `R`
+    /// is of `T · min(K, groups)` pairs, however tokens choose.
+    Here {
+        /// The first expert of this rank.
+        first: usize,
+        /// Experts of the layer, on all ranks together.
+        experts: usize,
+    },
+}
+
+impl RowsOf {
+    fn is_all(&self) -> bool {
+        *self == RowsOf::All
+    }
+}
+
 /// experts i32 `[T, K]` → offsets i32 `[E + 1]`, load i32 `[2, E]`, rows i32 `[T, K]`, pairs i32
-/// `[R]`, as the module's documentation has them.
+/// `[R]`, as the module's documentation has them. With [`RowsOf::Here`] `load` is of all experts of
+/// the layer; pairs of those elsewhere have no row.
 ///
 /// Pairs are sorted stably. With a capacity factor an expert takes
 /// `ceil(factor · T · K / E)` pairs at most, in ascending order; the gates of what is left are not
@@ -95,11 +123,36 @@ pub struct Dispatch {
     /// Limits the pairs of an expert to so many times its even share; none drops nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Whether tokens are rows that ranks sent ([`super::DispatchToRanks`]): a row has one expert
-    /// of this rank at most, and the others of its `K` are -1, pairs without a row. `R` is then of
-    /// `T` pairs.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub from_ranks: bool,
+    /// Which pairs have a row.
+    #[serde(default, skip_serializing_if = "RowsOf::is_all")]
+    pub rows_of: RowsOf,
+}
+
+impl Dispatch {
+    /// Experts that tokens choose from, which `load` is of.
+    pub const fn experts(&self) -> usize {
+        match self.rows_of {
+            RowsOf::Here { experts, .. } => experts,
+            RowsOf::All | RowsOf::Sent => self.grouped.groups,
+        }
+    }
+
+    /// The experts whose pairs have rows, a group each.
+    pub const fn here(&self) -> std::ops::Range<usize> {
+        match self.rows_of {
+            RowsOf::Here { first, .. } => first..first + self.grouped.groups,
+            RowsOf::All | RowsOf::Sent => 0..self.grouped.groups,
+        }
+    }
+
+    /// The most pairs that a token has here.
+    fn pairs_of_token(&self, top_k: usize) -> usize {
+        match self.rows_of {
+            RowsOf::All => top_k,
+            RowsOf::Sent => 1,
+            RowsOf::Here { .. } => top_k.min(self.grouped.groups),
+        }
+    }
 }
 
 impl OpRule for Dispatch {
@@ -109,8 +162,12 @@ impl OpRule for Dispatch {
 
     fn attributes(&self) -> String {
         let mut grouped = self.grouped.describe();
-        if self.from_ranks {
-            grouped.push_str(" from_ranks");
+        match self.rows_of {
+            RowsOf::All => {}
+            RowsOf::Sent => grouped.push_str(" sent"),
+            RowsOf::Here { first, experts } => {
+                grouped.push_str(&format!(" first={first} experts={experts}"));
+            }
         }
         match self.capacity_factor {
             Some(factor) => format!("{grouped} capacity_factor={factor}"),
@@ -127,14 +184,24 @@ impl OpRule for Dispatch {
         if let Some(factor) = self.capacity_factor.filter(|f| !f.is_finite() || *f <= 0.0) {
             return Err(check.error("a finite capacity factor over 0", factor.to_string()));
         }
-        let pairs = if self.from_ranks { experts[0] } else { experts[0].times(top_k) };
-        let rows = self.grouped.rows(pairs);
+        if let RowsOf::Here { first, experts } = self.rows_of {
+            if first.checked_add(self.grouped.groups).is_none_or(|end| end > experts) {
+                let expected = format!("experts of a rank among the layer's {experts}");
+                let got = format!("{} from {first} on", self.grouped.groups);
+                return Err(check.error(expected, got));
+            }
+            if let Some(factor) = self.capacity_factor {
+                let expected = "no capacity factor where tokens of all ranks are sorted";
+                return Err(check.error(expected, factor.to_string()));
+            }
+        }
+        let rows = self.grouped.rows(experts[0].times(self.pairs_of_token(top_k)));
         let rows = rows.ok_or_else(|| check.error("tokens one by one", experts[0].to_string()))?;
         let i32s = |suffix, shape| OutputType::statistic(suffix, shape, DType::I32);
         let groups = self.grouped.groups;
         Ok(vec![
             i32s("offsets", Shape::new([groups + 1])),
-            i32s("load", Shape::new([2, groups])),
+            i32s("load", Shape::new([2, self.experts()])),
             i32s("rows", inputs[0].shape.clone()),
             i32s("pairs", Shape(vec![rows])),
         ])

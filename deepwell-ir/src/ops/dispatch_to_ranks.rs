@@ -10,7 +10,7 @@
 //!
 //! A slab begins with its pairs, sorted by expert and then by pair; the rest of it has none. What
 //! is sent along says of each row which expert it is for, so that a receiver who sorts what came
-//! by expert ([`Dispatch`](super::Dispatch) with `from_ranks`) has each expert's rows in the order
+//! by expert ([`RowsOf::Sent`](super::RowsOf::Sent)) has each expert's rows in the order
 //! of the ranks and, within a rank, of the pairs: the order of one rank that has all the tokens.
 
 use serde::{Deserialize, Serialize};

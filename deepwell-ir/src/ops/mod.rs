@@ -52,7 +52,7 @@ pub use context::{
     AttentionPart, AttentionPartBackward, KeySource, MergeAttention, RopeOfPart, Zigzag,
 };
 pub use dequantize::Dequantize;
-pub use dispatch::{Dispatch, GroupedRows};
+pub use dispatch::{Dispatch, GroupedRows, RowsOf};
 pub use dispatch_to_ranks::DispatchToRanks;
 pub use dual_gemm::DualGemm;
 pub use embedding::{Embedding, EmbeddingBackward};

@@ -74,6 +74,7 @@ impl SearchRequest {
     pub(crate) fn step_rules(&self) -> StepRules {
         StepRules {
             fp8: self.fp8,
+            expert_gather: true,
             loss_traffic: (8.0, 6.0),
             expert_imbalance: self.expert_imbalance,
             ..StepRules::MODERN

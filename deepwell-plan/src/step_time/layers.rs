@@ -9,6 +9,9 @@ use crate::collectives::Collective;
 
 /// Share of the experts' all-to-alls that stays exposed beside another micro-batch.
 const EP_OVERLAP_EXPOSED: f64 = 0.3;
+/// Share of gathers and sums of experts' tokens that stays exposed: of the four of a layer one,
+/// that of the tokens' gradients, is beside gradients of weights.
+const EP_GATHER_EXPOSED: f64 = 0.75;
 /// Bytes that quantizing moves for each element: BF16 read, MXFP8 with its scales written rowwise
 /// and columnwise.
 const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
@@ -236,7 +239,7 @@ impl Cost<'_> {
         time
     }
 
-    /// Routed experts: grouped GEMMs and permutation, and the two all-to-alls of a direction.
+    /// Routed experts: grouped GEMMs and permutation, and the two exchanges of a direction.
     fn routed(&self, experts: usize, top_k: usize, ffn: usize) -> (LayerTime, Overlap) {
         let (shape, at) = (self.shape, self.at);
         let (hidden, etp) = (shape.hidden as f64, at.etp as f64);
@@ -257,6 +260,16 @@ impl Cost<'_> {
         time.input_grad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
         if at.ep == 1 {
             return (time, Overlap::default());
+        }
+        if self.rules.expert_gather {
+            // The tokens of all ranks go to each, whatever they choose; what experts made of them
+            // comes back in sums.
+            let ranks = at.ep * at.etp;
+            let tokens = self.tokens() / at.tp as f64 * ranks as f64;
+            let (bytes, local) = (2.0 * tokens * hidden, self.local(ranks, 1));
+            let kinds = [Collective::AllGather, Collective::ReduceScatter];
+            let seconds = kinds.map(|kind| self.fabric.time(kind, bytes, ranks, local).seconds);
+            return (time, Overlap::of(seconds.iter().sum(), EP_GATHER_EXPOSED));
         }
         let local = self.local(at.ep, at.etp);
         let one = self.fabric.time(Collective::AllToAll, moved / etp, at.ep, local).seconds;

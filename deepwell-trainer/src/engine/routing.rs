@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{Op, Program, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct ExpertLoad {
     /// The layer, counted from 0.
     pub layer: u32,
-    /// Pairs that chose each expert, before any were dropped.
+    /// Pairs that chose each expert, before any were dropped: of this rank's tokens, or of those of
+    /// all ranks that have some of the experts each, where they are gathered.
     pub chosen: Vec<u64>,
     /// Pairs that were dropped, as their expert was full.
     pub dropped: u64,
@@ -64,7 +66,9 @@ impl ExpertLoad {
         self.chosen.resize(chosen.len(), 0);
         for ((sum, &chosen), &kept) in self.chosen.iter_mut().zip(chosen).zip(kept) {
             *sum += u64::try_from(chosen).unwrap_or(0);
-            self.dropped += u64::try_from(chosen - kept).unwrap_or(0);
+            if counters.drops {
+                self.dropped += u64::try_from(chosen - kept).unwrap_or(0);
+            }
         }
     }
 }
@@ -85,8 +89,10 @@ pub(super) struct LoadCounters {
     pub(super) id: ValueId,
     pub(super) layer: u32,
     pub(super) experts: usize,
-    /// Whether these are the choices of this rank's tokens: what ranks sent, they have counted.
+    /// Whether these are choices that nobody else has counted: what ranks sent, they have.
     counts_choices: bool,
+    /// Whether a pair without a row was dropped: else another rank has its expert.
+    drops: bool,
     /// Of a dispatch that sorts rows for grouped GEMMs.
     rows: Option<Rows>,
 }
@@ -104,18 +110,19 @@ pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
     let of_body = |calls: std::ops::Range<usize>| -> Arc<[LoadCounters]> {
         let calls = program.calls[calls].iter().filter(|call| !call.recomputes);
         let counters = calls.filter_map(|call| {
-            let (experts, counts_choices, rows) = match &call.op {
+            let (experts, rows_of, rows) = match &call.op {
                 Op::Dispatch(op) => {
                     let pairs = program.value(call.outputs().get(3)?.value);
                     let align = op.grouped.align as u64;
                     let rows = Rows { align, planned: pairs.elements() as u64 };
-                    (op.grouped.groups, !op.from_ranks, Some(rows))
+                    (op.experts(), op.rows_of, Some(rows))
                 }
-                Op::DispatchToRanks(op) => (op.experts, true, None),
+                Op::DispatchToRanks(op) => (op.experts, RowsOf::All, None),
                 _ => return None,
             };
-            let id = call.outputs().get(1)?.value;
-            Some(LoadCounters { id, layer: call.layer?, experts, counts_choices, rows })
+            let (id, layer) = (call.outputs().get(1)?.value, call.layer?);
+            let (counts_choices, drops) = (rows_of != RowsOf::Sent, rows_of == RowsOf::All);
+            Some(LoadCounters { id, layer, experts, counts_choices, drops, rows })
         });
         counters.collect()
     };
@@ -134,6 +141,7 @@ mod tests {
             layer,
             experts,
             counts_choices: true,
+            drops: true,
             rows: Some(Rows { align: 4, planned: 24 }),
         };
         add_load(&mut loads, &of(1, 4), &[4, 0, 0, 4, 3, 0, 0, 4]);
@@ -147,6 +155,11 @@ mod tests {
         assert_eq!((*layer, chosen.as_slice(), *dropped), (1, &[8, 0, 0, 8][..], 3));
         assert_eq!((*rows_used, *rows_planned), (16, 24));
         assert_eq!(loads[1].rows_used, 8);
+        // Of the tokens of all ranks, of which this one has the second half of the experts.
+        let gathered = LoadCounters { drops: false, ..of(2, 4) };
+        add_load(&mut loads, &gathered, &[9, 0, 5, 2, 0, 0, 5, 2]);
+        assert_eq!((loads[2].chosen.as_slice(), loads[2].dropped), (&[9, 0, 5, 2][..], 0));
+        assert_eq!(loads[2].rows_used, 12);
         assert_eq!(loads[0].dead(), 2);
         // Half of the experts have all: 2 of 4, and ln 2 / ln 4.
         assert_eq!(loads[0].largest_over_mean(), 2.0);

@@ -1,7 +1,9 @@
 //! What tests that plant faults between ranks share: exchanges whose results are changed, and how
 //! far two runs are apart.
 
+use deepwell_ir::DType;
 use deepwell_kernels::{Comm, CommError, Exchange, InProcess};
+use deepwell_precision::random::split_mix64;
 
 /// Exchanges between threads, each result of which is handed to `tamper` with this rank, the
 /// exchange and what this rank gave.
@@ -45,6 +47,32 @@ impl<F: FnMut(u32, &Exchange, &[u8], &mut [u8]) + Send> Comm for Tampered<F> {
 pub(crate) fn first_for_all(input: &[u8], output: &mut [u8]) {
     let first = output[..input.len()].to_vec();
     output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(&first));
+}
+
+/// What this rank gave counts for all.
+#[allow(dead_code, reason = "not every test has ranks with experts")]
+pub(crate) fn own_for_all(input: &[u8], output: &mut [u8]) {
+    output.chunks_mut(input.len()).for_each(|chunk| chunk.copy_from_slice(input));
+}
+
+/// What a rank gets of a scattered sum is its own part alone.
+#[allow(dead_code, reason = "not every test has sums")]
+pub(crate) fn own_part(rank: u32, exchange: &Exchange, input: &[u8], output: &mut [u8]) {
+    let own = exchange.group.position_of(rank).unwrap() * output.len();
+    output.copy_from_slice(&input[own..own + output.len()]);
+}
+
+/// Draws the last bits of numbers anew, those of `mask`: by their contents, so that ranks with the
+/// same numbers keep the same ones.
+#[allow(dead_code, reason = "not every test has controls")]
+pub(crate) fn flip(dtype: DType, mask: u8, seed: u64, output: &mut [u8]) {
+    let size = if dtype == DType::Bf16 { 2 } else { 4 };
+    for number in output.chunks_exact_mut(size) {
+        let bits = number.iter().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
+        if bits != 0 {
+            number[0] ^= split_mix64(split_mix64(seed) ^ bits) as u8 & mask;
+        }
+    }
 }
 
 /// Largest relative difference of two lists; NaN where one is.

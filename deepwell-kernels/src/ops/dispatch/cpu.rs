@@ -1,7 +1,7 @@
 //! Sorting pairs of token and expert, by [`deepwell_moe`]'s definition.
 
 use deepwell_ir::Op;
-use deepwell_ir::ops::{Dispatch, DispatchToRanks};
+use deepwell_ir::ops::{Dispatch, DispatchToRanks, RowsOf};
 use deepwell_moe::{Capacity, GroupedMaps, MoeError, RankMaps, group_from_ranks};
 
 use crate::KernelError;
@@ -18,14 +18,14 @@ pub fn dispatch(
     top_k: usize,
     maps: GroupedMaps<'_>,
 ) -> Result<(), MoeError> {
-    if op.from_ranks {
+    if op.rows_of == RowsOf::Sent {
         return group_from_ranks(chosen, op.grouped.groups, op.grouped.align, maps);
     }
     // A negative number becomes one that no expert has.
     let chosen: Vec<u32> = chosen.iter().map(|&expert| expert as u32).collect();
     let capacity = op.capacity_factor.map_or(Capacity::Dropless, Capacity::Factor);
-    let sorted = deepwell_moe::Dispatch::new(&chosen, top_k, op.grouped.groups, capacity)?;
-    sorted.write_grouped(op.grouped.align, maps)
+    let sorted = deepwell_moe::Dispatch::new(&chosen, top_k, op.experts(), capacity)?;
+    sorted.write_grouped_here(op.here(), op.grouped.align, maps)
 }
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
@@ -89,35 +89,56 @@ pub(super) fn prepare_to_ranks(operands: &Operands<'_>, op: &Op) -> Result<Run, 
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::Dim;
     use deepwell_ir::ops::GroupedRows;
+    use deepwell_ir::{DType, Dim, OpRule, Shape, TensorType};
 
     use super::*;
     use crate::cpu::test_support::Random;
     use crate::ops::dispatch::oracle::{self, Grouped};
 
+    fn sort(op: &Dispatch, chosen: &[i32], top_k: usize) -> Grouped {
+        let tokens = Dim::fixed(chosen.len() / top_k);
+        let types =
+            [TensorType { shape: Shape(vec![tokens, Dim::fixed(top_k)]), dtype: DType::I32 }];
+        let outputs = op.infer(&types).unwrap();
+        let length =
+            |index: usize| -> usize { outputs[index].shape.as_fixed().unwrap().iter().product() };
+        let [mut offsets, mut load, mut rows, mut pairs] =
+            [0, 1, 2, 3].map(|index| vec![7; length(index)]);
+        let maps = GroupedMaps {
+            offsets: &mut offsets,
+            load: &mut load,
+            rows: &mut rows,
+            pairs: &mut pairs,
+        };
+        dispatch(op, chosen, top_k, maps).unwrap();
+        Grouped { offsets, load, rows, pairs }
+    }
+
     /// Compares with the oracle, with a buffer as long as the op says.
     fn check(chosen: &[i32], top_k: usize, experts: usize, align: usize, factor: Option<f64>) {
         let grouped = GroupedRows { groups: experts, align };
-        let op = Dispatch { grouped, capacity_factor: factor, from_ranks: false };
-        let rows = grouped.rows(Dim::fixed(chosen.len())).unwrap().as_fixed().unwrap();
+        let op = Dispatch { grouped, capacity_factor: factor, rows_of: RowsOf::All };
+        let got = sort(&op, chosen, top_k);
+        let rows = got.pairs.len();
         assert!(grouped.pairs_of(rows) >= chosen.len() && rows.is_multiple_of(align));
-        let mut got = Grouped {
-            offsets: vec![7; experts + 1],
-            load: vec![7; 2 * experts],
-            rows: vec![7; chosen.len()],
-            pairs: vec![7; rows],
-        };
-        let maps = GroupedMaps {
-            offsets: &mut got.offsets,
-            load: &mut got.load,
-            rows: &mut got.rows,
-            pairs: &mut got.pairs,
-        };
-        dispatch(&op, chosen, top_k, maps).unwrap();
         let share = |factor: f64| (factor * chosen.len() as f64 / experts as f64).ceil() as usize;
         let capacity = factor.map_or(usize::MAX, share);
         assert_eq!(got, oracle::forward(chosen, experts, align, capacity, rows));
+    }
+
+    /// The same of ranks that have some of the experts each.
+    fn check_here(chosen: &[i32], top_k: usize, experts: usize, align: usize) {
+        for ranks in [1, 2, 3, 4].into_iter().filter(|&ranks| experts.is_multiple_of(ranks)) {
+            let grouped = GroupedRows { groups: experts / ranks, align };
+            for first in (0..experts).step_by(grouped.groups) {
+                let rows_of = RowsOf::Here { first, experts };
+                let op = Dispatch { grouped, capacity_factor: None, rows_of };
+                let got = sort(&op, chosen, top_k);
+                let expected = oracle::here(chosen, experts, op.here(), align, got.pairs.len());
+                assert_eq!(got, expected, "{experts} {top_k} {align}: {:?}", op.here());
+            }
+        }
     }
 
     #[test]
@@ -140,6 +161,7 @@ mod tests {
                         for factor in [None, Some(0.3), Some(1.0), Some(2.0)] {
                             check(&chosen, top_k, experts, align, factor);
                         }
+                        check_here(&chosen, top_k, experts, align);
                     }
                 }
             }
@@ -193,7 +215,7 @@ mod tests {
                 rows: &mut [0; 2],
                 pairs: &mut [0; 2],
             };
-            let op = Dispatch { grouped, capacity_factor: None, from_ranks: false };
+            let op = Dispatch { grouped, capacity_factor: None, rows_of: RowsOf::All };
             let error = dispatch(&op, &[0, expert], 1, maps);
             assert!(matches!(error, Err(MoeError::ExpertOutOfRange { index: 1, .. })), "{error:?}");
         }

@@ -48,7 +48,7 @@ pub(crate) fn runs(pairs: usize) -> (usize, usize) {
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let Op::Dispatch(op) = request.op else { return 0 };
     let (runs, _) = runs(request.operands[0].shape.iter().product());
-    runs * op.grouped.groups * size_of::<u32>()
+    runs * op.experts() * size_of::<u32>()
 }
 
 /// Pairs that one of `experts` takes at most.
@@ -72,16 +72,17 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let chosen = call.input(0);
     let sizes = (chosen.shape[0], chosen.shape[1]);
-    let capacity = capacity(op.capacity_factor, op.grouped.groups, sizes);
+    let capacity = capacity(op.capacity_factor, op.experts(), sizes);
     let capacity = capacity.map_err(|what| call.refuse(what))?;
     let [offsets, load, rows, pairs] = [0, 1, 2, 3].map(|index| call.output(index));
     let (ctas, run) = runs(chosen.elements());
     let number = |number: usize| Argument::U32(number as u32);
-    let (pair_count, experts, run) =
-        (number(chosen.elements()), number(op.grouped.groups), number(run));
+    let (pair_count, experts, run) = (number(chosen.elements()), number(op.experts()), number(run));
+    let here = op.here();
+    let (first_here, end_here) = (number(here.start), number(here.end));
     let counts = Argument::Pointer(call.workspace().0);
     // What is left of a CTA's threads shares the pairs of a run.
-    let across = number(op.grouped.groups.next_power_of_two().min(THREADS as usize));
+    let across = |experts: usize| number(experts.next_power_of_two().min(THREADS as usize));
 
     let count = device.function("dispatch", "dispatch_count", 0)?;
     let of_count = vec![
@@ -95,10 +96,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         pair_count,
         number(pairs.elements()),
         experts,
+        first_here,
+        end_here,
         number(op.grouped.align),
         number(capacity),
         run,
-        across,
+        across(op.experts()),
     ];
     let place = device.function("dispatch", "dispatch_place", 0)?;
     let of_place = vec![
@@ -109,9 +112,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         counts,
         pair_count,
         experts,
+        first_here,
+        end_here,
         number(capacity),
         run,
-        across,
+        across(here.len()),
     ];
     let ctas = ctas as u32;
     Ok(vec![

@@ -75,6 +75,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         pair_count,
         number(pairs.elements()),
         experts,
+        number(0),
+        experts,
         number(1),
         number(capacity),
         run,

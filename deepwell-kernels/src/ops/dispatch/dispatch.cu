@@ -1,10 +1,12 @@
 // Where each pair of token and expert goes in rows that are grouped by expert: a stable counting
 // sort of `chosen` [pairs], each the number of an expert.
 //
-//   offsets [experts + 1]  group e has the rows offsets[e] to offsets[e + 1], a multiple of `align`
+//   offsets [groups + 1]   group g has the rows offsets[g] to offsets[g + 1], a multiple of `align`
 //   load    [2, experts]   pairs that chose each expert; those of them that have a row
 //   rows    [pairs]        the row of each pair, -1 for one beyond the capacity of its expert
 //   pairs   [row_count]    the pair of each row, -1 for a row without one
+//
+// The experts from `first_here` to `end_here` are groups; pairs of others have no row.
 //
 // The pairs are cut into runs, a CTA each, and a run into parts: a thread has an expert and a part,
 // of which it looks at every pair, as the threads of other experts do at the same time. Nothing is
@@ -28,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_count(const int32* __restrict__ chosen, int32* __restrict__ offsets,
                    int32* __restrict__ load, int32* __restrict__ rows, int32* __restrict__ pairs,
                    uint32* counts, uint32* arrivals, uint32 pair_count, uint32 row_count,
-                   uint32 experts, uint32 align, uint32 capacity, uint32 run, uint32 across) {
+                   uint32 experts, uint32 first_here, uint32 end_here, uint32 align,
+                   uint32 capacity, uint32 run, uint32 across) {
     const Parts<kThreads> parts(across);
     const Segment segment(parts, pair_count, run);
     const uint32 thread = blockIdx.x * kThreads + threadIdx.x;
@@ -72,8 +75,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             before += own;
         }
         if (parts.part == 0 && exists) {
+            const bool is_here = expert >= first_here && expert < end_here;
             load[expert] = sums.all;
-            load[experts + expert] = min(sums.all, capacity);
+            load[experts + expert] = is_here ? min(sums.all, capacity) : 0;
         }
     }
     __syncthreads();
@@ -82,12 +86,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     // A warp adds up the groups' lengths, 32 groups at a time.
     uint32 end = 0;
-    for (uint32 first = 0; first < experts; first += 32) {
+    for (uint32 first = first_here; first < end_here; first += 32) {
         const uint32 expert = first + threadIdx.x;
-        const uint32 kept = expert < experts ? load[experts + expert] : 0;
+        const uint32 kept = expert < end_here ? load[experts + expert] : 0;
         end += inclusive_sum_of_warp((kept + align - 1) / align * align);
-        if (expert < experts) {
-            offsets[expert + 1] = end;
+        if (expert < end_here) {
+            offsets[expert - first_here + 1] = end;
         }
         end = __shfl_sync(0xffffffffu, end, 31);
     }
@@ -96,24 +100,26 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// counts as `dispatch_count` leaves them, with the same runs.
+// counts as `dispatch_count` leaves them, with the same runs. `across`: as there, of the experts
+// that are groups.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_place(const int32* __restrict__ chosen, const int32* __restrict__ offsets,
                    int32* __restrict__ rows, int32* __restrict__ pairs,
                    const uint32* __restrict__ counts, uint32 pair_count, uint32 experts,
-                   uint32 capacity, uint32 run, uint32 across) {
+                   uint32 first_here, uint32 end_here, uint32 capacity, uint32 run,
+                   uint32 across) {
     const Parts<kThreads> parts(across);
     const Segment segment(parts, pair_count, run);
-    for (uint32 first = 0; first < experts; first += across) {
+    for (uint32 first = first_here; first < end_here; first += across) {
         const uint32 expert = first + parts.expert;
         uint32 count = 0;
         pairs_of(expert, chosen, segment.first, segment.end, [&](uint32) { ++count; });
         const uint32 before = sum_of_parts(parts, count).before;
-        if (expert >= experts) {
+        if (expert >= end_here) {
             continue;
         }
         uint32 place = counts[uint64{blockIdx.x} * experts + expert] + before;
-        const uint32 first_row = offsets[expert];
+        const uint32 first_row = offsets[expert - first_here];
         pairs_of(expert, chosen, segment.first, segment.end, [&](uint32 pair) {
             if (place < capacity) {
                 rows[pair] = first_row + place;

@@ -1,5 +1,7 @@
 //! Grouped rows by their definition: for each expert all pairs are looked at, in order.
 
+use std::ops::Range;
+
 /// The maps of grouped rows, see [`deepwell_ir::ops::Dispatch`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grouped {
@@ -21,6 +23,27 @@ pub fn forward(
     capacity: usize,
     rows: usize,
 ) -> Grouped {
+    group(chosen, (experts, 0..experts), align, capacity, rows)
+}
+
+/// Groups those of the pairs that chose one of the experts `here`, of `experts`.
+pub fn here(
+    chosen: &[i32],
+    experts: usize,
+    here: Range<usize>,
+    align: usize,
+    rows: usize,
+) -> Grouped {
+    group(chosen, (experts, here), align, usize::MAX, rows)
+}
+
+fn group(
+    chosen: &[i32],
+    (experts, here): (usize, Range<usize>),
+    align: usize,
+    capacity: usize,
+    rows: usize,
+) -> Grouped {
     let mut grouped = Grouped {
         offsets: vec![0],
         load: vec![0; 2 * experts],
@@ -28,9 +51,10 @@ pub fn forward(
         pairs: Vec::with_capacity(rows),
     };
     for expert in 0..experts {
+        let is_here = here.contains(&expert);
         for pair in (0..chosen.len()).filter(|&pair| chosen[pair] as usize == expert) {
             grouped.load[expert] += 1;
-            if grouped.load[expert] as usize <= capacity {
+            if is_here && grouped.load[expert] as usize <= capacity {
                 grouped.load[experts + expert] += 1;
                 grouped.rows[pair] = grouped.pairs.len() as i32;
                 grouped.pairs.push(pair as i32);
@@ -39,8 +63,11 @@ pub fn forward(
         while !grouped.pairs.len().is_multiple_of(align) {
             grouped.pairs.push(-1);
         }
-        grouped.offsets.push(grouped.pairs.len() as i32);
+        if is_here {
+            grouped.offsets.push(grouped.pairs.len() as i32);
+        }
     }
+    assert!(grouped.pairs.len() <= rows, "{rows} rows are too few");
     grouped.pairs.resize(rows, -1);
     grouped
 }

@@ -1,5 +1,6 @@
 //! `dispatch.cu` and `dispatch_to_ranks.cu`: every number of their maps is that of the definition.
 
+use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{DType, Dim, ops};
 use deepwell_kernels::ops::dispatch::oracle;
 
@@ -8,7 +9,8 @@ use crate::mixture::{Choice, HARD, Mixture, to_i32};
 
 fn check(gpu: &mut Gpu, mixture: Mixture, capacity_factor: Option<f64>) {
     let Mixture { tokens, experts, top_k, .. } = mixture;
-    let op = ops::Dispatch { grouped: mixture.grouped_rows(), capacity_factor, from_ranks: false };
+    let grouped = mixture.grouped_rows();
+    let op = ops::Dispatch { grouped, capacity_factor, rows_of: RowsOf::All };
     let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
     let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
     let outputs = [
@@ -61,7 +63,7 @@ fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: O
 
     let own = experts / ranks;
     let grouped = ops::GroupedRows { groups: own, align };
-    let op = ops::Dispatch { grouped, capacity_factor: None, from_ranks: true };
+    let op = ops::Dispatch { grouped, capacity_factor: None, rows_of: RowsOf::Sent };
     let received = sent.wanted[..slab * top_k].repeat(ranks);
     let buffer = grouped.rows(Dim::fixed(rows)).and_then(|rows| rows.as_fixed());
     let buffer = buffer.expect("fixed sizes");
@@ -77,6 +79,31 @@ fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: O
     }
 }
 
+/// How each of ranks with equally many experts sorts the tokens of all.
+fn check_here(gpu: &mut Gpu, mixture: Mixture, ranks: usize) {
+    let Mixture { tokens, experts, top_k, align, .. } = mixture;
+    let grouped = ops::GroupedRows { groups: experts / ranks, align };
+    let rows = grouped.rows(Dim::fixed(tokens * top_k.min(grouped.groups)));
+    let rows = rows.and_then(|rows| rows.as_fixed()).expect("fixed sizes");
+    for first in (0..experts).step_by(grouped.groups) {
+        let rows_of = RowsOf::Here { first, experts };
+        let op = ops::Dispatch { grouped, capacity_factor: None, rows_of };
+        let here = op.here();
+        let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
+        let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
+        let outputs =
+            [i32s(&[here.len() + 1]), i32s(&[2, experts]), i32s(&[tokens, top_k]), i32s(&[rows])];
+        let got = gpu.run(op, &[chosen], &outputs, false, 1);
+        let expected = oracle::here(&mixture.chosen(), experts, here.clone(), align, rows);
+        let expected = [expected.offsets, expected.load, expected.rows, expected.pairs];
+        for ((name, got), expected) in
+            ["offsets", "load", "rows", "pairs"].iter().zip(&got).zip(&expected)
+        {
+            assert_eq!(to_i32(got), *expected, "{name} of {mixture:?}, {here:?}");
+        }
+    }
+}
+
 fn check_hard_ranks(gpu: &mut Gpu) {
     for mixture in HARD {
         let Mixture { experts, .. } = mixture;
@@ -84,6 +111,7 @@ fn check_hard_ranks(gpu: &mut Gpu) {
             for factor in [None, Some(0.3)] {
                 check_ranks(gpu, mixture, ranks, factor);
             }
+            check_here(gpu, mixture, ranks);
         }
     }
 }
@@ -126,6 +154,7 @@ emulated! {
             Mixture { tokens: 361, experts: 40, top_k: 3, choice: Choice::Spread, align: 32 };
         for ranks in [4, 40] {
             check_ranks(gpu, mixture, ranks, None);
+            check_here(gpu, mixture, ranks);
         }
     }
 }

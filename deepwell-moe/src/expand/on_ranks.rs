@@ -1,0 +1,134 @@
+//! Tokens on their way to the ranks that have their experts, and what experts made of them on its
+//! way back.
+
+use deepwell_ir::ops::{
+    Collective, CollectiveKind, DispatchToRanks, Experts, Permute, Reduction, RowsOf, Unpermute,
+};
+use deepwell_ir::{IrError, TensorId};
+
+use super::{Expansion, ExpertRank};
+
+/// The tokens that a rank's experts look at.
+pub(super) struct Tokens {
+    /// Rows, gates and choices.
+    pub(super) operands: [TensorId; 3],
+    pub(super) came: Came,
+}
+
+/// How tokens came to the rank.
+#[derive(Clone, Copy)]
+pub(super) enum Came {
+    /// They are its own, and it has all experts.
+    Own,
+    /// Gathered with those of all other ranks of the group.
+    Gathered(ExpertRank),
+    /// Sent by the ranks that have them, a row for each pair.
+    Sent {
+        rank: ExpertRank,
+        /// The row of each own pair among those for all ranks.
+        rows: TensorId,
+        /// The own pair of each row.
+        pairs: TensorId,
+    },
+}
+
+impl Came {
+    /// Which pairs have rows on a rank with `groups` experts.
+    pub(super) fn rows_of(&self, groups: usize) -> RowsOf {
+        match self {
+            Came::Own => RowsOf::All,
+            Came::Gathered(ExpertRank { place, ranks, .. }) => {
+                RowsOf::Here { first: place * groups, experts: ranks * groups }
+            }
+            Came::Sent { .. } => RowsOf::Sent,
+        }
+    }
+
+    /// The capacity factor of a dispatch here: who sent rows has kept to it.
+    pub(super) fn own_limit(&self, factor: Option<f64>) -> Option<f64> {
+        factor.filter(|_| matches!(self, Came::Own))
+    }
+}
+
+impl Expansion<'_> {
+    /// Brings tokens to the experts of this rank, `groups` of them.
+    pub(super) fn tokens(
+        &mut self,
+        op: &Experts,
+        rank: Option<ExpertRank>,
+        groups: usize,
+        operands: [TensorId; 3],
+    ) -> Result<Tokens, IrError> {
+        match rank {
+            None => Ok(Tokens { operands, came: Came::Own }),
+            Some(rank) if op.capacity_factor.is_some() => self.send(op, rank, groups, operands),
+            Some(rank) => self.gather(rank, operands),
+        }
+    }
+
+    /// Brings `[rows of pairs, rows, pairs]` of a dispatch back to the rank's own tokens.
+    pub(super) fn back(&mut self, came: Came, operands: [TensorId; 3]) -> Result<(), IrError> {
+        match came {
+            Came::Own => self.finish(Unpermute {}, &operands),
+            Came::Gathered(rank) => {
+                let partial = self.add("unpermute.partial", Unpermute {}, &operands)?;
+                let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
+                self.finish(among(rank, kind), &partial)
+            }
+            Came::Sent { rank, rows, pairs } => {
+                let unsorted = self.add("unpermute.received", Unpermute {}, &operands)?;
+                let returned = self.exchange("returned", rank, unsorted[0])?;
+                self.finish(Unpermute {}, &[returned, rows, pairs])
+            }
+        }
+    }
+
+    fn gather(
+        &mut self,
+        rank: ExpertRank,
+        [x, gates, chosen]: [TensorId; 3],
+    ) -> Result<Tokens, IrError> {
+        // Rows are there before the router has begun; choices are waited for first.
+        let mut gather = |name: &str, x| -> Result<TensorId, IrError> {
+            let op = among(rank, CollectiveKind::AllGather);
+            Ok(self.add(&format!("all_gather.{name}"), op, &[x])?[0])
+        };
+        let (x, chosen) = (gather("rows", x)?, gather("chosen", chosen)?);
+        let gates = gather("gates", gates)?;
+        Ok(Tokens { operands: [x, gates, chosen], came: Came::Gathered(rank) })
+    }
+
+    /// Slab `q` of the rank at place `p` becomes slab `p` of that at place `q`.
+    fn exchange(&mut self, name: &str, rank: ExpertRank, x: TensorId) -> Result<TensorId, IrError> {
+        let op = among(rank, CollectiveKind::AllToAll);
+        Ok(self.add(&format!("all_to_all.{name}"), op, &[x])?[0])
+    }
+
+    fn send(
+        &mut self,
+        op: &Experts,
+        rank: ExpertRank,
+        groups: usize,
+        [x, gates, chosen]: [TensorId; 3],
+    ) -> Result<Tokens, IrError> {
+        let (ranks, capacity_factor) = (rank.ranks, op.capacity_factor);
+        let to_ranks = DispatchToRanks { experts: groups * ranks, ranks, capacity_factor };
+        let outputs = self.add("dispatch_to_ranks", to_ranks, &[chosen])?;
+        let &[rows, _, pairs, wanted] = outputs.as_slice() else {
+            unreachable!("a dispatch to ranks has four outputs");
+        };
+        let x = self.add("permute.sent", Permute {}, &[x, rows, pairs])?[0];
+        // A row takes all gates of its token along; the receiver reads the one of its pair.
+        let gates = self.add("permute.gates", Permute {}, &[gates, rows, pairs])?[0];
+        let operands = [
+            self.exchange("rows", rank, x)?,
+            self.exchange("gates", rank, gates)?,
+            self.exchange("wanted", rank, wanted)?,
+        ];
+        Ok(Tokens { operands, came: Came::Sent { rank, rows, pairs } })
+    }
+}
+
+fn among(rank: ExpertRank, kind: CollectiveKind) -> Collective {
+    Collective::new(kind, rank.group, rank.ranks as u32)
+}
