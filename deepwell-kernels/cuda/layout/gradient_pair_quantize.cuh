@@ -1,19 +1,24 @@
 // The gradients of a gated activation, of gate and of up, and the block quantization of both: what
 // they are made of is read once.
 //
-// A CTA has a tile of each in shared memory and quantizes one after the other. What the gradients
-// are is told by `Gradients`, in vectors of eight neighbouring elements of a row:
+// A CTA has a tile of each in shared memory and quantizes one after the other; of tiles that are
+// plain it has more than one, as in `layout/row_quantize.cuh`. What the gradients are is told by
+// `Gradients`, in vectors of eight neighbouring elements of a row:
 //
 //   load(in_tile, place) const       the `PairSources` of row `in_tile` of the tile
-//   result(sources, in_tile) const   the `GradientVectors`; all threads of a warp come here,
-//                                    sixteen neighbouring ones for a row
+//   result(tile, sources, in_tile) const
+//                                    the `GradientVectors` of the row of a tile; all threads of a
+//                                    warp come here, sixteen neighbouring ones for a row
+//
+// and by `begin`, `ask`, `take` and `advance` as `Rows` of `layout/row_quantize.cuh` have them. The
+// rows that `take` has brought near come while the second gradient is quantized.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/row_quantize.cuh"
 
 // Steps whose loads, three each, a thread starts together.
-constexpr int kPairsTogether = 2;
+constexpr int kPairsTogether = 4;
 
 // A gradient and where it goes.
 struct Gradient {
@@ -47,52 +52,70 @@ __device__ __forceinline__ void store_gradients(const Gradient& dgate, const Gra
     }
 }
 
-// A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
-// places that nobody else looks at, and takes them back one after the other. Those of the first
-// are free when all have it, and become the stage.
+// Tiles of `layout/mx_plain_tile.cuh`, from the one of the CTA's index on: a thread lays both
+// gradients aside in shared memory, in places that nobody else looks at, and takes them back one
+// after the other. Those of the first are free when all have it, and become the stage, which all
+// have read when the first barrier of the second gradient is behind them: a thread that is ahead
+// then lays aside the next tile's.
 template <bool kWide, bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
-                                                    const ElementPlaces& places,
+__device__ __forceinline__ void gradient_pair_plain(Gradients& gradients, TileRing& tiles,
                                                     const Gradient& dgate, const Gradient& dup,
                                                     uint4* dynamic, MxPlainShared& shared,
                                                     MxTally& gate_tally, MxTally& up_tally) {
     uint4* const stage = dynamic;
     uint4* const own_gate = dynamic + threadIdx.x;
     uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
+    PlainRows nothing;
+    gradients.begin(tiles.now(), tiles.next());
+    for (; tiles.now().any(); tiles.advance()) {
+        const ElementPlaces places = tiles.now();
+        tiles.look_ahead();
+        gradients.ask(tiles.next(), tiles.after());
+        if (kColumn && !tiles.is_first()) {
+            // The stage of the tile before is read.
+            __syncthreads();
+        }
 #pragma unroll 1
-    for (int row = 0; row < kMxPlainRows; row += kPairsTogether) {
-        PairSources sources[kPairsTogether];
+        for (int row = 0; row < kMxPlainRows; row += kPairsTogether) {
+            PairSources sources[kPairsTogether];
 #pragma unroll
-        for (int i = 0; i < kPairsTogether; ++i) {
-            sources[i] = gradients.load(mx_plain_row() + row + i, places.plain_place(row + i));
+            for (int i = 0; i < kPairsTogether; ++i) {
+                sources[i] =
+                    gradients.load(mx_plain_row() + row + i, places.plain_place(row + i));
+            }
+#pragma unroll
+            for (int i = 0; i < kPairsTogether; ++i) {
+                const GradientVectors of =
+                    gradients.result(places, sources[i], mx_plain_row() + row + i);
+                store_gradients(dgate, dup, places.plain_place(row + i), of);
+                own_gate[(row + i) * kMxPlainThreads] = of.gate;
+                own_up[(row + i) * kMxPlainThreads] = of.up;
+            }
         }
+        uint4 vectors[kMxPlainRows];
 #pragma unroll
-        for (int i = 0; i < kPairsTogether; ++i) {
-            const GradientVectors of = gradients.result(sources[i], mx_plain_row() + row + i);
-            store_gradients(dgate, dup, places.plain_place(row + i), of);
-            own_gate[(row + i) * kMxPlainThreads] = of.gate;
-            own_up[(row + i) * kMxPlainThreads] = of.up;
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            vectors[row] = own_gate[row * kMxPlainThreads];
         }
-    }
-    uint4 vectors[kMxPlainRows];
+        MxTilesTally<Gradients> of_gate = {gate_tally, gradients, tiles};
+        mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to,
+                                                 stage, shared, of_gate);
 #pragma unroll
-    for (int row = 0; row < kMxPlainRows; ++row) {
-        vectors[row] = own_gate[row * kMxPlainThreads];
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            vectors[row] = own_up[row * kMxPlainThreads];
+        }
+        MxTilesTally<PlainRows> of_up = {up_tally, nothing, tiles};
+        mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dup.to,
+                                                 stage, shared, of_up);
+        gradients.advance();
     }
-    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to, stage,
-                                             shared, gate_tally);
-#pragma unroll
-    for (int row = 0; row < kMxPlainRows; ++row) {
-        vectors[row] = own_up[row * kMxPlainThreads];
-    }
-    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dup.to, stage,
-                                             shared, up_tally);
+    gate_tally.give();
+    up_tally.give();
 }
 
 // Any tile.
 template <bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
-                                                   const ElementPlaces& places,
+__device__ __forceinline__ void gradient_pair_tile(Gradients& gradients, const TileRing& tiles,
                                                    const Gradient& dgate, const Gradient& dup,
                                                    uint4* dynamic, MxTally& gate_tally,
                                                    MxTally& up_tally) {
@@ -100,7 +123,9 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
     uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
     __shared__ MxShared shared;
     MxCounters gate_counters, up_counters;
-    if (blockIdx.x < ElementPlaces::tiles(dgate.to)) {
+    const ElementPlaces places = tiles.now();
+    if (places.any()) {
+        gradients.begin(places, tiles.next());
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -109,7 +134,7 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
             if (exists) {
                 sources = gradients.load(in_tile, places.place(step));
             }
-            GradientVectors of = gradients.result(sources, in_tile);
+            GradientVectors of = gradients.result(places, sources, in_tile);
             if (exists) {
                 store_gradients(dgate, dup, places.place(step), of);
             } else {
@@ -132,10 +157,10 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
     up_tally.give();
 }
 
-// Both gradients, [rows, columns] with columns a multiple of 8. A CTA for each tile, one at least.
+// Both gradients, [rows, columns] with columns a multiple of 8. A CTA for each tile and one at
+// least, or fewer where tiles are plain.
 template <bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_quantize(const Gradients& gradients,
-                                                       const ElementPlaces& places,
+__device__ __forceinline__ void gradient_pair_quantize(Gradients gradients,
                                                        const Gradient& dgate,
                                                        const Gradient& dup) {
     extern __shared__ uint4 dynamic[];
@@ -143,16 +168,17 @@ __device__ __forceinline__ void gradient_pair_quantize(const Gradients& gradient
     __shared__ MxTallyShared of_tallies[2];
     MxTally gate_tally(of_tallies[0], dgate.totals), up_tally(of_tallies[1], dup.totals);
     const MxTarget& to = dgate.to;
+    __shared__ uint2 of_tiles[4];
+    TileRing tiles(of_tiles, to, 0);
     const bool wide = dgate.flags & kMxWide;
     if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
-        gradient_pair_tile<kRow, kColumn>(gradients, places, dgate, dup, dynamic, gate_tally,
-                                          up_tally);
+        gradient_pair_tile<kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, gate_tally, up_tally);
     } else if (wide) {
-        gradient_pair_plain<true, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
-                                                 gate_tally, up_tally);
+        gradient_pair_plain<true, kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, shared, gate_tally,
+                                                 up_tally);
     } else {
-        gradient_pair_plain<false, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
-                                                  gate_tally, up_tally);
+        gradient_pair_plain<false, kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, shared, gate_tally,
+                                                  up_tally);
     }
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;

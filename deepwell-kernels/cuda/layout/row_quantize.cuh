@@ -1,14 +1,27 @@
 // Rows that a kernel makes as it reads them, and their block quantization: nothing of the rows
 // themselves is written but where somebody else reads them.
 //
-// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free: on an H200 a
-// grid that is as large as the device and goes from tile to tile is slower.
+// A CTA has a tile of 128 x 128 elements at a time. Where tiles are those of
+// `layout/mx_plain_tile.cuh` it has more than one, a grid apart, and asks for what the next one is
+// made of while it quantizes this one: otherwise each tile would wait in turn for its rows' indices,
+// for the rows, and for the counters of `layout/mx_statistics.cuh`, which together take longer than
+// its instructions do. An H200 needs some 1500 cycles of issue for a tile, and a CTA of one tile
+// lived ten times as long.
 //
 // What the rows are is told by `Rows`. A vector is eight neighbouring elements of a row:
 //
 //   Loaded                           what is read for a vector
+//   kTogether                        rows whose loads a thread starts together
 //   load(in_tile, place) const       reads it, for row `in_tile` of the tile that exists
 //   result(loaded, in_tile) const    the vector
+//
+// and what comes before, by all threads. Tiles come as `ElementPlaces`, of which `any` tells whether
+// there is one:
+//
+//   begin(first, second)    what is told of the rows of the first tile, and a barrier
+//   ask(next, after)        starts to read what is told of the next tile's rows
+//   take(next)              has it, and may have the rows brought near; a barrier follows
+//   advance()               the next tile is the one that `load` and `result` speak of
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -16,11 +29,9 @@
 #include "layout/mx_plain_tile.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
+#include "ptx/bulk_copy.cuh"
 
 using ElementTile = MxTile<bf16>;
-// Rows whose loads a thread starts together, that it need not wait for memory eight times.
-constexpr int kTogether = 4;
-static_assert(kMxPlainRows % kTogether == 0, "whole batches");
 
 // An element of a matrix.
 struct ElementPlace {
@@ -49,7 +60,7 @@ struct ElementPlaces {
     }
 
     // The same, those of a band of `band` columns of tiles first: all rows of a band, then the
-    // next band.
+    // next band. Behind the last tile it lies beyond the matrix.
     __device__ __forceinline__ ElementPlaces(uint32 index, const MxTarget& to, uint32 band)
         : rows(to.rows), columns(to.columns) {
         const uint32 down = max(tiles_down(to), 1u);
@@ -61,6 +72,9 @@ struct ElementPlaces {
         column0 = (first + in_band % wide) * kMxTile;
     }
 
+    __device__ __forceinline__ ElementPlaces(const uint2& first, const MxTarget& to)
+        : row0(first.x), column0(first.y), rows(to.rows), columns(to.columns) {}
+
     static __device__ __forceinline__ uint32 tiles_across(const MxTarget& to) {
         return (to.columns + kMxTile - 1) / kMxTile;
     }
@@ -70,6 +84,11 @@ struct ElementPlaces {
     // No memory holds 2^32 of them.
     static __device__ __forceinline__ uint32 tiles(const MxTarget& to) {
         return tiles_down(to) * tiles_across(to);
+    }
+
+    // Whether the matrix has some of the tile.
+    __device__ __forceinline__ bool any() const {
+        return row0 < rows && column0 < columns;
     }
 
     // Step `step` of any tile.
@@ -90,6 +109,60 @@ struct ElementPlaces {
     }
 };
 
+// Where the tiles of a CTA lie, from the one of its index on and a grid apart: tile n in place
+// n % 4. One thread finds each, three tiles ahead, and others read it when they need it, as to have
+// four at hand takes registers and to find one some forty instructions.
+class TileRing {
+    static constexpr uint32 kPlaces = 4;
+    uint2 (&places_)[kPlaces];
+    const MxTarget& to_;
+    uint32 band_;
+    uint32 now_ = 0;
+
+    __device__ __forceinline__ ElementPlaces ahead(uint32 count) const {
+        return ElementPlaces(places_[(now_ + count) % kPlaces], to_);
+    }
+    // No memory holds 2^32 tiles, and no grid has as many CTAs.
+    __device__ __forceinline__ void find(uint32 number) const {
+        const ElementPlaces found(blockIdx.x + number * gridDim.x, to_, band_);
+        places_[number % kPlaces] = make_uint2(found.row0, found.column0);
+    }
+
+  public:
+    // `places` in shared memory; all columns are one band where `band` is zero.
+    __device__ __forceinline__ TileRing(uint2 (&places)[kPlaces], const MxTarget& to, uint32 band)
+        : places_(places),
+          to_(to),
+          band_(band > 0 ? band : max(ElementPlaces::tiles_across(to), 1u)) {
+        if (threadIdx.x < kPlaces - 1) {
+            find(threadIdx.x);
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ ElementPlaces now() const {
+        return ahead(0);
+    }
+    __device__ __forceinline__ ElementPlaces next() const {
+        return ahead(1);
+    }
+    __device__ __forceinline__ ElementPlaces after() const {
+        return ahead(2);
+    }
+    // By all threads, once for a tile; a barrier follows, as one has since the tile before was read.
+    __device__ __forceinline__ void look_ahead() const {
+        if (threadIdx.x == 0) {
+            find(now_ + kPlaces - 1);
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        ++now_;
+    }
+    __device__ __forceinline__ bool is_first() const {
+        return now_ == 0;
+    }
+};
+
 // The elements of a vector at a place.
 __device__ __forceinline__ uint4 load_vector(const bf16* matrix, const ElementPlace& place,
                                              uint32 columns) {
@@ -100,39 +173,82 @@ __device__ __forceinline__ void store_vector(bf16* matrix, const ElementPlace& p
     *reinterpret_cast<uint4*>(matrix + place.of(columns)) = vector;
 }
 
-// A tile of `layout/mx_plain_tile.cuh`.
+// Has row `row` of a matrix brought into the L2 cache, as much of it as a whole tile at `column0`
+// has.
+__device__ __forceinline__ void prefetch_row(const bf16* matrix, uint32 row, uint32 column0,
+                                             uint32 columns) {
+    bulk_prefetch(matrix + ElementPlace{row, column0}.of(columns), kMxTile * sizeof(bf16));
+}
+
+// `Rows` of which nothing is told but where they lie.
+struct PlainRows {
+    __device__ __forceinline__ void begin(const ElementPlaces&, const ElementPlaces&) {}
+    __device__ __forceinline__ void ask(const ElementPlaces&, const ElementPlaces&) {}
+    __device__ __forceinline__ void take(const ElementPlaces&) {}
+    __device__ __forceinline__ void advance() {}
+};
+
+// What a CTA of several tiles leaves behind each, and gives behind the last.
+template <typename Rows>
+struct MxTilesTally {
+    const MxTally& tally;
+    Rows& rows;
+    const TileRing& tiles;
+
+    __device__ __forceinline__ void leave(const MxCounters& counters) const {
+        rows.take(tiles.next());
+        tally.leave(counters, !tiles.is_first());
+    }
+    __device__ __forceinline__ void give() const {}
+};
+
+// Tiles of `layout/mx_plain_tile.cuh`, from the one of the CTA's index on.
 template <bool kWide, bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize_plain(const Rows& rows, const ElementPlaces& places,
-                                                   bf16* result, const MxTarget& to, uint4* stage,
+__device__ __forceinline__ void row_quantize_plain(Rows& rows, TileRing& tiles, bf16* result,
+                                                   const MxTarget& to, uint4* stage,
                                                    MxPlainShared& shared, MxTally& tally) {
-    uint4 results[kMxPlainRows];
+    constexpr int kTogether = Rows::kTogether;
+    static_assert(kMxPlainRows % kTogether == 0, "whole batches");
+    rows.begin(tiles.now(), tiles.next());
+    for (; tiles.now().any(); tiles.advance()) {
+        const ElementPlaces places = tiles.now();
+        tiles.look_ahead();
+        rows.ask(tiles.next(), tiles.after());
+        uint4 results[kMxPlainRows];
 #pragma unroll
-    for (int row = 0; row < kMxPlainRows; row += kTogether) {
-        typename Rows::Loaded loaded[kTogether];
+        for (int row = 0; row < kMxPlainRows; row += kTogether) {
+            typename Rows::Loaded loaded[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            loaded[i] = rows.load(mx_plain_row() + row + i, places.plain_place(row + i));
-        }
+            for (int i = 0; i < kTogether; ++i) {
+                loaded[i] = rows.load(mx_plain_row() + row + i, places.plain_place(row + i));
+            }
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            results[row + i] = rows.result(loaded[i], mx_plain_row() + row + i);
-            if (result != nullptr) {
-                store_vector(result, places.plain_place(row + i), to.columns, results[row + i]);
+            for (int i = 0; i < kTogether; ++i) {
+                results[row + i] = rows.result(loaded[i], mx_plain_row() + row + i);
+                if (result != nullptr) {
+                    store_vector(result, places.plain_place(row + i), to.columns,
+                                 results[row + i]);
+                }
             }
         }
+        MxTilesTally<Rows> left = {tally, rows, tiles};
+        mx_quantize_vectors<kWide, kRow, kColumn>(results, places.row0, places.column0, to, stage,
+                                                 shared, left);
+        rows.advance();
     }
-    mx_quantize_vectors<kWide, kRow, kColumn>(results, places.row0, places.column0, to, stage,
-                                             shared, tally);
+    tally.give();
 }
 
 // Any tile.
 template <bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize_tile(const Rows& rows, const ElementPlaces& places,
+__device__ __forceinline__ void row_quantize_tile(Rows& rows, const TileRing& tiles,
                                                   bf16* result, const MxTarget& to, uint32 flags,
                                                   uint32* tile, MxTally& tally) {
     __shared__ MxShared shared;
     MxCounters counters;
-    if (blockIdx.x < ElementPlaces::tiles(to)) {
+    const ElementPlaces places = tiles.now();
+    if (places.any()) {
+        rows.begin(places, tiles.next());
 #pragma unroll 2
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -153,23 +269,26 @@ __device__ __forceinline__ void row_quantize_tile(const Rows& rows, const Elemen
     tally.give();
 }
 
-// Quantizes rows; `result` may be null. Flags, totals and statistics [6] as in `quantize.cu`; a CTA
-// for each tile, or one where there is none.
+// Quantizes rows; `result` may be null. Flags, totals and statistics [6] as in `quantize.cu`. Tiles
+// come in bands of `band` columns of them. A CTA for each tile and one at least, or fewer where
+// `mx_is_plain`.
 template <bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize(const Rows& rows, const ElementPlaces& places,
-                                             bf16* result, const MxTarget& to, uint32 flags,
-                                             MxTotals* totals, uint64* statistics) {
+__device__ __forceinline__ void row_quantize(Rows rows, uint32 band, bf16* result,
+                                             const MxTarget& to, uint32 flags, MxTotals* totals,
+                                             uint64* statistics) {
     extern __shared__ uint4 dynamic[];
     __shared__ MxPlainShared shared;
     __shared__ MxTallyShared of_tally;
+    __shared__ uint2 of_tiles[4];
     MxTally tally(of_tally, totals);
+    TileRing tiles(of_tiles, to, band);
     if (!mx_is_plain(to, flags)) {
-        row_quantize_tile<kRow, kColumn>(rows, places, result, to, flags,
+        row_quantize_tile<kRow, kColumn>(rows, tiles, result, to, flags,
                                          reinterpret_cast<uint32*>(dynamic), tally);
     } else if (flags & kMxWide) {
-        row_quantize_plain<true, kRow, kColumn>(rows, places, result, to, dynamic, shared, tally);
+        row_quantize_plain<true, kRow, kColumn>(rows, tiles, result, to, dynamic, shared, tally);
     } else {
-        row_quantize_plain<false, kRow, kColumn>(rows, places, result, to, dynamic, shared, tally);
+        row_quantize_plain<false, kRow, kColumn>(rows, tiles, result, to, dynamic, shared, tally);
     }
     const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
     tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);
