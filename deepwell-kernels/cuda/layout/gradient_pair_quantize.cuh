@@ -52,70 +52,87 @@ __device__ __forceinline__ void store_gradients(const Gradient& dgate, const Gra
     }
 }
 
-// Tiles of `layout/mx_plain_tile.cuh`, from the one of the CTA's index on: a thread lays both
-// gradients aside in shared memory, in places that nobody else looks at, and takes them back one
-// after the other. Those of the first are free when all have it, and become the stage, which all
-// have read when the first barrier of the second gradient is behind them: a thread that is ahead
-// then lays aside the next tile's.
-template <bool kWide, bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_plain(Gradients& gradients, TileRing& tiles,
+// A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
+// places that nobody else looks at, and takes them back one after the other. Those of the first are
+// free when all have it, and become the stage.
+template <bool kWide, bool kRow, bool kColumn, typename Gradients, typename GateTally,
+          typename UpTally>
+__device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
+                                                    const ElementPlaces& places,
                                                     const Gradient& dgate, const Gradient& dup,
                                                     uint4* dynamic, MxPlainShared& shared,
-                                                    MxTally& gate_tally, MxTally& up_tally) {
+                                                    GateTally& gate_tally, UpTally& up_tally) {
     uint4* const stage = dynamic;
     uint4* const own_gate = dynamic + threadIdx.x;
     uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
-    PlainRows nothing;
-    gradients.begin(tiles.now(), tiles.next());
-    for (; tiles.now().any(); tiles.advance()) {
-        const ElementPlaces places = tiles.now();
-        tiles.look_ahead();
-        gradients.ask(tiles.next(), tiles.after());
-        if (kColumn && !tiles.is_first()) {
-            // The stage of the tile before is read.
-            __syncthreads();
-        }
 #pragma unroll 1
-        for (int row = 0; row < kMxPlainRows; row += kPairsTogether) {
-            PairSources sources[kPairsTogether];
+    for (int row = 0; row < kMxPlainRows; row += kPairsTogether) {
+        PairSources sources[kPairsTogether];
 #pragma unroll
-            for (int i = 0; i < kPairsTogether; ++i) {
-                sources[i] =
-                    gradients.load(mx_plain_row() + row + i, places.plain_place(row + i));
-            }
-#pragma unroll
-            for (int i = 0; i < kPairsTogether; ++i) {
-                const GradientVectors of =
-                    gradients.result(places, sources[i], mx_plain_row() + row + i);
-                store_gradients(dgate, dup, places.plain_place(row + i), of);
-                own_gate[(row + i) * kMxPlainThreads] = of.gate;
-                own_up[(row + i) * kMxPlainThreads] = of.up;
-            }
+        for (int i = 0; i < kPairsTogether; ++i) {
+            sources[i] = gradients.load(mx_plain_row() + row + i, places.plain_place(row + i));
         }
-        uint4 vectors[kMxPlainRows];
 #pragma unroll
-        for (int row = 0; row < kMxPlainRows; ++row) {
-            vectors[row] = own_gate[row * kMxPlainThreads];
+        for (int i = 0; i < kPairsTogether; ++i) {
+            const GradientVectors of =
+                gradients.result(places, sources[i], mx_plain_row() + row + i);
+            store_gradients(dgate, dup, places.plain_place(row + i), of);
+            own_gate[(row + i) * kMxPlainThreads] = of.gate;
+            own_up[(row + i) * kMxPlainThreads] = of.up;
         }
-        MxTilesTally<Gradients> of_gate = {gate_tally, gradients, tiles};
-        mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to,
-                                                 stage, shared, of_gate);
-#pragma unroll
-        for (int row = 0; row < kMxPlainRows; ++row) {
-            vectors[row] = own_up[row * kMxPlainThreads];
-        }
-        MxTilesTally<PlainRows> of_up = {up_tally, nothing, tiles};
-        mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dup.to,
-                                                 stage, shared, of_up);
-        gradients.advance();
     }
-    gate_tally.give();
-    up_tally.give();
+    uint4 vectors[kMxPlainRows];
+#pragma unroll
+    for (int row = 0; row < kMxPlainRows; ++row) {
+        vectors[row] = own_gate[row * kMxPlainThreads];
+    }
+    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to,
+                                             stage, shared, gate_tally);
+#pragma unroll
+    for (int row = 0; row < kMxPlainRows; ++row) {
+        vectors[row] = own_up[row * kMxPlainThreads];
+    }
+    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dup.to, stage,
+                                             shared, up_tally);
+}
+
+// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+template <bool kWide, bool kRow, bool kColumn, typename Gradients>
+__device__ __forceinline__ void gradient_pair_tiles(Gradients& gradients, const Gradient& dgate,
+                                                    const Gradient& dup, uint4* dynamic,
+                                                    MxPlainShared& shared, MxTally& gate_tally,
+                                                    MxTally& up_tally) {
+    if constexpr (Gradients::kWalks) {
+        __shared__ uint2 of_tiles[TileRing::kPlaces];
+        PlainRows nothing;
+        TileRing tiles(of_tiles, dgate.to, 0);
+        gradients.begin(tiles.now(), tiles.next());
+        for (; tiles.now().any(); tiles.advance()) {
+            tiles.look_ahead();
+            gradients.ask(tiles.next(), tiles.after());
+            if (kColumn && !tiles.is_first()) {
+                // The stage of the tile before is read.
+                __syncthreads();
+            }
+            MxTilesTally<Gradients> of_gate = {gate_tally, gradients, tiles};
+            MxTilesTally<PlainRows> of_up = {up_tally, nothing, tiles};
+            gradient_pair_plain<kWide, kRow, kColumn>(gradients, tiles.now(), dgate, dup, dynamic,
+                                                      shared, of_gate, of_up);
+            gradients.advance();
+        }
+        gate_tally.give();
+        up_tally.give();
+    } else {
+        const ElementPlaces places(blockIdx.x, dgate.to);
+        gradients.begin(places, places);
+        gradient_pair_plain<kWide, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
+                                                  gate_tally, up_tally);
+    }
 }
 
 // Any tile.
 template <bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_tile(Gradients& gradients, const TileRing& tiles,
+__device__ __forceinline__ void gradient_pair_tile(Gradients& gradients,
                                                    const Gradient& dgate, const Gradient& dup,
                                                    uint4* dynamic, MxTally& gate_tally,
                                                    MxTally& up_tally) {
@@ -123,9 +140,9 @@ __device__ __forceinline__ void gradient_pair_tile(Gradients& gradients, const T
     uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
     __shared__ MxShared shared;
     MxCounters gate_counters, up_counters;
-    const ElementPlaces places = tiles.now();
+    const ElementPlaces places(blockIdx.x, dgate.to);
     if (places.any()) {
-        gradients.begin(places, tiles.next());
+        gradients.begin(places, places);
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -168,16 +185,14 @@ __device__ __forceinline__ void gradient_pair_quantize(Gradients gradients,
     __shared__ MxTallyShared of_tallies[2];
     MxTally gate_tally(of_tallies[0], dgate.totals), up_tally(of_tallies[1], dup.totals);
     const MxTarget& to = dgate.to;
-    __shared__ uint2 of_tiles[4];
-    TileRing tiles(of_tiles, to, 0);
     const bool wide = dgate.flags & kMxWide;
     if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
-        gradient_pair_tile<kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, gate_tally, up_tally);
+        gradient_pair_tile<kRow, kColumn>(gradients, dgate, dup, dynamic, gate_tally, up_tally);
     } else if (wide) {
-        gradient_pair_plain<true, kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, shared, gate_tally,
+        gradient_pair_tiles<true, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
                                                  up_tally);
     } else {
-        gradient_pair_plain<false, kRow, kColumn>(gradients, tiles, dgate, dup, dynamic, shared, gate_tally,
+        gradient_pair_tiles<false, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
                                                   up_tally);
     }
     const uint64 elements =

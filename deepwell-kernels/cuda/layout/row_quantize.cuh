@@ -1,16 +1,17 @@
 // Rows that a kernel makes as it reads them, and their block quantization: nothing of the rows
 // themselves is written but where somebody else reads them.
 //
-// A CTA has a tile of 128 x 128 elements at a time. Where tiles are those of
-// `layout/mx_plain_tile.cuh` it has more than one, a grid apart, and asks for what the next one is
-// made of while it quantizes this one: otherwise each tile would wait in turn for its rows' indices,
-// for the rows, and for the counters of `layout/mx_statistics.cuh`, which together take longer than
-// its instructions do. An H200 needs some 1500 cycles of issue for a tile, and a CTA of one tile
-// lived ten times as long.
+// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free. Where rows are
+// found by their pairs, and tiles are those of `layout/mx_plain_tile.cuh`, it has more than one, a
+// grid apart, and asks for what the next one is made of while it quantizes this one: otherwise each
+// tile would wait in turn for its rows' indices, for the rows, and for the counters of
+// `layout/mx_statistics.cuh`, which together take longer than its instructions do. An H200 needs
+// some 1500 cycles of issue for a tile, and a CTA of one tile lived ten times as long.
 //
 // What the rows are is told by `Rows`. A vector is eight neighbouring elements of a row:
 //
 //   Loaded                           what is read for a vector
+//   kWalks                           whether CTAs have more than one tile
 //   kTogether                        rows whose loads a thread starts together
 //   load(in_tile, place) const       reads it, for row `in_tile` of the tile that exists
 //   result(loaded, in_tile) const    the vector
@@ -109,11 +110,19 @@ struct ElementPlaces {
     }
 };
 
+// Columns of tiles in a band, all of them where `band` is zero.
+__device__ __forceinline__ uint32 band_of(const MxTarget& to, uint32 band) {
+    return band > 0 ? band : max(ElementPlaces::tiles_across(to), 1u);
+}
+
 // Where the tiles of a CTA lie, from the one of its index on and a grid apart: tile n in place
 // n % 4. One thread finds each, three tiles ahead, and others read it when they need it, as to have
 // four at hand takes registers and to find one some forty instructions.
 class TileRing {
+  public:
     static constexpr uint32 kPlaces = 4;
+
+  private:
     uint2 (&places_)[kPlaces];
     const MxTarget& to_;
     uint32 band_;
@@ -129,11 +138,11 @@ class TileRing {
     }
 
   public:
-    // `places` in shared memory; all columns are one band where `band` is zero.
+    // `places` in shared memory; `band` as `band_of` has it.
     __device__ __forceinline__ TileRing(uint2 (&places)[kPlaces], const MxTarget& to, uint32 band)
         : places_(places),
           to_(to),
-          band_(band > 0 ? band : max(ElementPlaces::tiles_across(to), 1u)) {
+          band_(band_of(to, band)) {
         if (threadIdx.x < kPlaces - 1) {
             find(threadIdx.x);
         }
@@ -180,8 +189,10 @@ __device__ __forceinline__ void prefetch_row(const bf16* matrix, uint32 row, uin
     bulk_prefetch(matrix + ElementPlace{row, column0}.of(columns), kMxTile * sizeof(bf16));
 }
 
-// `Rows` of which nothing is told but where they lie.
+// `Rows` of which nothing is told but where they lie, of a tile for each CTA.
 struct PlainRows {
+    static constexpr bool kWalks = false;
+
     __device__ __forceinline__ void begin(const ElementPlaces&, const ElementPlaces&) {}
     __device__ __forceinline__ void ask(const ElementPlaces&, const ElementPlaces&) {}
     __device__ __forceinline__ void take(const ElementPlaces&) {}
@@ -202,53 +213,68 @@ struct MxTilesTally {
     __device__ __forceinline__ void give() const {}
 };
 
-// Tiles of `layout/mx_plain_tile.cuh`, from the one of the CTA's index on.
-template <bool kWide, bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize_plain(Rows& rows, TileRing& tiles, bf16* result,
-                                                   const MxTarget& to, uint4* stage,
-                                                   MxPlainShared& shared, MxTally& tally) {
+// A tile of `layout/mx_plain_tile.cuh`; what is counted goes to `tally`.
+template <bool kWide, bool kRow, bool kColumn, typename Rows, typename Tally>
+__device__ __forceinline__ void row_quantize_plain(const Rows& rows, const ElementPlaces& places,
+                                                   bf16* result, const MxTarget& to, uint4* stage,
+                                                   MxPlainShared& shared, Tally& tally) {
     constexpr int kTogether = Rows::kTogether;
     static_assert(kMxPlainRows % kTogether == 0, "whole batches");
-    rows.begin(tiles.now(), tiles.next());
-    for (; tiles.now().any(); tiles.advance()) {
-        const ElementPlaces places = tiles.now();
-        tiles.look_ahead();
-        rows.ask(tiles.next(), tiles.after());
-        uint4 results[kMxPlainRows];
+    uint4 results[kMxPlainRows];
 #pragma unroll
-        for (int row = 0; row < kMxPlainRows; row += kTogether) {
-            typename Rows::Loaded loaded[kTogether];
+    for (int row = 0; row < kMxPlainRows; row += kTogether) {
+        typename Rows::Loaded loaded[kTogether];
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                loaded[i] = rows.load(mx_plain_row() + row + i, places.plain_place(row + i));
-            }
+        for (int i = 0; i < kTogether; ++i) {
+            loaded[i] = rows.load(mx_plain_row() + row + i, places.plain_place(row + i));
+        }
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                results[row + i] = rows.result(loaded[i], mx_plain_row() + row + i);
-                if (result != nullptr) {
-                    store_vector(result, places.plain_place(row + i), to.columns,
-                                 results[row + i]);
-                }
+        for (int i = 0; i < kTogether; ++i) {
+            results[row + i] = rows.result(loaded[i], mx_plain_row() + row + i);
+            if (result != nullptr) {
+                store_vector(result, places.plain_place(row + i), to.columns, results[row + i]);
             }
         }
-        MxTilesTally<Rows> left = {tally, rows, tiles};
-        mx_quantize_vectors<kWide, kRow, kColumn>(results, places.row0, places.column0, to, stage,
-                                                 shared, left);
-        rows.advance();
     }
-    tally.give();
+    mx_quantize_vectors<kWide, kRow, kColumn>(results, places.row0, places.column0, to, stage,
+                                             shared, tally);
+}
+
+// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+template <bool kWide, bool kRow, bool kColumn, typename Rows>
+__device__ __forceinline__ void row_quantize_tiles(Rows& rows, uint32 band, bf16* result,
+                                                   const MxTarget& to, uint4* stage,
+                                                   MxPlainShared& shared, MxTally& tally) {
+    if constexpr (Rows::kWalks) {
+        __shared__ uint2 of_tiles[TileRing::kPlaces];
+        TileRing tiles(of_tiles, to, band);
+        rows.begin(tiles.now(), tiles.next());
+        for (; tiles.now().any(); tiles.advance()) {
+            tiles.look_ahead();
+            rows.ask(tiles.next(), tiles.after());
+            MxTilesTally<Rows> left = {tally, rows, tiles};
+            row_quantize_plain<kWide, kRow, kColumn>(rows, tiles.now(), result, to, stage, shared,
+                                                     left);
+            rows.advance();
+        }
+        tally.give();
+    } else {
+        const ElementPlaces places(blockIdx.x, to, band_of(to, band));
+        rows.begin(places, places);
+        row_quantize_plain<kWide, kRow, kColumn>(rows, places, result, to, stage, shared, tally);
+    }
 }
 
 // Any tile.
 template <bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize_tile(Rows& rows, const TileRing& tiles,
-                                                  bf16* result, const MxTarget& to, uint32 flags,
-                                                  uint32* tile, MxTally& tally) {
+__device__ __forceinline__ void row_quantize_tile(Rows& rows, uint32 band, bf16* result,
+                                                  const MxTarget& to, uint32 flags, uint32* tile,
+                                                  MxTally& tally) {
     __shared__ MxShared shared;
     MxCounters counters;
-    const ElementPlaces places = tiles.now();
+    const ElementPlaces places(blockIdx.x, to, band_of(to, band));
     if (places.any()) {
-        rows.begin(places, tiles.next());
+        rows.begin(places, places);
 #pragma unroll 2
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -279,16 +305,14 @@ __device__ __forceinline__ void row_quantize(Rows rows, uint32 band, bf16* resul
     extern __shared__ uint4 dynamic[];
     __shared__ MxPlainShared shared;
     __shared__ MxTallyShared of_tally;
-    __shared__ uint2 of_tiles[4];
     MxTally tally(of_tally, totals);
-    TileRing tiles(of_tiles, to, band);
     if (!mx_is_plain(to, flags)) {
-        row_quantize_tile<kRow, kColumn>(rows, tiles, result, to, flags,
+        row_quantize_tile<kRow, kColumn>(rows, band, result, to, flags,
                                          reinterpret_cast<uint32*>(dynamic), tally);
     } else if (flags & kMxWide) {
-        row_quantize_plain<true, kRow, kColumn>(rows, tiles, result, to, dynamic, shared, tally);
+        row_quantize_tiles<true, kRow, kColumn>(rows, band, result, to, dynamic, shared, tally);
     } else {
-        row_quantize_plain<false, kRow, kColumn>(rows, tiles, result, to, dynamic, shared, tally);
+        row_quantize_tiles<false, kRow, kColumn>(rows, band, result, to, dynamic, shared, tally);
     }
     const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
     tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);

@@ -94,6 +94,7 @@ struct ActivatedRows {
         uint4 gate;
         uint4 up;
     };
+    static constexpr bool kWalks = true;
     static constexpr int kTogether = 4;
     Activation activation;
     const bf16* __restrict__ gate;
@@ -143,6 +144,7 @@ struct ActivatedRows {
 // As `Gradients` of `layout/gradient_pair_quantize.cuh`.
 template <typename Activation>
 struct ActivatedRowsGradients {
+    static constexpr bool kWalks = true;
     Activation activation;
     const bf16* __restrict__ dout;
     const bf16* __restrict__ gate;

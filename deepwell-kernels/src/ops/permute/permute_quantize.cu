@@ -22,6 +22,7 @@ using TokensOfTiles = int32[2][kMxTile];
 // As `Rows` of `layout/row_quantize.cuh`.
 struct PermutedRows {
     using Loaded = uint4;
+    static constexpr bool kWalks = true;
     // What is loaded is what the tile is made of: all of it at once takes no more registers.
     static constexpr int kTogether = kMxPlainRows;
     const bf16* __restrict__ x;
