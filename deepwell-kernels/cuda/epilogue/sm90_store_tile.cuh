@@ -26,20 +26,41 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
     Element* first = result.data + static_cast<int64>(row) * result.columns + column;
     if (result.columns % kElements == 0) {
         const int32 unit = lane % 8;
+        const auto exists = [&](int i) {
+            return row + i * 4 + lane / 8 < result.rows &&
+                   column + unit * kElements < result.columns;
+        };
+        const auto place = [&](int i) {
+            return reinterpret_cast<uint4*>(
+                first + static_cast<int64>(i * 4 + lane / 8) * result.columns + unit * kElements);
+        };
+        // Of what is added to, two come at once: each would wait for memory after the one before is
+        // stored, and four would not fit the registers.
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int32 r = i * 4 + lane / 8;
-            if (row + r < result.rows && column + unit * kElements < result.columns) {
-                uint4 value =
-                    *reinterpret_cast<const uint4*>(staged + r * 128 + (unit ^ (r & 7)) * 16);
-                auto* target = reinterpret_cast<uint4*>(
-                    first + static_cast<int64>(r) * result.columns + unit * kElements);
-                if constexpr (sizeof(Element) == 4) {
-                    if (result.accumulate) {
-                        value = add_f32x4(*target, value);
+        for (int pair = 0; pair < 4; pair += 2) {
+            uint4 before[2];
+            if constexpr (sizeof(Element) == 4) {
+                if (result.accumulate) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        before[i] =
+                            exists(pair + i) ? *place(pair + i) : make_uint4(0, 0, 0, 0);
                     }
                 }
-                *target = value;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int32 r = (pair + i) * 4 + lane / 8;
+                if (exists(pair + i)) {
+                    uint4 value =
+                        *reinterpret_cast<const uint4*>(staged + r * 128 + (unit ^ (r & 7)) * 16);
+                    if constexpr (sizeof(Element) == 4) {
+                        if (result.accumulate) {
+                            value = add_f32x4(before[i], value);
+                        }
+                    }
+                    *place(pair + i) = value;
+                }
             }
         }
     } else {

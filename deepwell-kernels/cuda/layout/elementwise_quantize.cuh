@@ -7,13 +7,18 @@
 
 // `function(elements of the sources)`, as `Rows` of `layout/row_quantize.cuh`.
 template <int kSources, typename Function>
-struct ElementwiseRows {
+struct ElementwiseRows : PlainRows {
+    static constexpr int kTogether = 4;
     struct Loaded {
         uint4 of_source[kSources];
     };
     const bf16* const (&sources)[kSources];
     uint32 columns;
     const Function& function;
+
+    __device__ __forceinline__ ElementwiseRows(const bf16* const (&sources)[kSources],
+                                               uint32 columns, const Function& function)
+        : sources(sources), columns(columns), function(function) {}
 
     __device__ __forceinline__ Loaded load(uint32, const ElementPlace& place) const {
         Loaded loaded;
@@ -50,7 +55,7 @@ __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources
                                                      uint32 flags, MxTotals* totals,
                                                      uint64* statistics,
                                                      const Function& function) {
-    const ElementwiseRows<kSources, Function> rows = {sources, to.columns, function};
-    row_quantize<kRow, kColumn>(rows, ElementPlaces(blockIdx.x, to), result, to, flags, totals,
-                                statistics);
+    row_quantize<kRow, kColumn>(
+        ElementwiseRows<kSources, Function>(sources, to.columns, function), 0, result, to, flags,
+        totals, statistics);
 }

@@ -1,19 +1,24 @@
 // The gradients of a gated activation, of gate and of up, and the block quantization of both: what
 // they are made of is read once.
 //
-// A CTA has a tile of each in shared memory and quantizes one after the other. What the gradients
-// are is told by `Gradients`, in vectors of eight neighbouring elements of a row:
+// A CTA has a tile of each in shared memory and quantizes one after the other; of tiles that are
+// plain it has more than one, as in `layout/row_quantize.cuh`. What the gradients are is told by
+// `Gradients`, in vectors of eight neighbouring elements of a row:
 //
 //   load(in_tile, place) const       the `PairSources` of row `in_tile` of the tile
-//   result(sources, in_tile) const   the `GradientVectors`; all threads of a warp come here,
-//                                    sixteen neighbouring ones for a row
+//   result(tile, sources, in_tile) const
+//                                    the `GradientVectors` of the row of a tile; all threads of a
+//                                    warp come here, sixteen neighbouring ones for a row
+//
+// and by `begin`, `ask`, `take` and `advance` as `Rows` of `layout/row_quantize.cuh` have them. The
+// rows that `take` has brought near come while the second gradient is quantized.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/row_quantize.cuh"
 
 // Steps whose loads, three each, a thread starts together.
-constexpr int kPairsTogether = 2;
+constexpr int kPairsTogether = 4;
 
 // A gradient and where it goes.
 struct Gradient {
@@ -48,14 +53,15 @@ __device__ __forceinline__ void store_gradients(const Gradient& dgate, const Gra
 }
 
 // A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
-// places that nobody else looks at, and takes them back one after the other. Those of the first
-// are free when all have it, and become the stage.
-template <bool kWide, bool kRow, bool kColumn, typename Gradients>
+// places that nobody else looks at, and takes them back one after the other. Those of the first are
+// free when all have it, and become the stage.
+template <bool kWide, bool kRow, bool kColumn, typename Gradients, typename GateTally,
+          typename UpTally>
 __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
                                                     const ElementPlaces& places,
                                                     const Gradient& dgate, const Gradient& dup,
                                                     uint4* dynamic, MxPlainShared& shared,
-                                                    MxTally& gate_tally, MxTally& up_tally) {
+                                                    GateTally& gate_tally, UpTally& up_tally) {
     uint4* const stage = dynamic;
     uint4* const own_gate = dynamic + threadIdx.x;
     uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
@@ -68,7 +74,8 @@ __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
         }
 #pragma unroll
         for (int i = 0; i < kPairsTogether; ++i) {
-            const GradientVectors of = gradients.result(sources[i], mx_plain_row() + row + i);
+            const GradientVectors of =
+                gradients.result(places, sources[i], mx_plain_row() + row + i);
             store_gradients(dgate, dup, places.plain_place(row + i), of);
             own_gate[(row + i) * kMxPlainThreads] = of.gate;
             own_up[(row + i) * kMxPlainThreads] = of.up;
@@ -79,8 +86,8 @@ __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
     for (int row = 0; row < kMxPlainRows; ++row) {
         vectors[row] = own_gate[row * kMxPlainThreads];
     }
-    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to, stage,
-                                             shared, gate_tally);
+    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, places.row0, places.column0, dgate.to,
+                                             stage, shared, gate_tally);
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {
         vectors[row] = own_up[row * kMxPlainThreads];
@@ -89,10 +96,43 @@ __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
                                              shared, up_tally);
 }
 
+// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+template <bool kWide, bool kRow, bool kColumn, typename Gradients>
+__device__ __forceinline__ void gradient_pair_tiles(Gradients& gradients, const Gradient& dgate,
+                                                    const Gradient& dup, uint4* dynamic,
+                                                    MxPlainShared& shared, MxTally& gate_tally,
+                                                    MxTally& up_tally) {
+    if constexpr (Gradients::kWalks) {
+        __shared__ uint2 of_tiles[TileRing::kPlaces];
+        PlainRows nothing;
+        TileRing tiles(of_tiles, dgate.to, 0);
+        gradients.begin(tiles.now(), tiles.next());
+        for (; tiles.now().any(); tiles.advance()) {
+            tiles.look_ahead();
+            gradients.ask(tiles.next(), tiles.after());
+            if (kColumn && !tiles.is_first()) {
+                // The stage of the tile before is read.
+                __syncthreads();
+            }
+            MxTilesTally<Gradients> of_gate = {gate_tally, gradients, tiles};
+            MxTilesTally<PlainRows> of_up = {up_tally, nothing, tiles};
+            gradient_pair_plain<kWide, kRow, kColumn>(gradients, tiles.now(), dgate, dup, dynamic,
+                                                      shared, of_gate, of_up);
+            gradients.advance();
+        }
+        gate_tally.give();
+        up_tally.give();
+    } else {
+        const ElementPlaces places(blockIdx.x, dgate.to);
+        gradients.begin(places, places);
+        gradient_pair_plain<kWide, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
+                                                  gate_tally, up_tally);
+    }
+}
+
 // Any tile.
 template <bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
-                                                   const ElementPlaces& places,
+__device__ __forceinline__ void gradient_pair_tile(Gradients& gradients,
                                                    const Gradient& dgate, const Gradient& dup,
                                                    uint4* dynamic, MxTally& gate_tally,
                                                    MxTally& up_tally) {
@@ -100,7 +140,9 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
     uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
     __shared__ MxShared shared;
     MxCounters gate_counters, up_counters;
-    if (blockIdx.x < ElementPlaces::tiles(dgate.to)) {
+    const ElementPlaces places(blockIdx.x, dgate.to);
+    if (places.any()) {
+        gradients.begin(places, places);
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -109,7 +151,7 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
             if (exists) {
                 sources = gradients.load(in_tile, places.place(step));
             }
-            GradientVectors of = gradients.result(sources, in_tile);
+            GradientVectors of = gradients.result(places, sources, in_tile);
             if (exists) {
                 store_gradients(dgate, dup, places.place(step), of);
             } else {
@@ -132,10 +174,10 @@ __device__ __forceinline__ void gradient_pair_tile(const Gradients& gradients,
     up_tally.give();
 }
 
-// Both gradients, [rows, columns] with columns a multiple of 8. A CTA for each tile, one at least.
+// Both gradients, [rows, columns] with columns a multiple of 8. A CTA for each tile and one at
+// least, or fewer where tiles are plain.
 template <bool kRow, bool kColumn, typename Gradients>
-__device__ __forceinline__ void gradient_pair_quantize(const Gradients& gradients,
-                                                       const ElementPlaces& places,
+__device__ __forceinline__ void gradient_pair_quantize(Gradients gradients,
                                                        const Gradient& dgate,
                                                        const Gradient& dup) {
     extern __shared__ uint4 dynamic[];
@@ -145,14 +187,13 @@ __device__ __forceinline__ void gradient_pair_quantize(const Gradients& gradient
     const MxTarget& to = dgate.to;
     const bool wide = dgate.flags & kMxWide;
     if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
-        gradient_pair_tile<kRow, kColumn>(gradients, places, dgate, dup, dynamic, gate_tally,
-                                          up_tally);
+        gradient_pair_tile<kRow, kColumn>(gradients, dgate, dup, dynamic, gate_tally, up_tally);
     } else if (wide) {
-        gradient_pair_plain<true, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
-                                                 gate_tally, up_tally);
+        gradient_pair_tiles<true, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
+                                                 up_tally);
     } else {
-        gradient_pair_plain<false, kRow, kColumn>(gradients, places, dgate, dup, dynamic, shared,
-                                                  gate_tally, up_tally);
+        gradient_pair_tiles<false, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
+                                                  up_tally);
     }
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;

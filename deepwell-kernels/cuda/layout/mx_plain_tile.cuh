@@ -255,11 +255,11 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
 
 // The columnwise operand, once `shared.amaxes` has what every warp knows of each word of columns,
 // and the scales of all operands. What was counted is tallied before the data is written.
-template <bool kWide, bool kRow>
+template <bool kWide, bool kRow, typename Tally>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint4* __restrict__ stage, MxPlainShared& shared,
-                                                 MxTally& tally, MxCounters& counters) {
+                                                 Tally& tally, MxCounters& counters) {
     constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
     const uint32 warp = threadIdx.x / 32, part = threadIdx.x % 32 / 8;
     __syncthreads();
@@ -353,13 +353,13 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
 
 // As `mx_quantize_tile`, of vectors in registers: rows `mx_plain_row` and following of the tile,
 // columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the CTA come here;
-// what they count is given to `tally`.
-template <bool kWide, bool kRow, bool kColumn>
+// what they count is given to `tally`, an `MxTally` or what has its `leave`, which comes before the
+// last barrier, and `give` behind it. Another tile may follow at once.
+template <bool kWide, bool kRow, bool kColumn, typename Tally>
 __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPlainRows],
                                                    uint32 row0, uint32 column0,
                                                    const MxTarget& to, uint4* stage,
-                                                   MxPlainShared& shared,
-                                                   MxTally& tally) {
+                                                   MxPlainShared& shared, Tally& tally) {
     MxCounters counters;
     uint32 largest[kMxPlainWords];
 #pragma unroll

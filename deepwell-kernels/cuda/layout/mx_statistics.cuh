@@ -41,8 +41,9 @@ struct MxTally {
     __device__ __forceinline__ MxTally(MxTallyShared& shared, MxTotals* totals)
         : shared(shared), totals(totals) {}
 
-    // By all threads, each with what it counted; a barrier of the CTA must follow.
-    __device__ __forceinline__ void leave(const MxCounters& counters) const {
+    // By all threads, each with what it counted; a barrier of the CTA must follow. What was left
+    // before is replaced, or added to where `adds`.
+    __device__ __forceinline__ void leave(const MxCounters& counters, bool adds = false) const {
         const uint32 counts[kMxCounts] = {counters.amax, counters.underflows, counters.saturations,
                                           counters.clamps, counters.nonfinite};
 #pragma unroll
@@ -50,7 +51,9 @@ struct MxTally {
             const uint32 of_warp = i == 0 ? __reduce_max_sync(0xffffffffu, counts[i])
                                           : __reduce_add_sync(0xffffffffu, counts[i]);
             if (threadIdx.x % 32 == 0) {
-                shared.of_warps[threadIdx.x / 32][i] = of_warp;
+                uint32& left = shared.of_warps[threadIdx.x / 32][i];
+                const uint32 before = adds ? left : 0;
+                left = i == 0 ? max(before, of_warp) : before + of_warp;
             }
         }
     }

@@ -1,14 +1,28 @@
 // Rows that a kernel makes as it reads them, and their block quantization: nothing of the rows
 // themselves is written but where somebody else reads them.
 //
-// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free: on an H200 a
-// grid that is as large as the device and goes from tile to tile is slower.
+// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free. Where rows are
+// found by their pairs, and tiles are those of `layout/mx_plain_tile.cuh`, it has more than one, a
+// grid apart, and asks for what the next one is made of while it quantizes this one: otherwise each
+// tile would wait in turn for its rows' indices, for the rows, and for the counters of
+// `layout/mx_statistics.cuh`, which together take longer than its instructions do. An H200 needs
+// some 1500 cycles of issue for a tile, and a CTA of one tile lived ten times as long.
 //
 // What the rows are is told by `Rows`. A vector is eight neighbouring elements of a row:
 //
 //   Loaded                           what is read for a vector
+//   kWalks                           whether CTAs have more than one tile
+//   kTogether                        rows whose loads a thread starts together
 //   load(in_tile, place) const       reads it, for row `in_tile` of the tile that exists
 //   result(loaded, in_tile) const    the vector
+//
+// and what comes before, by all threads. Tiles come as `ElementPlaces`, of which `any` tells whether
+// there is one:
+//
+//   begin(first, second)    what is told of the rows of the first tile, and a barrier
+//   ask(next, after)        starts to read what is told of the next tile's rows
+//   take(next)              has it, and may have the rows brought near; a barrier follows
+//   advance()               the next tile is the one that `load` and `result` speak of
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -16,11 +30,9 @@
 #include "layout/mx_plain_tile.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
+#include "ptx/bulk_copy.cuh"
 
 using ElementTile = MxTile<bf16>;
-// Rows whose loads a thread starts together, that it need not wait for memory eight times.
-constexpr int kTogether = 4;
-static_assert(kMxPlainRows % kTogether == 0, "whole batches");
 
 // An element of a matrix.
 struct ElementPlace {
@@ -49,7 +61,7 @@ struct ElementPlaces {
     }
 
     // The same, those of a band of `band` columns of tiles first: all rows of a band, then the
-    // next band.
+    // next band. Behind the last tile it lies beyond the matrix.
     __device__ __forceinline__ ElementPlaces(uint32 index, const MxTarget& to, uint32 band)
         : rows(to.rows), columns(to.columns) {
         const uint32 down = max(tiles_down(to), 1u);
@@ -61,6 +73,9 @@ struct ElementPlaces {
         column0 = (first + in_band % wide) * kMxTile;
     }
 
+    __device__ __forceinline__ ElementPlaces(const uint2& first, const MxTarget& to)
+        : row0(first.x), column0(first.y), rows(to.rows), columns(to.columns) {}
+
     static __device__ __forceinline__ uint32 tiles_across(const MxTarget& to) {
         return (to.columns + kMxTile - 1) / kMxTile;
     }
@@ -70,6 +85,11 @@ struct ElementPlaces {
     // No memory holds 2^32 of them.
     static __device__ __forceinline__ uint32 tiles(const MxTarget& to) {
         return tiles_down(to) * tiles_across(to);
+    }
+
+    // Whether the matrix has some of the tile.
+    __device__ __forceinline__ bool any() const {
+        return row0 < rows && column0 < columns;
     }
 
     // Step `step` of any tile.
@@ -90,6 +110,68 @@ struct ElementPlaces {
     }
 };
 
+// Columns of tiles in a band, all of them where `band` is zero.
+__device__ __forceinline__ uint32 band_of(const MxTarget& to, uint32 band) {
+    return band > 0 ? band : max(ElementPlaces::tiles_across(to), 1u);
+}
+
+// Where the tiles of a CTA lie, from the one of its index on and a grid apart: tile n in place
+// n % 4. One thread finds each, three tiles ahead, and others read it when they need it, as to have
+// four at hand takes registers and to find one some forty instructions.
+class TileRing {
+  public:
+    static constexpr uint32 kPlaces = 4;
+
+  private:
+    uint2 (&places_)[kPlaces];
+    const MxTarget& to_;
+    uint32 band_;
+    uint32 now_ = 0;
+
+    __device__ __forceinline__ ElementPlaces ahead(uint32 count) const {
+        return ElementPlaces(places_[(now_ + count) % kPlaces], to_);
+    }
+    // No memory holds 2^32 tiles, and no grid has as many CTAs.
+    __device__ __forceinline__ void find(uint32 number) const {
+        const ElementPlaces found(blockIdx.x + number * gridDim.x, to_, band_);
+        places_[number % kPlaces] = make_uint2(found.row0, found.column0);
+    }
+
+  public:
+    // `places` in shared memory; `band` as `band_of` has it.
+    __device__ __forceinline__ TileRing(uint2 (&places)[kPlaces], const MxTarget& to, uint32 band)
+        : places_(places),
+          to_(to),
+          band_(band_of(to, band)) {
+        if (threadIdx.x < kPlaces - 1) {
+            find(threadIdx.x);
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ ElementPlaces now() const {
+        return ahead(0);
+    }
+    __device__ __forceinline__ ElementPlaces next() const {
+        return ahead(1);
+    }
+    __device__ __forceinline__ ElementPlaces after() const {
+        return ahead(2);
+    }
+    // By all threads, once for a tile; a barrier follows, as one has since the tile before was read.
+    __device__ __forceinline__ void look_ahead() const {
+        if (threadIdx.x == 0) {
+            find(now_ + kPlaces - 1);
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        ++now_;
+    }
+    __device__ __forceinline__ bool is_first() const {
+        return now_ == 0;
+    }
+};
+
 // The elements of a vector at a place.
 __device__ __forceinline__ uint4 load_vector(const bf16* matrix, const ElementPlace& place,
                                              uint32 columns) {
@@ -100,11 +182,44 @@ __device__ __forceinline__ void store_vector(bf16* matrix, const ElementPlace& p
     *reinterpret_cast<uint4*>(matrix + place.of(columns)) = vector;
 }
 
-// A tile of `layout/mx_plain_tile.cuh`.
-template <bool kWide, bool kRow, bool kColumn, typename Rows>
+// Has row `row` of a matrix brought into the L2 cache, as much of it as a whole tile at `column0`
+// has.
+__device__ __forceinline__ void prefetch_row(const bf16* matrix, uint32 row, uint32 column0,
+                                             uint32 columns) {
+    bulk_prefetch(matrix + ElementPlace{row, column0}.of(columns), kMxTile * sizeof(bf16));
+}
+
+// `Rows` of which nothing is told but where they lie, of a tile for each CTA.
+struct PlainRows {
+    static constexpr bool kWalks = false;
+
+    __device__ __forceinline__ void begin(const ElementPlaces&, const ElementPlaces&) {}
+    __device__ __forceinline__ void ask(const ElementPlaces&, const ElementPlaces&) {}
+    __device__ __forceinline__ void take(const ElementPlaces&) {}
+    __device__ __forceinline__ void advance() {}
+};
+
+// What a CTA of several tiles leaves behind each, and gives behind the last.
+template <typename Rows>
+struct MxTilesTally {
+    const MxTally& tally;
+    Rows& rows;
+    const TileRing& tiles;
+
+    __device__ __forceinline__ void leave(const MxCounters& counters) const {
+        rows.take(tiles.next());
+        tally.leave(counters, !tiles.is_first());
+    }
+    __device__ __forceinline__ void give() const {}
+};
+
+// A tile of `layout/mx_plain_tile.cuh`; what is counted goes to `tally`.
+template <bool kWide, bool kRow, bool kColumn, typename Rows, typename Tally>
 __device__ __forceinline__ void row_quantize_plain(const Rows& rows, const ElementPlaces& places,
                                                    bf16* result, const MxTarget& to, uint4* stage,
-                                                   MxPlainShared& shared, MxTally& tally) {
+                                                   MxPlainShared& shared, Tally& tally) {
+    constexpr int kTogether = Rows::kTogether;
+    static_assert(kMxPlainRows % kTogether == 0, "whole batches");
     uint4 results[kMxPlainRows];
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; row += kTogether) {
@@ -125,14 +240,41 @@ __device__ __forceinline__ void row_quantize_plain(const Rows& rows, const Eleme
                                              shared, tally);
 }
 
+// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+template <bool kWide, bool kRow, bool kColumn, typename Rows>
+__device__ __forceinline__ void row_quantize_tiles(Rows& rows, uint32 band, bf16* result,
+                                                   const MxTarget& to, uint4* stage,
+                                                   MxPlainShared& shared, MxTally& tally) {
+    if constexpr (Rows::kWalks) {
+        __shared__ uint2 of_tiles[TileRing::kPlaces];
+        TileRing tiles(of_tiles, to, band);
+        rows.begin(tiles.now(), tiles.next());
+        for (; tiles.now().any(); tiles.advance()) {
+            tiles.look_ahead();
+            rows.ask(tiles.next(), tiles.after());
+            MxTilesTally<Rows> left = {tally, rows, tiles};
+            row_quantize_plain<kWide, kRow, kColumn>(rows, tiles.now(), result, to, stage, shared,
+                                                     left);
+            rows.advance();
+        }
+        tally.give();
+    } else {
+        const ElementPlaces places(blockIdx.x, to, band_of(to, band));
+        rows.begin(places, places);
+        row_quantize_plain<kWide, kRow, kColumn>(rows, places, result, to, stage, shared, tally);
+    }
+}
+
 // Any tile.
 template <bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize_tile(const Rows& rows, const ElementPlaces& places,
-                                                  bf16* result, const MxTarget& to, uint32 flags,
-                                                  uint32* tile, MxTally& tally) {
+__device__ __forceinline__ void row_quantize_tile(Rows& rows, uint32 band, bf16* result,
+                                                  const MxTarget& to, uint32 flags, uint32* tile,
+                                                  MxTally& tally) {
     __shared__ MxShared shared;
     MxCounters counters;
-    if (blockIdx.x < ElementPlaces::tiles(to)) {
+    const ElementPlaces places(blockIdx.x, to, band_of(to, band));
+    if (places.any()) {
+        rows.begin(places, places);
 #pragma unroll 2
         for (int step = 0; step < kMxSteps; ++step) {
             const uint32 in_tile = ElementPlaces::in_tile(step);
@@ -153,23 +295,24 @@ __device__ __forceinline__ void row_quantize_tile(const Rows& rows, const Elemen
     tally.give();
 }
 
-// Quantizes rows; `result` may be null. Flags, totals and statistics [6] as in `quantize.cu`; a CTA
-// for each tile, or one where there is none.
+// Quantizes rows; `result` may be null. Flags, totals and statistics [6] as in `quantize.cu`. Tiles
+// come in bands of `band` columns of them. A CTA for each tile and one at least, or fewer where
+// `mx_is_plain`.
 template <bool kRow, bool kColumn, typename Rows>
-__device__ __forceinline__ void row_quantize(const Rows& rows, const ElementPlaces& places,
-                                             bf16* result, const MxTarget& to, uint32 flags,
-                                             MxTotals* totals, uint64* statistics) {
+__device__ __forceinline__ void row_quantize(Rows rows, uint32 band, bf16* result,
+                                             const MxTarget& to, uint32 flags, MxTotals* totals,
+                                             uint64* statistics) {
     extern __shared__ uint4 dynamic[];
     __shared__ MxPlainShared shared;
     __shared__ MxTallyShared of_tally;
     MxTally tally(of_tally, totals);
     if (!mx_is_plain(to, flags)) {
-        row_quantize_tile<kRow, kColumn>(rows, places, result, to, flags,
+        row_quantize_tile<kRow, kColumn>(rows, band, result, to, flags,
                                          reinterpret_cast<uint32*>(dynamic), tally);
     } else if (flags & kMxWide) {
-        row_quantize_plain<true, kRow, kColumn>(rows, places, result, to, dynamic, shared, tally);
+        row_quantize_tiles<true, kRow, kColumn>(rows, band, result, to, dynamic, shared, tally);
     } else {
-        row_quantize_plain<false, kRow, kColumn>(rows, places, result, to, dynamic, shared, tally);
+        row_quantize_tiles<false, kRow, kColumn>(rows, band, result, to, dynamic, shared, tally);
     }
     const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
     tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);

@@ -53,6 +53,7 @@ struct TileShape {
     static constexpr int kABytes = kTileM * kRowBytes;
     static constexpr int kOperandBytes = kABytes + kTileN * kRowBytes;
     static constexpr int kScaleBytes = 0;
+    static constexpr bool kHasFactors = false;
     static constexpr int kStages = kBytesForStages / kOperandBytes;
 
     static_assert(kCopiedN % kBoxRows == 0, "whole boxes");
@@ -206,7 +207,8 @@ __device__ __forceinline__ void multiply(uint8* memory, const TensorMap& a, cons
                 store(work, row, sums, staged);
             });
     };
-    run_roles(shared, produce, consume);
+    const auto prepare = []() {};
+    run_roles(shared, produce, prepare, consume);
 }
 
 }  // namespace sm90_bf16

@@ -4,7 +4,12 @@
 //
 // The frame is that of mma/sm90_tile.cuh. Operands are swizzled by 128 bytes; the tiles of their
 // scales come with them. While one consumer promotes, the other's wgmma run: they take turns in
-// issuing them. CTAs of a cluster copy a part of the rows of a each, to all of them.
+// issuing them, or one begins later than the other (`Order`). CTAs of a cluster copy a part of the
+// rows of a each, to all of them.
+//
+// Where columns have scales of their own, promotion is two instructions for an element, a product of
+// scales and an FFMA, and what finds the scales in their tiles came to as many again as the products.
+// So a warp beside the producer lays them out as factors, in the order in which consumers read them.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -28,16 +33,30 @@ constexpr int kStageK = kRowBytes;  // elements
 constexpr int kStepK = 32;    // of one wgmma
 constexpr int kSteps = kStageK / kStepK;
 constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor maps see it
+// Factors of the columns of the four neighbors of a quad, and how far those of two are apart, for
+// the banks.
+constexpr uint32 kQuadFactors = 32 + 4;
+constexpr int kFactorsOfColumns = 4 * kQuadFactors;
+
+// How consumers divide the tensor cores.
+enum class Order {
+    kTurns,  // wave by wave
+    kLead,   // as they come, the second some stages behind the first: it multiplies while the first
+             // stores, and the first while it stores
+};
 
 // A tile of 128 columns. `kScalesByColumn`: columns have scales of their own; otherwise 128 of
 // them, from a multiple of 128 on, share one. `kByWaves`: a tile may have one wave alone.
-template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves = false>
+template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves = false,
+          Order kOrderOfConsumers = Order::kTurns>
 struct TileShape {
+    static constexpr Order kOrder = kOrderOfConsumers;
     static constexpr int kWaves = kWavesOfTile;
     static constexpr int kAcross = kCtasAcross;
     static constexpr int kClusterCtas = kAcross;
     static constexpr int kTileN = sm90_tile::kTileN;
     static constexpr bool kColumnScales = kScalesByColumn;
+    static constexpr bool kHasFactors = kColumnScales;
     static constexpr bool kMayBeOneWave = kByWaves;
     static constexpr int kTileM = kWaves * kWaveM;
     static constexpr int kCopiedM = kTileM / kAcross;  // rows of a that a CTA copies
@@ -45,7 +64,13 @@ struct TileShape {
     static constexpr int kABytes = kTileM * kStageK;
     static constexpr int kOperandBytes = kABytes + kTileN * kStageK;
     static constexpr int kScaleTilesOfA = kTileM / kScaleTileRows;
-    static constexpr int kScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
+    static constexpr int kCopiedScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
+    // Factors follow: of columns, of rows, and whether scales are wide.
+    static constexpr int kRowFactorsAt = kFactorsOfColumns * 4;
+    static constexpr int kWideAt = kRowFactorsAt + kTileM * 4;
+    // In multiples of 128 bytes, as boxes begin.
+    static constexpr int kFactorBytes = kColumnScales ? (kWideAt + 4 + 127) / 128 * 128 : 0;
+    static constexpr int kScaleBytes = kCopiedScaleBytes + kFactorBytes;
     static constexpr int kStageBytes = kOperandBytes + kScaleBytes;
     static constexpr int kStages = kBytesForStages / kStageBytes;
 
@@ -78,7 +103,8 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
     constexpr uint32 kWaveBytes = kWaveM * kStageK + kWaveM / kScaleTileRows * kScaleTileBytes;
     const uint32 first_row = S::kAcross == 1 ? 0 : cluster_rank() * S::kCopiedM;
     const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
-    mbarrier_expect(full, S::kStageBytes - (S::kWaves - waves) * kWaveBytes);
+    mbarrier_expect(full, S::kOperandBytes + S::kCopiedScaleBytes -
+                              (S::kWaves - waves) * kWaveBytes);
     const uint32 k = work.first_k + i * kStageK;
     uint8* operands = shared.operands + stage * S::kOperandBytes;
     uint8* rows = operands + first_row * kStageK;
@@ -103,10 +129,11 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
                     k_blocks, full);
 }
 
+constexpr uint32 kFirstBarrier = 1;  // of consumers
+constexpr uint32 kBothThreads = kConsumers * kWarpgroup;
+
 // Consumers issue by turns, the first one first.
 class Turn {
-    static constexpr uint32 kFirstBarrier = 1;
-    static constexpr uint32 kBothThreads = kConsumers * kWarpgroup;
     uint32 consumer_;
 
   public:
@@ -124,6 +151,8 @@ class Turn {
         barrier_arrive(kFirstBarrier + (consumer_ ^ 1), kBothThreads);
     }
 
+    __device__ __forceinline__ void end_stage() {}
+
     // What the second one passes last is for nobody else.
     __device__ __forceinline__ void end() const {
         if (consumer_ == 0) {
@@ -132,9 +161,62 @@ class Turn {
     }
 };
 
+// The second consumer begins when the first has multiplied `kStages` stages, or is at its end. It
+// keeps that distance: where one of them stores, the other has the tensor cores for itself.
+class Lead {
+    // Of four of a tile of 256 rows: what the second has yet to read is not copied again.
+    static constexpr int32 kStages = 2;
+    uint32 consumer_;
+    int32 left_ = kStages;
+
+  public:
+    __device__ __forceinline__ explicit Lead(uint32 consumer) : consumer_(consumer) {
+        if (consumer_ == 1) {
+            // redundant bar.sync: only how long the whole takes depends on it
+            barrier_sync(kFirstBarrier, kBothThreads);
+        }
+    }
+
+    __device__ __forceinline__ void await() const {}
+    __device__ __forceinline__ void pass() const {}
+
+    __device__ __forceinline__ void end_stage() {
+        if (consumer_ == 0 && left_ > 0 && --left_ == 0) {
+            barrier_arrive(kFirstBarrier, kBothThreads);
+        }
+    }
+
+    __device__ __forceinline__ void end() const {
+        if (consumer_ == 0 && left_ > 0) {
+            barrier_arrive(kFirstBarrier, kBothThreads);
+        }
+    }
+};
+
+template <Order kOrder>
+struct OfOrder {
+    using Turns = Turn;
+};
+template <>
+struct OfOrder<Order::kLead> {
+    using Turns = Lead;
+};
+
 // Whether a scale lies outside of 2^-63 to 2^63.
 __device__ __forceinline__ bool is_wide(uint32 code) {
     return code - (kE8m0One - 63) > 126;
+}
+
+// Adds the four values of a thread among eight columns, scaled, to its sums.
+template <typename Factor>
+__device__ __forceinline__ void add_scaled(float (&sums)[64], const float (&partial)[64],
+                                           int eight, const Factor (&rows)[2],
+                                           const Factor (&columns)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float& sum = sums[eight * 4 + i];
+        sum = Factor::add_scaled(sum, partial[eight * 4 + i], rows[i / 2], columns[i % 2]);
+    }
 }
 
 // The scales of the results of a thread in a stage. Four neighbors in a scale tile are those of
@@ -155,15 +237,10 @@ class Scales {
         column_ = S::kColumnScales ? kE8m0One : shared_load_byte(columns);
     }
 
-    // Whether some scale that the warp needs is wide.
+    // Whether some scale that the warp needs is wide; of columns, where they share one.
     __device__ __forceinline__ bool any_wide() const {
-        bool wide = is_wide(rows_[0]) || is_wide(rows_[1]) || is_wide(column_);
-        if constexpr (S::kColumnScales) {
-            const uint4 four = quad(threadIdx.x % 32);
-            wide = wide || is_wide(four.x & 0xff) || is_wide(four.y & 0xff) ||
-                   is_wide(four.z & 0xff) || is_wide(four.w & 0xff);
-        }
-        return __any_sync(0xffffffff, wide);
+        return __any_sync(0xffffffff,
+                          is_wide(rows_[0]) || is_wide(rows_[1]) || is_wide(column_));
     }
 
     // sums += partial, scaled.
@@ -202,17 +279,85 @@ class Scales {
     __device__ __forceinline__ uint4 quad(uint32 column) const {
         return shared_load_uint4(columns_ + scale_row_place(column));
     }
+};
 
-    // The four values of a thread among eight columns.
-    template <typename Factor>
-    static __device__ __forceinline__ void add_scaled(float (&sums)[64],
-                                                      const float (&partial)[64], int eight,
-                                                      const Factor (&rows)[2],
-                                                      const Factor (&columns)[2]) {
+// Where the factor of a column of a tile lies, in floats: those of a quad's thread q, 2 q and 2 q + 1
+// of each eight columns, follow each other.
+__device__ __forceinline__ uint32 column_factor_place(uint32 column) {
+    return column % 8 / 2 * kQuadFactors + column / 8 * 2 + column % 2;
+}
+
+// By a warp: the factors of the 128 rows of a scale tile, in places as `place` has them, and whether
+// a scale of the calling lane is wide. All are shared memory.
+template <typename Place>
+__device__ __forceinline__ bool make_factors(float* factors, const uint8* scale_tile,
+                                             Place place) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint4 four = *reinterpret_cast<const uint4*>(scale_tile + scale_row_place(lane));
+    const uint32 codes[4] = {four.x & 0xff, four.y & 0xff, four.z & 0xff, four.w & 0xff};
+    bool wide = false;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float& sum = sums[eight * 4 + i];
-            sum = Factor::add_scaled(sum, partial[eight * 4 + i], rows[i / 2], columns[i % 2]);
+    for (int i = 0; i < 4; ++i) {
+        wide = wide || is_wide(codes[i]);
+        factors[place(i * 32 + lane)] = mxfp8_tile::NarrowFactor::of(codes[i], false).whole;
+    }
+    return wide;
+}
+
+// By the warp beside the producer: the factors of each stage. Of wide scales they are not used.
+template <typename S, typename Tiles>
+__device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles tiles) {
+    Stage<S> stage;
+    for (TileWork work; tiles.next(work);) {
+        const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
+        for (int32 i = 0; i < work.stages; ++i) {
+            wait<S>(shared.full + stage.index, stage.phase);
+            uint8* const scales = shared.scales + stage.index * S::kScaleBytes;
+            uint8* const made = scales + S::kCopiedScaleBytes;
+            bool wide = make_factors(reinterpret_cast<float*>(made),
+                                     scales + S::kScaleTilesOfA * kScaleTileBytes,
+                                     [](uint32 column) { return column_factor_place(column); });
+            for (int32 wave = 0; wave < waves; ++wave) {
+                float* const rows = reinterpret_cast<float*>(made + S::kRowFactorsAt);
+                wide |= make_factors(rows + wave * kScaleTileRows,
+                                     scales + wave * kScaleTileBytes,
+                                     [](uint32 row) { return row; });
+            }
+            wide = __any_sync(0xffffffff, wide);
+            if (threadIdx.x % 32 == 0) {
+                *reinterpret_cast<uint32*>(made + S::kWideAt) = wide;
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                mbarrier_arrive(shared.ready + stage.index);
+            }
+            stage.advance();
+        }
+    }
+}
+
+// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out.
+class Factors {
+    uint32 columns_;
+    mxfp8_tile::NarrowFactor rows_[2];
+
+  public:
+    // Both are shared addresses: of the factor of this thread's first row, and of those of columns.
+    __device__ __forceinline__ Factors(uint32 rows, uint32 columns)
+        : columns_(columns + threadIdx.x % 4 * (kQuadFactors * 4)),
+          rows_{{shared_load_f32(rows)}, {shared_load_f32(rows + 8 * 4)}} {}
+
+    // sums += partial, scaled.
+    __device__ __forceinline__ void promote(float (&sums)[64], const float (&partial)[64]) const {
+#pragma unroll
+        for (int sixteen = 0; sixteen < kTileN / 16; ++sixteen) {
+            const float4 four = shared_load_float4(columns_ + sixteen * 16);
+            const mxfp8_tile::NarrowFactor columns[2][2] = {{{four.x}, {four.y}},
+                                                            {{four.z}, {four.w}}};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                add_scaled(sums, partial, sixteen * 2 + i, rows_, columns[i]);
+            }
         }
     }
 };
@@ -236,17 +381,20 @@ __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, u
 // sums of what is known before the loop, and the next stage's barrier is looked at before the
 // promotion rather than after it. What bounds the rest are registers' ports: 64 additions of a wave
 // read 192 registers while wgmma read and write theirs, and take 2.4 cycles each in place of one.
-template <int kWaves, typename S>
-__device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, const Turn& turn,
+template <int kWaves, typename S, typename Turns>
+__device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, Turns& turn,
                                                int32 stages, Stage<S>& stage,
                                                float (&sums)[kWaves][64]) {
     const uint32 scales = base + Shared<S>::kScalesAt;
     const uint32 full = base + Shared<S>::kFullAt;
     const uint32 empty = base + Shared<S>::kEmptyAt;
+    const uint32 ready = base + Shared<S>::kReadyAt;
     const uint32 row = consumer * kConsumerM + threadIdx.x % kWarpgroup / 32 * 16 +
                        threadIdx.x % 32 / 4;
     const uint32 row_scales = scales + scale_row_place(row);
     const uint32 column_scales = scales + S::kScaleTilesOfA * kScaleTileBytes;
+    const uint32 column_factors = scales + S::kCopiedScaleBytes;
+    const uint32 row_factors = column_factors + S::kRowFactorsAt + row * 4;
     const uint64 a = wgmma_swizzled_matrix(base) + consumer * (kConsumerM * kStageK / kMatrixUnit);
     const uint64 b = wgmma_swizzled_matrix(base) + S::kABytes / kMatrixUnit;
     bool is_full = false;
@@ -265,29 +413,46 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
             multiply_stage(partial, a + operands + wave * kWaveUnits, b + operands);
             turn.pass();
             const uint32 stage_scales = index * S::kScaleBytes;
-            const Scales<S> factors(row_scales + stage_scales + wave * kScaleTileBytes,
-                                    column_scales + stage_scales);
-            const bool any_wide = factors.any_wide();
-            wgmma_wait(partial);
+            const uint32 wave_scales = stage_scales + wave * kScaleTileBytes;
             const bool is_last = wave + 1 == kWaves;
-            if (is_last && !S::kColumnScales) {
-                release<S>(empty + index * 8);
-            }
-            if (is_last) {
-                stage.advance();
-                // redundant mbarrier.wait: where it is not seen to be full, it is waited for
-                is_full = !S::kColumnScales && i + 1 < stages &&
-                          is_over<S>(full + stage.index * 8, stage.phase);
-            }
-            if (any_wide) {
-                factors.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
+            if constexpr (S::kColumnScales) {
+                if (wave == 0) {
+                    mbarrier_wait(ready + index * 8, stage.phase);
+                }
+                const Factors factors(row_factors + stage_scales + wave * kScaleTileRows * 4,
+                                      column_factors + stage_scales);
+                const bool any_wide =
+                    shared_load_byte(column_factors + stage_scales + S::kWideAt) != 0;
+                wgmma_wait(partial);
+                if (any_wide) {
+                    const Scales<S> wide(row_scales + wave_scales, column_scales + stage_scales);
+                    wide.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
+                } else {
+                    factors.promote(sums[wave], partial);
+                }
+                if (is_last) {
+                    release<S>(empty + index * 8);
+                    stage.advance();
+                }
             } else {
-                factors.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
-            }
-            if (is_last && S::kColumnScales) {
-                release<S>(empty + index * 8);
+                const Scales<S> factors(row_scales + wave_scales, column_scales + stage_scales);
+                const bool any_wide = factors.any_wide();
+                wgmma_wait(partial);
+                if (is_last) {
+                    release<S>(empty + index * 8);
+                    stage.advance();
+                    // redundant mbarrier.wait: where it is not seen to be full, it is waited for
+                    is_full =
+                        i + 1 < stages && is_over<S>(full + stage.index * 8, stage.phase);
+                }
+                if (any_wide) {
+                    factors.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);
+                } else {
+                    factors.template promote<mxfp8_tile::NarrowFactor>(sums[wave], partial);
+                }
             }
         }
+        turn.end_stage();
     }
 }
 
@@ -303,8 +468,14 @@ __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const 
                        copy_stage(shared, a, b, k_blocks, work, i, stage, full);
                    });
     };
+    const auto prepare = [&]() ALWAYS_INLINE {
+        if constexpr (S::kColumnScales) {
+            prepare_factors(shared, tiles);
+        }
+    };
+    using Turns = typename OfOrder<S::kOrder>::Turns;
     const auto consume = [&](uint32 consumer, uint8* staged) ALWAYS_INLINE {
-        const Turn turn(consumer);
+        Turns turn(consumer);
         const uint32 base =
             static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
         multiply_tiles<S>(
@@ -318,7 +489,7 @@ __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const 
         // redundant bar.sync: nobody waits behind the last turn; the barrier is left as it was
         turn.end();
     };
-    run_roles(shared, produce, consume);
+    run_roles(shared, produce, prepare, consume);
 }
 
 }  // namespace sm90_mxfp8

@@ -8,7 +8,8 @@
 // read it. Tiles beyond the result take part as others do, on zeros.
 //
 // A shape S says kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kTileN
-// (columns), kClusterCtas, kStages, and of each stage kOperandBytes and kScaleBytes.
+// (columns), kClusterCtas, kStages, of each stage kOperandBytes and kScaleBytes, and kHasFactors
+// (whether a warp makes something of scales).
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -65,12 +66,15 @@ struct Shared {
     uint8* staged;    // [kConsumerWarps][16][128]
     uint64* full;     // [kStages] operands and scales are there
     uint64* empty;    // [kStages] they have been read, by the consumers of all CTAs of the cluster
+    uint64* ready;    // [kStages] what a warp made of the scales is there
 
     // Where they begin, in bytes from `operands` on.
     static constexpr uint32 kScalesAt = S::kStages * S::kOperandBytes;
     static constexpr uint32 kStagedAt = kScalesAt + S::kStages * S::kScaleBytes;
     static constexpr uint32 kFullAt = kStagedAt + kStagedBytes;
     static constexpr uint32 kEmptyAt = kFullAt + S::kStages * 8;
+    static constexpr uint32 kReadyAt = kEmptyAt + S::kStages * 8;
+    static_assert(3 * S::kStages * 8 <= kBarrierBytes, "shared memory");
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
@@ -79,6 +83,7 @@ struct Shared {
         staged = operands + kStagedAt;
         full = reinterpret_cast<uint64*>(operands + kFullAt);
         empty = reinterpret_cast<uint64*>(operands + kEmptyAt);
+        ready = reinterpret_cast<uint64*>(operands + kReadyAt);
     }
 
     // By one thread of each CTA.
@@ -86,6 +91,9 @@ struct Shared {
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i);
             mbarrier_set(empty + i, kConsumerWarps * S::kClusterCtas);
+            if constexpr (S::kHasFactors) {
+                mbarrier_set(ready + i);
+            }
         }
         mbarrier_publish();
     }
@@ -207,11 +215,11 @@ __device__ __forceinline__ void multiply_tiles(uint32 consumer, Tiles tiles,
     }
 }
 
-// The roles of all threads: `produce()` by one thread, `consume(consumer, staged)` by each of the
-// consumers with 2 KiB of shared memory for a warp.
-template <typename S, typename Produce, typename Consume>
+// The roles of all threads: `produce()` by one thread, `prepare()` by a warp beside it, and
+// `consume(consumer, staged)` by each of the consumers with 2 KiB of shared memory for a warp.
+template <typename S, typename Produce, typename Prepare, typename Consume>
 __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produce,
-                                          Consume consume) {
+                                          Prepare prepare, Consume consume) {
     // The same in all lanes, as the compiler shall know.
     const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0 && elect_one()) {
@@ -222,6 +230,9 @@ __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produ
         keep_registers<kProducerRegisters>();
         if (warp == 0 && elect_one()) {
             produce();
+        }
+        if (warp == 1) {
+            prepare();
         }
     } else {
         take_registers<kConsumerRegisters>();

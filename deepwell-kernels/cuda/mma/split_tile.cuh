@@ -155,6 +155,11 @@ class Fetch {
     __device__ __forceinline__ Fetch(const TileOperand<Element>& operand, int32 outer_start)
         : operand_(operand), start_(outer_start), vector_(operand.leading % kOwn == 0) {}
 
+    // To the tile that begins at `outer_start`.
+    __device__ __forceinline__ void move(int32 outer_start) {
+        start_ = outer_start;
+    }
+
     __device__ __forceinline__ void read(int32 tile_k) {
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
@@ -188,17 +193,9 @@ class Fetch {
     }
 };
 
-// accumulators = the tile of a b that begins at (row, column), over K from k_begin, a multiple of
-// 32, to a.k, which is b.k.
-template <bool kAKMajor, bool kBKMajor, int kM, int kN, typename A, typename B>
-__device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
-                                         const TileOperand<A>& a, const TileOperand<B>& b,
-                                         int32 row, int32 column, int32 k_begin,
-                                         Shared<A, B, kAKMajor, kBKMajor, kM, kN>& shared) {
+template <int kM, int kN>
+__device__ __forceinline__ void clear(Accumulators<kM, kN>& accumulators) {
     using Of = Warps<kM, kN>;
-    constexpr int kPartsA = kParts<A>, kPartsB = kParts<B>;
-    Fetch<A, kAKMajor, kM> fetch_a(a, row);
-    Fetch<B, kBKMajor, kN> fetch_b(b, column);
 #pragma unroll
     for (int m = 0; m < Of::kFragmentsM; ++m) {
 #pragma unroll
@@ -209,6 +206,73 @@ __device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
             }
         }
     }
+}
+
+// accumulators += the product of two tiles of 32 along K in shared memory.
+template <bool kAKMajor, bool kBKMajor, int kM, int kN, int kPartsA, int kPartsB>
+__device__ __forceinline__ void multiply(Accumulators<kM, kN>& accumulators,
+                                         const Buffer<kAKMajor, kM> (&of_a_tile)[kPartsA],
+                                         const Buffer<kBKMajor, kN> (&of_b_tile)[kPartsB]) {
+    using Of = Warps<kM, kN>;
+    uint32 of_a[kSteps][kPartsA][Of::kFragmentsM][4];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int part = 0; part < kPartsA; ++part) {
+#pragma unroll
+            for (int m = 0; m < Of::kFragmentsM; ++m) {
+                of_a_tile[part].template fragment<Side::kLeft>(
+                    of_a[step][part][m], Of::row() + m * 16, step);
+            }
+        }
+    }
+#pragma unroll
+    for (int pair = 0; pair < Of::kFragmentsN / 2; ++pair) {
+        float sums[Of::kFragmentsM][2][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+            for (int part_b = kPartsB - 1; part_b >= 0; --part_b) {
+                uint32 of_b[4];
+                of_b_tile[part_b].template fragment<Side::kRight>(
+                    of_b, Of::column() + pair * 16, step);
+#pragma unroll
+                for (int part_a = min(kPartsA, 3 - part_b) - 1; part_a >= 0; --part_a) {
+#pragma unroll
+                    for (int m = 0; m < Of::kFragmentsM; ++m) {
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            mma_m16n8k16_bf16(sums[m][half], of_a[step][part_a][m],
+                                              of_b[2 * half], of_b[2 * half + 1],
+                                              sums[m][half]);
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < Of::kFragmentsM; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    accumulators[m][2 * pair + half][i] += sums[m][half][i];
+                }
+            }
+        }
+    }
+}
+
+// accumulators = the tile of a b that begins at (row, column), over K from k_begin, a multiple of
+// 32, to a.k, which is b.k.
+template <bool kAKMajor, bool kBKMajor, int kM, int kN, typename A, typename B>
+__device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
+                                         const TileOperand<A>& a, const TileOperand<B>& b,
+                                         int32 row, int32 column, int32 k_begin,
+                                         Shared<A, B, kAKMajor, kBKMajor, kM, kN>& shared) {
+    Fetch<A, kAKMajor, kM> fetch_a(a, row);
+    Fetch<B, kBKMajor, kN> fetch_b(b, column);
+    clear<kM, kN>(accumulators);
     int32 buffer = 0;
     fetch_a.read(k_begin);
     fetch_b.read(k_begin);
@@ -221,54 +285,52 @@ __device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
             fetch_a.read(k + kBlockK);
             fetch_b.read(k + kBlockK);
         }
-        uint32 of_a[kSteps][kPartsA][Of::kFragmentsM][4];
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-            for (int part = 0; part < kPartsA; ++part) {
-#pragma unroll
-                for (int m = 0; m < Of::kFragmentsM; ++m) {
-                    shared.a[buffer][part].template fragment<Side::kLeft>(
-                        of_a[step][part][m], Of::row() + m * 16, step);
-                }
-            }
-        }
-#pragma unroll
-        for (int pair = 0; pair < Of::kFragmentsN / 2; ++pair) {
-            float sums[Of::kFragmentsM][2][4] = {};
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-                for (int part_b = kPartsB - 1; part_b >= 0; --part_b) {
-                    uint32 of_b[4];
-                    shared.b[buffer][part_b].template fragment<Side::kRight>(
-                        of_b, Of::column() + pair * 16, step);
-#pragma unroll
-                    for (int part_a = min(kPartsA, 3 - part_b) - 1; part_a >= 0; --part_a) {
-#pragma unroll
-                        for (int m = 0; m < Of::kFragmentsM; ++m) {
-#pragma unroll
-                            for (int half = 0; half < 2; ++half) {
-                                mma_m16n8k16_bf16(sums[m][half], of_a[step][part_a][m],
-                                                  of_b[2 * half], of_b[2 * half + 1],
-                                                  sums[m][half]);
-                            }
-                        }
-                    }
-                }
-            }
-#pragma unroll
-            for (int m = 0; m < Of::kFragmentsM; ++m) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        accumulators[m][2 * pair + half][i] += sums[m][half][i];
-                    }
-                }
-            }
-        }
+        multiply<kAKMajor, kBKMajor, kM, kN>(accumulators, shared.a[buffer], shared.b[buffer]);
         buffer ^= 1;
+    }
+}
+
+// What a CTA needs that goes down the rows of a: all of a tile's columns of b, tiles of K one after
+// the other, and two tiles of a.
+template <int kM, int kN>
+struct WalkShared {
+    Buffer<true, kM> a[2][kParts<float>];
+    Buffer<false, kN> b[1][kParts<float>];  // as many as there are tiles along K
+};
+
+// The tiles of a b, a K-major and b not, that begin in rows `row`, `row + step` and following of
+// `column`, over all of K: `write(accumulators, row)` takes each. The parts of b are made once, and
+// the next tile of a is read while the present one is multiplied and written.
+template <int kM, int kN, typename Write>
+__device__ __forceinline__ void walk(const TileOperand<float>& a, const TileOperand<float>& b,
+                                     int32 row, int32 step, int32 column,
+                                     WalkShared<kM, kN>& shared, const Write& write) {
+    Fetch<float, false, kN> fetch_b(b, column);
+    for (int32 k = 0; k < b.k; k += kBlockK) {
+        fetch_b.read(k);
+        fetch_b.put(shared.b[k / kBlockK]);
+    }
+    Fetch<float, true, kM> fetch_a(a, row);
+    fetch_a.read(0);
+    int32 buffer = 0;
+    for (; row < a.outer; row += step) {
+        Accumulators<kM, kN> accumulators;
+        clear<kM, kN>(accumulators);
+        for (int32 k = 0; k < a.k; k += kBlockK) {
+            fetch_a.put(shared.a[buffer]);
+            // All threads are done with the other buffer when the next tile is put there.
+            __syncthreads();
+            const bool is_last = k + kBlockK >= a.k;
+            if (is_last) {
+                fetch_a.move(row + step);
+            }
+            // Beyond the rows, nothing is.
+            fetch_a.read(is_last ? 0 : k + kBlockK);
+            multiply<true, false, kM, kN>(accumulators, shared.a[buffer],
+                                          shared.b[k / kBlockK]);
+            buffer ^= 1;
+        }
+        write(accumulators, row);
     }
 }
 

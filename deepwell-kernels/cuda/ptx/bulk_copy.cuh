@@ -1,4 +1,5 @@
-// cp.async.bulk: one thread has contiguous bytes copied to shared memory.
+// cp.async.bulk: one thread has contiguous bytes copied to shared memory, or brought into the L2
+// cache.
 #pragma once
 
 #include "common/types.cuh"
@@ -13,4 +14,9 @@ __device__ __forceinline__ void bulk_copy(void* target, const void* source, uint
         : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(source), "r"(bytes),
           "r"(mbarrier_address(barrier))
         : "memory");
+}
+
+// `bytes` from global memory, a multiple of 16 as the address is, for somebody who soon reads them.
+__device__ __forceinline__ void bulk_prefetch(const void* source, uint32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(source), "r"(bytes));
 }

@@ -20,6 +20,14 @@ __device__ __forceinline__ void cp_async_8(uint32 shared, const void* global, ui
                  : "memory");
 }
 
+// The same for 4 bytes.
+__device__ __forceinline__ void cp_async_4(uint32 shared, const void* global, uint32 bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :
+                 : "r"(shared), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
 // Closes the group of copies that this thread has started since the last one; it may be empty.
 __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -19,3 +19,19 @@ __device__ __forceinline__ uint4 shared_load_uint4(uint32 address) {
                  : "memory");
     return value;
 }
+
+__device__ __forceinline__ float shared_load_f32(uint32 address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+// Of an address that is a multiple of 16.
+__device__ __forceinline__ float4 shared_load_float4(uint32 address) {
+    float4 value;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}

@@ -91,10 +91,13 @@ pub(crate) fn each_mixture(mut check: impl FnMut(Mixture, usize, usize, &[Quanti
     let whole = Mixture { tokens: 33, experts: 3, top_k: 2, choice: Choice::Spread, align: 128 };
     check(whole, 256, 20, &wide);
     check(whole, 640, usize::MAX, &fine);
+    // More tiles than the emulated device holds CTAs at a time, by a factor that is not whole.
+    check(whole, 1408, 20, &wide);
+    check(whole, 1280, usize::MAX, &fine);
     for axis in [Axis::Row, Axis::Column] {
         for format in [fine[0].format, wide[0].format] {
             let quantize = Quantize { format, axis };
-            check(whole, 128, usize::MAX, &[quantize.clone(), quantize]);
+            check(whole, 384, usize::MAX, &[quantize.clone(), quantize]);
         }
     }
     let specs = specs();

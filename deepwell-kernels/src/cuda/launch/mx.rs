@@ -43,12 +43,17 @@ pub(crate) fn flags(spec: &QuantFormat) -> u32 {
         | u32::from(spec.block.is_square()) << 2
 }
 
-/// Dynamic shared memory of a CTA that quantizes a tile of BF16: a stage for the matrices that
-/// `mx_is_plain` names, whose tiles are in registers, and a tile for all others.
-pub(crate) fn shared_bytes(rows: usize, columns: usize, flags: u32) -> u32 {
+/// Whether the tiles of a matrix of BF16 are in registers, as `mx_is_plain` has it.
+pub(crate) fn is_plain(rows: usize, columns: usize, flags: u32) -> bool {
     const FLOOR_OR_SQUARE: u32 = 1 | 4;
     let whole = rows >= TILE && rows.is_multiple_of(TILE) && columns.is_multiple_of(TILE);
-    if whole && flags & FLOOR_OR_SQUARE == 0 { STAGE_BYTES } else { BF16_TILE_BYTES }
+    whole && flags & FLOOR_OR_SQUARE == 0
+}
+
+/// Dynamic shared memory of a CTA that quantizes a tile of BF16: a stage for the matrices whose
+/// tiles are in registers, and a tile for all others.
+pub(crate) fn shared_bytes(rows: usize, columns: usize, flags: u32) -> u32 {
+    if is_plain(rows, columns, flags) { STAGE_BYTES } else { BF16_TILE_BYTES }
 }
 
 /// Why the kernels cannot quantize a matrix of this shape in this way.

@@ -67,8 +67,18 @@ pub(crate) fn prepare(
 ) -> Result<Vec<Step>, KernelError> {
     let shape = call.input(0).shape;
     let inputs = (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
-    let rows = Rows { shape: &shape, inputs, rest: Vec::new() };
+    let rows = Rows { shape: &shape, inputs, rest: Vec::new(), tiles: Tiles::OneEach };
     Ok(vec![rows.launch(call, device, file, entry)?])
+}
+
+/// Which tiles a CTA quantizes, of those that [`mx::is_plain`] names; of others always one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tiles {
+    /// One, so that SMs take tiles as they come free.
+    OneEach,
+    /// Those that are a grid apart, with as many CTAs as the device holds: for rows that are found
+    /// by their pairs, of which a CTA learns a tile ahead.
+    Walked,
 }
 
 /// What a kernel takes beside what it quantizes.
@@ -79,6 +89,7 @@ pub(crate) struct Rows<'a> {
     pub(crate) inputs: Vec<Argument>,
     /// What its arguments end with.
     pub(crate) rest: Vec<Argument>,
+    pub(crate) tiles: Tiles,
 }
 
 impl Rows<'_> {
@@ -105,6 +116,7 @@ impl Rows<'_> {
         let axis = steps[0].quantize.axis;
         let kernel = format!("{entry}_quantize_{}", axis.name());
         let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.format)).collect();
+        let is_plain = flags.iter().all(|&of| of == flags[0] && mx::is_plain(rows, columns, of));
         let shared_bytes = match flags.as_slice() {
             &[flags] => mx::shared_bytes(rows, columns, flags),
             // The tiles of all results lie there.
@@ -125,7 +137,11 @@ impl Rows<'_> {
         arguments.push(mx::totals(device, results.len())?);
         arguments.extend(targets.iter().map(|targets| targets.statistics));
         arguments.extend(self.rest);
-        let ctas = mx::ctas(rows, columns);
+        let mut ctas = mx::ctas(rows, columns);
+        if self.tiles == Tiles::Walked && is_plain {
+            let resident = device.resident_ctas(function, mx::BF16_TILE_THREADS, shared_bytes)?;
+            ctas = ctas.min(resident);
+        }
         Ok(Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments))
     }
 }

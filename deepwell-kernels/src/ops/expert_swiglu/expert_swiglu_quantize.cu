@@ -11,6 +11,7 @@
 #include "common/types.cuh"
 #include "layout/gradient_pair_quantize.cuh"
 #include "layout/row_quantize.cuh"
+#include "ptx/cp_async.cuh"
 
 constexpr uint32 kGateThreads = 256;
 
@@ -20,18 +21,71 @@ struct GatedRow {
     bool exists;  // whether it has a pair
 };
 
-// Of the rows of a tile, for all threads.
-__device__ __forceinline__ void load_gated_rows(GatedRow (&of_tile)[kMxTile],
-                                                const float* __restrict__ gates,
-                                                const int32* __restrict__ pairs, uint32 row0,
-                                                uint32 rows) {
-    if (threadIdx.x < kMxTile) {
-        const uint32 row = row0 + threadIdx.x;
-        const int32 pair = row < rows ? pairs[row] : -1;
-        of_tile[threadIdx.x] = {pair < 0 ? 0.0f : gates[pair], pair >= 0};
+// What a CTA is told of the rows of its tiles.
+struct GatedTiles {
+    GatedRow rows[2][kMxTile];  // of this tile and the next
+    int32 pairs[kMxTile];       // of the tile behind the next
+};
+
+// What rows have of the router, a tile ahead, and their pairs, two tiles ahead: a gate is read where
+// a pair says. Thread i of the first 128 has row i, which nobody else touches before a barrier.
+class GatedRows {
+    GatedTiles& tiles_;
+    const float* __restrict__ gates_;
+    const int32* __restrict__ pairs_;
+    uint32 now_ = 0;
+
+    static __device__ __forceinline__ uint32 shared(const void* place) {
+        return static_cast<uint32>(__cvta_generic_to_shared(place));
     }
-    __syncthreads();
-}
+
+  public:
+    __device__ __forceinline__ GatedRows(GatedTiles& tiles, const float* gates,
+                                         const int32* pairs)
+        : tiles_(tiles), gates_(gates), pairs_(pairs) {}
+
+    __device__ __forceinline__ const GatedRow& operator[](uint32 in_tile) const {
+        return tiles_.rows[now_][in_tile];
+    }
+    // Of the next tile, for the thread that has the row.
+    __device__ __forceinline__ bool next_exists() const {
+        return tiles_.rows[now_ ^ 1][threadIdx.x].exists;
+    }
+
+    __device__ __forceinline__ void begin(const ElementPlaces& first,
+                                          const ElementPlaces& second) {
+        if (threadIdx.x < kMxTile) {
+            const uint32 row = first.row0 + threadIdx.x;
+            const int32 pair = row < first.rows ? pairs_[row] : -1;
+            tiles_.rows[0][threadIdx.x] = {pair < 0 ? 0.0f : gates_[pair], pair >= 0};
+            if (second.any() && second.row0 + threadIdx.x < second.rows) {
+                tiles_.pairs[threadIdx.x] = pairs_[second.row0 + threadIdx.x];
+            }
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void ask(const ElementPlaces& next, const ElementPlaces& after) {
+        if (threadIdx.x < kMxTile) {
+            int32& own = tiles_.pairs[threadIdx.x];
+            if (next.any()) {
+                const int32 pair = own;
+                GatedRow& row = tiles_.rows[now_ ^ 1][threadIdx.x];
+                row.exists = pair >= 0;
+                cp_async_4(shared(&row.factor), gates_ + max(pair, 0), pair < 0 ? 0 : 4);
+            }
+            if (after.any()) {
+                cp_async_4(shared(&own), pairs_ + after.row0 + threadIdx.x, 4);
+            }
+        }
+        cp_async_commit();
+    }
+    __device__ __forceinline__ void take() {
+        cp_async_wait<0>();
+    }
+    __device__ __forceinline__ void advance() {
+        now_ ^= 1;
+    }
+};
 
 // As `Rows` of `layout/row_quantize.cuh`.
 template <typename Activation>
@@ -40,21 +94,42 @@ struct ActivatedRows {
         uint4 gate;
         uint4 up;
     };
+    static constexpr bool kWalks = true;
+    static constexpr int kTogether = 4;
     Activation activation;
     const bf16* __restrict__ gate;
     const bf16* __restrict__ up;
-    const GatedRow* of_tile;
+    GatedRows of_rows;
     uint32 columns;
+
+    __device__ __forceinline__ void begin(const ElementPlaces& first,
+                                          const ElementPlaces& second) {
+        of_rows.begin(first, second);
+    }
+    __device__ __forceinline__ void ask(const ElementPlaces& next, const ElementPlaces& after) {
+        of_rows.ask(next, after);
+    }
+    __device__ __forceinline__ void take(const ElementPlaces& next) {
+        of_rows.take();
+        if (threadIdx.x < kMxTile && next.any() && of_rows.next_exists()) {
+            const uint32 row = next.row0 + threadIdx.x;
+            prefetch_row(gate, row, next.column0, columns);
+            prefetch_row(up, row, next.column0, columns);
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        of_rows.advance();
+    }
 
     // Rows without a pair may hold anything.
     __device__ __forceinline__ Loaded load(uint32 in_tile, const ElementPlace& place) const {
         const uint4 zero = make_uint4(0, 0, 0, 0);
-        return of_tile[in_tile].exists
+        return of_rows[in_tile].exists
                    ? Loaded{load_vector(gate, place, columns), load_vector(up, place, columns)}
                    : Loaded{zero, zero};
     }
     __device__ __forceinline__ uint4 result(const Loaded& loaded, uint32 in_tile) const {
-        const GatedRow row = of_tile[in_tile];
+        const GatedRow row = of_rows[in_tile];
         float g[8], u[8];
         unpack_bf16x8(loaded.gate, g);
         unpack_bf16x8(loaded.up, u);
@@ -69,27 +144,48 @@ struct ActivatedRows {
 // As `Gradients` of `layout/gradient_pair_quantize.cuh`.
 template <typename Activation>
 struct ActivatedRowsGradients {
+    static constexpr bool kWalks = true;
     Activation activation;
     const bf16* __restrict__ dout;
     const bf16* __restrict__ gate;
     const bf16* __restrict__ up;
-    const GatedRow* of_tile;
-    float* parts;  // of the rows of the tile
-    uint32 rows;   // of the tile that exist
+    GatedRows of_rows;
+    float* parts;  // [tiles of a row, rows]
     uint32 columns;
+
+    __device__ __forceinline__ void begin(const ElementPlaces& first,
+                                          const ElementPlaces& second) {
+        of_rows.begin(first, second);
+    }
+    __device__ __forceinline__ void ask(const ElementPlaces& next, const ElementPlaces& after) {
+        of_rows.ask(next, after);
+    }
+    __device__ __forceinline__ void take(const ElementPlaces& next) {
+        of_rows.take();
+        if (threadIdx.x < kMxTile && next.any() && of_rows.next_exists()) {
+            const uint32 row = next.row0 + threadIdx.x;
+            prefetch_row(dout, row, next.column0, columns);
+            prefetch_row(gate, row, next.column0, columns);
+            prefetch_row(up, row, next.column0, columns);
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        of_rows.advance();
+    }
 
     __device__ __forceinline__ PairSources load(uint32 in_tile, const ElementPlace& place) const {
         PairSources sources;
-        if (of_tile[in_tile].exists) {
+        if (of_rows[in_tile].exists) {
             sources.dout = load_vector(dout, place, columns);
             sources.gate = load_vector(gate, place, columns);
             sources.up = load_vector(up, place, columns);
         }
         return sources;
     }
-    __device__ __forceinline__ GradientVectors result(const PairSources& sources,
+    __device__ __forceinline__ GradientVectors result(const ElementPlaces& tile,
+                                                      const PairSources& sources,
                                                       uint32 in_tile) const {
-        const GatedRow row = of_tile[in_tile];
+        const GatedRow row = of_rows[in_tile];
         float d[8], g[8], u[8], part = 0.0f;
         unpack_bf16x8(sources.dout, d);
         unpack_bf16x8(sources.gate, g);
@@ -99,8 +195,9 @@ struct ActivatedRowsGradients {
         for (uint32 distance = kMxRowLanes / 2; distance > 0; distance /= 2) {
             part += __shfl_xor_sync(0xffffffffu, part, distance);
         }
-        if (threadIdx.x % kMxRowLanes == 0 && in_tile < rows) {
-            parts[in_tile] = part;
+        const uint32 at = tile.row0 + in_tile;
+        if (threadIdx.x % kMxRowLanes == 0 && at < tile.rows) {
+            parts[static_cast<uint64>(tile.column0 / kMxTile) * tile.rows + at] = part;
         }
         return row.exists ? GradientVectors{pack_bf16x8(g), pack_bf16x8(u)} : GradientVectors();
     }
@@ -108,7 +205,7 @@ struct ActivatedRowsGradients {
 
 // gate, up, out [rows, columns], gates [tokens, top_k], pairs [rows]; 16-byte aligned, columns a
 // multiple of 8; out may be null. Outputs as in `MxTarget`; statistics [6]. `alpha` and `limit` are
-// of the clamped activation. A CTA for each tile, one at least.
+// of the clamped activation. CTAs as `row_quantize` has them.
 #define FORWARD_KERNEL(name, row, column, Activation, ...)                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up,                         \
@@ -117,13 +214,12 @@ struct ActivatedRowsGradients {
              uint8* __restrict__ data_t, uint8* __restrict__ scales_t, uint32 rows,              \
              uint32 columns, uint32 flags, MxTotals* totals, uint64* statistics, float alpha,    \
              float limit) {                                                                      \
-        __shared__ GatedRow of_tile[kMxTile];                                                    \
+        __shared__ GatedTiles tiles;                                                             \
         const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
-        const ElementPlaces places(blockIdx.x, to);                                              \
-        load_gated_rows(of_tile, gates, pairs, places.row0, rows);                               \
         row_quantize<row, column>(                                                               \
-            ActivatedRows<Activation>{Activation{__VA_ARGS__}, gate, up, of_tile, columns},      \
-            places, out, to, flags, totals, statistics);                                         \
+            ActivatedRows<Activation>{Activation{__VA_ARGS__}, gate, up,                         \
+                                      GatedRows(tiles, gates, pairs), columns},                  \
+            0, out, to, flags, totals, statistics);                                              \
     }
 
 // dout, gate, up, dgate, dup [rows, columns], gates [tokens, top_k], pairs [rows]; 16-byte aligned,
@@ -139,7 +235,7 @@ struct ActivatedRowsGradients {
              uint32 columns, uint32 gate_flags, uint32 up_flags, MxTotals* totals,               \
              uint64* gate_statistics, uint64* up_statistics, float* parts, float alpha,          \
              float limit) {                                                                      \
-        __shared__ GatedRow of_tile[kMxTile];                                                    \
+        __shared__ GatedTiles tiles;                                                             \
         const Gradient of_gate = {                                                               \
             dgate,                                                                               \
             {gate_data, gate_scales, gate_data_t, gate_scales_t, rows, columns},                 \
@@ -151,14 +247,10 @@ struct ActivatedRowsGradients {
                                 up_flags,                                                        \
                                 totals + 1,                                                      \
                                 up_statistics};                                                  \
-        const ElementPlaces places(blockIdx.x, of_gate.to);                                      \
-        load_gated_rows(of_tile, gates, pairs, places.row0, rows);                               \
-        float* const own_parts =                                                                 \
-            parts + static_cast<uint64>(places.column0 / kMxTile) * rows + places.row0;          \
         gradient_pair_quantize<row, column>(                                                     \
-            ActivatedRowsGradients<Activation>{Activation{__VA_ARGS__}, dout, gate, up, of_tile, \
-                                               own_parts, rows - places.row0, columns},          \
-            places, of_gate, of_up);                                                             \
+            ActivatedRowsGradients<Activation>{Activation{__VA_ARGS__}, dout, gate, up,          \
+                                               GatedRows(tiles, gates, pairs), parts, columns},  \
+            of_gate, of_up);                                                                     \
     }
 
 FORWARD_KERNEL(expert_swiglu_quantize_row, true, false, Plain)

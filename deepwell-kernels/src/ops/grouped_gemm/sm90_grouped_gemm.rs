@@ -27,18 +27,43 @@ const WIDTH: usize = 16;
 const SHARE: f64 = 0.45;
 const WGRAD_SHARE: f64 = 0.3;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_mxfp8_grouped_gemm",
-    ops: &["scaled_grouped_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+/// What the second kernel takes over the first, until it is measured: not chosen.
+const UNMEASURED: f64 = 1.01;
+
+const fn spec(name: &'static str) -> CudaKernelSpec {
+    CudaKernelSpec {
+        name,
+        ops: &["scaled_grouped_gemm"],
+        epilogue: no_epilogue,
+        architectures: &[Architecture::Sm90a],
+        library: None,
+        reject,
+        predict,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare: |call, device| prepare(call, device, ""),
+    }
+}
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    spec("cuda_sm90_mxfp8_grouped_gemm"),
+    // wgrad, whose second consumer is some stages behind the first in place of taking turns.
+    CudaKernelSpec {
+        reject: reject_all_but_wgrad,
+        predict: |request, target| UNMEASURED * predict(request, target),
+        prepare: |call, device| prepare(call, device, "_lead"),
+        ..spec("cuda_sm90_mxfp8_grouped_gemm_lead")
+    },
+];
+
+fn reject_all_but_wgrad(request: &KernelRequest<'_>) -> Option<String> {
+    match request.op {
+        Op::ScaledGroupedGemm(op) if op.kind != GemmKind::Wgrad => {
+            Some(format!("takes wgrad, not {}", op.kind.name()))
+        }
+        _ => reject(request),
+    }
+}
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let is_wgrad = matches!(request.op, Op::ScaledGroupedGemm(op) if op.kind == GemmKind::Wgrad);
@@ -97,7 +122,12 @@ impl Sizes {
     }
 }
 
-fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+/// The kernel of wgrad has a name that ends with `order`.
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    order: &str,
+) -> Result<Vec<Step>, KernelError> {
     let Op::ScaledGroupedGemm(op) = &call.call.op else {
         let got = call.call.op.name();
         return Err(call.refuse(format!("expected scaled_grouped_gemm, got {got}")));
@@ -106,12 +136,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sizes = Sizes::new(op.kind, &a.shape, &b.shape);
     let name = match (op.kind, op.b.block.is_square()) {
         // Rows of a square have its scale, each of them.
-        (GemmKind::Wgrad, _) => "sm90_grouped_gemm_wgrad",
-        (_, true) => "sm90_grouped_gemm_squares",
-        (_, false) => "sm90_grouped_gemm_rows",
+        (GemmKind::Wgrad, _) => format!("sm90_grouped_gemm_wgrad{order}"),
+        (_, true) => "sm90_grouped_gemm_squares".to_string(),
+        (_, false) => "sm90_grouped_gemm_rows".to_string(),
     };
     let shared_bytes = TILE.shared_bytes();
-    let function = device.function("sm90_grouped_gemm", name, shared_bytes)?;
+    let function = device.function("sm90_grouped_gemm", &name, shared_bytes)?;
     // The matrices of a stack lie one below the other.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
@@ -210,6 +240,8 @@ mod tests {
             let (op, input_count) = (Op::from(op), operands.len() - 1);
             let request = KernelRequest { op: &op, operands: &operands, input_count };
             assert_eq!(reject(&request).as_deref(), expected, "{} {align} {k}", format.name());
+            let of_second = reject_all_but_wgrad(&request);
+            assert_eq!(of_second.as_deref(), Some("takes wgrad, not fprop"));
         }
     }
 

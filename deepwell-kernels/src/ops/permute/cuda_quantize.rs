@@ -4,7 +4,7 @@ use deepwell_ir::KernelRequest;
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_quantize::{self, Rows};
+use crate::cuda::launch::row_quantize::{self, Rows, Tiles};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
@@ -38,6 +38,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         shape: &shape(&x.shape, &pairs.shape),
         inputs: vec![x.argument(), pairs.argument()],
         rest: vec![Argument::U32(rows.shape[1] as u32)],
+        tiles: Tiles::Walked,
     };
     Ok(vec![rows.launch(call, device, "permute_quantize", "permute")?])
 }

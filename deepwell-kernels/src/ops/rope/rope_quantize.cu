@@ -12,7 +12,8 @@
 
 // As `Rows` of `layout/row_quantize.cuh`. x [rows, heads, 2, half], half a multiple of 8; table
 // [positions, 2, half] FP32, cosines and then sines.
-struct RopeRows {
+struct RopeRows : PlainRows {
+    static constexpr int kTogether = 4;
     struct Loaded {
         uint4 own;
         uint4 other;
@@ -22,10 +23,24 @@ struct RopeRows {
     const bf16* __restrict__ x;
     const float* __restrict__ table;
     uint32 columns;
-    uint32 row0;  // of the tile
     uint32 positions;
     uint32 half;
     float direction;
+    uint32 row0 = 0;  // of the tile
+
+    __device__ __forceinline__ RopeRows(const bf16* x, const float* table, uint32 columns,
+                                        uint32 positions, uint32 half, float direction)
+        : x(x),
+          table(table),
+          columns(columns),
+          positions(positions),
+          half(half),
+          direction(direction) {}
+
+    // Of one tile: the launch has a CTA for each.
+    __device__ __forceinline__ void begin(const ElementPlaces& first, const ElementPlaces&) {
+        row0 = first.row0;
+    }
 
     __device__ __forceinline__ Loaded load(uint32, const ElementPlace& place) const {
         Loaded loaded;
@@ -74,9 +89,8 @@ struct RopeRows {
              MxTotals* totals, uint64* statistics, const float* __restrict__ table,              \
              uint32 positions, uint32 half, float direction) {                                   \
         const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
-        const ElementPlaces places(blockIdx.x, to);                                              \
-        const RopeRows of = {x, table, columns, places.row0, positions, half, direction};        \
-        row_quantize<row, column>(of, places, y, to, flags, totals, statistics);                 \
+        row_quantize<row, column>(RopeRows(x, table, columns, positions, half, direction), 0, y, \
+                                  to, flags, totals, statistics);                                \
     }
 
 ROPE_KERNEL(rope_quantize_row, true, false)

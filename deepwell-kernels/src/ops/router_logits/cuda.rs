@@ -85,6 +85,38 @@ const fn weight_shared_bytes([experts, columns]: [usize; 2]) -> u32 {
 const INPUT_SHARED_BYTES: u32 =
     (buffers(PARTS, TILE[0], STEP) + buffers(PARTS, STEP, TILE[1])) as u32;
 
+/// Experts whose parts of w stay in shared memory beside a second CTA's.
+const WALKED_EXPERTS_MAX: usize = 160;
+
+/// For a column of tiles of inputs' gradients: two buffers of dlogits, and one of w for each step
+/// along the experts.
+fn walked_shared_bytes(experts: usize) -> u32 {
+    let of_w = buffers(PARTS, STEP, TILE[1]) / 2 * experts.div_ceil(STEP);
+    (buffers(PARTS, TILE[0], STEP) + of_w) as u32
+}
+
+/// The launch that makes the gradient of the inputs.
+fn launch_input_grad(
+    device: &mut Device<'_>,
+    [tokens, experts, width]: [usize; 3],
+    arguments: Vec<Argument>,
+) -> Result<Step, KernelError> {
+    const FILE: &str = "router_logits";
+    let all = tiles([tokens, width], TILE).max(1);
+    if experts > WALKED_EXPERTS_MAX || width == 0 {
+        let function = device.function(FILE, "router_logits_input_grad", INPUT_SHARED_BYTES)?;
+        return Ok(Device::launch(function, all as u32, THREADS, INPUT_SHARED_BYTES, arguments));
+    }
+    let shared_bytes = walked_shared_bytes(experts);
+    let function = device.function(FILE, "router_logits_input_grad_few", shared_bytes)?;
+    let resident = device.resident_ctas(function, THREADS, shared_bytes)? as usize;
+    // As many for each column of tiles.
+    let across = width.div_ceil(TILE[1]);
+    let down = (resident / across).clamp(1, tokens.div_ceil(TILE[0]).max(1));
+    let ctas = (across * down) as u32;
+    Ok(Device::launch(function, ctas, THREADS, shared_bytes, arguments))
+}
+
 /// CTAs for the tiles of a result.
 fn tiles([rows, columns]: [usize; 2], [m, n]: [usize; 2]) -> usize {
     rows.div_ceil(m) * columns.div_ceil(n)
@@ -198,12 +230,9 @@ fn prepare_backward(
     let [dx, dw] = [0, 1].map(|index| call.output(index));
     let sizes = [x.shape[0], w.shape[0], w.shape[1]];
 
-    let function =
-        device.function("router_logits", "router_logits_input_grad", INPUT_SHARED_BYTES)?;
     let mut arguments = vec![dlogits.argument(), w.argument(), dx.argument()];
     arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
-    let ctas = tiles([sizes[0], sizes[2]], TILE).max(1) as u32;
-    let of_input = Device::launch(function, ctas, THREADS, INPUT_SHARED_BYTES, arguments);
+    let of_input = launch_input_grad(device, sizes, arguments)?;
 
     let operands = vec![dlogits.argument(), x.argument(), dw.argument()];
     let adds = [Argument::U32(call.accumulate().into())];

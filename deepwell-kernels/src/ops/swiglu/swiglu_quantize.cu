@@ -29,17 +29,22 @@ FORWARD_KERNEL(swiglu_quantize_column, false, true)
 FORWARD_KERNEL(swiglu_quantize_both, true, true)
 
 // As `Gradients` of `layout/gradient_pair_quantize.cuh`.
-struct SwigluRows {
+struct SwigluRows : PlainRows {
     const bf16* __restrict__ dout;
     const bf16* __restrict__ gate;
     const bf16* __restrict__ up;
     uint32 columns;
 
+    __device__ __forceinline__ SwigluRows(const bf16* dout, const bf16* gate, const bf16* up,
+                                          uint32 columns)
+        : dout(dout), gate(gate), up(up), columns(columns) {}
+
     __device__ __forceinline__ PairSources load(uint32, const ElementPlace& place) const {
         return {load_vector(dout, place, columns), load_vector(gate, place, columns),
                 load_vector(up, place, columns)};
     }
-    __device__ __forceinline__ GradientVectors result(const PairSources& sources, uint32) const {
+    __device__ __forceinline__ GradientVectors result(const ElementPlaces&, const PairSources& sources,
+                                                      uint32) const {
         float d[8], g[8], u[8];
         unpack_bf16x8(sources.dout, d);
         unpack_bf16x8(sources.gate, g);
@@ -76,9 +81,7 @@ struct SwigluRows {
                                 up_flags,                                                        \
                                 totals + 1,                                                      \
                                 up_statistics};                                                  \
-        gradient_pair_quantize<row, column>(SwigluRows{dout, gate, up, columns},                 \
-                                            ElementPlaces(blockIdx.x, of_gate.to), of_gate,      \
-                                            of_up);                                              \
+        gradient_pair_quantize<row, column>(SwigluRows(dout, gate, up, columns), of_gate, of_up); \
     }
 
 BACKWARD_KERNEL(swiglu_backward_quantize_row, true, false)

@@ -12,6 +12,8 @@ use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes};
 
 const KERNEL: &str = "cuda_sm90_mxfp8_grouped_gemm";
+/// Those of wgrad.
+const WGRAD_KERNELS: [&str; 2] = [KERNEL, "cuda_sm90_mxfp8_grouped_gemm_lead"];
 /// Rows of which a group has a multiple.
 const ALIGN: usize = 128;
 /// Elements that share a scale byte in the scales of `MxMatrix`.
@@ -178,12 +180,15 @@ fn check_wgrad(gpu: &mut Gpu, groups: &Groups, numbers: Numbers, accumulate: boo
         true => before.clone(),
         false => HostTensor::output(DType::F32, &[count, n, k]),
     };
-    let options = RunOptions { accumulate, kernel: Some(KERNEL), ..RunOptions::default() };
-    let got = gpu.run_with(op, &inputs, &[out], options).remove(0);
+    let [got, of_other] = WGRAD_KERNELS.map(|kernel| {
+        let options = RunOptions { accumulate, kernel: Some(kernel), ..RunOptions::default() };
+        gpu.run_with(op.clone(), &inputs, std::slice::from_ref(&out), options).remove(0)
+    });
     // What is there has more bits than exact sums; adding it rounds once in FP32.
     let share = if numbers.kind == MxKind::Exact { 2f64.powi(-24) } else { SHARE };
     let name = format!("wgrad {:?} {n} {k} {numbers:?} {accumulate}", groups.offsets);
     assert_close_to_magnitudes(&name, &got.to_f64(), &expected, &magnitude, share, DType::F32);
+    assert!(got == of_other, "{name}: the kernels differ");
     let zeros = HostTensor::f32(&[count, n, k], &vec![0.0; count * n * k]);
     let untouched = if accumulate { &before } else { &zeros };
     for (group, of) in groups.offsets.windows(2).enumerate() {

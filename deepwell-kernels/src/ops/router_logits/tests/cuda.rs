@@ -60,9 +60,17 @@ fn check(gpu: &mut Gpu, tokens: usize, experts: usize, width: usize) {
 }
 
 fn check_hard(gpu: &mut Gpu) {
-    for (tokens, experts, width) in
-        [(1, 1, 1), (1, 8, 64), (31, 33, 100), (33, 8, 64), (65, 130, 36), (64, 64, 16), (5, 4, 7)]
-    {
+    for (tokens, experts, width) in [
+        (1, 1, 1),
+        (1, 8, 64),
+        (31, 33, 100),
+        (33, 8, 64),
+        (65, 130, 36),
+        (64, 64, 16),
+        (5, 4, 7),
+        (70, 160, 40),
+        (130, 161, 130),
+    ] {
         check(gpu, tokens, experts, width);
     }
 }
@@ -76,11 +84,13 @@ fn gemms_as_the_oracle() {
     }
 }
 
-// Three runs of tokens for the weight gradient and of columns for the logits, the last not whole.
+// Three runs of tokens for the weight gradient and of columns for the logits, the last not whole;
+// columns of tiles of input gradients whose CTAs go down several.
 emulated! {
     router_logits on Sm90a: |gpu| {
         check_hard(gpu);
         check(gpu, 600, 8, 530);
         check(gpu, 70, 70, 130);
+        check(gpu, 450, 40, 100);
     }
 }
