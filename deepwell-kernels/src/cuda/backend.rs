@@ -190,16 +190,6 @@ impl CudaBackend {
         (ctas.fold(0.0, f64::max) / sm_count).min(1.0)
     }
 
-    /// A recorded graph as a recording.
-    fn keep(&mut self, graph: CapturedGraph) -> Result<Recording, KernelError> {
-        self.graphs.push(graph);
-        if self.comm.is_some() {
-            // A library may bring what its recorded work reads by a stream of its own.
-            self.wait(|driver| driver.synchronize_device())?;
-        }
-        Ok(Recording(self.graphs.len() - 1))
-    }
-
     /// Makes events with timing until there are `count`.
     fn reserve_marks(&mut self, count: usize) -> Result<(), DriverError> {
         while self.marks.len() < count {

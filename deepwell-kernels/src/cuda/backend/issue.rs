@@ -6,9 +6,9 @@ use deepwell_ir::{EventId, StreamId};
 
 use super::{CudaBackend, Prepared};
 use crate::KernelError;
-use crate::backend::{Issue, PreparedCall};
+use crate::backend::{Issue, PreparedCall, Recording};
 use crate::cuda::comm::ExchangePlan;
-use crate::cuda::driver::{DevicePtr, DriverError, Event, Stream};
+use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Stream};
 use crate::cuda::prepare::Step;
 
 impl CudaBackend {
@@ -65,6 +65,16 @@ impl CudaBackend {
             call: prepared.name.clone(),
             what: error.to_string(),
         })
+    }
+
+    /// A recorded graph as a recording.
+    pub(super) fn keep(&mut self, graph: CapturedGraph) -> Result<Recording, KernelError> {
+        self.graphs.push(graph);
+        if self.comm.is_some() {
+            // A library may bring what its recorded work reads by a stream of its own.
+            self.wait(|driver| driver.synchronize_device())?;
+        }
+        Ok(Recording(self.graphs.len() - 1))
     }
 
     /// The exchanges that prepared calls consist of.
