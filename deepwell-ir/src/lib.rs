@@ -69,9 +69,10 @@ pub use passes::{
     defer_weight_gradients, expert_row_alignment, fuse, mask_documents, recompute, tensor_parallel,
 };
 pub use program::{
-    ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
-    HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
-    Quantization, Schedule, Shard, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
+    ALIGNMENT_BYTES, Access, Accumulate, Arena, Arrival, Body, BodyId, ByteRange, Call, Cost,
+    EventId, Handover, HostInterface, Instance, Invocation, Meeting, MemoryKind, Mode, Operand,
+    Order, ParameterState, Program, Quantization, Schedule, Shard, Slotted, StreamId, Unstored,
+    Value, ValueId, verify_program,
 };
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};

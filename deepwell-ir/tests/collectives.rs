@@ -238,6 +238,7 @@ fn program() -> Program {
         precision: Vec::new(),
         shards: Vec::new(),
         unstored: Vec::new(),
+        handover: None,
         fixed_overhead_bytes: 0,
     }
 }

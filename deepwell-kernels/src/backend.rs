@@ -137,6 +137,18 @@ pub trait Backend: Send {
     /// Calls that cannot be recorded, or an event that is waited for before it is recorded.
     fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError>;
 
+    /// Records what ranks exchange at the same time, and copies behind that, of ranges to others of
+    /// the same length. Exchanges that wait for each other's ends all go on; of those with one rank
+    /// the order counts. Sends stand before receives.
+    ///
+    /// # Errors
+    /// Calls that do not only exchange, or a range outside the arena.
+    fn record_exchanges(
+        &mut self,
+        calls: &[PreparedCall],
+        copies: &[(ByteRange, ByteRange)],
+    ) -> Result<Recording, KernelError>;
+
     /// Puts recorded calls behind all work so far, without waiting for them.
     ///
     /// # Errors

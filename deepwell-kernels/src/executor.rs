@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use deepwell_ir::{BodyId, Call, Instance, Invocation, Phase, Program, ValueId, verify_program};
+use deepwell_ir::{
+    BodyId, ByteRange, Call, Instance, Invocation, Meeting, Phase, Program, ValueId, verify_program,
+};
 
 use crate::KernelError;
 use crate::backend::{Backend, CallTime, Issue, PreparedCall, Recording};
@@ -12,6 +14,9 @@ use crate::backend::{Backend, CallTime, Issue, PreparedCall, Recording};
 pub struct LoadedProgram {
     program: Program,
     bodies: BTreeMap<(BodyId, Instance), LoadedBody>,
+    /// What is exchanged with other stages before each invocation of the schedule, and behind the
+    /// last one.
+    meetings: Vec<Option<Recording>>,
 }
 
 #[derive(Debug)]
@@ -25,6 +30,13 @@ impl LoadedProgram {
     /// The program.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    fn invocation(&self, index: usize) -> Result<Invocation, KernelError> {
+        self.program.schedule.get(index).copied().ok_or_else(|| KernelError::Run {
+            call: format!("invocation {index}"),
+            what: format!("the schedule has {}", self.program.schedule.len()),
+        })
     }
 
     fn body(&self, body: BodyId, instance: Instance) -> Result<&LoadedBody, KernelError> {
@@ -127,7 +139,8 @@ impl Executor {
             let loaded = load_body(self.backend.as_mut(), &program, body, instance)?;
             bodies.insert((body, instance), loaded);
         }
-        Ok(LoadedProgram { program, bodies })
+        let meetings = load_meetings(self.backend.as_mut(), &program)?;
+        Ok(LoadedProgram { program, bodies, meetings })
     }
 
     /// Runs the whole schedule.
@@ -135,23 +148,37 @@ impl Executor {
     /// # Errors
     /// What a call refused.
     pub fn run(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
-        let schedule = &loaded.program.schedule;
-        schedule.iter().try_for_each(|invocation| self.invoke(loaded, invocation))?;
+        let invocations = 0..loaded.program.schedule.len();
+        invocations.into_iter().try_for_each(|index| self.invoke(loaded, index))?;
         self.backend.synchronize()
     }
 
-    /// Begins to run one invocation of the schedule, behind all work so far. A backend whose calls
-    /// run at once has ended when this returns.
+    /// Begins to run an invocation of the schedule, by its index, behind all work so far: before it
+    /// what stages exchange there, behind the last one what is left of that. Invocations run in
+    /// their order. A backend whose calls run at once has ended when this returns.
     ///
     /// # Errors
     /// What a call refused.
-    pub fn invoke(
-        &mut self,
-        loaded: &LoadedProgram,
-        invocation: &Invocation,
-    ) -> Result<(), KernelError> {
-        let body = loaded.body(invocation.body, loaded.program.instance(invocation))?;
-        self.backend.replay(body.recording)
+    pub fn invoke(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
+        let invocation = loaded.invocation(index)?;
+        let body = loaded.body(invocation.body, loaded.program.instance(&invocation))?;
+        self.meet(loaded, index)?;
+        self.backend.replay(body.recording)?;
+        self.meet_behind(loaded, index)
+    }
+
+    /// Exchanges with other stages before an invocation.
+    fn meet(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
+        match loaded.meetings.get(index).copied().flatten() {
+            Some(meeting) => self.backend.replay(meeting),
+            None => Ok(()),
+        }
+    }
+
+    /// The same behind an invocation, if it is the last one.
+    fn meet_behind(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
+        let next = index + 1;
+        if next == loaded.program.schedule.len() { self.meet(loaded, next) } else { Ok(()) }
     }
 
     /// Writes values of a slot from the host behind all work so far, without waiting for it.
@@ -194,38 +221,46 @@ impl Executor {
     pub fn profile(&mut self, loaded: &LoadedProgram) -> Result<Vec<CallTime>, KernelError> {
         let mut before = Vec::new();
         let mut last = BTreeMap::new();
-        for invocation in &loaded.program.schedule {
+        for (invocation, meeting) in loaded.program.schedule.iter().zip(&loaded.meetings) {
             let body = loaded.body(invocation.body, loaded.program.instance(invocation))?;
+            before.extend(*meeting);
             before.push(body.recording);
             last.insert(invocation.body, &body.calls);
         }
+        before.extend(loaded.meetings.last().copied().flatten());
         // The last run of a body is that of the last micro-batch, which runs all of its calls.
         let calls: Vec<PreparedCall> = last.into_values().flatten().filter_map(|it| *it).collect();
         self.backend.profile(&before, &calls)
     }
 
-    /// Runs one invocation call by call, with an observer before and after each.
+    /// Runs one invocation as [`Executor::invoke`] does, but call by call, with an observer before
+    /// and after each. What stages exchange between bodies has run before, or runs behind it,
+    /// whatever the observer says.
     ///
     /// # Errors
     /// What a call or the observer refused.
     pub fn invoke_observed(
         &mut self,
         loaded: &LoadedProgram,
-        invocation: &Invocation,
+        index: usize,
         observer: &mut dyn Observer,
     ) -> Result<(), KernelError> {
-        let (program, instance) = (&loaded.program, loaded.program.instance(invocation));
+        let invocation = loaded.invocation(index)?;
+        let (program, instance) = (&loaded.program, loaded.program.instance(&invocation));
         let body = loaded.body(invocation.body, instance)?;
+        self.meet(loaded, index)?;
         let backend = self.backend.as_mut();
+        backend.synchronize()?;
         for (call, &prepared) in program.calls_of(invocation.body).iter().zip(&body.calls) {
             let Some(prepared) = prepared else { continue };
-            if observer.before(program, call, instance, backend)? == CallAction::Run {
+            let action = observer.before(program, call, instance, backend)?;
+            if action == CallAction::Run && !program.is_handed_over(call) {
                 backend.enqueue(prepared)?;
                 backend.synchronize()?;
             }
             observer.after(program, call, instance, backend)?;
         }
-        Ok(())
+        self.meet_behind(loaded, index)
     }
 
     /// Runs the whole schedule as [`Executor::invoke_observed`] runs an invocation.
@@ -237,8 +272,8 @@ impl Executor {
         loaded: &LoadedProgram,
         observer: &mut dyn Observer,
     ) -> Result<(), KernelError> {
-        let schedule = &loaded.program.schedule;
-        schedule.iter().try_for_each(|it| self.invoke_observed(loaded, it, observer))
+        let invocations = 0..loaded.program.schedule.len();
+        invocations.into_iter().try_for_each(|index| self.invoke_observed(loaded, index, observer))
     }
 
     /// Writes a value from the host; its bytes in row-major order, little endian.
@@ -277,20 +312,83 @@ fn load_body(
     body: BodyId,
     instance: Instance,
 ) -> Result<LoadedBody, KernelError> {
+    let mut calls = Vec::new();
     let mut issues = Vec::new();
     for call in program.calls_of(body) {
+        let prepared = match call.runs_in(instance) {
+            true => Some(backend.prepare(program, call, instance)?),
+            false => None,
+        };
+        calls.push(prepared);
         issues.push(Issue {
-            call: match call.runs_in(instance) {
-                true => Some(backend.prepare(program, call, instance)?),
-                false => None,
-            },
+            call: prepared.filter(|_| !program.is_handed_over(call)),
             stream: call.stream,
             waits: call.waits.clone(),
             records: call.records,
         });
     }
     let recording = backend.record(&issues)?;
-    Ok(LoadedBody { calls: issues.into_iter().map(|issue| issue.call).collect(), recording })
+    Ok(LoadedBody { calls, recording })
+}
+
+/// Prepares and records what a stage exchanges with others between bodies. Few of a schedule's
+/// meetings differ, however many micro-batches there are.
+fn load_meetings(
+    backend: &mut dyn Backend,
+    program: &Program,
+) -> Result<Vec<Option<Recording>>, KernelError> {
+    let mut recorded: BTreeMap<Meeting, Recording> = BTreeMap::new();
+    let mut landed: BTreeMap<u32, Program> = BTreeMap::new();
+    let mut recordings = Vec::with_capacity(program.schedule.len() + 1);
+    for index in 0..=program.schedule.len() {
+        let Some(meeting) = program.meeting(index) else {
+            recordings.push(None);
+            continue;
+        };
+        let recording = match recorded.get(&meeting) {
+            Some(&recording) => recording,
+            None => {
+                for &(_, place) in &meeting.arrivals {
+                    landed.entry(place).or_insert_with(|| program.with_landings(place));
+                }
+                let recording = load_meeting(backend, program, &landed, &meeting)?;
+                recorded.insert(meeting, recording);
+                recording
+            }
+        };
+        recordings.push(Some(recording));
+    }
+    Ok(recordings)
+}
+
+fn load_meeting(
+    backend: &mut dyn Backend,
+    program: &Program,
+    landed: &BTreeMap<u32, Program>,
+    meeting: &Meeting,
+) -> Result<Recording, KernelError> {
+    let mut calls = Vec::new();
+    if let Some((body, slot)) = meeting.sends {
+        let instance = Instance { slot, ..Instance::ONLY };
+        for call in &program.calls_of(body)[program.handed_over(body).1] {
+            calls.push(backend.prepare(program, call, instance)?);
+        }
+    }
+    for (body, place) in &meeting.arrivals {
+        let landed = &landed[place];
+        for call in &program.calls_of(*body)[program.handed_over(*body).0] {
+            calls.push(backend.prepare(landed, call, Instance::ONLY)?);
+        }
+    }
+    let mut copies = Vec::new();
+    if let (Some((body, slot, place)), Some(handover)) = (meeting.taken, &program.handover) {
+        let first = handover.offset + place as usize * handover.place_bytes;
+        for (value, range) in program.landings(body) {
+            let from = ByteRange { offset: first + range.offset, bytes: range.bytes };
+            copies.push((from, program.value(value).range_in(slot)));
+        }
+    }
+    backend.record_exchanges(&calls, &copies)
 }
 
 fn check_length(program: &Program, id: ValueId, got: usize) -> Result<(), KernelError> {

@@ -205,6 +205,7 @@ impl SingleCall {
             precision: Vec::new(),
             shards: Vec::new(),
             unstored: Vec::new(),
+            handover: None,
             fixed_overhead_bytes: 0,
         }
     }

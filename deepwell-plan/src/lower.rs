@@ -13,6 +13,7 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
+use crate::schedule::StageHandover;
 use crate::{Plan, PlanError};
 
 mod beside;
@@ -23,6 +24,7 @@ mod evaluation;
 mod expert;
 mod fallback;
 mod flops;
+mod handover;
 mod inference;
 mod optimizer;
 mod passing;
@@ -53,10 +55,10 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let passes = crate::stages::passes(plan, target)?;
+    let (passes, handover) = crate::stages::passes(plan, target)?;
     // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
     let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
-    let scheduling = Scheduling { passes, overlaps, ..Scheduling::of(plan) };
+    let scheduling = Scheduling { passes, handover, overlaps, ..Scheduling::of(plan) };
     lower_scheduled(graph, plan, &scheduling, catalog, target)
 }
 
@@ -64,6 +66,9 @@ pub fn lower(
 pub struct Scheduling<'a> {
     /// Forward and backward passes of the micro-batches.
     pub passes: Schedule,
+    /// What this stage of a pipeline receives between which passes; none where bodies exchange
+    /// with other stages by themselves.
+    pub handover: Option<StageHandover>,
     /// The stream of each call; 0 is the one that computes.
     pub stream_of: &'a dyn Fn(&Call) -> StreamId,
     /// Whether exchanges have a stream of their own, [`EXCHANGES`], beside what computes: gradients
@@ -79,6 +84,7 @@ impl Scheduling<'_> {
     pub fn of(plan: &Plan) -> Scheduling<'static> {
         Scheduling {
             passes: Schedule::gradient_accumulation(plan.micro_batches),
+            handover: None,
             stream_of: &|_| 0,
             overlaps: false,
         }
@@ -117,7 +123,7 @@ pub fn lower_scheduled(
     }
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
-    lowering.overlaps = scheduling.overlaps;
+    (lowering.overlaps, lowering.handover) = (scheduling.overlaps, scheduling.handover.as_ref());
     lowering.persistent_values(Mode::Train);
     lowering.plan_early_sums();
     // A chunk at a time: in a slot its activations lie where those of another would. The last one
@@ -130,6 +136,7 @@ pub fn lower_scheduled(
     lowering.optimizer(plan)?;
     lowering.gather_masters()?;
     lowering.body(Phase::Weights)?;
+    lowering.receive_first_and_send_last();
     let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
     match scheduling.overlaps {
         true => streams::assign_beside(calls, bodies, &lowering.values, scheduling.stream_of),
@@ -191,6 +198,8 @@ struct Lowering<'a> {
     passes: &'a Schedule,
     /// This rank's place in a pipeline of several stages.
     pipeline: Option<&'a Pipeline>,
+    /// What it receives between bodies.
+    handover: Option<&'a StageHandover>,
     /// Which slices this rank has of parameters.
     splits: Splits,
     values: Vec<Value>,
@@ -240,6 +249,7 @@ impl<'a> Lowering<'a> {
             binding: Binding { batch: plan.micro_batch, seq: plan.rank_seq() },
             passes,
             pipeline: None,
+            handover: None,
             splits: Splits::new(),
             values: Vec::new(),
             calls: Vec::new(),
@@ -504,8 +514,9 @@ impl<'a> Lowering<'a> {
         };
         let order = Order::of(&self.calls, &self.bodies)
             .map_err(|what| IrError::Program { program: self.graph.name.clone(), what })?;
-        let arena = self.place_transient(transient_offset, &order);
+        let mut arena = self.place_transient(transient_offset, &order);
         let schedule = self.invocations();
+        let handover = self.hand_over(&schedule, &mut arena);
         let is_forward = |pass: &&Slotted| (pass.phase, pass.chunk) == (Phase::Forward, 0);
         let forwards = self.passes.passes.iter().filter(is_forward);
         let micro_batches = forwards.count().max(1);
@@ -523,6 +534,7 @@ impl<'a> Lowering<'a> {
             calls: self.calls,
             bodies: self.bodies,
             schedule,
+            handover,
             arena,
             host: self.host,
             parameters: self.parameters,

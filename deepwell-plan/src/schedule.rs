@@ -15,6 +15,7 @@
 //! # Ok::<(), deepwell_plan::PlanError>(())
 //! ```
 
+mod handover;
 mod orders;
 mod simulate;
 mod timeline;
@@ -24,6 +25,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use handover::{StageHandover, handovers};
 pub use orders::{in_flight, interleaving_group, orders};
 pub use simulate::{OpRun, OpTimes, PipelineRun, simulate};
 

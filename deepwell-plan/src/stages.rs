@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted, Target};
 
-use crate::schedule::{Pass, PipelineOp, in_flight, orders};
+use crate::schedule::{Pass, PipelineOp, StageHandover, handovers, in_flight, orders};
 use crate::{Parallel, Plan, PlanError};
 
 /// Layers of each of so many stages, so that the stage with the most FLOPs has as few as it can.
@@ -73,14 +73,23 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
     cut
 }
 
-/// The passes of a rank: 1F1B over the stages of its pipeline, interleaved where they have several
-/// chunks, or a zero-bubble schedule; F B F B … where there is one stage.
+/// The passes of a rank, and what it receives between them: 1F1B over the stages of its pipeline,
+/// interleaved where they have several chunks, or a zero-bubble schedule; F B F B … where there is
+/// one stage, which receives nothing.
 ///
 /// # Errors
 /// As [`passes_of`], and micro-batches that no interleaved schedule takes.
-pub(crate) fn passes(plan: &Plan, target: &Target) -> Result<Schedule, PlanError> {
+pub(crate) fn passes(
+    plan: &Plan,
+    target: &Target,
+) -> Result<(Schedule, Option<StageHandover>), PlanError> {
     let stage = plan.parallel.pipeline_place(target.ranks.rank as usize);
-    passes_of(&orders_of(plan.parallel, plan.micro_batches)?[stage])
+    let orders = orders_of(plan.parallel, plan.micro_batches)?;
+    let handover = match orders.len() {
+        1 => None,
+        _ => Some(handovers(&orders, plan.parallel.chunks)?.swap_remove(stage)),
+    };
+    Ok((passes_of(&orders[stage])?, handover))
 }
 
 /// The order of each stage's passes.

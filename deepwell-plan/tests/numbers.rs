@@ -265,6 +265,7 @@ fn rank_of_two(rank: u32, target: Target, exchange_stream: u32) -> Program {
         precision: Vec::new(),
         shards: Vec::new(),
         unstored: Vec::new(),
+        handover: None,
         fixed_overhead_bytes: 0,
     }
 }

@@ -5,7 +5,10 @@
 mod common;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::{Graph, MemoryKind, Op, PrecisionPolicy, Program, Recompute, verify_program};
+use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{
+    Graph, Handover, MemoryKind, Op, PrecisionPolicy, Program, Recompute, verify_program,
+};
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_stages, dryrun_stages, lower};
 
@@ -207,4 +210,150 @@ fn gradients_of_a_tied_table_are_summed_twice() {
             assert!(error.contains("summed over") || error.contains("sums"), "{error}");
         }
     }
+}
+
+/// One end of what a stage sends another: the tensor, its micro-batch, and the other stage.
+#[derive(Clone, Debug, PartialEq)]
+struct End {
+    sends: bool,
+    tensor: String,
+    micro_batch: u32,
+    other: usize,
+}
+
+/// What a stage sends and receives at the same time, one meeting after the other: as its program
+/// has it, or with each body's receives and sends by themselves.
+fn meetings(program: &Program, in_bodies: bool) -> Vec<Vec<End>> {
+    let ends = |invocation: u32, sends: bool| -> Vec<End> {
+        let Some(it) = program.schedule.get(invocation as usize) else { return Vec::new() };
+        let (received, sent) = program.handed_over(it.body);
+        let calls = &program.calls_of(it.body)[if sends { sent } else { received }];
+        let end = |call: &deepwell_ir::Call| {
+            let Op::Collective(op) = &call.op else { panic!("`{}` sends nothing", call.name) };
+            let (CollectiveKind::Send { to: other } | CollectiveKind::Recv { from: other, .. }) =
+                op.kind
+            else {
+                panic!("`{}` is for all", call.name)
+            };
+            let tensor = call.name.replace(".send", "").replace(".recv", "");
+            End { sends, tensor, micro_batch: it.micro_batch, other: other as usize }
+        };
+        calls.iter().map(end).collect()
+    };
+    let count = program.schedule.len() as u32;
+    if in_bodies {
+        return (0..count).flat_map(|at| [ends(at, false), ends(at, true)]).collect();
+    }
+    let meeting = |at: u32| {
+        let arrivals = &program.handover.as_ref().unwrap().before[at as usize];
+        let received = arrivals.iter().flat_map(|arrival| ends(arrival.invocation, false));
+        let sent = at.checked_sub(1).map(|former| ends(former, true)).unwrap_or_default();
+        sent.into_iter().chain(received).collect()
+    };
+    (0..=count).map(meeting).collect()
+}
+
+/// Whether all comes through where nothing is buffered: a send ends when the other end receives.
+fn all_comes_through(mut stages: Vec<Vec<Vec<End>>>) -> bool {
+    let mut at = vec![0; stages.len()];
+    loop {
+        let mut moved = false;
+        for stage in 0..stages.len() {
+            while stages[stage].get(at[stage]).is_some_and(Vec::is_empty) {
+                at[stage] += 1;
+                moved = true;
+            }
+            let group = stages[stage].get(at[stage]).cloned().unwrap_or_default();
+            for sent in group.iter().filter(|end| end.sends) {
+                let Some(group) = stages[sent.other].get_mut(at[sent.other]) else { continue };
+                let of_us = |end: &End| !end.sends && end.other == stage;
+                let Some(place) = group.iter().position(of_us) else { continue };
+                let received = group.remove(place);
+                let of = |end: &End| (end.tensor.clone(), end.micro_batch);
+                assert_eq!(of(sent), of(&received), "stage {stage} sends another than is awaited");
+                stages[stage][at[stage]].retain(|end| end != sent);
+                moved = true;
+            }
+        }
+        if !moved {
+            return at.iter().zip(&stages).all(|(at, groups)| *at == groups.len());
+        }
+    }
+}
+
+/// Programs of all stages, whose sends end when they are received: as they are, none waits for
+/// ever; where bodies send and receive by themselves, they do.
+#[test]
+fn stages_hand_over_without_buffers() {
+    let graph = graph(8, false);
+    let one_f_one_b = PipelineSchedule::OneFOneB;
+    for (pipeline, chunks, schedule, places) in [
+        (2, 1, one_f_one_b, 1),
+        (4, 1, one_f_one_b, 1),
+        (2, 1, PipelineSchedule::ZbH1, 2),
+        (4, 1, PipelineSchedule::ZbH1, 2),
+        (2, 2, one_f_one_b, 2),
+        (4, 2, one_f_one_b, 3),
+    ] {
+        let parallel = Parallel { chunks, schedule, ..stages(pipeline, 1) };
+        let plan = planned(&graph, parallel, None).plan;
+        let programs: Vec<Program> =
+            (0..pipeline).map(|stage| program(&graph, &plan, stage)).collect();
+        let of = |in_bodies| programs.iter().map(|it| meetings(it, in_bodies)).collect();
+        assert!(all_comes_through(of(false)), "{parallel}");
+        assert!(!all_comes_through(of(true)), "{parallel}");
+        let most = programs.iter().map(|it| it.handover.as_ref().unwrap().places).max();
+        assert!(most <= Some(places), "{parallel}: {most:?}");
+        // As many as differ are recorded: that many, however many micro-batches there are.
+        let longer = Plan { micro_batches: 32 * plan.micro_batches, ..plan };
+        let distinct = |program: &Program| {
+            let meetings = (0..=program.schedule.len()).filter_map(|at| program.meeting(at));
+            meetings.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        for stage in 0..pipeline {
+            let long = program(&graph, &longer, stage);
+            let (recorded, slots) = (distinct(&long), long.slots as usize);
+            let most = if chunks > 1 { 18 } else { 6 } * slots;
+            assert!(recorded <= most, "{parallel}, stage {stage}: {recorded} of {slots} slots");
+        }
+    }
+}
+
+/// What lands where it should not, too late or twice is refused.
+#[test]
+fn handovers_that_lose_something_are_refused() {
+    let graph = graph(4, false);
+    let plan = planned(&graph, stages(2, 1), None).plan;
+    let sound = program(&graph, &plan, 1);
+    verify_program(&sound).unwrap();
+    let check = |plant: &dyn Fn(&mut Program, &mut Handover), part: &str| {
+        let mut broken = sound.clone();
+        let mut handover = broken.handover.clone().unwrap();
+        plant(&mut broken, &mut handover);
+        broken.handover = Some(handover);
+        let error = verify_program(&broken).unwrap_err().to_string();
+        assert!(error.contains(part), "expected `{part}` in {error}");
+    };
+    check(&|_, it| drop(it.before.pop()), "expected 19: around each body");
+    check(&|_, it| it.before[0].clear(), "forward of micro-batch 0 begins before it has received");
+    check(&|_, it| it.before[1] = it.before[0].clone(), "receives twice, or when it is over");
+    check(&|_, it| it.before[0][0].place = 1, "lands in place 1, there are 1");
+    check(&|_, it| it.before[0][0].invocation = 99, "for invocation 99, which there is not");
+    check(
+        &|_, it| {
+            let next = it.before[2].remove(0);
+            it.before[0].insert(0, next);
+        },
+        "lands in place 0 on what 2 reads",
+    );
+    check(&|_, it| it.place_bytes /= 2, "bytes land in a place of");
+    check(&|_, it| it.places = 2, "outside of the arena");
+    check(&|program, it| it.offset = program.arena.transient_offset, "lies where what stages");
+    check(
+        &|program, _| {
+            let last = program.bodies[1].calls.end - 1;
+            program.calls[last].last_only = true;
+        },
+        "does not run alike in all micro-batches",
+    );
 }

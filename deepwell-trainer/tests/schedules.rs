@@ -61,7 +61,7 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
     executor.write(program, host.schedule.unwrap(), cast_slice(&[1e-2f32, 1.0])).unwrap();
     let mut bits = Vec::new();
     for step in 0..STEPS {
-        for invocation in &program.schedule {
+        for (index, invocation) in program.schedule.iter().enumerate() {
             if program.bodies[invocation.body.index()].phase == Phase::Forward {
                 let first = step * 1000 + invocation.micro_batch as usize * SEQ;
                 let of = |shift: usize| -> Vec<i32> {
@@ -74,7 +74,7 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
                 ];
                 executor.stage(program, invocation.slot, &values).unwrap();
             }
-            executor.invoke(&loaded, invocation).unwrap();
+            executor.invoke(&loaded, index).unwrap();
         }
         let mut loss = [0f32];
         executor.read(program, host.loss.unwrap(), cast_slice_mut(&mut loss)).unwrap();

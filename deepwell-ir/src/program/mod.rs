@@ -7,6 +7,7 @@
 //! schedule invokes it: the cost of a program does not grow with its micro-batches.
 
 mod call;
+mod handover;
 mod memory;
 mod order;
 mod schedule;
@@ -18,6 +19,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 pub use self::call::{Access, Accumulate, Call, Cost, EventId, Operand, Quantization, StreamId};
+pub use self::handover::{Arrival, Handover, Meeting};
 pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
@@ -147,6 +149,9 @@ pub struct Program {
     pub bodies: Vec<Body>,
     /// What a step runs, in order.
     pub schedule: Vec<Invocation>,
+    /// How stages hand over what they send each other; none where bodies do so themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handover: Option<Handover>,
     /// The arena.
     pub arena: Arena,
     /// What the host writes and reads.

@@ -12,13 +12,19 @@ use crate::backend::{
 };
 use crate::{Comm, KernelError};
 
+/// Calls in order, and the copies behind them.
+struct Recorded {
+    calls: Vec<PreparedCall>,
+    copies: Vec<(ByteRange, ByteRange)>,
+}
+
 /// Runs calls on this machine's processor.
 #[derive(Default)]
 pub struct CpuBackend {
     arena: Option<Arena>,
     comm: Option<SharedComm>,
     calls: Vec<CpuCall>,
-    recordings: Vec<Vec<PreparedCall>>,
+    recordings: Vec<Recorded>,
     /// The latest readbacks, by number.
     readbacks: [Vec<Vec<u8>>; READBACKS],
     readbacks_made: usize,
@@ -79,13 +85,37 @@ impl Backend for CpuBackend {
 
     /// In the order given, which agrees with every stream and event.
     fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError> {
-        self.recordings.push(calls.iter().filter_map(|issue| issue.call).collect());
+        let calls = calls.iter().filter_map(|issue| issue.call).collect();
+        self.recordings.push(Recorded { calls, copies: Vec::new() });
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    /// In the order given: a send leaves its bytes and goes on.
+    fn record_exchanges(
+        &mut self,
+        calls: &[PreparedCall],
+        copies: &[(ByteRange, ByteRange)],
+    ) -> Result<Recording, KernelError> {
+        for &(from, to) in copies {
+            let lengths = [self.bytes(from)?.len(), self.bytes(to)?.len()];
+            if lengths[0] != lengths[1] {
+                return Err(CpuBackend::outside(to));
+            }
+        }
+        self.recordings.push(Recorded { calls: calls.to_vec(), copies: copies.to_vec() });
         Ok(Recording(self.recordings.len() - 1))
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {
-        let calls = self.recordings.get(recording.0).map_or(0, Vec::len);
-        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0][index]))
+        let calls = self.recordings.get(recording.0).map_or(0, |it| it.calls.len());
+        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0].calls[index]))?;
+        let copies = self.recordings.get(recording.0).map_or(0, |it| it.copies.len());
+        for index in 0..copies {
+            let (from, to) = self.recordings[recording.0].copies[index];
+            let bytes = self.bytes(from)?.to_vec();
+            self.bytes(to)?.copy_from_slice(&bytes);
+        }
+        Ok(())
     }
 
     fn profile(
@@ -258,6 +288,7 @@ mod tests {
             precision: Vec::new(),
             shards: Vec::new(),
             unstored: Vec::new(),
+            handover: None,
             fixed_overhead_bytes: 0,
         }
     }

@@ -351,12 +351,24 @@ impl Backend for CudaBackend {
         let issued = self.issue_all(calls);
         let graph = self.driver.end_capture(self.compute);
         issued?;
-        self.graphs.push(graph?);
-        if self.comm.is_some() {
-            // A library may bring what its recorded work reads by a stream of its own.
-            self.wait(|driver| driver.synchronize_device())?;
+        self.keep(graph?)
+    }
+
+    fn record_exchanges(
+        &mut self,
+        calls: &[PreparedCall],
+        copies: &[(ByteRange, ByteRange)],
+    ) -> Result<Recording, KernelError> {
+        let exchanges = self.exchanges_of(calls)?;
+        let mut moves = Vec::with_capacity(copies.len());
+        for &(from, to) in copies {
+            moves.push((self.address(from)?, self.address(to)?, from.bytes.min(to.bytes)));
         }
-        Ok(Recording(self.graphs.len() - 1))
+        self.driver.begin_capture(self.compute)?;
+        let issued = self.issue_exchanges(&exchanges, &moves);
+        let graph = self.driver.end_capture(self.compute);
+        issued?;
+        self.keep(graph?)
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {

@@ -53,6 +53,13 @@ pub trait DeviceComm: Send {
     /// Ranks that disagree or have failed, where that is known at once.
     fn run(&mut self, plan: ExchangePlan, stream: Stream) -> DriverResult<()>;
 
+    /// Enqueues exchanges that go on at the same time: each waits for its other end, none for
+    /// another of them. Sends stand before receives; of those with one rank the order counts.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::run`].
+    fn run_together(&mut self, plans: &[ExchangePlan], stream: Stream) -> DriverResult<()>;
+
     /// Forgets all plans.
     fn forget_plans(&mut self);
 

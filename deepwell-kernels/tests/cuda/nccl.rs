@@ -290,6 +290,50 @@ fn two_ranks_send_and_receive() {
     assert_eq!(got, [Vec::new(), expected]);
 }
 
+trial!(two_ranks_send_each_other_more_than_is_buffered);
+/// As two stages of 1F1B do between their bodies: neither send ends before the other rank receives.
+fn two_ranks_send_each_other_more_than_is_buffered() {
+    const SENT: usize = 128 << 20;
+    need_gpus(2);
+    let got = on_ranks(2, 2, |mut driver, joined, rank| {
+        let joined = joined.unwrap();
+        let mut device = joined.device();
+        let (other, shape) = (1 - rank, Shape::new([SENT]));
+        let recv = CollectiveKind::Recv { from: other, shape, dtype: DType::E8m0 };
+        let [input, output] = [(); 2].map(|()| driver.allocate(SENT).unwrap());
+        let plans = [CollectiveKind::Send { to: other }, recv].map(|kind| {
+            let sends = matches!(kind, CollectiveKind::Send { .. });
+            let of = DeviceExchange {
+                exchange: Exchange { kind, group: group(2), dtype: DType::E8m0 },
+                input,
+                input_bytes: if sends { SENT } else { 0 },
+                output,
+                output_bytes: if sends { 0 } else { SENT },
+            };
+            device.plan(&of).unwrap()
+        });
+        let stream = driver.stream(false).unwrap();
+        driver.begin_capture(stream).unwrap();
+        driver.begin_group(stream).unwrap();
+        device.run_together(&plans, stream).unwrap();
+        driver.end_group(stream).unwrap();
+        let graph = driver.end_capture(stream).unwrap();
+        driver.synchronize_device().unwrap();
+        for round in 0..3u8 {
+            driver.fill(input, 10 * round + rank as u8, SENT, stream).unwrap();
+            driver.launch_graph(graph, stream).unwrap();
+            device.wait(&mut || driver.synchronize()).unwrap();
+            let mut bytes = vec![0; SENT];
+            driver.download(&mut bytes, output).unwrap();
+            let expected = 10 * round + other as u8;
+            assert!(bytes.iter().all(|&byte| byte == expected), "rank {rank}, round {round}");
+        }
+        driver.free_graph(graph).unwrap();
+        rank
+    });
+    assert_eq!(got, [0, 1]);
+}
+
 trial!(a_rank_that_does_not_come_is_not_waited_for_without_limit);
 /// Rank 1 takes no part in the second sum; rank 0 learns why, or gives up.
 fn a_rank_that_does_not_come_is_not_waited_for_without_limit() {

@@ -56,18 +56,20 @@ impl Lowering<'_> {
         }
     }
 
+    /// The body of a phase of one of this rank's chunks, if that has any calls.
+    pub(super) fn body_of(&self, phase: Phase, chunk: u32) -> Option<BodyId> {
+        let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
+        Some(BodyId(self.bodies.iter().position(is_it)? as u32))
+    }
+
     /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.
     pub(super) fn invocations(&self) -> Vec<Invocation> {
-        let body_of = |phase: Phase, chunk: u32| {
-            let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
-            Some(BodyId(self.bodies.iter().position(is_it)? as u32))
-        };
         let passes = self.passes.passes.iter().filter_map(|pass| {
-            let body = body_of(pass.phase, pass.chunk)?;
+            let body = self.body_of(pass.phase, pass.chunk)?;
             Some(Invocation { body, micro_batch: pass.micro_batch, slot: pass.slot })
         });
         let last = [Phase::Optimizer, Phase::Weights];
-        let last = last.into_iter().filter_map(|phase| body_of(phase, 0));
+        let last = last.into_iter().filter_map(|phase| self.body_of(phase, 0));
         passes.chain(last.map(|body| Invocation { body, micro_batch: 0, slot: 0 })).collect()
     }
 }

@@ -135,7 +135,7 @@ pub fn simulate(
 }
 
 /// What an op waits for beside its own stage: stage, op, and whether it is that one's gradient.
-fn needed(
+pub(super) fn needed(
     stage: usize,
     stages: usize,
     chunks: usize,

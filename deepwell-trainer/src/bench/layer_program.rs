@@ -63,6 +63,7 @@ impl LayerProgram {
             precision: Vec::new(),
             shards: Vec::new(),
             unstored: Vec::new(),
+            handover: None,
             ..step.clone()
         };
         LayerProgram { program, given }

@@ -269,9 +269,9 @@ impl Engine {
                 self.stage(&invocation, &inputs)?;
             }
             match observer.as_deref_mut() {
-                None => self.executor.invoke(&self.training, &invocation)?,
+                None => self.executor.invoke(&self.training, index)?,
                 Some(observer) => {
-                    self.executor.invoke_observed(&self.training, &invocation, observer)?;
+                    self.executor.invoke_observed(&self.training, index, observer)?;
                 }
             }
             self.read_later(&invocation, index + 1 == invocations)?;

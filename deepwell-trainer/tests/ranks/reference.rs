@@ -150,7 +150,7 @@ impl Reference {
         self.executor.write(&program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
         let mut of_parts: Vec<Vec<Vec<f32>>> = Vec::new();
         for part in 0..self.parts {
-            for invocation in &program.schedule {
+            for (index, invocation) in program.schedule.iter().enumerate() {
                 let phase = program.bodies[invocation.body.index()].phase;
                 if phase == Phase::Forward {
                     let row = part * rows + invocation.micro_batch as usize * program.batch;
@@ -162,7 +162,7 @@ impl Reference {
                     self.executor.stage(&program, invocation.slot, &values).unwrap();
                 }
                 if matches!(phase, Phase::Forward | Phase::Backward) {
-                    self.executor.invoke(&self.loaded, invocation).unwrap();
+                    self.executor.invoke(&self.loaded, index).unwrap();
                 }
             }
             of_parts.push(summed.iter().map(|&id| self.read(id)).collect());
@@ -185,10 +185,10 @@ impl Reference {
             };
             self.executor.write(&program, id, cast_slice(&total)).unwrap();
         }
-        for invocation in &program.schedule {
+        for (index, invocation) in program.schedule.iter().enumerate() {
             let phase = program.bodies[invocation.body.index()].phase;
             if matches!(phase, Phase::Optimizer | Phase::Weights) {
-                self.executor.invoke(&self.loaded, invocation).unwrap();
+                self.executor.invoke(&self.loaded, index).unwrap();
             }
         }
         [host.loss, host.grad_norm].map(|id| self.read(id.unwrap())[0].to_bits())

@@ -2,6 +2,7 @@
 
 mod buckets;
 mod data_flow;
+mod handover;
 mod last_only;
 mod races;
 mod reduced;
@@ -27,6 +28,8 @@ pub const ALIGNMENT_BYTES: usize = 64;
 ///   use the same bytes, unless both only read them, one is over before the other begins;
 /// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
 ///   the one to the other has a place in each slot;
+/// - where stages hand over between bodies, each body has received before it begins, into a place
+///   that was free and is nobody else's;
 /// - calls of the last micro-batch alone run behind all passes that stand before them, and nothing
 ///   that runs in others reads what they write;
 /// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
@@ -51,6 +54,7 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             data_flow::check(program)?;
             races::check(program, &order)?;
             schedule::check(program)?;
+            handover::check(program)?;
             last_only::check(program)?;
             buckets::check(program)?;
             reduced::check(program)

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use deepwell_ir::{EventId, StreamId};
 
-use super::CudaBackend;
+use super::{CudaBackend, Prepared};
 use crate::KernelError;
-use crate::backend::Issue;
-use crate::cuda::driver::{DriverError, Event, Stream};
+use crate::backend::{Issue, PreparedCall, Recording};
+use crate::cuda::comm::ExchangePlan;
+use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Stream};
 use crate::cuda::prepare::Step;
 
 impl CudaBackend {
@@ -64,6 +65,54 @@ impl CudaBackend {
             call: prepared.name.clone(),
             what: error.to_string(),
         })
+    }
+
+    /// A recorded graph as a recording.
+    pub(super) fn keep(&mut self, graph: CapturedGraph) -> Result<Recording, KernelError> {
+        self.graphs.push(graph);
+        if self.comm.is_some() {
+            // A library may bring what its recorded work reads by a stream of its own.
+            self.wait(|driver| driver.synchronize_device())?;
+        }
+        Ok(Recording(self.graphs.len() - 1))
+    }
+
+    /// The exchanges that prepared calls consist of.
+    pub(super) fn exchanges_of(
+        &self,
+        calls: &[PreparedCall],
+    ) -> Result<Vec<ExchangePlan>, KernelError> {
+        let exchange = |call: &PreparedCall| match self.prepared.get(call.0) {
+            Some(Prepared { steps, .. }) if let [Step::Exchange(plan)] = steps[..] => Ok(plan),
+            other => Err(KernelError::Run {
+                call: other.map_or_else(|| format!("{call:?}"), |it| it.name.clone()),
+                what: "expected a call that exchanges, and does nothing else".to_string(),
+            }),
+        };
+        calls.iter().map(exchange).collect()
+    }
+
+    /// Puts exchanges that go on at the same time, and copies behind them, into the stream that
+    /// computes while that is captured.
+    pub(super) fn issue_exchanges(
+        &mut self,
+        exchanges: &[ExchangePlan],
+        copies: &[(DevicePtr, DevicePtr, usize)],
+    ) -> Result<(), DriverError> {
+        let compute = self.compute;
+        if !exchanges.is_empty() {
+            self.driver.expect_outputs(&[]);
+            self.driver.begin_group(compute)?;
+            match &mut self.comm {
+                Some(comm) => comm.run_together(exchanges, compute)?,
+                None => return Err(DriverError::new("exchange", "no other ranks")),
+            }
+            self.driver.end_group(compute)?;
+        }
+        for &(source, target, bytes) in copies {
+            self.driver.copy(target, source, bytes, compute)?;
+        }
+        Ok(())
     }
 
     /// The stream of a recording's calls, made when it is first asked for.

@@ -1,9 +1,9 @@
 //! Which fusions are made and which kernels are taken, on each architecture.
 
 use deepwell_ir::ops::{
-    Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
-    ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
-    Linear, LinearInputGrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    Activation, AddRmsNorm, AddUnpermute, Axis, Epilogue, ExpertActivation, ExpertSwiGlu,
+    ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm, Linear, LinearInputGrad, Permute,
+    Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
@@ -282,23 +282,6 @@ fn formats_that_are_not_served_say_why() {
         let reasons = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(reasons.contains(expected.unwrap_or_default()), "{format}: {reasons}");
         assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");
-    }
-}
-
-/// Two stages of 1F1B send to each other at the same time, and each waits until NCCL has taken all
-/// of it.
-#[test]
-fn stages_send_no_more_than_nccl_takes() {
-    let mut target = cuda_target(Architecture::Sm90a, 132, &[COLLECTIVES]);
-    target.ranks.world_size = 2;
-    let group = deepwell_ir::GroupId(0);
-    let send: Op = Collective::new(CollectiveKind::Send { to: 1 }, group, 2).into();
-    let of_tokens =
-        |tokens: usize| chosen(&send, &[operand(DType::Bf16, &[tokens, 8192])], &target);
-    assert_eq!(of_tokens(2048).expect("32 MiB"), "cuda_collective");
-    let error = of_tokens(2049).expect_err("more than 32 MiB").to_string();
-    for part in ["at most 32 MiB", "[2049, 8192] of bf16", "--micro-batch"] {
-        assert!(error.contains(part), "expected `{part}` in {error}");
     }
 }
 

@@ -51,6 +51,11 @@ impl<M: Machine> DeviceComm for HostComm<M> {
         super::lock(&self.shared).put(stream, work)
     }
 
+    /// One after the other: a send leaves its bytes and goes on.
+    fn run_together(&mut self, plans: &[ExchangePlan], stream: Stream) -> DriverResult<()> {
+        plans.iter().try_for_each(|&plan| self.run(plan, stream))
+    }
+
     fn forget_plans(&mut self) {
         self.plans.clear();
     }

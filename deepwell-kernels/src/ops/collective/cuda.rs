@@ -26,10 +26,6 @@ const THREADS: u32 = 256;
 /// Bytes that a thread adds at a time.
 const VECTOR_BYTES: usize = 16;
 
-/// What one stage may send another that sends to it at the same time, as in 1F1B: between two GPUs
-/// with NVLink 32 MiB went through NCCL's buffers, and with 128 MiB both waited for each other.
-const SENT_BYTES_MAX: usize = 32 << 20;
-
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_collective",
     ops: &Collective::NAMES,
@@ -59,18 +55,6 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
                 "a bucket that ends before its slices needs a tensor to fill it up".into(),
             );
         }
-    }
-    if let (CollectiveKind::Send { .. }, [sent]) = (&op.kind, inputs)
-        && sent.storage_bytes().is_none_or(|bytes| bytes > SENT_BYTES_MAX)
-    {
-        return Some(format!(
-            "expected at most {} MiB for a stage to send, got {:?} of {}: NCCL keeps so much on \
-             its way, and two stages that send each other more would wait for ever; \
-             a smaller `--micro-batch` sends less",
-            SENT_BYTES_MAX >> 20,
-            sent.shape,
-            sent.dtype
-        ));
     }
     op.check(inputs, outputs).err().map(|error| error.to_string())
 }

@@ -69,12 +69,19 @@ impl Shared {
         })
     }
 
-    /// Lets the exchanges that `enqueue` puts into one stream go on at the same time.
-    pub(super) fn grouped(&self, enqueue: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+    /// Puts exchanges into a stream that go on at the same time. The library matches those with one
+    /// rank in their order.
+    pub(super) fn enqueue_together(
+        &self,
+        exchanges: &[&DeviceExchange],
+        stream: CUstream,
+    ) -> DriverResult<()> {
+        // Up to the end of the group, which is what uses the communicators.
+        let _call = lock(&self.calls);
         let library = self.library;
         // SAFETY: takes nothing; ended below.
         library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
-        let enqueued = enqueue();
+        let enqueued = exchanges.iter().try_for_each(|of| self.enqueue_one(of, stream));
         // SAFETY: ends the group that was begun above, also after an error.
         let ended = unsafe { (library.group_end)() };
         enqueued.and_then(|()| library.check("ncclGroupEnd", ended))
@@ -83,6 +90,11 @@ impl Shared {
     /// Puts an exchange into a stream of the context, which is current.
     pub(super) fn enqueue(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let _call = lock(&self.calls);
+        self.enqueue_one(of, stream)
+    }
+
+    /// The same for one that holds the lock on calls.
+    fn enqueue_one(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let Exchange { kind, group, dtype } = &of.exchange;
         if group.ranks.len() == 1 {
             return keep(of, stream);

@@ -130,8 +130,8 @@ impl NcclHost {
 }
 
 impl NcclHost {
-    /// Sends something to the next and the former rank of a group, and receives as much, at the
-    /// same time.
+    /// Sends something to the next and the former rank of a group, the first one and the last one
+    /// next to each other, and receives as much, at the same time.
     pub(super) fn meet_neighbors(&mut self, group: &ProcessGroup) -> Result<(), CommError> {
         let failed = |error: crate::cuda::DriverError| match self.shared.failed() {
             Some((rank, reason)) => CommError::Failed { rank, reason },
@@ -139,11 +139,8 @@ impl NcclHost {
         };
         let Some(place) = group.position_of(self.shared.rank) else { return Ok(()) };
         let ranks = group.ranks.len();
-        let neighbors: Vec<usize> =
-            [place.checked_sub(1), Some(place + 1).filter(|&next| next < ranks)]
-                .into_iter()
-                .flatten()
-                .collect();
+        let mut neighbors = vec![(place + ranks - 1) % ranks, (place + 1) % ranks];
+        neighbors.dedup();
         let Buffers { context, stream, input, output } = &self.buffers;
         let bytes = BUFFER_BYTES / 2;
         let meet = || -> DriverResult<()> {
@@ -155,16 +152,13 @@ impl NcclHost {
                 output: output.offset(slot * bytes),
                 output_bytes: bytes,
             };
-            self.shared.grouped(|| {
-                for (slot, &neighbor) in neighbors.iter().enumerate() {
-                    let to = neighbor as u32;
-                    self.shared.enqueue(&exchange(CollectiveKind::Send { to }, slot), *stream)?;
-                    let (shape, dtype) = (Shape::new([bytes]), DType::E8m0);
-                    let kind = CollectiveKind::Recv { from: to, shape, dtype };
-                    self.shared.enqueue(&exchange(kind, slot), *stream)?;
-                }
-                Ok(())
-            })?;
+            let both = |(slot, &neighbor): (usize, &usize)| {
+                let (to, shape, dtype) = (neighbor as u32, Shape::new([bytes]), DType::E8m0);
+                let receive = CollectiveKind::Recv { from: to, shape, dtype };
+                [exchange(CollectiveKind::Send { to }, slot), exchange(receive, slot)]
+            };
+            let all: Vec<DeviceExchange> = neighbors.iter().enumerate().flat_map(both).collect();
+            self.shared.enqueue_together(&all.iter().collect::<Vec<_>>(), *stream)?;
             self.shared.wait(|| {
                 // SAFETY: the stream is alive.
                 check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*stream) })

@@ -405,6 +405,12 @@ pub struct NcclDevice {
     plans: Vec<DeviceExchange>,
 }
 
+impl NcclDevice {
+    fn planned(&self, plan: ExchangePlan) -> DriverResult<&DeviceExchange> {
+        self.plans.get(plan.0).ok_or_else(|| no_such("exchange plan", plan.0 as u64))
+    }
+}
+
 impl DeviceComm for NcclDevice {
     fn version(&self) -> String {
         self.shared.version()
@@ -425,11 +431,18 @@ impl DeviceComm for NcclDevice {
     }
 
     fn run(&mut self, plan: ExchangePlan, stream: Stream) -> DriverResult<()> {
-        let exchange =
-            self.plans.get(plan.0).ok_or_else(|| no_such("exchange plan", plan.0 as u64))?;
+        let exchange = self.planned(plan)?;
         self.shared.context.enter()?;
         let stream = self.shared.context.resolve(stream)?;
         self.shared.enqueue(exchange, stream)
+    }
+
+    fn run_together(&mut self, plans: &[ExchangePlan], stream: Stream) -> DriverResult<()> {
+        let exchanges: Vec<&DeviceExchange> =
+            plans.iter().map(|&plan| self.planned(plan)).collect::<Result<_, _>>()?;
+        self.shared.context.enter()?;
+        let stream = self.shared.context.resolve(stream)?;
+        self.shared.enqueue_together(&exchanges, stream)
     }
 
     fn forget_plans(&mut self) {
