@@ -6,7 +6,7 @@ use deepwell_ir::KernelRequest;
 use super::cuda::{rope_of, table_of};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_quantize::{self, Rows};
+use crate::cuda::launch::row_quantize::{self, Rows, Tiles};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
@@ -55,6 +55,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             Argument::U32(rope.inverse_frequencies.len() as u32),
             Argument::F32(if backward { -1.0 } else { 1.0 }),
         ],
+        tiles: Tiles::OneEach,
     };
     Ok(vec![rows.launch(call, device, "rope_quantize", "rope")?])
 }
