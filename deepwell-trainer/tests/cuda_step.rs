@@ -113,7 +113,7 @@ fn the_arena_that_is_predicted_is_what_is_allocated() {
 }
 
 #[test]
-fn gemms_add_up_gradients_and_copies_of_weights_run_beside_each_other() {
+fn gemms_add_matrices_and_copies_of_weights_run_beside_each_other() {
     let g128 = PrecisionPolicy::preset("mxfp8-128").unwrap();
     for (policy, kernel) in
         [(g128, "cublaslt_mx_gemm_residual"), (PrecisionPolicy::bf16(), "cublaslt_linear_residual")]
@@ -121,10 +121,10 @@ fn gemms_add_up_gradients_and_copies_of_weights_run_beside_each_other() {
         let (engine, _) = engine(policy, BATCH, true);
         let program = engine.program();
         let layers = program.calls.iter().filter_map(|call| call.layer).max().unwrap() as usize + 1;
-        // Of gate and up, and of query, key and value.
+        // Of gate and up, of query, key and value, and the residual stream's.
         let kernels = program.calls.iter().map(|call| call.choice.kernel.as_str());
         let sums: Vec<&str> = kernels.filter(|name| name.ends_with("_residual")).collect();
-        assert_eq!(sums.len(), 3 * layers, "{sums:?}");
+        assert_eq!(sums.len(), 5 * layers, "{sums:?}");
         assert!(sums.contains(&kernel), "{sums:?}");
         let apart: Vec<&str> = program
             .calls

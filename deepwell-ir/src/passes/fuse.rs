@@ -1,7 +1,5 @@
 //! Merges neighbours that read the same memory.
 
-use std::ops::Range;
-
 use crate::ops::{Epilogue, Fused};
 use crate::{Graph, IrError, Node, Op, Stage, TensorId, TensorType, ops};
 
@@ -17,7 +15,8 @@ const MAX_STEPS: usize = 6;
 const ROUNDING: f64 = 1e-12;
 
 /// A residual add followed at once by the norm of its sum becomes one op: one read of each
-/// operand instead of two. So does the sum of two gradients of permuted rows, followed by what
+/// operand instead of two, unless what gives one of its terms, right before it, adds the other in
+/// less time. So does the sum of two gradients of permuted rows, followed by what
 /// brings it back to tokens, where nobody else reads the sum and something serves both. Then an op
 /// and the functions, sums and quantizations of its results right behind it become one [`Fused`]
 /// where that takes less time as `predict` has it; a result stays an output where another node
@@ -34,15 +33,16 @@ pub fn fuse(graph: &Graph, predict: Predict<'_>) -> Result<Graph, IrError> {
     }
     let mut result = Graph { stage: Stage::Fused, nodes: Vec::new(), ..graph.clone() };
     let cuts = Cuts::new(graph, predict);
-    let mut nodes = graph.nodes.iter().peekable();
-    while let Some(node) = nodes.next() {
-        let fused = nodes.peek().and_then(|next| {
-            add_and_norm(node, next).or_else(|| cuts.add_and_unpermute(node, next))
-        });
-        if fused.is_some() {
-            nodes.next();
-        }
-        result.nodes.push(fused.unwrap_or_else(|| node.clone()));
+    let mut at = 0;
+    while at < graph.nodes.len() {
+        let fused = match &graph.nodes[at..] {
+            [node, next, ..] => add_and_norm(node, next)
+                .filter(|fused| !cuts.is_better_with_what_is_before(at, fused))
+                .or_else(|| cuts.add_and_unpermute(node, next)),
+            _ => None,
+        };
+        at += if fused.is_some() { 2 } else { 1 };
+        result.nodes.push(fused.unwrap_or_else(|| graph.nodes[at - 1].clone()));
     }
     result.nodes = Cuts::new(&result, predict).nodes();
     crate::verify(&result)?;
@@ -85,6 +85,42 @@ impl<'a> Cuts<'a> {
         Cuts { graph, predict, readers }
     }
 
+    /// Whether the sum at node `at` takes less time as a part of the node before it, and the norm
+    /// and its quantizations by themselves, than as a part of the norm, `fused`.
+    fn is_better_with_what_is_before(&self, at: usize, fused: &Node) -> bool {
+        let Some(first) = at.checked_sub(1) else { return false };
+        let nodes = &self.graph.nodes;
+        if steps_behind(&nodes[first..at + 1]) == 0 {
+            return false;
+        }
+        let behind = &nodes[at + 2..];
+        let mut count = 0;
+        while behind.get(count).is_some_and(|node| matches!(node.op, Op::Quantize(_))) {
+            count += 1;
+        }
+        let apart = &nodes[first..at + 2 + count];
+        let together: Vec<Node> =
+            [&nodes[first], fused].into_iter().chain(&behind[..count]).cloned().collect();
+        self.least_time(apart) < self.least_time(&together) * (1.0 - ROUNDING)
+    }
+
+    /// Of all ways to cut a few nodes.
+    fn least_time(&self, nodes: &[Node]) -> f64 {
+        let mut time_from = vec![0.0; nodes.len() + 1];
+        for core in (0..nodes.len()).rev() {
+            let steps = steps_behind(&nodes[core..]);
+            let times = (0..=steps).map(|count| {
+                let time = match count {
+                    0 => self.time(&nodes[core]),
+                    _ => self.time(&self.merge(&nodes[core..core + 1 + count])),
+                };
+                time + time_from[core + 1 + count]
+            });
+            time_from[core] = times.fold(f64::INFINITY, f64::min);
+        }
+        time_from[0]
+    }
+
     /// A sum that only the op behind it reads, which brings its rows back to tokens.
     fn add_and_unpermute(&self, add: &Node, unpermute: &Node) -> Option<Node> {
         let (Op::Add(_), Op::Unpermute(_)) = (&add.op, &unpermute.op) else { return None };
@@ -104,7 +140,7 @@ impl<'a> Cuts<'a> {
     /// From the last node on: the least time of what follows is known when a node is looked at.
     fn nodes(&self) -> Vec<Node> {
         let nodes = &self.graph.nodes;
-        let reach: Vec<usize> = (0..nodes.len()).map(|core| self.steps_behind(core)).collect();
+        let reach: Vec<usize> = (0..nodes.len()).map(|core| steps_behind(&nodes[core..])).collect();
         // Only nodes that something could be merged with are asked for.
         let mut touched = vec![false; nodes.len()];
         for (core, &steps) in reach.iter().enumerate().filter(|(_, steps)| **steps > 0) {
@@ -121,7 +157,7 @@ impl<'a> Cuts<'a> {
             time_from[core] = self.time(&nodes[core]) + time_from[core + 1];
             // Of equally fast ones the one that merges least.
             for count in 1..=reach[core] {
-                let fused = self.merge(core..core + 1 + count);
+                let fused = self.merge(&nodes[core..core + 1 + count]);
                 let time = self.time(&fused) + time_from[core + 1 + count];
                 if time < time_from[core] * (1.0 - ROUNDING) {
                     (time_from[core], chosen[core], length[core]) = (time, Some(fused), 1 + count);
@@ -146,30 +182,9 @@ impl<'a> Cuts<'a> {
         time.unwrap_or(f64::INFINITY)
     }
 
-    /// How many of the nodes behind `core` can be steps of its epilogue.
-    fn steps_behind(&self, core: usize) -> usize {
-        let (first, behind) = (&self.graph.nodes[core], &self.graph.nodes[core + 1..]);
-        // What ranks exchange is nothing that a kernel makes.
-        let is_exchange = matches!(first.op, Op::Collective(_));
-        if is_exchange || first.outputs.len() != first.op.rule().result_count() {
-            return 0;
-        }
-        let mut results = first.outputs.clone();
-        let of_phase = behind.iter().take(MAX_STEPS).take_while(|node| node.phase == first.phase);
-        let mut count = 0;
-        for node in of_phase {
-            if step_of(node, &results).is_none() {
-                break;
-            }
-            results.extend(&node.outputs);
-            count += 1;
-        }
-        count
-    }
-
     /// A core and the steps behind it as one node.
-    fn merge(&self, nodes: Range<usize>) -> Node {
-        let (core, steps) = self.graph.nodes[nodes].split_first().expect("a core");
+    fn merge(&self, nodes: &[Node]) -> Node {
+        let (core, steps) = nodes.split_first().expect("a core");
         let mut results = core.outputs.clone();
         let mut inputs = core.inputs.clone();
         let mut epilogue = Vec::with_capacity(steps.len());
@@ -191,6 +206,27 @@ impl<'a> Cuts<'a> {
         let op = Fused { core: Box::new(core.op.clone()), epilogue, skipped };
         Node { op: op.into(), inputs, outputs, ..core.clone() }
     }
+}
+
+/// How many of the nodes behind the first can be steps of its epilogue.
+fn steps_behind(nodes: &[Node]) -> usize {
+    let Some((first, behind)) = nodes.split_first() else { return 0 };
+    // What ranks exchange is nothing that a kernel makes.
+    let is_exchange = matches!(first.op, Op::Collective(_));
+    if is_exchange || first.outputs.len() != first.op.rule().result_count() {
+        return 0;
+    }
+    let mut results = first.outputs.clone();
+    let of_phase = behind.iter().take(MAX_STEPS).take_while(|node| node.phase == first.phase);
+    let mut count = 0;
+    for node in of_phase {
+        if step_of(node, &results).is_none() {
+            break;
+        }
+        results.extend(&node.outputs);
+        count += 1;
+    }
+    count
 }
 
 /// The step that a node is behind an op with these results, and what else it reads: it reads them
