@@ -192,8 +192,8 @@ __device__ __forceinline__ void gradient_pair_quantize(Gradients gradients,
         gradient_pair_tiles<true, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
                                                  up_tally);
     } else {
-        gradient_pair_tiles<false, kRow, kColumn>(gradients, dgate, dup, dynamic, shared, gate_tally,
-                                                  up_tally);
+        gradient_pair_tiles<false, kRow, kColumn>(gradients, dgate, dup, dynamic, shared,
+                                                  gate_tally, up_tally);
     }
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;

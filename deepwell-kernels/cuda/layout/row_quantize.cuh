@@ -16,8 +16,8 @@
 //   load(in_tile, place) const       reads it, for row `in_tile` of the tile that exists
 //   result(loaded, in_tile) const    the vector
 //
-// and what comes before, by all threads. Tiles come as `ElementPlaces`, of which `any` tells whether
-// there is one:
+// and what comes before, by all threads. Tiles come as `ElementPlaces`, of which `any` tells
+// whether there is one:
 //
 //   begin(first, second)    what is told of the rows of the first tile, and a barrier
 //   ask(next, after)        starts to read what is told of the next tile's rows
@@ -158,7 +158,8 @@ class TileRing {
     __device__ __forceinline__ ElementPlaces after() const {
         return ahead(2);
     }
-    // By all threads, once for a tile; a barrier follows, as one has since the tile before was read.
+    // By all threads, once for a tile; a barrier follows, as one has since the tile before was
+    // read.
     __device__ __forceinline__ void look_ahead() const {
         if (threadIdx.x == 0) {
             find(now_ + kPlaces - 1);

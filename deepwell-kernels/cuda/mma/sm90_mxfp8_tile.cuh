@@ -7,9 +7,10 @@
 // issuing them, or one begins later than the other (`Order`). CTAs of a cluster copy a part of the
 // rows of a each, to all of them.
 //
-// Where columns have scales of their own, promotion is two instructions for an element, a product of
-// scales and an FFMA, and what finds the scales in their tiles came to as many again as the products.
-// So a warp beside the producer lays them out as factors, in the order in which consumers read them.
+// Where columns have scales of their own, promotion is two instructions for an element, a product
+// of scales and an FFMA, and what finds the scales in their tiles came to as many again as the
+// products. So a warp beside the producer lays them out as factors, in the order in which consumers
+// read them.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -281,14 +282,14 @@ class Scales {
     }
 };
 
-// Where the factor of a column of a tile lies, in floats: those of a quad's thread q, 2 q and 2 q + 1
-// of each eight columns, follow each other.
+// Where the factor of a column of a tile lies, in floats: those of a quad's thread q, 2 q and 2 q +
+// 1 of each eight columns, follow each other.
 __device__ __forceinline__ uint32 column_factor_place(uint32 column) {
     return column % 8 / 2 * kQuadFactors + column / 8 * 2 + column % 2;
 }
 
-// By a warp: the factors of the 128 rows of a scale tile, in places as `place` has them, and whether
-// a scale of the calling lane is wide. All are shared memory.
+// By a warp: the factors of the 128 rows of a scale tile, in places as `place` has them, and
+// whether a scale of the calling lane is wide. All are shared memory.
 template <typename Place>
 __device__ __forceinline__ bool make_factors(float* factors, const uint8* scale_tile,
                                              Place place) {

@@ -27,8 +27,9 @@ struct GatedTiles {
     int32 pairs[kMxTile];       // of the tile behind the next
 };
 
-// What rows have of the router, a tile ahead, and their pairs, two tiles ahead: a gate is read where
-// a pair says. Thread i of the first 128 has row i, which nobody else touches before a barrier.
+// What rows have of the router, a tile ahead, and their pairs, two tiles ahead: a gate is read
+// where a pair says. Thread i of the first 128 has row i, which nobody else touches before a
+// barrier.
 class GatedRows {
     GatedTiles& tiles_;
     const float* __restrict__ gates_;

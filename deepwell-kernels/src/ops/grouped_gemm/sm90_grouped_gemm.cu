@@ -144,9 +144,9 @@ ROWS_GEMM(sm90_grouped_gemm_rows, true)
 // a [rows, k] and b [columns, k] as above, where k are the rows of all groups;
 // out [groups, rows, columns], added to where `accumulate` is not zero.
 //
-// 64 experts of 1408 x 2048 with 1536 rows each are 567 GFLOP, 370 us at 1530 TFLOP/s, and 738 MB of
-// results beside 340 MB of operands, 260 us: a tile has twelve stages or so and is 128 KiB, so how
-// its storing and the next one's stages go together matters as much as how fast stages are.
+// 64 experts of 1408 x 2048 with 1536 rows each are 567 GFLOP, 370 us at 1530 TFLOP/s, and 738 MB
+// of results beside 340 MB of operands, 260 us: a tile has twelve stages or so and is 128 KiB, so
+// how its storing and the next one's stages go together matters as much as how fast stages are.
 #define WGRAD_GEMM(name, order)                                                                  \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,    \

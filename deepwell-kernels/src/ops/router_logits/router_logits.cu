@@ -181,9 +181,9 @@ ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad_few, 32, 128)
 
 // dx of at most 160 experts: a CTA goes down a column of tiles of dx, a grid apart, with the parts
 // of its columns of w in shared memory. 16,384 tokens of 2048 and 64 experts are 26 GFLOP, six
-// products of parts for one, 45 us at what mma.sync reaches on an H200, and 67 MB written; a CTA for
-// each tile waits for both operands and makes the parts of both for two steps along K. Dynamic shared
-// memory is `WalkShared`, with a buffer of b for each 32 experts.
+// products of parts for one, 45 us at what mma.sync reaches on an H200, and 67 MB written; a CTA
+// for each tile waits for both operands and makes the parts of both for two steps along K. Dynamic
+// shared memory is `WalkShared`, with a buffer of b for each 32 experts.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     router_logits_input_grad_few(const float* __restrict__ dlogits, const float* __restrict__ w,
                                  bf16* __restrict__ dx, int32 t, int32 e, int32 d) {

@@ -43,7 +43,8 @@ struct SwigluRows : PlainRows {
         return {load_vector(dout, place, columns), load_vector(gate, place, columns),
                 load_vector(up, place, columns)};
     }
-    __device__ __forceinline__ GradientVectors result(const ElementPlaces&, const PairSources& sources,
+    __device__ __forceinline__ GradientVectors result(const ElementPlaces&,
+                                                      const PairSources& sources,
                                                       uint32) const {
         float d[8], g[8], u[8];
         unpack_bf16x8(sources.dout, d);
