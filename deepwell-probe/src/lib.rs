@@ -101,8 +101,8 @@ pub fn probe() -> Hardware {
 }
 
 /// Bytes of GPU `ordinal` that all processes and the driver together use now; `None` without such a
-/// GPU or driver. GPUs are counted as CUDA does, so as `CUDA_VISIBLE_DEVICES` leaves them. Takes some
-/// ten microseconds: meant for sampling while a program runs.
+/// GPU or driver. GPUs are counted as CUDA does, so as `CUDA_VISIBLE_DEVICES` leaves them. Takes
+/// some ten microseconds: meant for sampling while a program runs.
 pub fn gpu_memory_used_bytes(ordinal: usize) -> Option<u64> {
     nvml::memory_used_bytes(ordinal)
 }
