@@ -200,8 +200,10 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel, scaled: bool) 
     for (index, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
         // Few bits and one exponent a sum: exact, but for subnormal partial sums, which round to
         // multiples of 2^-149, once a block.
+        // Where products of both signs overflow, an H200 gave NaN and an H100 infinities too.
         let is_same = got == expected
             || (got.is_nan() && expected.is_nan())
+            || (scaled && got.is_infinite() && expected.is_nan())
             || (got - expected).abs() <= blocks as f64 * 2f64.powi(-149);
         let (row, column) = (ends[index / ends.len()], ends[index % ends.len()]);
         assert!(is_same, "scales {row} and {column}: {got}, expected {expected}");
