@@ -8,7 +8,7 @@ use super::hardware::for_rows;
 use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Span};
-use super::rounding::{NAN, NAN_HALF, OVERFLOW_EXPONENT, as_term};
+use super::rounding::{NAN, NAN_HALF};
 use super::spec::{Accumulate, MmaSpec};
 use super::wide::Wide;
 use crate::number::{Format, Rounding, decode, encode_f64};
@@ -38,8 +38,7 @@ pub(super) fn multiply(
                     let a = &rows.values[a_row * span.length..][..span.length];
                     let b = &columns.values[block * span.length..][..span.length];
                     let extents = &columns.extents[block];
-                    let model = (format, model);
-                    add_cta(model, a, rows.extents[a_row], b, extents, output);
+                    add_cta(format, a, rows.extents[a_row], b, extents, output);
                 }
             }
         });
@@ -53,7 +52,7 @@ pub(super) fn accumulator_format(spec: &MmaSpec) -> Format {
 
 /// One row of A with a block of columns.
 fn add_cta(
-    (format, model): (Format, &Model),
+    format: Format,
     a: &[f64],
     a_extent: Extent,
     b: &[[f64; BLOCK]],
@@ -71,17 +70,7 @@ fn add_cta(
         let extent = Extent::of(accumulated);
         let b_extent = b_extents[lane];
         let finite = a_extent.finite && b_extent.finite && extent.finite;
-        let of_products = a_extent.leading + b_extent.leading + 1;
-        if model.infinite_products && of_products >= OVERFLOW_EXPONENT {
-            let products = a.iter().zip(b).map(|(&a, b)| as_term(a * b[lane]));
-            let special: Vec<f64> =
-                products.chain([accumulated]).filter(|term| !term.is_finite()).collect();
-            if !special.is_empty() {
-                *bits = round(format, special.iter().sum());
-                continue;
-            }
-        }
-        let leading = of_products.max(extent.leading);
+        let leading = (a_extent.leading + b_extent.leading + 1).max(extent.leading);
         let last = (a_extent.last + b_extent.last).min(extent.last);
         // A sum of less than 128 terms is less than 2^7 times the largest of them.
         let fits = leading + 7 - last < 53;

@@ -11,7 +11,7 @@ use super::hardware::for_rows;
 use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Span};
-use super::rounding::{as_term, round_toward_zero};
+use super::rounding::round_toward_zero;
 use super::spec::MmaSpec;
 use crate::number::{Format, decode};
 
@@ -57,7 +57,6 @@ struct Order {
     group: usize,
     nearest: bool,
     mantissa_bits: u32,
-    infinite_products: bool,
 }
 
 impl Order {
@@ -71,7 +70,6 @@ impl Order {
             nearest: pick(24, 2) == 1,
             // A machine that keeps less of a result may, others do not.
             mantissa_bits: if pick(32, 2) == 1 { 23 } else { model.mantissa_bits },
-            infinite_products: model.infinite_products,
         }
     }
 
@@ -88,8 +86,7 @@ impl Order {
             let mut sums = [0.0; BLOCK];
             for _ in 0..count {
                 for lane in 0..BLOCK {
-                    let product = a[index] * b[index][lane];
-                    sums[lane] += if self.infinite_products { as_term(product) } else { product };
+                    sums[lane] += a[index] * b[index][lane];
                 }
                 index = (index + self.stride) % length;
             }

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Block, Panel, Span};
-use super::rounding::{Accumulated, OVERFLOW_EXPONENT, Rounder, as_term};
+use super::rounding::{Accumulated, Rounder};
 use super::spec::{Accumulate, MmaSpec};
 
 /// Multiplications below which more threads cost more than they bring.
@@ -47,9 +47,7 @@ pub(super) fn multiply(
 ) {
     let rounder = Rounder::new(model.mantissa_bits);
     let matrices = MATRICES.take().unwrap_or_default();
-    let overflow_exponent = if model.infinite_products { OVERFLOW_EXPONENT } else { i32::MAX };
-    let mut step =
-        Step { fraction_bits: model.fraction_bits, overflow_exponent, rounder, matrices };
+    let mut step = Step { fraction_bits: model.fraction_bits, rounder, matrices };
     for start in (0..k).step_by(model.step) {
         let span = Span { k, start, length: model.step.min(k - start) };
         let Matrices { a: a_panel, b: b_panel, blocks } = &mut *step.matrices;
@@ -132,8 +130,6 @@ impl<F: Fn(usize, &mut [u32])> pulp::NullaryFnOnce for OfRows<'_, F> {
 
 struct Step {
     fraction_bits: i32,
-    /// Below which the exponents of two elements add up where no product is an infinity.
-    overflow_exponent: i32,
     rounder: Rounder,
     matrices: Box<Matrices>,
 }
@@ -169,9 +165,8 @@ impl Step {
     ) {
         let a = &self.matrices.a.rows[row];
         let accumulated = Accumulated::new::<HALF>(bits);
+        let finite = a.finite & b.row.finite & accumulated.finite;
         let leading = a.leading + b.row.leading;
-        let overflows = leading + 1 >= self.overflow_exponent;
-        let finite = a.finite & b.row.finite & accumulated.finite & !overflows;
         let last = a.last + b.row.last;
         let narrow = a.is_narrow() & b.row.is_narrow() & (a.width + b.row.width <= WIDTH_MAX);
         if finite & narrow & (last >= leading - self.fraction_bits) {
@@ -249,11 +244,6 @@ impl Step {
         self.rounder.round::<HALF>(&sums, bits);
     }
 
-    /// A product as what is added.
-    fn term(&self, product: f64) -> f64 {
-        if self.overflow_exponent == i32::MAX { product } else { as_term(product) }
-    }
-
     /// Replaces the outputs that have infinities or NaNs among their terms.
     #[cold]
     fn special<const HALF: bool>(
@@ -269,7 +259,7 @@ impl Step {
         for (lane, sum) in sums.iter_mut().enumerate().take(self.matrices.b.rows.len() - column) {
             let products =
                 self.matrices.a.values_of(row).iter().zip(self.matrices.b.values_of(column + lane));
-            let products = products.map(|(a, b)| self.term(a * b));
+            let products = products.map(|(a, b)| a * b);
             for term in products.chain([f64::from(accumulated[lane])]) {
                 if !term.is_finite() {
                     special[lane] = true;

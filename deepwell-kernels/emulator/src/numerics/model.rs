@@ -12,10 +12,9 @@ use super::spec::{Kind, MmaSpec, TensorCore};
 /// binary32 by cutting toward zero to `mantissa_bits`, subnormal results to the same place below
 /// 2^-126, or binary16 by rounding to the nearest, ties to even.
 ///
-/// A product of unscaled elements that is 2^128 or more is an infinity of its sign, before
-/// anything is added. NaN among the terms, infinity times zero, infinities of both signs and a NaN
-/// scale give `0x7fff_ffff` (`0x7fff` in binary16); an infinity gives itself, as does a finite sum
-/// beyond the range. A sum of zero is positive.
+/// NaN among the terms, infinity times zero, infinities of both signs and a NaN scale give
+/// `0x7fff_ffff` (`0x7fff` in binary16); an infinity gives itself, as does a finite sum beyond
+/// the range. A sum of zero is positive.
 ///
 /// # Where this is from
 ///
@@ -38,7 +37,6 @@ use super::spec::{Kind, MmaSpec, TensorCore};
 /// | `mma.sync` sm_90 8-bit floats | 25 | see below | read off SASS |
 /// | `mma.sync` sm_120a, all kinds | as `tcgen05` | | published model |
 /// | NaN patterns, overflow to infinity, signs of zeros | | | published model |
-/// | products beyond the range are infinities | | | an H200's BF16: huge ones of both signs give NaN; from where on is a guess |
 /// | integers | exact | | the instruction set says so |
 ///
 /// SASS of `mma.sync` with 8-bit floats on sm_90 and sm_100 converts to F16, sums the
@@ -55,8 +53,6 @@ pub struct Model {
     pub mantissa_bits: u32,
     /// Elements along K in one sum.
     pub step: usize,
-    /// Whether a product of 2^128 or more is an infinity.
-    pub infinite_products: bool,
 }
 
 impl Model {
@@ -85,8 +81,6 @@ impl Model {
             _ => fraction_bits,
         };
         let mantissa_bits = if truncated { 13 } else { 23 };
-        // Bytes without scales have no such products.
-        let infinite_products = matches!(spec.kind, Kind::F16 | Kind::Bf16 | Kind::Tf32);
-        Model { fraction_bits, mantissa_bits, step, infinite_products }
+        Model { fraction_bits, mantissa_bits, step }
     }
 }

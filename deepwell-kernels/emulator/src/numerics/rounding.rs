@@ -11,16 +11,6 @@ pub(super) const NAN_HALF: u32 = 0x7fff;
 /// The exponent of a zero accumulator, below all others: it has no part in the largest.
 pub(super) const ZERO_EXPONENT: i32 = -16_384;
 
-/// Products of this exponent and more are infinities, where a machine has such.
-pub(super) const OVERFLOW_EXPONENT: i32 = 128;
-
-/// A product as such a machine adds it.
-#[inline(always)]
-pub(super) fn as_term(product: f64) -> f64 {
-    const LIMIT: f64 = (1u128 << 127) as f64 * 2.0;
-    if product.abs() >= LIMIT { f64::INFINITY.copysign(product) } else { product }
-}
-
 /// A block of accumulators as terms of their sums.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accumulated {

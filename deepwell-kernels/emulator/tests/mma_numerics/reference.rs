@@ -70,23 +70,8 @@ fn times(a: Value, b: Value) -> Value {
     }
 }
 
-/// The product of two elements, and of their scales where they have some. Without scales, one of
-/// 2^128 or more is an infinity.
-pub(crate) fn product(factors: &[Value]) -> Value {
-    let product = factors.iter().copied().reduce(times).unwrap();
-    let Value::Finite(number) = product else { return product };
-    if factors.len() > 2 {
-        return product;
-    }
-    let leading = 127 - number.significand.unsigned_abs().leading_zeros() as i32;
-    match number.significand != 0 && number.exponent - number.fraction + leading >= 128 {
-        true => Value::Infinity { negative: number.significand < 0 },
-        false => product,
-    }
-}
-
 /// What the sum of terms is if not all are finite.
-pub(crate) fn special(terms: &[Value]) -> Option<Value> {
+fn special(terms: &[Value]) -> Option<Value> {
     let infinite = |sign| {
         terms.iter().any(|term| matches!(term, Value::Infinity { negative } if *negative == sign))
     };
@@ -123,8 +108,7 @@ impl Sum {
             times(take_apart(scales[0].0, scales[0].1), take_apart(scales[1].0, scales[1].1));
         let terms = products
             .iter()
-            .map(|[a, b]| product(&[take_apart(a.0, a.1), take_apart(b.0, b.1)]))
-            .map(|product| times(product, scale));
+            .map(|[a, b]| times(times(take_apart(a.0, a.1), take_apart(b.0, b.1)), scale));
         let terms: Vec<Value> = terms.chain([take_apart(self.format(), bits)]).collect();
         self.sum(&terms, true)
     }

@@ -40,7 +40,7 @@ fn gemms_of_hard_numbers() {
 trial!(scales_at_the_ends_of_their_range);
 fn scales_at_the_ends_of_their_range() {
     let mut gpu = open();
-    check_ends_of_scales(&mut gpu, KERNEL, false);
+    check_ends_of_scales(&mut gpu, KERNEL);
 }
 
 trial!(nan_elements_stay_in_their_rows);
