@@ -117,7 +117,8 @@ fn gradients_are_summed_beside_the_rest_of_the_backward() {
     for zero in 0..=3 {
         let program = lowered(zero, 1, true);
         let order = Order::of(&program.calls, &program.bodies).unwrap();
-        assert_eq!(order.streams(), 2);
+        // That of kernels, that of exchanges, and up to three more for copies of weights.
+        assert!((2..=5).contains(&order.streams()), "ZeRO {zero}: {} streams", order.streams());
         for call in &program.calls {
             assert_eq!(call.stream == EXCHANGES, is_exchange(call), "{}", call.name);
         }
