@@ -208,7 +208,7 @@ __device__ __forceinline__ void clear(Accumulators<kM, kN>& accumulators) {
     }
 }
 
-// accumulators += the product of two tiles of 32 along K in shared memory.
+// accumulators += a GEMM of two tiles of 32 along K in shared memory.
 template <bool kAKMajor, bool kBKMajor, int kM, int kN, int kPartsA, int kPartsB>
 __device__ __forceinline__ void multiply(Accumulators<kM, kN>& accumulators,
                                          const Buffer<kAKMajor, kM> (&of_a_tile)[kPartsA],
