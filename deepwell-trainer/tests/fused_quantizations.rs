@@ -24,8 +24,13 @@ const SEQ: usize = 32;
 const BATCH: usize = 4;
 const MICRO_BATCH: usize = 2;
 
-/// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op.
-struct Fusing;
+/// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op. A
+/// residual is added by the GEMM before it, or by the norm behind it.
+#[derive(Clone, Copy, PartialEq)]
+enum Fusing {
+    ResidualsInGemms,
+    ResidualsInNorms,
+}
 
 impl KernelCatalog for Fusing {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
@@ -34,7 +39,9 @@ impl KernelCatalog for Fusing {
 
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
         let is_fused = matches!(request.op, Op::Fused(_));
-        CpuCatalog.predicted_s(request, target).map(|_| if is_fused { 0.0 } else { 1.0 })
+        let is_slow = *self == Self::ResidualsInNorms && request.op.name().ends_with("_residual");
+        let cost_s = if is_slow { 4.0 } else { f64::from(!is_fused) };
+        CpuCatalog.predicted_s(request, target).map(|_| cost_s)
     }
 
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
@@ -140,12 +147,12 @@ fn run(
 }
 
 /// Both ways of lowering, compared; `names` are the fused ops that there must be.
-fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
+fn check(graph: &Graph, preset: &str, fusing: Fusing, names: &[&str], unread: &str) {
     let policy =
         PrecisionPolicy::preset(preset).unwrap().with_rule("*_proj.weight", Format::MXFP8).unwrap();
     for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
         let apart = run(graph, &policy, rule, &CpuCatalog);
-        let fused = run(graph, &policy, rule, &Fusing);
+        let fused = run(graph, &policy, rule, &fusing);
         let case = format!("{} {preset} {rule}", graph.name);
         let (one, other) = (&apart.outcome, &fused.outcome);
         assert_eq!(one.losses, other.losses, "{case}");
@@ -176,43 +183,47 @@ fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
 fn fused_programs_give_the_same_bits() {
     let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
     let llama = capture(&config).unwrap();
-    for preset in ["mxfp8", "mxfp8-2d", "mxfp8-128"] {
-        check(
-            &llama,
-            preset,
-            &[
-                "add_rms_norm_quantize",
-                "attention_quantize",
-                "rms_norm_backward_quantize",
-                "rms_norm_quantize",
-                "rope_backward_quantize",
-                "swiglu_backward_quantize",
-                "swiglu_quantize",
-            ],
-            "layers.1.mlp.swiglu.backward.dgate",
-        );
-    }
+    let of_llama = [
+        "attention_quantize",
+        "rms_norm_backward_quantize",
+        "rms_norm_quantize",
+        "rope_backward_quantize",
+        "swiglu_backward_quantize",
+        "swiglu_quantize",
+    ];
     let mixture = capture(&LlamaConfig::preset("moe-micro").unwrap()).unwrap();
-    for preset in ["mxfp8", "mxfp8-128"] {
-        check(
-            &mixture,
-            preset,
-            &[
-                "add_rms_norm_quantize",
-                "attention_quantize",
-                "expert_swiglu_backward_quantize",
-                "expert_swiglu_quantize",
-                "head_rms_norm_backward_quantize",
-                "permute_quantize",
-                "rms_norm_backward_quantize",
-                "rms_norm_quantize",
-            ],
-            "layers.1.mlp.experts.permute",
-        );
+    let of_mixture = [
+        "attention_quantize",
+        "expert_swiglu_backward_quantize",
+        "expert_swiglu_quantize",
+        "head_rms_norm_backward_quantize",
+        "permute_quantize",
+        "rms_norm_backward_quantize",
+        "rms_norm_quantize",
+    ];
+    let in_norms: &[&str] = &["add_rms_norm_quantize"];
+    for (preset, fusing, of_residuals, more_of_mixture) in [
+        ("mxfp8", Fusing::ResidualsInNorms, in_norms, &[] as &[&str]),
+        (
+            "mxfp8",
+            Fusing::ResidualsInGemms,
+            &["scaled_gemm_residual"],
+            &["router_logits_backward_residual", "unpermute_residual"],
+        ),
+        ("mxfp8-2d", Fusing::ResidualsInGemms, &["scaled_gemm_residual"], &[]),
+        ("mxfp8-128", Fusing::ResidualsInNorms, in_norms, &[]),
+    ] {
+        let names = [&of_llama, of_residuals].concat();
+        check(&llama, preset, fusing, &names, "layers.1.mlp.swiglu.backward.dgate");
+        if preset != "mxfp8-2d" {
+            let names = [&of_mixture, of_residuals, more_of_mixture].concat();
+            check(&mixture, preset, fusing, &names, "layers.1.mlp.experts.permute");
+        }
     }
     check(
         &gpt::gpt().unwrap(),
         "mxfp8",
+        Fusing::ResidualsInNorms,
         &[
             "add_layer_norm_quantize",
             "layer_norm_backward_quantize",
@@ -234,7 +245,7 @@ fn fused_programs_of_single_operands_give_the_same_bits() {
     for policy in [mixed, all.with_gemm(GemmMode::Emulated)] {
         let graph = capture(&config).unwrap();
         let apart = run(&graph, &policy, Recompute::Full, &CpuCatalog);
-        let fused = run(&graph, &policy, Recompute::Full, &Fusing);
+        let fused = run(&graph, &policy, Recompute::Full, &Fusing::ResidualsInGemms);
         assert!(apart.outcome == fused.outcome, "{}", policy.to_toml());
         same_accounts(&apart.program, &fused.program, &policy.to_toml());
         assert_eq!(quantized_flop_share(&fused.program), (0.0, 0.0), "{}", policy.to_toml());
