@@ -6,7 +6,7 @@ use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Op, Ranks, storage_bytes};
+use crate::{Call, DType, Op, Ranks, storage_bytes};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,7 +214,7 @@ pub trait KernelCatalog {
         Vec::new()
     }
 
-    /// Bytes that the backend holds on a target beside the program's arena: thread stacks,
-    /// library handles.
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize;
+    /// Bytes that the backend holds on a target beside the arena of a program with these calls:
+    /// thread stacks, library handles, connections to the ranks that it sends to.
+    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize;
 }

@@ -531,6 +531,7 @@ impl<'a> Lowering<'a> {
             micro_batches,
             slots: self.passes.slots,
             values: self.values,
+            fixed_overhead_bytes: self.catalog.fixed_overhead_bytes(self.target, &self.calls),
             calls: self.calls,
             bodies: self.bodies,
             schedule,
@@ -541,7 +542,6 @@ impl<'a> Lowering<'a> {
             shards: self.shards,
             precision,
             unstored,
-            fixed_overhead_bytes: self.catalog.fixed_overhead_bytes(self.target),
         };
         verify_program(&program)?;
         Ok(program)

@@ -32,8 +32,8 @@ impl KernelCatalog for Anywhere {
         Kernels.predicted_s(request, target)
     }
 
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
-        Kernels.fixed_overhead_bytes(target)
+    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
+        Kernels.fixed_overhead_bytes(target, calls)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
+    Call, Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
     Target, TensorKind, ValueId,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
@@ -44,8 +44,8 @@ impl KernelCatalog for Fusing {
         CpuCatalog.predicted_s(request, target).map(|_| cost_s)
     }
 
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
-        CpuCatalog.fixed_overhead_bytes(target)
+    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
+        CpuCatalog.fixed_overhead_bytes(target, calls)
     }
 }
 

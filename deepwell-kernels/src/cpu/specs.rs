@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use deepwell_ir::{DType, KernelCatalog, KernelRequest, NoKernel, Op, Selection, Target};
+use deepwell_ir::{Call, DType, KernelCatalog, KernelRequest, NoKernel, Op, Selection, Target};
 
 use deepwell_precision::QuantFormat;
 
@@ -144,7 +144,7 @@ impl KernelCatalog for CpuCatalog {
         unserved(format)
     }
 
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
+    fn fixed_overhead_bytes(&self, target: &Target, _calls: &[Call]) -> usize {
         target.workers * BYTES_PER_WORKER
     }
 }

@@ -1,7 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
+use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{
-    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Rejected,
+    Call, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Rejected,
     Selection, Target,
 };
 use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
@@ -87,22 +88,30 @@ impl KernelCatalog for CudaCatalog {
         unserved(format)
     }
 
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
-        let of_gpu = target.gpu.map_or(0, |_| CONTEXT_BYTES + exchange_bytes(&target.ranks));
+    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
+        let of_gpu = target.gpu.map_or(0, |_| CONTEXT_BYTES + exchange_bytes(&target.ranks, calls));
         of_gpu + super::prepare::RESERVED_BYTES
     }
 }
 
-/// What NCCL holds of a rank's GPU.
-fn exchange_bytes(ranks: &Ranks) -> usize {
-    let groups = || ranks.groups.iter().filter(|group| group.ranks.len() > 1);
+/// What NCCL holds of a rank's GPU. It connects a rank to each peer that it sends something of its
+/// own: stages and rings to the former and the next one, a mixture with a capacity to all that have
+/// experts. Where ranks gather and scatter tokens there are no such peers.
+fn exchange_bytes(ranks: &Ranks, calls: &[Call]) -> usize {
+    let groups = || ranks.groups.iter().enumerate().filter(|(_, group)| group.ranks.len() > 1);
     if groups().next().is_none() {
         return 0;
     }
-    let peers = |group: &ProcessGroup| match group.name.as_str() {
-        // The former and the next one, around the ring.
+    let sends_to_all = |index: usize| {
+        let is_one = |op: &Op| {
+            matches!(op, Op::Collective(Collective { kind: CollectiveKind::AllToAll, group, .. })
+                if group.0 as usize == index)
+        };
+        calls.iter().any(|call| is_one(&call.op))
+    };
+    let peers = |(index, group): (usize, &ProcessGroup)| match group.name.as_str() {
         ProcessGroup::PIPELINE | ProcessGroup::CONTEXT => 2.min(group.ranks.len() - 1),
-        ProcessGroup::EXPERT => group.ranks.len() - 1,
+        _ if sends_to_all(index) => group.ranks.len() - 1,
         _ => 0,
     };
     let of_group = |group| NCCL_GROUP_BYTES + peers(group) * NCCL_PEER_BYTES;

@@ -2,7 +2,7 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Graph, KernelCatalog, KernelChoice, KernelRequest, NoKernel, PrecisionPolicy, Recompute,
+    Call, Graph, KernelCatalog, KernelChoice, KernelRequest, NoKernel, PrecisionPolicy, Recompute,
     Rejected, Selection, Target,
 };
 use deepwell_plan::{OptimizerSpec, PlanError, PlanRequest, Planned, autoplan};
@@ -38,7 +38,7 @@ impl KernelCatalog for Kernels {
         request.op.epilogue().is_empty().then_some(1.0)
     }
 
-    fn fixed_overhead_bytes(&self, _target: &Target) -> usize {
+    fn fixed_overhead_bytes(&self, _target: &Target, _calls: &[Call]) -> usize {
         OVERHEAD_BYTES
     }
 }

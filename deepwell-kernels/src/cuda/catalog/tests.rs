@@ -1,14 +1,15 @@
 //! Which fusions are made and which kernels are taken, on each architecture.
 
 use deepwell_ir::ops::{
-    Activation, AddRmsNorm, AddUnpermute, Axis, Epilogue, ExpertActivation, ExpertSwiGlu,
-    ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm, Linear, LinearInputGrad, Permute,
-    Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
+    ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
+    Linear, LinearInputGrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
-use deepwell_ir::{DType, GemmKind, OperandType};
+use deepwell_ir::{DType, GemmKind, GroupId, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
 
 use super::*;
+use crate::SingleCall;
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
     Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
@@ -288,25 +289,34 @@ fn formats_that_are_not_served_say_why() {
 /// What NCCL holds is part of the memory of a GPU with others, and of no other.
 #[test]
 fn memory_of_nccl() {
-    let check = |groups: &[(&str, u32)], mib: usize| {
+    let all_to_all = |group, target: &Target| {
+        let op = Collective::new(CollectiveKind::AllToAll, GroupId(group), 4);
+        let tokens = (DType::F32, vec![8, 32]);
+        let call = SingleCall::new(op, &[tokens.clone()], &[tokens]);
+        let choice = call.select(&CudaCatalog, target).unwrap().choice;
+        call.program(choice, target.clone(), 1).calls
+    };
+    let check = |groups: &[(&str, u32)], sends_in: Option<u32>, mib: usize| {
         let mut target = cuda_target(Architecture::Sm90a, 132, &[COLLECTIVES]);
-        let alone = CudaCatalog.fixed_overhead_bytes(&target);
+        let calls = sends_in.map_or_else(Vec::new, |group| all_to_all(group, &target));
+        let alone = CudaCatalog.fixed_overhead_bytes(&target, &calls);
         let group = |&(name, ranks): &(&str, u32)| ProcessGroup {
             name: name.to_string(),
             ranks: (0..ranks).collect(),
         };
         target.ranks.groups = groups.iter().map(group).collect();
-        let held = CudaCatalog.fixed_overhead_bytes(&target) - alone;
+        let held = CudaCatalog.fixed_overhead_bytes(&target, &calls) - alone;
         assert_eq!(held >> 20, mib, "{groups:?}");
         target.gpu = None;
-        let emulated = CudaCatalog.fixed_overhead_bytes(&target);
+        let emulated = CudaCatalog.fixed_overhead_bytes(&target, &calls);
         assert_eq!(emulated, crate::cuda::prepare::RESERVED_BYTES, "{groups:?}");
     };
-    check(&[], 0);
-    check(&[("data", 1)], 0);
-    check(&[("data", 8)], 405 + 486);
-    check(&[("data", 2), ("tensor", 4)], 405 + 2 * 486);
-    check(&[("data", 1), ("pipeline", 2)], 405 + 486 + 446);
-    check(&[("pipeline", 2), ("embedding", 2)], 405 + 2 * 486 + 446);
-    check(&[("data", 4), ("expert", 4)], 405 + 2 * 486 + 3 * 446);
+    check(&[], None, 0);
+    check(&[("data", 1)], None, 0);
+    check(&[("data", 8)], None, 405 + 486);
+    check(&[("data", 2), ("tensor", 4)], None, 405 + 2 * 486);
+    check(&[("data", 1), ("pipeline", 2)], None, 405 + 486 + 446);
+    check(&[("pipeline", 2), ("embedding", 2)], None, 405 + 2 * 486 + 446);
+    check(&[("data", 4), ("expert", 4)], None, 405 + 2 * 486);
+    check(&[("data", 4), ("expert", 4)], Some(1), 405 + 2 * 486 + 3 * 446);
 }

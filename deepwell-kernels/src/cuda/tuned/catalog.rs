@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deepwell_ir::{KernelCatalog, KernelChoice, KernelRequest, NoKernel, Selection, Target};
+use deepwell_ir::{Call, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Selection, Target};
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
@@ -66,8 +66,8 @@ impl KernelCatalog for TunedCatalog {
         of_target.map(LoadedTable::describe).collect()
     }
 
-    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
-        CudaCatalog.fixed_overhead_bytes(target)
+    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
+        CudaCatalog.fixed_overhead_bytes(target, calls)
     }
 }
 
