@@ -31,6 +31,7 @@
 //! |---|---|
 //! | `cuda` | the backend for NVIDIA GPUs; libraries are looked up when a device is opened |
 //! | `emulated` | the same backend on an emulator of the kernels' PTX, without a GPU |
+//! | `mpi` | CPU ranks in several processes, by the MPI library that it is built and started with |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -52,6 +53,8 @@ pub use backend::{
     Recording,
 };
 pub use comm::{Comm, CommError, Exchange, InProcess, Monitor};
+#[cfg(feature = "mpi")]
+pub use comm::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use epilogue::{EpilogueSet, no_epilogue};
 pub use error::KernelError;

@@ -118,7 +118,7 @@ pub struct TrainArgs {
     #[arg(long, conflicts_with = "device")]
     pub devices: Option<Devices>,
     /// This process is one rank of those that torchrun, mpirun or srun has started, on a GPU of
-    /// its own: `--device cuda`
+    /// its own, `--device cuda`, or, in a build with the feature `mpi`, on a processor
     #[arg(long)]
     pub launched: bool,
     /// Seconds that a rank waits for another before all of them end with an error [default: 1800]
@@ -285,7 +285,7 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
     };
     let options = RunOptions { start, profile: args.profile, ends_stuck_process: true };
     let patience = Duration::from_secs(settings.rank_timeout_s);
-    let find = |launched| Member::find(launched, patience);
+    let find = |launched| Member::find(launched, settings.device, patience);
     let member = launched.map(find).transpose()?.map(Arc::new);
     let mut console = Console::new(&args.label, settings.steps);
     let is_first = member.as_ref().is_none_or(|member| member.is_first());
@@ -294,16 +294,17 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         None => run(&settings, options, stop, progress)?,
         Some(member) => {
             let done = run_as(Some(member), &settings, options, stop, progress);
-            match member.told(done) {
+            let done = member.told(done).and_then(|summary| {
+                member.finish()?;
+                Ok(summary)
+            });
+            match done {
                 Ok(summary) => summary,
                 Err(_) if member.is_said_by_first() => return Ok(ExitStatus::Said(1)),
                 Err(error) => return Err(error),
             }
         }
     };
-    if let Some(member) = &member {
-        member.finish();
-    }
     if args.json && is_first {
         print_json(&summary)?;
     }

@@ -35,6 +35,7 @@
 //! |---|---|---|
 //! | `cuda` | yes | training on NVIDIA GPUs; neither building nor a CPU run needs a toolkit |
 //! | `emulated` | yes | the CUDA path on an emulator, `--device emulated:sm90` and its like |
+//! | `mpi` | no | CPU ranks that mpirun or srun has started, `--launched --device cpu` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

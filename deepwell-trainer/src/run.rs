@@ -170,7 +170,7 @@ pub(crate) fn run_as(
     let hardware = deepwell_probe::probe();
     let mut settings = settings.clone();
     if let Some(member) = member {
-        member.take_gpu(&mut settings, &hardware)?;
+        member.take_device(&mut settings, &hardware);
         member.wait_for_first()?;
     }
     settings.resolve_precision(&hardware)?;
@@ -229,6 +229,7 @@ pub(crate) fn run_as(
     let document_end = settings.documents.end(settings, &dataset)?;
     let compile_options = CompileOptions { document_end, ..options_of(settings, former) };
     if member.is_some_and(|member| member.world_size() > 1)
+        && matches!(settings.device, crate::Device::Cuda(_))
         && std::env::var_os("NCCL_ALGO").is_none()
     {
         progress.note(

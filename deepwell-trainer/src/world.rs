@@ -1,4 +1,4 @@
-//! Ranks that train one model together: threads of this process, or processes with a GPU each.
+//! Ranks that train one model together: threads of this process, or processes of their own.
 //!
 //! Every rank has an [`Engine`] with the program of its own. Tensors are exchanged by calls of that
 //! program; what the ranks decide on the host (to stop, to fall back) they agree on through their
@@ -7,6 +7,7 @@
 //!
 //! Of a run over several processes each has a world of its own rank alone, as a [`Member`].
 
+mod joined;
 mod launched;
 mod lifeline;
 mod member;
@@ -23,12 +24,13 @@ use deepwell_kernels::{Comm, CommError, InProcess, Monitor};
 use deepwell_plan::{Planned, lower_evaluation};
 use deepwell_probe::Hardware;
 
+use self::joined::Joined;
 pub use self::launched::Launched;
 pub(crate) use self::member::Member;
 pub use self::peers::Peers;
 pub(crate) use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
-use crate::{Catalog, CompileOptions, Engine, TrainError};
+use crate::{Catalog, CompileOptions, Device, Engine, TrainError};
 
 /// How long a rank that has ended its work, or failed, waits for one that does not end its own.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -61,7 +63,6 @@ enum Ties {
     /// They are threads of this process.
     Threads(Monitor),
     /// They are other processes.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Processes(Arc<Member>),
 }
 
@@ -126,27 +127,17 @@ impl World {
     ///
     /// # Errors
     /// As [`World::compile`]; ranks that do not come or have failed; two ranks on one GPU.
-    #[cfg(feature = "cuda")]
     pub(crate) fn join(
         member: &Arc<Member>,
         graph: Graph,
         hardware: Hardware,
         options: &CompileOptions,
     ) -> Result<World, TrainError> {
-        use deepwell_kernels::KernelError;
-        use deepwell_kernels::cuda::{DeviceComm, Driver};
-
-        let mut driver = options.device.open_driver()?;
-        let nccl = member.connect(&driver)?;
-        let ranks = options.parallel.ranks(nccl.rank() as usize);
-        nccl.join(&ranks.groups).map_err(KernelError::from)?;
-        let peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
-        let mut peers = peers.counting_in(member.begun());
-        // What the library has taken for its connections is not free any more.
-        let (free_bytes, _) = driver.memory().map_err(KernelError::from)?;
-        let is_single = options.parallel.is_single();
-        let comm = (!is_single).then(|| Box::new(nccl.device()) as Box<dyn DeviceComm>);
-        let device = options.device.with_driver(&hardware, driver, comm)?;
+        let joined = match options.device {
+            Device::Cuda(_) => Joined::gpu(member, &hardware, options)?,
+            Device::Cpu | Device::Emulated(_) => Joined::processor(member, &hardware, options)?,
+        };
+        let Joined { rank, device, mut peers, free_bytes } = joined;
         let given = options.micro_batch.map_or(0, |rows| rows as u64);
         let all = peers.gather(&[free_bytes, given])?;
         let least_bytes = all.iter().map(|words| words[0]).min().unwrap_or(0) / 10 * 9;
@@ -156,27 +147,10 @@ impl World {
             micro_batch,
             ..options.clone()
         };
-        let rank = nccl.rank() as usize;
         let compiled = Lowered::of(graph, hardware, &options)?.for_rank(rank, peers)?;
         let engine = load(device, compiled, &options)?;
         let ties = Ties::Processes(Arc::clone(member));
         Ok(World { engines: vec![engine], ties, when_stuck: None })
-    }
-
-    /// Without CUDA there is nothing that joins processes.
-    #[cfg(not(feature = "cuda"))]
-    pub(crate) fn join(
-        _member: &Arc<Member>,
-        _graph: Graph,
-        hardware: Hardware,
-        options: &CompileOptions,
-    ) -> Result<World, TrainError> {
-        Err(options.device.open(&hardware).err().unwrap_or_else(|| TrainError::Setting {
-            setting: "launched",
-            expected: "a build with the feature `cuda`".to_string(),
-            got: format!("`{}`", options.device),
-            hint: None,
-        }))
     }
 
     /// The first rank of this process: rank 0, unless others are processes.

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 
-use self::world::{Message, Parts, Want, World};
+use self::world::{Message, Parts, World};
+use super::parts::{assemble, part};
+use super::want::Want;
 use super::{Comm, CommError, Exchange, reduce};
 
 /// One rank of a world of threads.
@@ -100,17 +102,6 @@ impl InProcess {
     pub fn monitor(&self) -> Monitor {
         Monitor { world: Arc::clone(&self.seat.world) }
     }
-
-    /// What this rank wants, if it can be had.
-    fn want(&self, exchange: &Exchange, input: usize, output: usize) -> Result<Want, CommError> {
-        let Exchange { kind, group, dtype } = exchange;
-        let bytes = if input == 0 { output } else { input };
-        let want = Want { kind: kind.clone(), group: group.clone(), dtype: *dtype, bytes };
-        match exchange.check((self.rank(), self.world_size()), input, output) {
-            Ok(()) => Ok(want),
-            Err(reason) => Err(CommError::Request { what: want.to_string(), reason }),
-        }
-    }
 }
 
 impl Comm for InProcess {
@@ -153,7 +144,8 @@ impl InProcess {
     ) -> Result<(), CommError> {
         let (world, rank) = (&self.seat.world, self.seat.rank);
         let fail = |error: CommError| world.fail(rank, error);
-        let want = self.want(exchange, input.len(), output.len()).map_err(fail)?;
+        let want =
+            Want::of(exchange, (rank, world.size()), input.len(), output.len()).map_err(fail)?;
         let member = |place: u32| exchange.group.ranks[place as usize];
         match exchange.kind {
             CollectiveKind::Send { to } => {
@@ -191,36 +183,19 @@ fn make_output(
     output: &mut [u8],
 ) -> Result<(), String> {
     let inputs: Vec<&[u8]> = parts.inputs.iter().map(|input| &**input).collect();
-    let dtype = exchange.dtype;
-    // Slice `place` of a tensor of one slice for each rank.
-    let slice = |input: &[u8], place: usize| {
-        let bytes = input.len() / inputs.len();
-        place * bytes..(place + 1) * bytes
-    };
-    match exchange.kind {
-        CollectiveKind::AllReduce { reduction } => {
-            // Every rank wants the same numbers: one of them makes them for all.
-            let made = |reduction: Reduction| {
-                let mut whole = vec![0; output.len()];
-                reduce(reduction, dtype, &inputs, &mut whole).map(|()| whole)
-            };
-            let whole = parts.reduced.get_or_init(|| made(reduction)).as_ref();
-            output.copy_from_slice(whole.map_err(String::clone)?);
-        }
-        CollectiveKind::ReduceScatter { reduction } => {
-            let slices: Vec<&[u8]> =
-                inputs.iter().map(|input| &input[slice(input, place)]).collect();
-            reduce(reduction, dtype, &slices, output)?;
-        }
-        CollectiveKind::AllGather => output.copy_from_slice(&inputs.concat()),
-        CollectiveKind::AllToAll => {
-            for (from, input) in inputs.iter().enumerate() {
-                let target = slice(output, from);
-                output[target].copy_from_slice(&input[slice(input, place)]);
-            }
-        }
-        CollectiveKind::Broadcast { root } => output.copy_from_slice(inputs[root as usize]),
-        CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => {}
+    let Exchange { kind, dtype, .. } = exchange;
+    if let CollectiveKind::AllReduce { reduction } = *kind {
+        // Every rank wants the same numbers: one of them makes them for all.
+        let made = |reduction: Reduction| {
+            let mut whole = vec![0; output.len()];
+            reduce(reduction, *dtype, &inputs, &mut whole).map(|()| whole)
+        };
+        let whole = parts.reduced.get_or_init(|| made(reduction)).as_ref();
+        output.copy_from_slice(whole.map_err(String::clone)?);
+        return Ok(());
     }
-    Ok(())
+    let own: Vec<&[u8]> = (inputs.iter().enumerate())
+        .map(|(from, input)| part(kind, input, (from, place), inputs.len()))
+        .collect();
+    assemble(kind, *dtype, &own, output)
 }

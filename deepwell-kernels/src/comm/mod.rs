@@ -2,12 +2,19 @@
 //!
 //! [`Comm`] works on host memory, and is what a backend for the processor is given
 //! ([`CpuBackend::with_comm`](crate::CpuBackend::with_comm)). [`InProcess`] implements it for ranks
-//! that are threads of one process. A device's library has device memory and streams of its own:
+//! that are threads of one process, `MpiComm` (feature `mpi`) for processes. A device's library
+//! has device memory and streams of its own:
 //! [`DeviceComm`](crate::cuda::DeviceComm), beside [`Blas`](crate::cuda::Blas).
 
 mod error;
 mod in_process;
+#[cfg(any(test, feature = "mpi"))]
+mod mailbox;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod parts;
 mod reduce;
+mod want;
 
 use std::time::Duration;
 
@@ -16,6 +23,8 @@ use deepwell_ir::{DType, ProcessGroup, Ranks};
 
 pub use error::CommError;
 pub use in_process::{InProcess, Monitor};
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
 pub(crate) use reduce::reduce;
 
 /// What one rank takes part in.

@@ -164,8 +164,7 @@ impl Lifeline {
     ///
     /// # Errors
     /// Ranks that do not come in time, or have failed.
-    // Only GPUs are joined by a library.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn publish(&self, id: &[u8], limit: Duration) -> Result<(), TrainError> {
         let world_size = self.shared.own.world_size;
         let are_there = self
@@ -214,7 +213,7 @@ impl Lifeline {
     }
 
     /// Calls `tell` with the first failure, now or when it comes.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn on_failure(&self, tell: impl Fn(u32, &str) + Send + 'static) {
         let mut state = self.shared.lock();
         if let Some((rank, reason)) = &state.failure {

@@ -23,30 +23,44 @@ pub(crate) struct Member {
     launched: Launched,
     lifeline: Lifeline,
     /// How long a rank waits for another.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     exchange: Duration,
     /// By which the library connects, on every rank but the first.
     id: OnceLock<Vec<u8>>,
+    /// Of ranks that MPI has connected.
+    #[cfg(feature = "mpi")]
+    mpi: OnceLock<deepwell_kernels::MpiMonitor>,
 }
 
 impl Member {
     /// Finds the other ranks, which wait so long for each other in an exchange.
     ///
     /// # Errors
-    /// No library that connects GPUs; a rank 0 that cannot be reached.
-    pub(crate) fn find(launched: Launched, exchange: Duration) -> Result<Member, TrainError> {
-        let found = library_version();
-        let library = found.as_deref().unwrap_or("no NCCL");
+    /// No library that connects such devices; a rank 0 that cannot be reached.
+    pub(crate) fn find(
+        launched: Launched,
+        device: Device,
+        exchange: Duration,
+    ) -> Result<Member, TrainError> {
+        let found = library_version(device);
+        let library = found.as_deref().unwrap_or("no library that connects ranks");
         let versions = format!("deepwell {}, {library}", env!("CARGO_PKG_VERSION"));
         let lifeline = Lifeline::open(&launched, START, Limits::of(exchange), &versions)?;
-        let member = Member { launched, lifeline, exchange, id: OnceLock::new() };
+        let member = Member {
+            launched,
+            lifeline,
+            exchange,
+            id: OnceLock::new(),
+            #[cfg(feature = "mpi")]
+            mpi: OnceLock::new(),
+        };
         // The others hear of a library that is missing here.
         member.told(found.map(drop))?;
         Ok(member)
     }
 
     /// Counts what this rank has begun of what all ranks do.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(crate) fn begun(&self) -> Arc<AtomicU64> {
         self.lifeline.begun()
     }
@@ -62,27 +76,13 @@ impl Member {
 
     /// Gives this rank a GPU of its own: as far behind that of the settings as it is behind the
     /// first rank of its machine. A launcher that shows each process one GPU has chosen already.
-    ///
-    /// # Errors
-    /// Settings for something else than GPUs.
-    pub(crate) fn take_gpu(
-        &self,
-        settings: &mut Settings,
-        hardware: &Hardware,
-    ) -> Result<(), TrainError> {
-        let Device::Cuda(first) = settings.device else {
-            return Err(TrainError::Setting {
-                setting: "launched",
-                expected: "a GPU for each rank, `--device cuda`".to_string(),
-                got: format!("`{}`", settings.device),
-                hint: Some("ranks of a processor are threads: `--devices cpu:4`".to_string()),
-            });
-        };
+    /// Processors are shared.
+    pub(crate) fn take_device(&self, settings: &mut Settings, hardware: &Hardware) {
+        let Device::Cuda(first) = settings.device else { return };
         let shown = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let shown = shown_gpus(shown.as_deref(), hardware.gpus.len());
         let behind = if shown == 1 { 0 } else { self.launched.local_rank };
         settings.device = Device::Cuda(first + behind);
-        Ok(())
     }
 
     /// Waits until rank 0 is ready.
@@ -98,8 +98,16 @@ impl Member {
     }
 
     /// Says goodbye to the others.
-    pub(crate) fn finish(&self) {
+    ///
+    /// # Errors
+    /// Of ranks that MPI has connected, one that has failed or does not come to the end.
+    pub(crate) fn finish(&self) -> Result<(), TrainError> {
+        #[cfg(feature = "mpi")]
+        if let Some(monitor) = self.mpi.get() {
+            self.told(monitor.finish(self.exchange).map_err(TrainError::from))?;
+        }
         self.lifeline.finish();
+        Ok(())
     }
 
     /// Tells the others of an error. The error that counts is that of the rank which failed first.
@@ -129,18 +137,45 @@ impl Member {
     }
 }
 
-/// The library that connects GPUs. Without it nothing could follow, so it is looked for before
-/// anything that takes long.
+/// The library that connects such devices. Without it nothing could follow, so it is looked for
+/// before anything that takes long.
+pub(super) fn library_version(device: Device) -> Result<String, TrainError> {
+    match device {
+        Device::Cuda(_) => nccl_version(),
+        Device::Cpu | Device::Emulated(_) => mpi_version(device),
+    }
+}
+
 #[cfg(feature = "cuda")]
-pub(super) fn library_version() -> Result<String, TrainError> {
+fn nccl_version() -> Result<String, TrainError> {
     let version = deepwell_kernels::cuda::nccl_version();
     Ok(format!("NCCL {}", version.map_err(deepwell_kernels::KernelError::from)?))
 }
 
 /// Without CUDA there is nothing to look for.
 #[cfg(not(feature = "cuda"))]
-pub(super) fn library_version() -> Result<String, TrainError> {
+fn nccl_version() -> Result<String, TrainError> {
     Ok("no CUDA".to_string())
+}
+
+/// This program has been linked with it.
+#[cfg(feature = "mpi")]
+fn mpi_version(_device: Device) -> Result<String, TrainError> {
+    Ok(deepwell_kernels::mpi_version())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi_version(device: Device) -> Result<String, TrainError> {
+    Err(TrainError::Setting {
+        setting: "launched",
+        expected: "a GPU for each rank, `--device cuda`, or a build with the feature `mpi`"
+            .to_string(),
+        got: format!("`{device}`"),
+        hint: Some(
+            "without it ranks of a processor are threads of one process: `--devices cpu:4`"
+                .to_string(),
+        ),
+    })
 }
 
 /// How many of a machine's GPUs a process sees.
@@ -184,6 +219,31 @@ impl Member {
         let monitor = rank.monitor();
         self.lifeline.on_failure(move |rank, reason| monitor.abort(rank, reason));
         Ok(rank)
+    }
+}
+
+#[cfg(feature = "mpi")]
+impl Member {
+    /// Connects the processes of all ranks.
+    ///
+    /// # Errors
+    /// Ranks that do not come or have failed, a launcher that MPI knows nothing of.
+    pub(crate) fn connect_processes(&self) -> Result<deepwell_kernels::MpiComm, TrainError> {
+        use deepwell_kernels::{MpiComm, MpiLimits};
+
+        // They connect by themselves; what the others wait for is that rank 0 is ready.
+        if self.is_first() {
+            self.lifeline.publish(b"MPI", START)?;
+        } else {
+            self.wait_for_first()?;
+        }
+        let place = (self.launched.rank, self.launched.world_size);
+        let limits = MpiLimits { connect: START, exchange: self.exchange };
+        let comm = MpiComm::connect(place, limits, &|| self.lifeline.failure())?;
+        let monitor = comm.monitor();
+        self.mpi.get_or_init(|| monitor.clone());
+        self.lifeline.on_failure(move |rank, reason| monitor.abort(rank, reason));
+        Ok(comm)
     }
 }
 

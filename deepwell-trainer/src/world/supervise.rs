@@ -53,7 +53,7 @@ pub(crate) fn supervise(
         Device::Cuda(index).target(&hardware)?;
     }
     // Before any rank starts, and once.
-    super::member::library_version()?;
+    super::member::library_version(settings.device)?;
     let program = std::env::current_exe().map_err(TrainError::io("this program"))?;
     let port = free_port()?;
     let mut ranks = Vec::with_capacity(settings.ranks);

@@ -90,6 +90,11 @@ fn environments_that_cannot_be_are_refused() {
     if cfg!(feature = "cuda") {
         check(&["--launched", "--device", "cuda"], &first, Some(expected));
     }
+    let expected = "rank 0 of 2: launched: expected a GPU for each rank, `--device cuda`, or a \
+                    build with the feature `mpi`, got `cpu`\nhint: without it ranks of a processor";
+    if cfg!(not(feature = "mpi")) {
+        check(&["--launched", "--device", "cpu"], &first, Some(expected));
+    }
     check(&["--rank-timeout", "0"], &[], Some("rank_timeout_s: expected at least 1, got 0"));
     check(&["--overwrite"], &[("RANK", "0"), ("WORLD_SIZE", "1")], None);
 }

@@ -23,7 +23,8 @@ const LAYERS: [(&str, usize); 11] = [
 ];
 
 /// External crates that one crate alone may use, with the way for the others.
-const RESERVED: [(&str, &str, &str); 3] = [
+const RESERVED: [(&str, &str, &str); 4] = [
+    ("mpi", "deepwell-kernels", "use the `Comm` of deepwell-kernels"),
     ("cudarc", "deepwell-kernels", "use the `Driver` of deepwell-kernels"),
     ("nvml-wrapper", "deepwell-probe", "use `deepwell_probe::probe()`"),
     ("nvml-wrapper-sys", "deepwell-probe", "use `deepwell_probe::probe()`"),

@@ -6,42 +6,13 @@
 //! it waits for has ended, or waits for it in turn. Those are the only ways out but the timeout.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{DType, ProcessGroup};
+use deepwell_ir::ProcessGroup;
 
 use crate::comm::CommError;
-
-/// What a rank came for. Ranks that meet want the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Want {
-    pub(super) kind: CollectiveKind,
-    pub(super) group: ProcessGroup,
-    pub(super) dtype: DType,
-    /// Of a rank's input; of its output where it has none.
-    pub(super) bytes: usize,
-}
-
-impl fmt::Display for Want {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            CollectiveKind::AllReduce { reduction } => format!("all_reduce {}", reduction.name()),
-            CollectiveKind::ReduceScatter { reduction } => {
-                format!("reduce_scatter {}", reduction.name())
-            }
-            CollectiveKind::AllGather => "all_gather".to_string(),
-            CollectiveKind::AllToAll => "all_to_all".to_string(),
-            CollectiveKind::Broadcast { root } => format!("broadcast from place {root}"),
-            CollectiveKind::Send { to } => format!("send to place {to}"),
-            CollectiveKind::Recv { from, .. } => format!("recv from place {from}"),
-        };
-        let elements = self.bytes * 8 / self.dtype.bits() as usize;
-        write!(f, "{kind} of {elements} {} in group `{}`", self.dtype, self.group.name)
-    }
-}
+use crate::comm::want::Want;
 
 /// The inputs of all ranks of a group, in its order.
 #[derive(Debug)]

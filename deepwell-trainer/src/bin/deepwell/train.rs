@@ -28,6 +28,7 @@ Examples:
   deepwell train --devices cuda:0,cuda:1
   deepwell train --plan plan.json                 as `deepwell plan MODEL --json > plan.json` has it
   torchrun --no-python --nproc-per-node 2 deepwell train --launched --device cuda
+  mpirun -n 4 deepwell train --launched --device cpu    with the feature `mpi`
 
 A run file:
   model = \"parity-3m\"

@@ -1,0 +1,103 @@
+//! One rank of several processes, connected with the others on its device.
+
+use deepwell_probe::Hardware;
+
+use super::{Member, Peers};
+use crate::device::OpenDevice;
+use crate::{CompileOptions, TrainError};
+
+/// What a rank plans and loads its program with.
+pub(super) struct Joined {
+    pub(super) rank: usize,
+    /// Exchanges tensors with those of the other ranks.
+    pub(super) device: OpenDevice,
+    pub(super) peers: Peers,
+    /// Of the device's memory.
+    pub(super) free_bytes: u64,
+}
+
+#[cfg(feature = "cuda")]
+impl Joined {
+    /// On a GPU, by NCCL.
+    ///
+    /// # Errors
+    /// No such GPU; ranks that do not come or have failed; two ranks on one GPU.
+    pub(super) fn gpu(
+        member: &Member,
+        hardware: &Hardware,
+        options: &CompileOptions,
+    ) -> Result<Joined, TrainError> {
+        use deepwell_kernels::KernelError;
+        use deepwell_kernels::cuda::{DeviceComm, Driver};
+
+        let mut driver = options.device.open_driver()?;
+        let nccl = member.connect(&driver)?;
+        let ranks = options.parallel.ranks(nccl.rank() as usize);
+        nccl.join(&ranks.groups).map_err(KernelError::from)?;
+        let peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
+        let peers = peers.counting_in(member.begun());
+        // What the library has taken for its connections is not free any more.
+        let (free_bytes, _) = driver.memory().map_err(KernelError::from)?;
+        let is_single = options.parallel.is_single();
+        let comm = (!is_single).then(|| Box::new(nccl.device()) as Box<dyn DeviceComm>);
+        let device = options.device.with_driver(hardware, driver, comm)?;
+        Ok(Joined { rank: nccl.rank() as usize, device, peers, free_bytes })
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+impl Joined {
+    /// Without CUDA there is nothing that connects GPUs.
+    pub(super) fn gpu(
+        _member: &Member,
+        hardware: &Hardware,
+        options: &CompileOptions,
+    ) -> Result<Joined, TrainError> {
+        Err(options.device.open(hardware).err().unwrap_or_else(|| TrainError::Setting {
+            setting: "launched",
+            expected: "a build with the feature `cuda`".to_string(),
+            got: format!("`{}`", options.device),
+            hint: None,
+        }))
+    }
+}
+
+#[cfg(feature = "mpi")]
+impl Joined {
+    /// On a processor, by MPI.
+    ///
+    /// # Errors
+    /// Ranks that do not come or have failed.
+    pub(super) fn processor(
+        member: &Member,
+        hardware: &Hardware,
+        options: &CompileOptions,
+    ) -> Result<Joined, TrainError> {
+        use deepwell_kernels::Comm;
+
+        let comm = member.connect_processes()?;
+        let rank = comm.rank() as usize;
+        let peers = Peers::of(Box::new(comm.clone())).counting_in(member.begun());
+        let device = options.device.open_rank(hardware, Box::new(comm))?;
+        Ok(Joined { rank, device, peers, free_bytes: hardware.cpu.memory_available_bytes })
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+impl Joined {
+    /// Without MPI there is nothing that connects processes, which has been said before.
+    pub(super) fn processor(
+        _member: &Member,
+        _hardware: &Hardware,
+        options: &CompileOptions,
+    ) -> Result<Joined, TrainError> {
+        super::member::library_version(options.device).and_then(|library| {
+            Err(TrainError::Setting {
+                setting: "launched",
+                expected: "a build with the feature `mpi`".to_string(),
+                got: library,
+                hint: None,
+            })
+        })
+    }
+}
