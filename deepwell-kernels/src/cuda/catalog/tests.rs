@@ -292,7 +292,8 @@ fn memory_of_nccl() {
     let all_to_all = |group, target: &Target| {
         let op = Collective::new(CollectiveKind::AllToAll, GroupId(group), 4);
         let tokens = (DType::F32, vec![8, 32]);
-        let call = SingleCall::new(op, &[tokens.clone()], &[tokens]);
+        let tokens = std::slice::from_ref(&tokens);
+        let call = SingleCall::new(op, tokens, tokens);
         let choice = call.select(&CudaCatalog, target).unwrap().choice;
         call.program(choice, target.clone(), 1).calls
     };
