@@ -283,6 +283,8 @@ ops! {
     SplitColumns,
     /// Two matrices side by side.
     JoinColumns,
+    /// Parts one behind the other, side by side.
+    JoinParts,
     /// A call of another framework that no op here stands for.
     Opaque,
     /// Element-wise sum.

@@ -287,3 +287,31 @@ fn programs_of_ranks_are_verified() {
         "it receives [4, 4] into [2, 4]",
     );
 }
+
+/// Tensors that are gathered at the same time are of any types, each with its own slice.
+#[test]
+fn gathers_of_several_tensors() {
+    let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+    let slices = [of(DType::E4m3, &[4, 6]), of(DType::E8m0, &[1, 2, 512])];
+    let whole = [of(DType::E4m3, &[12, 6]), of(DType::E8m0, &[3, 2, 512])];
+    let op = Collective::gathers(GroupId(1), 3, 2);
+    op.check(&slices, &whole).unwrap();
+    assert_eq!(Op::from(op.clone()).rule().attributes(), "group=1 ranks=3 tensors=2");
+    // Two thirds of all that comes out.
+    let operands = [slices.clone(), whole.clone()].concat();
+    assert_eq!(Op::from(op.clone()).rule().bytes_on_link(&operands), 2 * (72 + 3 * 1024) / 3);
+    let json = serde_json::to_string(&op).unwrap();
+    assert_eq!(serde_json::from_str::<Collective>(&json).unwrap(), op);
+    let refuse = |op: &Collective, slices: &[OperandType], whole: &[OperandType], expected| {
+        let error = op.check(slices, whole).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refuse(&op, &slices[..1], &whole, "2 slices and as many tensors, at least 1, got 1 and 2");
+    let others = [whole[0].clone(), of(DType::E8m0, &[6, 2, 512])];
+    refuse(&op, &slices, &others, "results");
+    let kind = CollectiveKind::ReduceScatter { reduction: SUM };
+    let scatter = Collective { kind, ..op.clone() };
+    refuse(&scatter, &slices, &whole, "an all-gather of tensors by themselves, got reduce_scatter");
+    let none = Collective::gathers(GroupId(1), 3, 0);
+    refuse(&none, &[], &[], "at least 1, got 0 and 0");
+}

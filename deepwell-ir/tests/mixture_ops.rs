@@ -88,7 +88,7 @@ fn outputs_and_costs() {
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 26] = [
+    let rows: [Row; 27] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -213,6 +213,12 @@ fn outputs_and_costs() {
             0,
         ),
         (ops::JoinColumns {}.into(), vec![f32s(&[10, 40]), f32s(&[10, 8])], &[&[10, 48]], 0),
+        (
+            ops::JoinParts { parts: 3 }.into(),
+            vec![operand(DType::E8m0, &[6, 4, 512])],
+            &[&[2, 12, 512]],
+            0,
+        ),
         (latent().into(), vec![f32s(&[10, 160]), f32s(&[10, 8])], &[&[10, 96], &[10, 96]], 0),
         (
             ops::LatentKeyValueBackward { forward: latent() }.into(),
@@ -368,6 +374,17 @@ fn operands_that_do_not_fit_are_refused() {
             vec![f32s(&[10, 48])],
             "expected a cut inside of 48 columns, got 48",
         ),
+        (
+            ops::JoinParts { parts: 4 }.into(),
+            vec![operand(DType::E4m3, &[6, 64])],
+            "expected a first dimension of 4 parts, got 6",
+        ),
+        (
+            ops::JoinParts { parts: 2 }.into(),
+            vec![operand(DType::E2m1, &[6, 3])],
+            "expected a last dimension of whole bytes",
+        ),
+        (ops::JoinParts { parts: 2 }.into(), vec![f32s(&[6])], "expected at least two dimensions"),
         (
             short.into(),
             vec![f32s(&[10, 96])],

@@ -383,3 +383,41 @@ fn buckets_are_exchanged_as_one() {
         }
     }
 }
+
+/// Tensors that are gathered at the same time are each in the order of the ranks.
+#[test]
+fn tensors_are_gathered_each_by_itself() {
+    // Elements of the slices.
+    let slices = [5, 64, 1];
+    for device in DEVICES {
+        for size in [1, 2, 3] {
+            let types = |ranks: usize| slices.map(|elements| (DType::F32, vec![ranks * elements]));
+            let op = Collective::gathers(GroupId(0), size, slices.len());
+            let call = SingleCall::new(op, &types(1), &types(size as usize));
+            let group: Vec<u32> = (0..size).collect();
+            let own = |rank: u32, at: usize| numbers(rank * 3 + at as u32 + 1, slices[at]);
+            let outputs: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
+                let (call, group, own) = (&call, &group, &own);
+                let run = |(comm, rank): (InProcess, u32)| {
+                    scope.spawn(move || {
+                        let program = program(device, call, ranks(rank, group));
+                        let given: Vec<_> = (0..slices.len())
+                            .map(|at| (ValueId(at as u32), own(rank, at)))
+                            .collect();
+                        run_once(device, comm, &program, &given)
+                    })
+                };
+                let threads: Vec<_> =
+                    InProcess::world(size, PATIENCE).into_iter().zip(0..).map(run).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for (rank, values) in outputs.iter().enumerate() {
+                for at in 0..slices.len() {
+                    let expected: Vec<f64> = group.iter().flat_map(|&rank| own(rank, at)).collect();
+                    let what = format!("{device:?}, tensor {at}, rank {rank} of {size}");
+                    assert_eq!(values[slices.len() + at], expected, "{what}");
+                }
+            }
+        }
+    }
+}

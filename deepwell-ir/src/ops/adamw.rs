@@ -133,7 +133,7 @@ impl OpRule for AdamWCoefficients {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
     /// The bucket, as indices into the parameters of the program; where it has
-    /// [shards](crate::Shard), the one that is updated, with operands `[m]`.
+    /// [shards](crate::Shard), the one that is updated, with operands of one slice.
     pub parameters: Range<usize>,
     /// Decoupled weight decay of each parameter, in operand order.
     pub weight_decay: Vec<f32>,

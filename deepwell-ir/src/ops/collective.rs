@@ -92,11 +92,15 @@ pub struct Collective {
     /// none where it is one tensor.
     ///
     /// The tensors lie one behind the other. An all-reduce updates them and has no results; a
-    /// reduce-scatter reads them and an all-gather writes them, and the slice of a rank is one flat
-    /// tensor `[m]`: the bucket is `ranks · m` elements long, padding included. A reduce-scatter
-    /// that adds up micro-batches takes zeros for what a bucket is shorter by.
+    /// reduce-scatter reads them and an all-gather writes them, and the slice of a rank is one
+    /// tensor of `m` elements: the bucket is `ranks · m` elements long, padding included. A
+    /// reduce-scatter that adds up micro-batches takes zeros for what a bucket is shorter by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u32>,
+    /// Whether the tensors are not of a bucket but are each exchanged by itself, all at the same
+    /// time: an all-gather of as many slices, each to its own tensor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub each: bool,
 }
 
 impl Collective {
@@ -106,7 +110,7 @@ impl Collective {
 
     /// An exchange of one tensor.
     pub fn new(kind: CollectiveKind, group: GroupId, ranks: u32) -> Collective {
-        Collective { kind, group, ranks, bucket: None }
+        Collective { kind, group, ranks, bucket: None, each: false }
     }
 
     /// An exchange of a bucket of `tensors` tensors.
@@ -116,7 +120,13 @@ impl Collective {
         ranks: u32,
         tensors: usize,
     ) -> Collective {
-        Collective { kind, group, ranks, bucket: Some(tensors as u32) }
+        Collective { kind, group, ranks, bucket: Some(tensors as u32), each: false }
+    }
+
+    /// Gathers of `tensors` tensors at the same time.
+    pub fn gathers(group: GroupId, ranks: u32, tensors: usize) -> Collective {
+        let gather = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, tensors);
+        Collective { each: true, ..gather }
     }
 
     /// Another kind among the same ranks.
@@ -149,6 +159,9 @@ impl Collective {
     /// # Errors
     /// What was expected, and what is there.
     pub fn check(&self, inputs: &[OperandType], outputs: &[OperandType]) -> Result<(), OpError> {
+        if self.each {
+            return self.check_each(inputs, outputs);
+        }
         if let Some(tensors) = self.bucket {
             return self.check_bucket(tensors as usize, inputs, outputs);
         }
@@ -213,18 +226,29 @@ impl Collective {
         }
         let elements: u64 = bucket.iter().map(|tensor| product(&tensor.shape)).sum();
         match slice {
-            [OperandType { shape, .. }]
-                if shape.len() == 1 && elements <= u64::from(self.ranks) * product(shape) =>
-            {
+            [OperandType { shape, .. }] if elements <= u64::from(self.ranks) * product(shape) => {
                 self.check_places()
             }
             _ => {
                 let ranks = self.ranks;
-                let expected =
-                    format!("one flat slice of a bucket of {elements} in {ranks} slices");
+                let expected = format!("one slice of a bucket of {elements} in {ranks} slices");
                 Err(self.error(expected, format!("{slice:?}")))
             }
         }
+    }
+
+    fn check_each(&self, inputs: &[OperandType], outputs: &[OperandType]) -> Result<(), OpError> {
+        let tensors = self.bucket.map_or(0, |tensors| tensors as usize);
+        if self.kind != CollectiveKind::AllGather {
+            return Err(self.error("an all-gather of tensors by themselves", self.name()));
+        }
+        if tensors == 0 || [inputs.len(), outputs.len()] != [tensors; 2] {
+            let expected = format!("{tensors} slices and as many tensors, at least 1");
+            return Err(self.error(expected, format!("{} and {}", inputs.len(), outputs.len())));
+        }
+        let one = Collective::new(self.kind.clone(), self.group, self.ranks);
+        let mut pairs = inputs.chunks(1).zip(outputs.chunks(1));
+        pairs.try_for_each(|(input, output)| one.check(input, output))
     }
 
     fn error(&self, expected: impl Into<String>, got: impl Into<String>) -> OpError {
@@ -258,6 +282,8 @@ impl Collective {
         let bytes = |operand: &OperandType| operand.storage_bytes().unwrap_or(usize::MAX) as u64;
         let ranks = u64::from(self.ranks).max(1);
         let largest = match (&self.kind, self.bucket) {
+            // The tensors stand behind their slices.
+            _ if self.each => operands.iter().skip(operands.len() / 2).map(bytes).sum(),
             (_, None) => operands.iter().map(bytes).max().unwrap_or(0),
             (CollectiveKind::AllReduce { .. }, _) => operands.iter().map(bytes).sum(),
             // The slice stands behind the bucket, or before it.
@@ -294,7 +320,8 @@ impl OpRule for Collective {
     fn attributes(&self) -> String {
         let mut text = format!("group={} ranks={}", self.group.0, self.ranks);
         if let Some(tensors) = self.bucket {
-            text.push_str(&format!(" bucket={tensors}"));
+            let what = if self.each { "tensors" } else { "bucket" };
+            text.push_str(&format!(" {what}={tensors}"));
         }
         match &self.kind {
             CollectiveKind::AllReduce { reduction }

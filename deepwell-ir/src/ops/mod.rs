@@ -20,6 +20,7 @@ mod gelu;
 mod grouped_bias;
 mod grouped_gemm;
 mod head_rms_norm;
+mod join_parts;
 mod latent_key_value;
 mod layer_norm;
 mod linear;
@@ -65,6 +66,7 @@ pub use grouped_gemm::{
     GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, ScaledGroupedGemm,
 };
 pub use head_rms_norm::{HeadRmsNorm, HeadRmsNormBackward};
+pub use join_parts::JoinParts;
 pub use latent_key_value::{LatentKeyValue, LatentKeyValueBackward};
 pub use layer_norm::{AddLayerNorm, LayerNorm, LayerNormBackward};
 pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};

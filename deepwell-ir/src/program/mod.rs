@@ -74,7 +74,7 @@ pub struct ParameterState {
     pub name: String,
     /// FP32 master weight. Where ranks have a part each, see [`Shard`], it is gathered here: by the
     /// body of [`Phase::Weights`], for it to be here between steps, or where a pass needs it; in
-    /// BF16, where that is all that calls read.
+    /// BF16, or as rowwise data, where such copies are all that calls read.
     pub master: ValueId,
     /// First moment; none in a program that only evaluates, or where ranks have a part each.
     pub first_moment: Option<ValueId>,
@@ -91,8 +91,9 @@ pub struct ParameterState {
 /// Rajbhandari et al., arXiv 1910.02054).
 ///
 /// The parameters lie one behind the other in the bucket, each from a multiple of
-/// [`ALIGNMENT_BYTES`] on; slices are equally long, `[m]`, and the last ones may hold zeros. Slice
-/// `p` is that of place `p` in the group. A slice may end within a parameter.
+/// [`ALIGNMENT_BYTES`] on; slices are equally long, and the last ones may hold zeros. Slice `p` is
+/// that of place `p` in the group. A slice is flat, `[m]`, and may end within a parameter; of a
+/// parameter alone it may be whole rows, or whole matrices of a stack, in their shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Name of the group.

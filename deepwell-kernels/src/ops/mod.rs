@@ -28,6 +28,7 @@ pub mod grad_norm;
 pub mod grouped_bias;
 pub mod grouped_gemm;
 pub mod head_rms_norm;
+pub mod join_parts;
 pub mod latent_key_value;
 pub mod layer_norm;
 pub mod linear;
@@ -76,6 +77,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     grouped_bias::KERNELS,
     grouped_gemm::KERNELS,
     head_rms_norm::KERNELS,
+    join_parts::KERNELS,
     latent_key_value::KERNELS,
     layer_norm::KERNELS,
     linear::KERNELS,

@@ -83,6 +83,8 @@ mod grouped_bias;
 mod harness;
 #[path = "../../src/ops/head_rms_norm/tests/cuda.rs"]
 mod head_rms_norm;
+#[path = "../../src/ops/join_parts/tests/cuda.rs"]
+mod join_parts;
 #[path = "../../src/ops/latent_key_value/tests/cuda.rs"]
 mod latent_key_value;
 #[path = "../../src/ops/layer_norm/tests/cuda.rs"]

@@ -96,7 +96,7 @@ impl Check<'_> {
         if let Err(error) = collective.check(&inputs, &outputs) {
             return refuse(error.to_string());
         }
-        if collective.bucket.is_some() {
+        if collective.bucket.is_some() && !collective.each {
             self.bucket(call, collective).or_else(refuse)?;
         }
         if let CollectiveKind::Recv { shape, .. } = &collective.kind {

@@ -37,7 +37,24 @@ impl CudaBackend {
             if grouped {
                 driver.begin_group(stream)?;
             }
-            for step in &prepared.steps {
+            let is_exchange = |step: &Step| matches!(step, Step::Exchange(_));
+            let together = |a: &Step, b: &Step| is_exchange(a) && is_exchange(b);
+            for steps in prepared.steps.chunk_by(together) {
+                let step = match steps {
+                    [step] => step,
+                    several => {
+                        let plans = several.iter().filter_map(|step| match step {
+                            Step::Exchange(plan) => Some(*plan),
+                            _ => None,
+                        });
+                        let plans: Vec<ExchangePlan> = plans.collect();
+                        match &mut self.comm {
+                            Some(comm) => comm.run_together(&plans, stream)?,
+                            None => return Err(DriverError::new("exchange", "no other ranks")),
+                        }
+                        continue;
+                    }
+                };
                 match step {
                     Step::Launch(launch) => driver.launch(launch, stream)?,
                     Step::Matmul(plan) => match &mut self.blas {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{ByteRange, Op};
 
 use crate::cpu::calls::{Operands, Run, SharedComm};
@@ -29,6 +29,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             "the program is for rank {} of {}, the backend is rank {rank} of {size}",
             ranks.rank, ranks.world_size
         )));
+    }
+    if op.each {
+        return gather_each(operands, op, comm);
     }
     let exchange = Exchange::of(op, ranks, operands.dtype(0))
         .map_err(|error| operands.refused(error.to_string()))?;
@@ -76,6 +79,30 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             comm.exchange(&exchange, input, output)
         };
         exchanged.map_err(|error| error.to_string())
+    }))
+}
+
+/// Gathers of tensors, one after the other.
+fn gather_each(
+    operands: &Operands<'_>,
+    op: &Collective,
+    comm: SharedComm,
+) -> Result<Run, KernelError> {
+    let ranks = &operands.program.target.ranks;
+    let gather = |index: usize| {
+        let exchange = Exchange::of(op, ranks, operands.dtype(index))
+            .map_err(|error| operands.refused(error.to_string()))?;
+        let output = operands.target_bytes(operands.output(index))?;
+        Ok((exchange, operands.input_bytes(index)?, output))
+    };
+    let gathers: Result<Vec<_>, KernelError> = (0..operands.input_count).map(gather).collect();
+    let gathers = gathers?;
+    Ok(Box::new(move |arena| {
+        let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+        gathers.iter().try_for_each(|(exchange, input, output)| {
+            let gathered = comm.exchange(exchange, input.of(arena), output.of(arena));
+            gathered.map_err(|error| error.to_string())
+        })
     }))
 }
 

@@ -71,6 +71,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             call.call.op.name()
         )));
     }
+    if op.each {
+        return gather_each(call, op, device);
+    }
     let ranks = &call.program.target.ranks;
     let dtype = call.operand(0).dtype;
     let exchange = crate::Exchange::of(op, ranks, dtype);
@@ -103,6 +106,30 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let step = device.exchange(&exchange, (ranks.rank, ranks.world_size));
     let step = step.map_err(|error| call.refuse(error.to_string()))?;
     Ok(gaps.into_iter().chain([step]).chain(added).collect())
+}
+
+/// Gathers of tensors, which the backend enqueues together.
+fn gather_each(
+    call: &CallView<'_>,
+    op: &Collective,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let ranks = &call.program.target.ranks;
+    let gather = |index: usize| {
+        let (slice, whole) = (call.input(index), call.output(index));
+        let exchange = crate::Exchange::of(op, ranks, slice.dtype)
+            .map_err(|error| call.refuse(error.to_string()))?;
+        let exchange = DeviceExchange {
+            exchange,
+            input: slice.pointer,
+            input_bytes: slice.bytes(),
+            output: whole.pointer,
+            output_bytes: whole.bytes(),
+        };
+        let step = device.exchange(&exchange, (ranks.rank, ranks.world_size));
+        step.map_err(|error| call.refuse(error.to_string()))
+    };
+    (0..call.call.input_count).map(gather).collect()
 }
 
 /// Adds `sums` to what is in `slice`, both FP32.

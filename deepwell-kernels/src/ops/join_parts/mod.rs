@@ -1,0 +1,11 @@
+//! Parts of a matrix one behind the other, put side by side.
+
+pub mod cpu;
+mod cuda;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("join_parts", cpu::prepare)], cuda: &[cuda::SPECS] };
