@@ -16,6 +16,7 @@ use deepwell_precision::QuantFormat;
 use crate::schedule::StageHandover;
 use crate::{Plan, PlanError};
 
+mod bands;
 mod beside;
 mod bodies;
 mod context;

@@ -212,6 +212,25 @@ fn slices_of_gradients_and_weights_train_as_whole_ones_do() {
     }
 }
 
+trial!(quantized_weights_train_as_those_of_whole_masters_do);
+/// Data and scales that are gathered give the bits of weights that each rank quantizes whole.
+fn quantized_weights_train_as_those_of_whole_masters_do() {
+    need_kernels((9, 0));
+    let steps = |zero: u8| {
+        let parallel = Parallel { zero, ..Parallel::data(2) };
+        let policy = PrecisionPolicy::mxfp8();
+        let ends = steps_of_ranks("emulated:sm90:2", llama(), parallel, &policy, Fault::None);
+        let of_rank = |(steps, _): &StepsAndGradients| -> Vec<[u32; 2]> {
+            steps.iter().map(|it| [it.loss, it.grad_norm].map(f32::to_bits)).collect()
+        };
+        ends.iter().map(of_rank).collect::<Vec<_>>()
+    };
+    let expected = steps(0);
+    for zero in [2, 3] {
+        assert_eq!(steps(zero), expected, "ZeRO {zero}");
+    }
+}
+
 trial!(faults_between_emulated_gpus_are_seen);
 fn faults_between_emulated_gpus_are_seen() {
     need_kernels((9, 0));

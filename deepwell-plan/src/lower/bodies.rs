@@ -37,6 +37,7 @@ impl Lowering<'_> {
                 for (_, node) in layers[at..].iter().take(2).copied().flatten() {
                     self.fetch_for(node, nodes[0].1.layer)?;
                 }
+                self.gather_planes(phase)?;
             }
             for &(at, node) in *nodes {
                 self.gather_for(node)?;

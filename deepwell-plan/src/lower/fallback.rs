@@ -1,7 +1,6 @@
 //! Layers that fall back to BF16: the program all in BF16, and an arena that holds both.
 
 use deepwell_ir::{Graph, KernelCatalog, Program, Target};
-use deepwell_precision::PrecisionPolicy;
 
 use super::lower;
 use crate::{Plan, PlanError};
@@ -18,10 +17,13 @@ pub fn lower_fallback(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Option<Program>, PlanError> {
-    if program.precision.iter().all(|tensor| !tensor.format.is_quantized()) {
+    let quantized = program.precision.iter().filter(|tensor| tensor.format.is_quantized());
+    let all: Vec<_> = quantized.map(|tensor| (tensor.tensor.as_str(), "all layers")).collect();
+    if all.is_empty() {
         return Ok(None);
     }
-    let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
+    // What a policy quantizes decides how ranks cut parameters: it stays the policy that it is.
+    let in_bf16 = Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() };
     lower(graph, &in_bf16, catalog, target).map(Some)
 }
 

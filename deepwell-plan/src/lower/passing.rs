@@ -39,6 +39,10 @@ pub(super) struct Passing {
     pub(super) together: Vec<Vec<ValueId>>,
     /// Behind the names of what is made once more.
     pub(super) suffix: &'static str,
+    /// What is gathered of a bucket in parts, and the tensors that it becomes.
+    pub(super) parts: HashMap<usize, Vec<(ValueId, TensorId)>>,
+    /// Slices of planes that the next call gathers.
+    pub(super) planes: Vec<super::bands::Planes>,
 }
 
 impl Lowering<'_> {
@@ -165,6 +169,7 @@ impl Lowering<'_> {
         for id in &node.inputs {
             let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
             self.fetch(bucket, node.phase, node.layer)?;
+            self.gather_planes(node.phase)?;
             if self.passing.here.insert(bucket) {
                 self.make_copies(bucket, node)?;
             }
@@ -175,6 +180,9 @@ impl Lowering<'_> {
     fn fetch(&mut self, bucket: usize, phase: Phase, layer: Option<u32>) -> Result<(), PlanError> {
         if !self.passing.fetched.insert(bucket) {
             return Ok(());
+        }
+        if self.shared[bucket].quantized_by.is_some() {
+            return self.gather_quantized(bucket, (phase, layer));
         }
         let mut gathered = self.shared[bucket].gathered.clone();
         if phase == Phase::Backward {
@@ -199,6 +207,9 @@ impl Lowering<'_> {
 
     /// Makes the copies of a gathered bucket that a node is the first to read.
     fn make_copies(&mut self, bucket: usize, reader: &Node) -> Result<(), PlanError> {
+        if self.shared[bucket].quantized_by.is_some() {
+            return self.join_parts(bucket, (reader.phase, reader.layer));
+        }
         if !self.gathers() || self.shared[bucket].gathers_copies() {
             return Ok(());
         }

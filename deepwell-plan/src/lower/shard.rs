@@ -10,7 +10,9 @@
 //!
 //! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`]. Where all that
 //! calls read of a bucket is BF16 copies, a rank casts its slice and these are gathered, to where
-//! the copies lie: half the bytes, and the same bits. With ZeRO 1 masters are whole between steps.
+//! the copies lie: half the bytes, and the same bits. Of a quantized weight that can be cut between
+//! its blocks ranks gather data and scales: see [`super::bands`]. With ZeRO 1 masters are whole
+//! between steps.
 //!
 //! A step gives the bits that it gives without shards, for sums over ranks have the same order and
 //! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
@@ -34,7 +36,7 @@ use crate::arena::align;
 const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
 
 /// Slices are of a multiple of so many elements: in BF16, too, each begins at aligned bytes.
-const SLICE_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / 2;
+pub(super) const SLICE_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / 2;
 
 /// A bucket of parameters on its way through a step.
 pub(super) struct Bucket {
@@ -44,16 +46,17 @@ pub(super) struct Bucket {
     pub(super) gathered: Vec<ValueId>,
     /// The parameters of the bucket.
     pub(super) parameters: Vec<TensorId>,
-    /// What is gathered: the parameters, or their BF16 copies.
+    /// What is gathered: the parameters, their BF16 copies, or data of the one that is quantized.
     pub(super) gathered_as: Vec<TensorId>,
+    /// The node, by index in the graph, that quantizes the one parameter, of whose slices data and
+    /// scales are gathered.
+    pub(super) quantized_by: Option<usize>,
     /// This rank's slice of the masters.
     pub(super) master: ValueId,
     /// This rank's slice of the gradients, where they are scattered while they come.
     pub(super) scattered: Option<ValueId>,
     /// Whether masters are gathered where calls need them, into memory that others share.
     pub(super) is_gathered: bool,
-    /// Elements of a slice.
-    pub(super) slice: usize,
     /// The group that shares it.
     pub(super) group: (GroupId, u32),
     weight_decay: f32,
@@ -97,6 +100,7 @@ struct Gathered {
     values: Vec<ValueId>,
     /// The tensors that they are.
     tensors: Vec<TensorId>,
+    quantized_by: Option<usize>,
     /// Whether they come and go.
     passes: bool,
 }
@@ -123,7 +127,7 @@ impl Lowering<'_> {
     }
 
     /// The group whose ranks share the optimizer state of parameters that are split so.
-    fn sharing_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
+    pub(super) fn sharing_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
         let name = match split {
             Some(SplitOver::Expert) => ProcessGroup::EXPERT_DATA,
             _ => ProcessGroup::DATA,
@@ -167,15 +171,17 @@ impl Lowering<'_> {
                 gradient: None,
                 split: self.splits.get(&name).copied(),
             });
+            let split = self.splits.get(&name).map(|split| split.over);
             let class = Class {
                 decays: self.decays[index],
                 is_resident: resident.contains(&id) && !self.gathers(),
-                split: self.splits.get(&name).map(|split| split.over),
+                split,
                 is_copy: self.is_copy(&name),
                 stays_whole: beside_loss.contains(&gradient) || self.is_shared(&name),
                 unit: self.scatters().then(|| match layers.get(&id) {
-                    Some(&layer) => (Some(layer), 0),
-                    None => (None, index),
+                    // What is cut between blocks is a bucket by itself.
+                    Some(&layer) if self.band_of(&shape, split).is_none() => (Some(layer), 0),
+                    _ => (None, index),
                 }),
             };
             members.push(Member { index, id, gradient, name, shape, class });
@@ -228,7 +234,7 @@ impl Lowering<'_> {
             }
             (_, false) => self.column(members, "grad.", MemoryKind::Gradients, filling),
         };
-        let Gathered { values: gathered, tensors: gathered_as, passes: is_gathered } =
+        let Gathered { values: gathered, tensors: gathered_as, quantized_by, passes: is_gathered } =
             self.gathered(members, &gradients, filling);
         let mut next = 0;
         let mut places = Vec::with_capacity(members.len());
@@ -247,14 +253,19 @@ impl Lowering<'_> {
             places.push((member.index, next));
             next += member.elements();
         }
+        let band = match members {
+            [member] => self.band_of(&member.shape, split),
+            _ => None,
+        };
+        let shape = band.unwrap_or_else(|| vec![slice]);
         let [master, first_moment, second_moment] =
             ["master.shard", "moment1.shard", "moment2.shard"].map(|name| {
                 let name = format!("{name}.{number}");
-                self.add(name, DType::F32, vec![slice], MemoryKind::Optimizer)
+                self.add(name, DType::F32, shape.clone(), MemoryKind::Optimizer)
             });
         let scattered = (scatters && !is_evaluated).then(|| {
             let name = format!("grad.shard.{number}");
-            self.add(name, DType::F32, vec![slice], MemoryKind::Gradients)
+            self.add(name, DType::F32, shape, MemoryKind::Gradients)
         });
         let name = self.target.ranks.group(group.0).map(|group| group.name.clone());
         let of_group = name.unwrap_or_default();
@@ -273,10 +284,10 @@ impl Lowering<'_> {
             gathered,
             parameters,
             gathered_as,
+            quantized_by,
             master,
             scattered,
             is_gathered,
-            slice,
             group,
             weight_decay,
             split,
@@ -285,13 +296,22 @@ impl Lowering<'_> {
     }
 
     /// Where the ranks of a bucket have it whole: in memory of its own where calls of other bodies
-    /// read masters, in that of the copies where calls read nothing else, in memory that comes and
-    /// goes, or where the gradients were.
+    /// read masters, in that of the copies, BF16 or quantized, where calls read nothing else, in
+    /// memory that comes and goes, or where the gradients were.
     fn gathered(&mut self, members: &[Member], gradients: &[ValueId], filling: usize) -> Gathered {
         let masters = || members.iter().map(|member| member.id).collect::<Vec<_>>();
         if members[0].class.is_resident {
             let values = self.column(members, "", MemoryKind::Weights, filling);
-            return Gathered { values, tensors: masters(), passes: false };
+            return Gathered { values, tensors: masters(), quantized_by: None, passes: false };
+        }
+        if let &[Member { id, ref shape, class, .. }] = members
+            && let Some(node) = self.quantization_of(id, shape, class.split)
+        {
+            // Values for the other planes are made on first use.
+            let data = self.graph.nodes[node].outputs[0];
+            let (values, tensors, passes) = (vec![self.value(data)], vec![data], self.gathers());
+            self.gathered_copies.extend(&self.graph.nodes[node].outputs);
+            return Gathered { values, tensors, quantized_by: Some(node), passes };
         }
         if let Some(copies) = self.copies_of(members) {
             let (passes, number) = (self.gathers(), self.shards.len());
@@ -302,16 +322,19 @@ impl Lowering<'_> {
                 values.push(self.add(name, DType::Bf16, vec![filling], memory));
             }
             self.gathered_copies.extend(&copies);
-            return Gathered { values, tensors: copies, passes };
+            return Gathered { values, tensors: copies, quantized_by: None, passes };
         }
         let tensors = masters();
         match self.scatters() {
             true => {
                 let memory = MemoryKind::Activations;
                 let values = self.column(members, "gathered.", memory, filling);
-                Gathered { values, tensors, passes: true }
+                Gathered { values, tensors, quantized_by: None, passes: true }
             }
-            false => Gathered { values: gradients.to_vec(), tensors, passes: false },
+            false => {
+                let values = gradients.to_vec();
+                Gathered { values, tensors, quantized_by: None, passes: false }
+            }
         }
     }
 
@@ -391,10 +414,11 @@ impl Lowering<'_> {
         index: usize,
         phase: Phase,
     ) -> Result<ValueId, PlanError> {
-        let Bucket { slice, group: (group, ranks), .. } = self.shared[index];
+        let Bucket { master, group: (group, ranks), .. } = self.shared[index];
         let gradients = self.shared[index].gradients.clone();
-        let name = format!("grad.shard.{index}");
-        let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
+        let (name, shape) =
+            (format!("grad.shard.{index}"), self.values[master.index()].shape.clone());
+        let own = self.add(name, DType::F32, shape, MemoryKind::Activations);
         let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
         let op = Collective::of_bucket(kind, group, ranks, gradients.len());
         let inputs = gradients.into_iter().map(read).collect();
@@ -423,16 +447,32 @@ impl Lowering<'_> {
     /// Gathers the masters where the calls that make weight copies, which follow, read them, or the
     /// copies of each rank's slice.
     pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
+        // What arrives in parts is joined beside the next gather.
+        let (mut taken, mut arriving) = (Vec::new(), Vec::new());
         for index in 0..self.shared.len() {
-            let Bucket { gathered, gathered_as, is_gathered, .. } = &self.shared[index];
+            let Bucket { gathered, gathered_as, is_gathered, quantized_by, .. } =
+                &self.shared[index];
             if *is_gathered {
+                continue;
+            }
+            if quantized_by.is_some() {
+                self.gather_quantized(index, (Phase::Weights, None))?;
+                taken.push(index);
+                if self.bytes_of_planes() >= self.plan.bucket_bytes {
+                    self.gather_planes(Phase::Weights)?;
+                    for before in std::mem::replace(&mut arriving, std::mem::take(&mut taken)) {
+                        self.join_parts(before, (Phase::Weights, None))?;
+                    }
+                }
                 continue;
             }
             let (gathered, gathered_as) = (gathered.clone(), gathered_as.clone());
             self.value_of.extend(gathered_as.into_iter().zip(gathered.iter().copied()));
             self.gather_bucket(index, gathered, (Phase::Weights, None), "")?;
         }
-        Ok(())
+        self.gather_planes(Phase::Weights)?;
+        let mut last = arriving.into_iter().chain(taken);
+        last.try_for_each(|bucket| self.join_parts(bucket, (Phase::Weights, None)))
     }
 
     /// Gathers a bucket from the slices of all ranks: masters, or casts of them.
@@ -443,12 +483,13 @@ impl Lowering<'_> {
         (phase, layer): (Phase, Option<u32>),
         suffix: &str,
     ) -> Result<(), PlanError> {
-        let Bucket { slice, group: (group, ranks), master: mut own, .. } = self.shared[index];
-        let mut what = "masters";
+        let Bucket { group: (group, ranks), master: mut own, .. } = self.shared[index];
+        let (mut what, whole) = ("masters", self.why_not_in_bands(index));
         if self.shared[index].gathers_copies() {
             what = "weights";
             let name = format!("bf16.shard.{index}{suffix}");
-            let copy = self.add(name, DType::Bf16, vec![slice], MemoryKind::Activations);
+            let shape = self.values[own.index()].shape.clone();
+            let copy = self.add(name, DType::Bf16, shape, MemoryKind::Activations);
             let (name, op) = (format!("cast.shard.{index}{suffix}"), Cast { to: DType::Bf16 });
             self.phase_call(phase, &name, op.into(), vec![read(own)], vec![write(copy)])?;
             // Of the layer that it is made beside.
@@ -458,7 +499,11 @@ impl Lowering<'_> {
         let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
         let outputs = gathered.into_iter().map(write).collect();
         let name = format!("all_gather.{what}.{index}{suffix}");
-        self.phase_call(phase, &name, op.into(), vec![read(own)], outputs)
+        self.phase_call(phase, &name, op.into(), vec![read(own)], outputs)?;
+        if let (Some(call), Some(why)) = (self.calls.last_mut(), whole) {
+            call.rejected.push(why);
+        }
+        Ok(())
     }
 }
 

@@ -147,7 +147,11 @@ fn in_whole(state: &ParameterState, slice: &[usize], mut region: Region) -> Regi
 
 fn add_copies(program: &Program, all: &mut Vec<Holding>) {
     let is_master = |id| program.parameters.iter().any(|state| state.master == id);
-    let tensor_of = |id: ValueId| program.value(id).tensor;
+    // A master may be gathered as a copy of it, which links to it.
+    let tensor_of = |id: ValueId| {
+        let value = program.value(id);
+        value.link.map(|link| link.of).or(value.tensor)
+    };
     let split = program.parameters.iter().filter(|state| state.split.is_some());
     let split: HashSet<TensorId> = split.filter_map(|state| tensor_of(state.master)).collect();
     let is_of_split = |link: Option<Link>| link.is_some_and(|link| split.contains(&link.of));
@@ -156,7 +160,8 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
         // Masters that are gathered among the copies are there already; what fills slices up is no
         // tensor.
         let is_copy = value.memory == MemoryKind::Weights && value.tensor.is_some();
-        if !is_copy || is_master(id) || is_of_split(value.link) {
+        let is_plane = value.link.is_some_and(|link| link.plane().is_some());
+        if !is_copy || is_master(id) && !is_plane || is_of_split(value.link) {
             continue;
         }
         let section = match value.link.and_then(|link| link.plane()) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use deepwell_ir::capture::ModelConfig;
+use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{
     Call, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId,
 };
@@ -224,6 +225,19 @@ pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
         if reads_quantized {
             for operand in call.inputs() {
                 readers.entry(operand.value).or_insert(call);
+            }
+        }
+    }
+    // What ranks quantize of a weight each, they read once it is gathered.
+    for call in program.calls.iter().rev() {
+        let moves = match &call.op {
+            Op::Collective(op) => op.kind == CollectiveKind::AllGather && op.each,
+            op => matches!(op, Op::JoinParts(_)),
+        };
+        let pairs = call.inputs().iter().zip(call.outputs()).filter(|_| moves);
+        for (from, to) in pairs {
+            if let Some(&reader) = readers.get(&to.value) {
+                readers.entry(from.value).or_insert(reader);
             }
         }
     }

@@ -1,0 +1,262 @@
+//! Quantized weights that ranks gather as data and scales, in place of FP32 masters.
+//!
+//! Blocks are quantized each by itself. So a weight is a bucket by itself where the slices of ranks
+//! are whole blocks rowwise and columnwise, and whole tiles of scales: bands of a multiple of
+//! [`BAND_ROWS`] rows, or of a stack whole matrices. A rank quantizes its slice, and what is
+//! gathered are the planes that calls of the body read: about a byte a parameter and axis, where
+//! masters are four. The bits are those that quantizing gathered masters gives, so this is no
+//! choice: it is done wherever it can be. All other weights come as masters, or in BF16.
+//!
+//! Of a rowwise operand bands lie one behind the other, and are gathered to where it lies. A
+//! columnwise one is stored transposed, bands of it stand side by side: it arrives in parts, which
+//! the call that reads it first has joined.
+//!
+//! How a parameter is cut follows from the format of the policy and from its shape, not from what
+//! is decided about it: a layer that falls back to BF16 keeps the slices of its state.
+
+use std::collections::HashSet;
+
+use deepwell_ir::ops::{Axis, Collective, JoinParts};
+use deepwell_ir::{
+    DType, GroupId, IrError, MemoryKind, Op, OperandType, Phase, Plane, Rejected, SplitOver,
+    Storage, TensorId, ValueId,
+};
+use deepwell_precision::{ElementFormat, scale_tiles};
+
+use super::Lowering;
+use super::optimizer::{read, write};
+use super::shard::{Bucket, SLICE_ELEMENTS};
+use crate::PlanError;
+
+/// Rows that a slice is a multiple of: those of a tile of scales, and as many as any block has.
+const BAND_ROWS: usize = scale_tiles::TILE_ROWS;
+
+/// Slices of data and scales that one call gathers.
+pub(super) struct Planes {
+    group: (GroupId, u32),
+    /// The first bucket that they are of.
+    bucket: usize,
+    /// Each slice, and where it is gathered.
+    pairs: Vec<(ValueId, ValueId)>,
+}
+
+impl Lowering<'_> {
+    /// Shape of a rank's slice of a parameter that is cut between blocks, if it can be.
+    pub(super) fn band_of(&self, shape: &[usize], split: Option<SplitOver>) -> Option<Vec<usize>> {
+        let format = self.plan.policy.format().quantized()?;
+        // The scale of a tensor is of all of it.
+        if format.element != ElementFormat::E4M3 || Storage::plane_count(&format) > 2 {
+            return None;
+        }
+        let (_, ranks) = self.scatters().then(|| self.sharing_of(split))??;
+        band(shape, ranks as usize)
+    }
+
+    /// The node that quantizes a parameter, by index in the graph, where its blocks can be
+    /// quantized by slices and calls read nothing else of it.
+    pub(super) fn quantization_of(
+        &self,
+        parameter: TensorId,
+        shape: &[usize],
+        split: Option<SplitOver>,
+    ) -> Option<usize> {
+        self.band_of(shape, split)?;
+        let nodes = || self.graph.nodes.iter().enumerate();
+        let mut readers = nodes().filter(|(_, node)| node.inputs.contains(&parameter));
+        let ((at, node), None) = (readers.next()?, readers.next()) else { return None };
+        let Op::Quantize(op) = &node.op else { return None };
+        // The rowwise data has the shape of the parameter and stands for it.
+        let is_by_blocks = Storage::plane_count(&op.format) == 2 && op.axes()[0] == Axis::Row;
+        let is_read_there = |(_, other): (usize, &deepwell_ir::Node)| {
+            other.phase == Phase::Weights
+                && other.inputs.iter().any(|input| node.outputs.contains(input))
+        };
+        let is_copy = node.phase == Phase::Weights && !nodes().any(is_read_there);
+        (is_copy && is_by_blocks).then_some(at)
+    }
+
+    /// Quantizes this rank's slice of a bucket. [`Lowering::gather_planes`] then gathers the planes
+    /// that calls read which run behind this phase and before the next gather.
+    pub(super) fn gather_quantized(
+        &mut self,
+        bucket: usize,
+        (phase, layer): (Phase, Option<u32>),
+    ) -> Result<(), PlanError> {
+        let Bucket { master, group: (group, ranks), quantized_by, .. } = self.shared[bucket];
+        let graph = self.graph;
+        let Some(node) = quantized_by.map(|at| &graph.nodes[at]) else { return Ok(()) };
+        let Op::Quantize(op) = &node.op else { return Ok(()) };
+        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+        if phase != Phase::Backward {
+            self.value_of
+                .insert(self.shared[bucket].gathered_as[0], self.shared[bucket].gathered[0]);
+        }
+        let shape = self.values[master.index()].shape.clone();
+        let is_matrix = shape.len() == 2;
+        let types = node.op.outputs_of(&[OperandType { dtype: DType::F32, shape }]);
+        let types =
+            types.map_err(|source| IrError::Operands { node: node.name.clone(), source })?;
+        let mut outputs = Vec::with_capacity(types.len());
+        for ((&id, of), (_, plane)) in node.outputs.iter().zip(types).zip(op.planes()) {
+            let value = match plane {
+                Plane::Counters => self.value(id),
+                _ => {
+                    let name = format!("{}.slice{suffix}", graph.tensor(id).name);
+                    self.add(name, of.dtype, of.shape, MemoryKind::Activations)
+                }
+            };
+            outputs.push(value);
+        }
+        let name = format!("quantize.shard.{bucket}{suffix}");
+        let writes = outputs.iter().copied().map(write).collect();
+        self.phase_call(phase, &name, node.op.clone(), vec![read(master)], writes)?;
+        self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
+
+        let is_read = self.read_in(phase);
+        for ((&id, own), (axis, plane)) in node.outputs.iter().zip(outputs).zip(op.planes()) {
+            if plane == Plane::Counters || !is_read.contains(&id) {
+                continue;
+            }
+            let arrives = match axis == Axis::Column && is_matrix {
+                true => {
+                    let own = self.values[own.index()].clone();
+                    let mut shape = own.shape;
+                    shape[0] *= ranks as usize;
+                    let name = format!("{}.parts{suffix}", graph.tensor(id).name);
+                    let parts = self.add(name, own.dtype, shape, MemoryKind::Activations);
+                    self.passing.parts.entry(bucket).or_default().push((parts, id));
+                    parts
+                }
+                false => self.plane(id, suffix),
+            };
+            let planes = &mut self.passing.planes;
+            match planes.iter_mut().find(|planes| planes.group == (group, ranks)) {
+                Some(planes) => planes.pairs.push((own, arrives)),
+                None => {
+                    let pairs = vec![(own, arrives)];
+                    planes.push(Planes { group: (group, ranks), bucket, pairs });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes, whole, of the planes that the next call gathers.
+    pub(super) fn bytes_of_planes(&self) -> usize {
+        let pairs = self.passing.planes.iter().flat_map(|planes| &planes.pairs);
+        pairs.map(|(_, whole)| self.values[whole.index()].range.bytes).sum()
+    }
+
+    /// Gathers what has been quantized since the last call, all of a group at the same time.
+    pub(super) fn gather_planes(&mut self, phase: Phase) -> Result<(), PlanError> {
+        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+        for Planes { group: (group, ranks), bucket, pairs } in
+            std::mem::take(&mut self.passing.planes)
+        {
+            let gather = Collective::gathers(group, ranks, pairs.len());
+            let (slices, whole) = pairs.into_iter().map(|(a, b)| (read(a), write(b))).unzip();
+            let name = format!("all_gather.planes.{bucket}{suffix}");
+            self.phase_call(phase, &name, gather.into(), slices, whole)?;
+        }
+        Ok(())
+    }
+
+    /// Joins what has been gathered of a bucket in parts.
+    pub(super) fn join_parts(
+        &mut self,
+        bucket: usize,
+        (phase, layer): (Phase, Option<u32>),
+    ) -> Result<(), PlanError> {
+        let (_, ranks) = self.shared[bucket].group;
+        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+        for (parts, id) in self.passing.parts.remove(&bucket).unwrap_or_default() {
+            let whole = self.plane(id, suffix);
+            let name = format!("join.{}{suffix}", self.graph.tensor(id).name);
+            let op = JoinParts { parts: ranks as usize };
+            self.phase_call(phase, &name, op.into(), vec![read(parts)], vec![write(whole)])?;
+            self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
+        }
+        Ok(())
+    }
+
+    /// Why a bucket of which weights are quantized is gathered as it is.
+    pub(super) fn why_not_in_bands(&self, bucket: usize) -> Option<Rejected> {
+        let Bucket { parameters, group: (_, ranks), .. } = self.shared.get(bucket)?;
+        let is_quantized = |id: &&TensorId| {
+            let mut nodes = self.graph.nodes.iter();
+            nodes.any(|node| matches!(node.op, Op::Quantize(_)) && node.inputs.contains(id))
+        };
+        let tensor = self.graph.tensor(*parameters.iter().find(is_quantized)?);
+        let (name, shape) = (&tensor.name, &tensor.shape);
+        let reason = match self.band_of(&tensor.shape.bind(&self.binding), None) {
+            _ if !self.scatters() => "masters are whole between steps".to_string(),
+            None => format!(
+                "slices of `{name}` {shape} on {ranks} ranks are not whole blocks of E4M3: they \
+                 are with a multiple of {BAND_ROWS} rows for each"
+            ),
+            Some(_) => format!("calls read other copies of `{name}` too"),
+        };
+        Some(Rejected { kernel: "gather of data and scales".to_string(), reason })
+    }
+
+    /// The value of a plane, made on first use.
+    fn plane(&mut self, id: TensorId, suffix: &'static str) -> ValueId {
+        self.passing.suffix = suffix;
+        let value = self.value(id);
+        self.passing.suffix = "";
+        value
+    }
+
+    /// What calls read that run behind a gather of a phase: those of the pass, or where weights are
+    /// gathered between steps, all.
+    fn read_in(&self, phase: Phase) -> HashSet<TensorId> {
+        let is_behind = |reader: Phase| match phase {
+            Phase::Forward => reader == Phase::Forward,
+            Phase::Backward => [Phase::Backward, Phase::WeightGradients].contains(&reader),
+            _ => true,
+        };
+        let nodes = self.graph.nodes.iter().filter(|node| is_behind(node.phase));
+        nodes.flat_map(|node| node.inputs.iter().copied()).collect()
+    }
+}
+
+/// Shape of the slices of a parameter that as many ranks cut between blocks, if they can.
+fn band(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
+    let first = *shape.first()?;
+    let can_be = match shape.len() {
+        2 => first.is_multiple_of(BAND_ROWS * ranks),
+        3 => first.is_multiple_of(ranks),
+        _ => false,
+    };
+    let band = [&[first / ranks.max(1)], &shape[1..]].concat();
+    let elements: usize = band.iter().product();
+    let is_aligned = elements > 0 && elements.is_multiple_of(SLICE_ELEMENTS);
+    (ranks > 1 && can_be && is_aligned).then_some(band)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_whole_blocks() {
+        let check = |shape: &[usize], ranks, expected: Option<&[usize]>| {
+            assert_eq!(band(shape, ranks).as_deref(), expected, "{shape:?} on {ranks}");
+        };
+        check(&[256, 96], 2, Some(&[128, 96]));
+        check(&[768, 768], 3, Some(&[256, 768]));
+        check(&[4096, 14336], 8, Some(&[512, 14336]));
+        // A tile of scales would be of two ranks.
+        check(&[256, 96], 4, None);
+        check(&[384, 96], 2, None);
+        check(&[64, 4096], 2, None);
+        // Matrices of a stack are whole, of any shape.
+        check(&[8, 96, 64], 4, Some(&[2, 96, 64]));
+        check(&[8, 96, 64], 3, None);
+        // Slices begin at aligned bytes.
+        check(&[4, 3, 5], 2, None);
+        check(&[4096], 2, None);
+        check(&[256, 0], 2, None);
+        check(&[256, 96], 1, None);
+    }
+}
