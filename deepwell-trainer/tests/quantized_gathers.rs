@@ -152,6 +152,39 @@ fn planes_that_a_pass_reads_are_gathered() {
     insta::assert_snapshot!("zero_3", listed(3));
 }
 
+/// Of a stack of experts ranks have whole matrices, which arrive where they lie along both axes.
+#[test]
+fn experts_train_as_those_of_whole_masters_do() {
+    let graph = capture(&LlamaConfig::preset("moe-micro").unwrap()).unwrap();
+    for (ranks, expert) in [(2, 1), (4, 2)] {
+        let world = |zero: u8| {
+            let options = options("mxfp8", zero, ranks);
+            let parallel = Parallel { expert, ..options.parallel };
+            let options = CompileOptions { parallel, ..options };
+            World::compile(graph.clone(), hardware(), &options).unwrap()
+        };
+        let steps = |zero: u8| {
+            let ends = world(zero).on_all(|engine| {
+                engine.initialize(SEED)?;
+                (0..STEPS).map(|at| step(engine, at, None)).collect::<Result<Vec<_>, _>>()
+            });
+            ends.unwrap()
+        };
+        let expected = steps(0);
+        for zero in [2, 3] {
+            let program = world(zero).first().program().clone();
+            let of_experts = |call: &&Call| {
+                let mut slices = call.inputs().iter().map(|it| program.value(it.value));
+                call.name.contains(".planes.") && slices.any(|slice| slice.name.contains("experts"))
+            };
+            assert!(gathers(&program).iter().any(of_experts), "{ranks} ranks");
+            let joins = program.calls.iter().filter(|call| matches!(call.op, Op::JoinParts(_)));
+            assert_eq!(joins.filter(|call| call.name.contains("experts")).count(), 0);
+            assert_eq!(steps(zero), expected, "ZeRO {zero}, {ranks} ranks, expert {expert}");
+        }
+    }
+}
+
 /// What is not gathered so says why.
 #[test]
 fn masters_are_gathered_for_a_reason() {
