@@ -27,7 +27,7 @@ fn bf16(shape: &[usize]) -> OperandType {
 fn shapes_and_costs() {
     // Ranks, kind, input, output, FLOPs, bytes on the link.
     type Row = (u32, CollectiveKind, &'static [usize], &'static [usize], u64, u64);
-    let rows: [Row; 11] = [
+    let rows: [Row; 12] = [
         (4, CollectiveKind::AllReduce { reduction: SUM }, &[8, 3], &[8, 3], 18, 72),
         (1, CollectiveKind::AllReduce { reduction: SUM }, &[8, 3], &[8, 3], 0, 0),
         (3, CollectiveKind::AllReduce { reduction: Reduction::Max }, &[], &[], 0, 2),
@@ -37,6 +37,7 @@ fn shapes_and_costs() {
         (4, CollectiveKind::AllToAll, &[8, 3], &[8, 3], 0, 36),
         (4, CollectiveKind::Broadcast { root: 3 }, &[8, 3], &[8, 3], 0, 48),
         (1, CollectiveKind::Broadcast { root: 0 }, &[8, 3], &[8, 3], 0, 0),
+        (3, CollectiveKind::Shift { by: 2 }, &[8, 3], &[8, 3], 0, 48),
         (2, CollectiveKind::Send { to: 1 }, &[8, 3], &[], 0, 48),
         (2, recv(0, &[8, 3]), &[], &[8, 3], 0, 48),
     ];
@@ -75,6 +76,7 @@ fn operands_that_do_not_fit_are_refused() {
         (0, CollectiveKind::AllGather, vec![bf16(&[8])], "a group of at least 1 rank, got 0"),
         (2, CollectiveKind::Send { to: 2 }, vec![bf16(&[8])], "a place in a group of 2, got 2"),
         (2, CollectiveKind::Broadcast { root: 2 }, vec![bf16(&[8])], "group of 2, got 2"),
+        (2, CollectiveKind::Shift { by: 2 }, vec![bf16(&[8])], "group of 2, got 2"),
         (2, recv(2, &[8]), vec![], "a place in a group of 2, got 2"),
         (2, recv(0, &[8]), vec![bf16(&[8])], "expected 0 operands (), got 1"),
         (2, CollectiveKind::AllGather, vec![], "expected 1 operands (x), got 0"),

@@ -151,6 +151,7 @@ fn programs_of_all_ranks_give_what_the_collective_is_defined_as() {
                 CollectiveKind::AllGather,
                 CollectiveKind::AllToAll,
                 CollectiveKind::Broadcast { root: size - 1 },
+                CollectiveKind::Shift { by: size - 1 },
             ] {
                 let call = call(&kind, size, 6);
                 let inputs: Vec<_> = order.iter().map(|&rank| numbers(rank, 6)).collect();

@@ -115,10 +115,12 @@ impl Fault {
                 CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllReduce { .. },
             ) if group != ProcessGroup::PIPELINE => flip(exchange.dtype, seed, output),
             // Sums of gradients, and in BF16 keys and values.
-            (Fault::Flips(seed), CollectiveKind::Recv { .. }) if group == ProcessGroup::CONTEXT => {
+            (Fault::Flips(seed), CollectiveKind::Shift { .. })
+                if group == ProcessGroup::CONTEXT =>
+            {
                 flip(exchange.dtype, seed, output);
             }
-            (Fault::KeysStay, CollectiveKind::Recv { .. }) if group == ProcessGroup::CONTEXT => {
+            (Fault::KeysStay, CollectiveKind::Shift { .. }) if group == ProcessGroup::CONTEXT => {
                 output.fill(0);
             }
             (Fault::NoSum(name), CollectiveKind::ReduceScatter { .. }) if group == name => {

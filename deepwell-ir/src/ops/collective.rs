@@ -3,8 +3,9 @@
 //! What a link carries is counted for ring algorithms, as NVIDIA's nccl-tests define "bus
 //! bandwidth" (doc/PERFORMANCE.md there): of an all-reduce of `S` bytes among `n` ranks
 //! `2 (n-1)/n · S`, of a reduce-scatter or an all-gather `(n-1)/n` of the whole tensor, of an
-//! all-to-all `(n-1)/n · S`, of a broadcast, send or receive `S`. The first two are the least that
-//! any algorithm can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+//! all-to-all `(n-1)/n · S`, of a broadcast, shift, send or receive `S`. The first two are the
+//! least that any algorithm can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms",
+//! 2009).
 //!
 //! Derivatives are those of the sum over all ranks of each rank's own loss. So the gradient of an
 //! all-reduced sum is the all-reduced sum of the gradients; whoever computes the same loss on
@@ -60,6 +61,12 @@ pub enum CollectiveKind {
         /// Whose.
         root: u32,
     },
+    /// x → the x of the rank `by` places before, around the group: place `p` of `n` gets that of
+    /// place `(p - by) mod n`. All send and receive at the same time.
+    Shift {
+        /// Places, less than there are.
+        by: u32,
+    },
     /// x → nothing here; another rank receives it.
     Send {
         /// Who.
@@ -105,8 +112,16 @@ pub struct Collective {
 
 impl Collective {
     /// The names of all kinds; kernels are registered under them.
-    pub const NAMES: [&str; 7] =
-        ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", "recv"];
+    pub const NAMES: [&str; 8] = [
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "broadcast",
+        "shift",
+        "send",
+        "recv",
+    ];
 
     /// An exchange of one tensor.
     pub fn new(kind: CollectiveKind, group: GroupId, ranks: u32) -> Collective {
@@ -143,10 +158,11 @@ impl Collective {
         }
     }
 
-    /// The one other rank that it is about, by its place.
+    /// The one other rank that it is about, by its place, or how many places it is away.
     fn peer(&self) -> Option<u32> {
         match self.kind {
             CollectiveKind::Broadcast { root } => Some(root),
+            CollectiveKind::Shift { by } => Some(by),
             CollectiveKind::Send { to } => Some(to),
             CollectiveKind::Recv { from, .. } => Some(from),
             _ => None,
@@ -297,7 +313,9 @@ impl Collective {
             | CollectiveKind::AllGather
             | CollectiveKind::AllToAll => others,
             CollectiveKind::Broadcast { .. } if ranks == 1 => 0,
+            CollectiveKind::Shift { by: 0 } => 0,
             CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Shift { .. }
             | CollectiveKind::Send { .. }
             | CollectiveKind::Recv { .. } => largest,
         }
@@ -312,6 +330,7 @@ impl OpRule for Collective {
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::AllToAll => "all_to_all",
             CollectiveKind::Broadcast { .. } => "broadcast",
+            CollectiveKind::Shift { .. } => "shift",
             CollectiveKind::Send { .. } => "send",
             CollectiveKind::Recv { .. } => "recv",
         }
@@ -330,6 +349,7 @@ impl OpRule for Collective {
             }
             CollectiveKind::AllGather | CollectiveKind::AllToAll => {}
             CollectiveKind::Broadcast { root } => text.push_str(&format!(" root={root}")),
+            CollectiveKind::Shift { by } => text.push_str(&format!(" by={by}")),
             CollectiveKind::Send { to } => text.push_str(&format!(" to={to}")),
             CollectiveKind::Recv { from, shape, dtype } => {
                 text.push_str(&format!(" from={from} {dtype}{shape}"));
@@ -364,9 +384,9 @@ impl OpRule for Collective {
             Ok(Shape([&[first(whole)?], rest].concat()))
         };
         match self.kind {
-            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => {
-                output(shape, dtype)
-            }
+            CollectiveKind::AllReduce { .. }
+            | CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Shift { .. } => output(shape, dtype),
             CollectiveKind::ReduceScatter { .. } => {
                 output(with_first(&|whole| self.slice(whole))?, dtype)
             }
@@ -407,6 +427,9 @@ impl OpRule for Collective {
             }
             CollectiveKind::AllGather => CollectiveKind::ReduceScatter { reduction: sum },
             CollectiveKind::AllToAll => CollectiveKind::AllToAll,
+            CollectiveKind::Shift { by } => {
+                CollectiveKind::Shift { by: (self.ranks - by) % self.ranks }
+            }
             CollectiveKind::Recv { from, .. } => CollectiveKind::Send { to: *from },
             CollectiveKind::Send { to } => {
                 let x = node.inputs[0];

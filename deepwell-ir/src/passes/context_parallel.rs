@@ -127,28 +127,31 @@ impl Ring {
         Ok(outputs)
     }
 
-    /// Sends a tensor to the next rank.
-    fn send(&mut self, like: &Node, suffix: &str, tensor: TensorId) -> Result<(), IrError> {
-        let ranks = self.part.ranks;
-        let to = ((self.part.place + 1) % ranks) as u32;
-        let op = Collective::new(CollectiveKind::Send { to }, self.group, ranks as u32);
-        self.push(like, suffix, op, &[tensor], None).map(drop)
-    }
-
-    /// Receives what the rank before sent of a tensor like `tensor`.
-    fn receive(
+    /// Sends a tensor to the next rank, and receives what the rank before has in its place.
+    fn shift(
         &mut self,
         like: &Node,
         suffix: &str,
         tensor: TensorId,
         given: Option<TensorId>,
     ) -> Result<TensorId, IrError> {
-        let ranks = self.part.ranks;
-        let from = ((self.part.place + ranks - 1) % ranks) as u32;
-        let of = self.graph.tensor(tensor);
-        let kind = CollectiveKind::Recv { from, shape: of.shape.clone(), dtype: of.dtype };
-        let op = Collective::new(kind, self.group, ranks as u32);
-        Ok(self.push(like, suffix, op, &[], given)?[0])
+        let ranks = self.part.ranks as u32;
+        // A rank that is alone keeps what it has.
+        let op = Collective::new(CollectiveKind::Shift { by: 1 % ranks }, self.group, ranks);
+        Ok(self.push(like, suffix, op, &[tensor], given)?[0])
+    }
+
+    fn shift_both(
+        &mut self,
+        node: &Node,
+        keys: [TensorId; 2],
+        step: usize,
+    ) -> Result<[TensorId; 2], IrError> {
+        let [k, v] = keys;
+        Ok([
+            self.shift(node, &format!("k.shift.{step}"), k, None)?,
+            self.shift(node, &format!("v.shift.{step}"), v, None)?,
+        ])
     }
 
     fn forward(&mut self, node: &Node, op: &Attention) -> Result<(), IrError> {
@@ -156,40 +159,17 @@ impl Ring {
         let mut parts = Vec::with_capacity(2 * self.part.ranks);
         for step in 0..self.part.ranks {
             let is_last = step + 1 == self.part.ranks;
-            if !is_last {
-                self.send_both(node, keys, step)?;
-            }
+            // Before attention to those that are here, which it can run beside.
+            let next = if is_last { keys } else { self.shift_both(node, keys, step)? };
             let part = AttentionPart { heads: op.heads.clone(), keys: self.source(step) };
             let inputs = [q, keys[0], keys[1]];
             parts.extend(self.push(node, &format!("part.{step}"), part, &inputs, None)?);
-            if !is_last {
-                keys = self.receive_both(node, keys, step)?;
-            }
+            keys = next;
         }
         let dtype = self.graph.tensor(node.outputs[0]).dtype;
         let merge = MergeAttention { heads: op.heads.heads, dtype };
         self.graph.nodes.push(Node { op: merge.into(), inputs: parts, ..node.clone() });
         Ok(())
-    }
-
-    fn send_both(&mut self, node: &Node, keys: [TensorId; 2], step: usize) -> Result<(), IrError> {
-        for (what, tensor) in ["k", "v"].into_iter().zip(keys) {
-            self.send(node, &format!("{what}.send.{step}"), tensor)?;
-        }
-        Ok(())
-    }
-
-    fn receive_both(
-        &mut self,
-        node: &Node,
-        keys: [TensorId; 2],
-        step: usize,
-    ) -> Result<[TensorId; 2], IrError> {
-        let mut received = keys;
-        for (what, tensor) in ["k", "v"].into_iter().zip(&mut received) {
-            *tensor = self.receive(node, &format!("{what}.recv.{step}"), *tensor, None)?;
-        }
-        Ok(received)
     }
 
     fn backward(&mut self, node: &Node, op: &AttentionBackward) -> Result<(), IrError> {
@@ -199,44 +179,35 @@ impl Ring {
         for step in 0..self.part.ranks {
             let is_last = step + 1 == self.part.ranks;
             let keys = [inputs[2], inputs[3]];
-            if !is_last {
-                self.send_both(node, keys, step)?;
-            }
+            let next = if is_last { keys } else { self.shift_both(node, keys, step)? };
             let part = AttentionPartBackward { heads: op.heads.clone(), keys: self.source(step) };
             let made = self.push(node, &format!("part.{step}"), part, &inputs, None)?;
+            (inputs[2], inputs[3]) = (next[0], next[1]);
             of_queries = Some(match of_queries {
                 None => made[0],
                 Some(sum) if is_last => self.finish_sum(node, [sum, made[0]])?,
                 Some(sum) => self.sum(node, &format!("dq.sum.{step}"), [sum, made[0]])?,
             });
             // What the ranks before found for these keys and values came with them.
-            let sums = match of_keys {
+            let mut sums = match of_keys {
                 None => [made[1], made[2]],
                 Some([dk, dv]) => [
                     self.sum(node, &format!("dk.sum.{step}"), [dk, made[1]])?,
                     self.sum(node, &format!("dv.sum.{step}"), [dv, made[2]])?,
                 ],
             };
-            for (what, sum) in ["dk", "dv"].into_iter().zip(sums) {
-                self.send(node, &format!("{what}.send.{step}"), sum)?;
-            }
-            if !is_last {
-                let next = self.receive_both(node, keys, step)?;
-                (inputs[2], inputs[3]) = (next[0], next[1]);
-            }
-            let mut received = sums;
-            for (at, (what, sum)) in ["dk", "dv"].into_iter().zip(&mut received).enumerate() {
-                let suffix = format!("{what}.recv.{step}");
-                // Home again.
+            for (at, (what, sum)) in ["dk", "dv"].into_iter().zip(&mut sums).enumerate() {
+                // Behind the last step they come home.
                 let own = node.outputs[at + 1];
                 let is_given = is_last && self.graph.tensor(own).dtype == DType::F32;
-                *sum = self.receive(node, &suffix, *sum, is_given.then_some(own))?;
+                let suffix = format!("{what}.shift.{step}");
+                *sum = self.shift(node, &suffix, *sum, is_given.then_some(own))?;
                 if is_last && !is_given {
                     let to = self.graph.tensor(own).dtype;
                     self.push(node, &format!("{what}.cast"), Cast { to }, &[*sum], Some(own))?;
                 }
             }
-            of_keys = Some(received);
+            of_keys = Some(sums);
         }
         Ok(())
     }

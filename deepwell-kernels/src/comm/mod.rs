@@ -75,13 +75,16 @@ impl Exchange {
             CollectiveKind::Send { to } => Some(to as usize),
             CollectiveKind::Recv { from, .. } => Some(from as usize),
             CollectiveKind::Broadcast { root } if root as usize >= ranks => Some(root as usize),
+            CollectiveKind::Shift { by } if by as usize >= ranks => Some(by as usize),
             _ => None,
         };
         if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == place) {
             return Err(format!("expected another place among {ranks}, got {peer}"));
         }
         let expected = match kind {
-            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => input,
+            CollectiveKind::AllReduce { .. }
+            | CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Shift { .. } => input,
             CollectiveKind::ReduceScatter { .. } => input / ranks,
             CollectiveKind::AllGather => input * ranks,
             CollectiveKind::AllToAll => input,
@@ -164,5 +167,15 @@ mod tests {
         let peer = "expected another place among 2, got 1";
         check(CollectiveKind::Send { to: 1 }, DType::F32, (4, 0), peer);
         check(CollectiveKind::Send { to: 0 }, DType::F32, (4, 0), "");
+        check(CollectiveKind::Shift { by: 1 }, DType::Bf16, (4, 4), "");
+        check(
+            CollectiveKind::Shift { by: 1 },
+            DType::F32,
+            (8, 4),
+            "expected 8 bytes of results, got 4",
+        );
+        check(CollectiveKind::Shift { by: 0 }, DType::F32, (4, 4), "");
+        let away = "expected another place among 2, got 2";
+        check(CollectiveKind::Shift { by: 2 }, DType::F32, (4, 4), away);
     }
 }

@@ -18,6 +18,7 @@ pub(super) fn part<'a>(
             &input[to * bytes..(to + 1) * bytes]
         }
         CollectiveKind::Broadcast { root } if *root as usize != from => &[],
+        CollectiveKind::Shift { by } if (from + *by as usize) % ranks != to => &[],
         _ => input,
     }
 }
@@ -36,7 +37,8 @@ pub(super) fn assemble(
         CollectiveKind::AllReduce { reduction } | CollectiveKind::ReduceScatter { reduction } => {
             reduce(*reduction, dtype, parts, output)?;
         }
-        CollectiveKind::AllGather | CollectiveKind::AllToAll => {
+        // Of a shift all parts but one are empty.
+        CollectiveKind::AllGather | CollectiveKind::AllToAll | CollectiveKind::Shift { .. } => {
             let mut rest = output;
             for part in parts {
                 let (target, behind) = rest.split_at_mut(part.len());

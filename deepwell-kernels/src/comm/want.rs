@@ -46,6 +46,7 @@ impl fmt::Display for Want {
             CollectiveKind::AllGather => "all_gather".to_string(),
             CollectiveKind::AllToAll => "all_to_all".to_string(),
             CollectiveKind::Broadcast { root } => format!("broadcast from place {root}"),
+            CollectiveKind::Shift { by } => format!("shift by {by}"),
             CollectiveKind::Send { to } => format!("send to place {to}"),
             CollectiveKind::Recv { from, .. } => format!("recv from place {from}"),
         };

@@ -58,7 +58,9 @@ fn to_numbers(bytes: &[u8]) -> Vec<f64> {
 /// Elements of input and output of a rank among so many.
 fn sizes(kind: &CollectiveKind, ranks: usize) -> (usize, usize) {
     match kind {
-        CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => (ELEMENTS, ELEMENTS),
+        CollectiveKind::AllReduce { .. }
+        | CollectiveKind::Broadcast { .. }
+        | CollectiveKind::Shift { .. } => (ELEMENTS, ELEMENTS),
         CollectiveKind::ReduceScatter { .. } => (ELEMENTS * ranks, ELEMENTS),
         CollectiveKind::AllGather => (ELEMENTS, ELEMENTS * ranks),
         CollectiveKind::AllToAll => (ELEMENTS * ranks, ELEMENTS * ranks),
@@ -75,6 +77,7 @@ fn kinds(ranks: u32) -> Vec<CollectiveKind> {
         CollectiveKind::AllGather,
         CollectiveKind::AllToAll,
         CollectiveKind::Broadcast { root: ranks - 1 },
+        CollectiveKind::Shift { by: 1 % ranks },
     ]
 }
 

@@ -140,6 +140,8 @@ fn collectives_are_what_they_are_defined_as() {
             CollectiveKind::AllGather,
             CollectiveKind::AllToAll,
             CollectiveKind::Broadcast { root: size - 1 },
+            CollectiveKind::Shift { by: 1 % size },
+            CollectiveKind::Shift { by: size - 1 },
         ];
         for kind in all_reduces.iter().chain(&scatters).chain(&moves) {
             let is_cut =
@@ -249,13 +251,14 @@ fn ranks_that_disagree_all_fail() {
     let reduce = |reduction| CollectiveKind::AllReduce { reduction };
     type Wish = (CollectiveKind, DType, usize);
     let same = || (reduce(SUM), DType::F32, 8);
-    let cases: [(Wish, &str); 6] = [
+    let cases: [(Wish, &str); 7] = [
         ((CollectiveKind::AllGather, DType::F32, 8), "all_gather of 2 f32 in group `all`"),
         ((reduce(Reduction::Max), DType::F32, 8), "all_reduce max of 2 f32"),
         ((reduce(SUM), DType::I32, 8), "all_reduce sum of 2 i32"),
         ((reduce(SUM), DType::F32, 12), "all_reduce sum of 3 f32"),
         ((reduce(SUM), DType::F32, 0), "all_reduce sum of 0 f32"),
         ((CollectiveKind::Broadcast { root: 1 }, DType::F32, 8), "broadcast from place 1"),
+        ((CollectiveKind::Shift { by: 1 }, DType::F32, 8), "shift by 1"),
     ];
     for (other, expected) in &cases {
         for odd_one in 0..3 {

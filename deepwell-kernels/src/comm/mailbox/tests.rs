@@ -158,6 +158,8 @@ fn bits_are_those_of_threads() {
             CollectiveKind::AllToAll,
             CollectiveKind::Broadcast { root: size - 1 },
             CollectiveKind::Broadcast { root: 0 },
+            CollectiveKind::Shift { by: size - 1 },
+            CollectiveKind::Shift { by: 1 % size },
         ] {
             let is_cut =
                 matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);

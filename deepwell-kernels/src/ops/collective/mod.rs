@@ -19,6 +19,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new(Collective::NAMES[4], cpu::prepare),
         CpuKernel::new(Collective::NAMES[5], cpu::prepare),
         CpuKernel::new(Collective::NAMES[6], cpu::prepare),
+        CpuKernel::new(Collective::NAMES[7], cpu::prepare),
     ],
     cuda: &[cuda::SPECS],
 };

@@ -29,6 +29,10 @@ pub fn exchange(kind: &CollectiveKind, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
             of_each(&|place| inputs.iter().flat_map(|input| slice(input, place)).collect())
         }
         CollectiveKind::Broadcast { root } => of_each(&|_| inputs[root as usize].clone()),
+        CollectiveKind::Shift { by } => {
+            let ranks = inputs.len();
+            of_each(&|place| inputs[(place + ranks - by as usize) % ranks].clone())
+        }
         CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => of_each(&|_| Vec::new()),
     }
 }
@@ -55,13 +59,17 @@ mod tests {
         let (all_reduce, all_gather) =
             (CollectiveKind::AllReduce { reduction: sum }, CollectiveKind::AllGather);
         let reduce_scatter = CollectiveKind::ReduceScatter { reduction: sum };
-        for (kind, reverse) in [
-            (&all_reduce, &all_reduce),
-            (&reduce_scatter, &all_gather),
-            (&all_gather, &reduce_scatter),
-            (&CollectiveKind::AllToAll, &CollectiveKind::AllToAll),
-        ] {
-            for ranks in [1, 2, 3] {
+        for ranks in [1u32, 2, 3] {
+            let (shift, back) =
+                (CollectiveKind::Shift { by: ranks - 1 }, CollectiveKind::Shift { by: 1 % ranks });
+            for (kind, reverse) in [
+                (&all_reduce, &all_reduce),
+                (&reduce_scatter, &all_gather),
+                (&all_gather, &reduce_scatter),
+                (&CollectiveKind::AllToAll, &CollectiveKind::AllToAll),
+                (&shift, &back),
+            ] {
+                let ranks = ranks as usize;
                 let x = varied(ranks * 6, 1);
                 let parts = |x: &[f64]| -> Vec<Vec<f64>> {
                     x.chunks_exact(6).map(<[f64]>::to_vec).collect()

@@ -162,6 +162,27 @@ impl Shared {
                 };
                 library.check("ncclRecv", code)
             }
+            CollectiveKind::Shift { by } => {
+                let (ranks, place) = (group.ranks.len(), group.position_of(self.rank).unwrap_or(0));
+                let by = by as usize % ranks;
+                // SAFETY: takes nothing; ended below.
+                library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
+                let to = ((place + by) % ranks) as c_int;
+                // SAFETY: as above.
+                let code = unsafe {
+                    (library.send)(input, of.input_bytes, bytes, to, communicator, stream)
+                };
+                let sent = library.check("ncclSend", code);
+                let from = ((place + ranks - by) % ranks) as c_int;
+                // SAFETY: as above.
+                let code = unsafe {
+                    (library.recv)(output, of.output_bytes, bytes, from, communicator, stream)
+                };
+                let issued = sent.and_then(|()| library.check("ncclRecv", code));
+                // SAFETY: ends the group that was begun above, also after an error.
+                let ended = unsafe { (library.group_end)() };
+                issued.and_then(|()| library.check("ncclGroupEnd", ended))
+            }
             CollectiveKind::AllToAll => {
                 let slice = of.input_bytes / group.ranks.len();
                 // SAFETY: takes nothing; ended below.

@@ -171,7 +171,9 @@ impl NcclHost {
 /// In how many parts an exchange has its input and its output, all of them equally long.
 fn parts(kind: &CollectiveKind, ranks: usize) -> (usize, usize) {
     match kind {
-        CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => (1, 1),
+        CollectiveKind::AllReduce { .. }
+        | CollectiveKind::Broadcast { .. }
+        | CollectiveKind::Shift { .. } => (1, 1),
         CollectiveKind::ReduceScatter { .. } => (ranks, 1),
         CollectiveKind::AllGather => (1, ranks),
         CollectiveKind::AllToAll => (ranks, ranks),
@@ -246,6 +248,7 @@ mod tests {
             CollectiveKind::AllGather,
             CollectiveKind::AllToAll,
             CollectiveKind::Broadcast { root: 1 },
+            CollectiveKind::Shift { by: 2 },
             CollectiveKind::Send { to: 1 },
         ] {
             let group = super::super::host_group(3);
