@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/seen_keys.cuh"
+#include "common/seen_part.cuh"
 #include "common/types.cuh"
 #include "layout/head_tile.cuh"
 
@@ -65,6 +66,7 @@ struct GradientTiles {
     static_assert(kSharedBytes <= 98 * 1024, "a CTA of sm_120 may have 99 KiB");
 };
 
+template <typename Out>
 struct AttentionGradients {
     const bf16* dout;
     const bf16* q;
@@ -72,9 +74,9 @@ struct AttentionGradients {
     const bf16* v;
     const bf16* out;
     const float* lse;
-    bf16* dq;
-    bf16* dk;
-    bf16* dv;
+    Out* dq;
+    Out* dk;
+    Out* dv;
     RowStatistics* statistics;  // [batch, heads, seq]
     uint32* counters;           // work taken, rows done, CTAs done; zero before and after
     uint32 seq;
@@ -91,6 +93,7 @@ struct AttentionGradients {
     uint32 value_dim;
     uint32 window;  // at most the keys of a sequence; those where there is none
     const int32* documents;  // [batch * seq, 2], or null
+    SeenPart part;           // of kernels for a part of the keys
 
     __device__ __forceinline__ int first_seen(uint32 first_token, int query) const {
         return seen_keys().first_seen(first_token, query);
@@ -106,7 +109,7 @@ struct AttentionGradients {
 };
 
 // Elements of a value, and of a row of dout, in global memory.
-template <int kHeadDim, bool kPadded, bool kExtended>
-__device__ __forceinline__ uint32 value_width(const AttentionGradients& arguments) {
+template <int kHeadDim, bool kPadded, bool kExtended, typename Out>
+__device__ __forceinline__ uint32 value_width(const AttentionGradients<Out>& arguments) {
     return kExtended ? arguments.value_dim : head_width<kHeadDim, kPadded>(arguments.head_dim);
 }

@@ -14,10 +14,10 @@
 #include "ptx/exp2.cuh"
 
 // Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
-template <int kHeadDim, bool kPadded, bool kExtended>
-__device__ __forceinline__ void copy_queries(const AttentionGradients& arguments, uint32 target,
-                                             const volatile GradientWork* work, int tile,
-                                             uint32 in_group) {
+template <int kHeadDim, bool kPadded, bool kExtended, typename Out>
+__device__ __forceinline__ void copy_queries(const AttentionGradients<Out>& arguments,
+                                             uint32 target, const volatile GradientWork* work,
+                                             int tile, uint32 in_group) {
     using Tiles = GradientTiles<kHeadDim>;
     const int first = tile * Tiles::kStageQueries;
     const int rows_left = static_cast<int>(arguments.seq) - first;
@@ -47,14 +47,19 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     }
 }
 
-// The first tile of queries that sees some key of the work.
-template <int kHeadDim>
-__device__ __forceinline__ int first_tile_of_work(const volatile GradientWork* work, bool causal) {
-    return causal ? work->first_row / GradientTiles<kHeadDim>::kStageQueries : 0;
+// The first tile of queries that sees some key of the work; one beyond all where none does.
+template <int kHeadDim, bool kPart, typename Out>
+__device__ __forceinline__ int first_tile_of_work(const AttentionGradients<Out>& arguments,
+                                                  const volatile GradientWork* work,
+                                                  bool causal) {
+    const int first_query = kPart    ? arguments.part.first_seeing(work->first_row, causal)
+                            : causal ? work->first_row
+                                     : 0;
+    return first_query / GradientTiles<kHeadDim>::kStageQueries;
 }
 
-template <int kHeadDim, bool kPadded, bool kExtended>
-__device__ __forceinline__ void make_key_gradients(const AttentionGradients& arguments,
+template <int kHeadDim, bool kPadded, bool kExtended, bool kPart, typename Out>
+__device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>& arguments,
                                                    const volatile GradientWork* work,
                                                    uint8* shared_memory) {
     using Tiles = GradientTiles<kHeadDim>;
@@ -62,6 +67,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
+    // What a part is seen of has no windows or documents.
+    constexpr bool kWindows = kExtended && !kPart;
     // Sums of 192 elements leave no registers for what can be made anew in every turn, nor do those
     // of 128 beside windows and documents.
     constexpr bool kAnew = kHeadDim > 128 || (kExtended && kHeadDim == 128);
@@ -88,9 +95,9 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         values);
 
     // From the last queries on, which all keys see: CTAs that run side by side read the same.
-    const int first_tile = first_tile_of_work<kHeadDim>(work, causal);
+    const int first_tile = first_tile_of_work<kHeadDim, kPart>(arguments, work, causal);
     const int last_query =
-        kExtended ? min(seq - 1, arguments.last_seeing(work->first_token,
+        kWindows ? min(seq - 1, arguments.last_seeing(work->first_token,
                                                        first_key + Tiles::kBlockKeys - 1))
                   : seq - 1;
     int tile = last_query / Tiles::kStageQueries;
@@ -111,7 +118,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     set_zero(dk);
     set_zero(dv);
 #pragma unroll 1
-    while (tile >= (kAnew ? first_tile_of_work<kHeadDim>(work, causal) : first_tile)) {
+    while (tile >= (kAnew ? first_tile_of_work<kHeadDim, kPart>(arguments, work, causal)
+                          : first_tile)) {
         cp_async_wait<0>();
         __syncthreads();
         const int this_tile = tile;
@@ -121,7 +129,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             --tile;
         }
         slot ^= 1;
-        if (tile >= (kAnew ? first_tile_of_work<kHeadDim>(work, causal) : first_tile)) {
+        if (tile >= (kAnew ? first_tile_of_work<kHeadDim, kPart>(arguments, work, causal)
+                           : first_tile)) {
             copy_queries<kHeadDim, kPadded, kExtended>(
                 arguments, stage_memory + slot * Tiles::kQueriesBytes, work, tile, in_group);
         }
@@ -146,8 +155,12 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                 (causal && first_query + Tiles::kChunkQueries <= warp_key)) {
                 continue;
             }
+            if (kPart && (warp_key >= arguments.part.keys ||
+                          first_query + Tiles::kChunkQueries <= arguments.part.first_query)) {
+                continue;
+            }
             // Their windows or documents begin behind all keys of this warp.
-            if (kExtended && first_query > arguments.last_seeing(work->first_token,
+            if (kWindows && first_query > arguments.last_seeing(work->first_token,
                                                                  warp_key + 16 * kM - 1)) {
                 continue;
             }
@@ -163,17 +176,23 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
             float p[kM][2 * kN][4];
             multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
             if ((causal && first_query < warp_key + 16 * kM - 1) ||
-                (kExtended && first_query + Tiles::kChunkQueries - 1 >
+                (kPart && (warp_key + 16 * kM > arguments.part.keys ||
+                           first_query < arguments.part.first_query)) ||
+                (kWindows && first_query + Tiles::kChunkQueries - 1 >
                                   arguments.last_seeing(work->first_token, warp_key))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     int last[2] = {0, 0};
-                    if constexpr (kExtended) {
+                    int first[2] = {0, 0};
+                    if constexpr (kWindows || kPart) {
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            last[half] = arguments.last_seeing(
-                                work->first_token,
-                                warp_key + 16 * m + lane_of_mask / 4 + 8 * half);
+                            const int key = warp_key + 16 * m + lane_of_mask / 4 + 8 * half;
+                            if constexpr (kWindows) {
+                                last[half] = arguments.last_seeing(work->first_token, key);
+                            } else {
+                                first[half] = arguments.part.first_seeing(key, causal);
+                            }
                         }
                     }
 #pragma unroll
@@ -184,10 +203,11 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
                                 warp_key + 16 * m + lane_of_mask / 4 + e / 2 * 8;
                             const int query =
                                 first_query + 8 * n + lane_of_mask % 4 * 2 + e % 2;
-                            if ((!kExtended || causal) && key > query) {
+                            if (kPart ? query < first[e / 2]
+                                      : (!kWindows || causal) && key > query) {
                                 p[m][n][e] = minus_infinity();
                             }
-                            if (kExtended && query > last[e / 2]) {
+                            if (kWindows && query > last[e / 2]) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }
@@ -235,6 +255,10 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         }
     }
 
+    if constexpr (kPart) {
+        // Of keys that no query sees nobody waited for the copies.
+        cp_async_wait<0>();
+    }
     float scales[kM][2];
     float ones[kM][2];
 #pragma unroll

@@ -13,24 +13,31 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 
-template <int kHeadDim, bool kPadded, bool kExtended>
-__device__ __forceinline__ void make_query_gradients(const AttentionGradients& arguments,
+template <int kHeadDim, bool kPadded, bool kExtended, bool kPart, typename Out>
+__device__ __forceinline__ void make_query_gradients(const AttentionGradients<Out>& arguments,
                                                      const volatile GradientWork* work,
                                                      uint8* shared_memory) {
     using Tiles = GradientTiles<kHeadDim>;
     constexpr int kM = Tiles::kQueryM;
     constexpr int kN = Tiles::kChunkKeys / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
+    // What a part is seen of has no windows or documents.
+    constexpr bool kWindows = kExtended && !kPart;
 
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
     const int first_query = work->first_row;
     const uint64 query_offset = work->own_offset;
-    const int keys_seen = causal ? min(seq, first_query + Tiles::kBlockQueries) : seq;
+    // Keys that a query sees; those before it see no more.
+    const auto keys_of = [&](int query) {
+        const int seen = causal ? min(seq, query + 1) : seq;
+        return kPart ? arguments.part.seen(query, seen) : seen;
+    };
+    const int keys_seen = keys_of(first_query + Tiles::kBlockQueries - 1);
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
     // Of keys that some query of the tile sees.
     const int first_stage =
-        kExtended ? max(0, arguments.first_seen(work->first_token, first_query)) /
+        kWindows ? max(0, arguments.first_seen(work->first_token, first_query)) /
                         Tiles::kStageKeys
                   : 0;
 
@@ -127,13 +134,13 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
                 kExtended ? work->first_row + thread / 32 * kM * 16 : warp_query;
             // Keys that some query, and that all queries of this warp see.
             const int some_see =
-                query_here >= seq ? 0 : (causal ? min(seq, query_here + kM * 16) : seq);
-            const int all_see = causal ? min(seq, query_here + 1) : seq;
+                query_here >= seq ? 0 : keys_of(query_here + kM * 16 - 1);
+            const int all_see = keys_of(query_here);
             if (first_key >= some_see) {
                 break;
             }
             // No query of this warp sees these any more.
-            if (kExtended && first_key + Tiles::kChunkKeys <=
+            if (kWindows && first_key + Tiles::kChunkKeys <=
                                  arguments.first_seen(work->first_token, query_here)) {
                 continue;
             }
@@ -145,16 +152,21 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
                 multiply_rows<kHeadDim, kM, kN>(p, queries, keys);
             }
             if (first_key + Tiles::kChunkKeys > all_see ||
-                (kExtended && first_key < arguments.first_seen(work->first_token,
+                (kWindows && first_key < arguments.first_seen(work->first_token,
                                                                query_here + kM * 16 - 1))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     int first[2] = {0, 0};
-                    if constexpr (kExtended) {
+                    int seen[2] = {0, 0};
+                    if constexpr (kWindows || kPart) {
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            first[half] = arguments.first_seen(
-                                work->first_token, query_here + 16 * m + lane_here / 4 + 8 * half);
+                            const int query = query_here + 16 * m + lane_here / 4 + 8 * half;
+                            if constexpr (kWindows) {
+                                first[half] = arguments.first_seen(work->first_token, query);
+                            } else {
+                                seen[half] = keys_of(query);
+                            }
                         }
                     }
 #pragma unroll
@@ -164,8 +176,9 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
                             const int query =
                                 query_here + 16 * m + lane_here / 4 + e / 2 * 8;
                             const int key = first_key + 8 * n + lane_here % 4 * 2 + e % 2;
-                            if (key >= seq || (causal && key > query) ||
-                                (kExtended && key < first[e / 2])) {
+                            if ((kPart ? key >= seen[e / 2]
+                                       : key >= seq || (causal && key > query)) ||
+                                (kWindows && key < first[e / 2])) {
                                 p[m][n][e] = minus_infinity();
                             }
                         }
@@ -200,6 +213,10 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
         }
     }
 
+    if constexpr (kPart) {
+        // Where no query sees a key nobody waited for the copies.
+        cp_async_wait<0>();
+    }
     float scales[kM][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {

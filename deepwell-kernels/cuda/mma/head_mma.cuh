@@ -186,3 +186,29 @@ __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth /
         }
     }
 }
+
+// The same in FP32, from registers: each row's part of an instruction is a sector of 32 bytes.
+template <int kHeadDim, int kM, int kWidth = kHeadDim>
+__device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth / 8][4],
+                                                const float (&factors)[kM][2], uint8*,
+                                                float* first_row, uint32 row_stride,
+                                                int rows_left, uint32 width) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = 16 * m + 8 * half + lane / 4;
+            float* const target =
+                first_row + static_cast<uint64>(row) * row_stride + lane % 4 * 2;
+#pragma unroll
+            for (int unit = 0; unit < kWidth / 8; ++unit) {
+                if (row < rows_left && unit * 8 < width) {
+                    *reinterpret_cast<float2*>(target + unit * 8) =
+                        make_float2(sums[m][unit][2 * half] * factors[m][half],
+                                    sums[m][unit][2 * half + 1] * factors[m][half]);
+                }
+            }
+        }
+    }
+}

@@ -39,6 +39,8 @@ mod add_positions;
 mod attention;
 #[path = "../../src/ops/attention/tests/cuda_backward.rs"]
 mod attention_backward;
+#[path = "../../src/ops/attention/tests/cuda_part.rs"]
+mod attention_part;
 #[path = "../../src/ops/linear/tests/bf16_gemm.rs"]
 mod bf16_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/bf16_grouped_gemm.rs"]

@@ -214,7 +214,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 /// to 39 % on an H200 for sequences of 1024 and more (`benchmarks/sm90_attention_2026-11-23.md`).
 const HOPPER_SHARE: f64 = 0.33;
 
-fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     if target.arch == Architecture::Sm90a.target_name() {
         return Rates::of(target).roofline_s(request, HOPPER_SHARE);
     }
@@ -232,14 +232,34 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::Attention(op) = &call.call.op else {
         return Err(call.refuse("expected `attention`"));
     };
+    let mut last = Vec::new();
+    if op.heads.extension().is_some() {
+        last.extend(extended_arguments(&op.heads, call.output(1).shape[2]));
+        last.push(sinks_argument(call, &op.heads));
+        last.push(documents_argument(call, &op.heads, 3));
+    }
+    let kernel = kernel_of(&op.heads);
+    Ok(vec![launch(call, device, ("attention", kernel), &op.heads, op.heads.causal, last)?])
+}
+
+/// The launch of a kernel of a file, see [`kernel_of`]: of q, k, v, to out and lse, with arguments
+/// of its own at the end.
+pub(super) fn launch(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    (file, kernel): (&'static str, Option<(usize, String)>),
+    heads: &AttentionHeads,
+    causal: bool,
+    last: Vec<Argument>,
+) -> Result<Step, KernelError> {
     let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
     let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
-    let sizes = Sizes::new(&op.heads, &lse.shape);
-    let Some((width, name)) = kernel_of(&op.heads) else {
+    let sizes = Sizes::new(heads, &lse.shape);
+    let Some((width, name)) = kernel else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
     let shared = shared_bytes(width);
-    let function = device.function("attention", &format!("attention_{name}"), shared)?;
+    let function = device.function(file, &format!("{file}_{name}"), shared)?;
     // Whole groups, which share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
@@ -249,15 +269,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
             .map(|size| Argument::U32(size as u32)),
     );
-    arguments.push(Argument::U32(op.heads.causal.into()));
-    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(causal.into()));
+    arguments.push(Argument::F32(scale_log2(heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
-    if op.heads.extension().is_some() {
-        arguments.extend(extended_arguments(&op.heads, sizes.seq));
-        arguments.push(sinks_argument(call, &op.heads));
-        arguments.push(documents_argument(call, &op.heads, 3));
-    }
-    Ok(vec![Device::launch(function, ctas.max(1) as u32, THREADS, shared, arguments)])
+    arguments.extend(last);
+    Ok(Device::launch(function, ctas.max(1) as u32, THREADS, shared, arguments))
 }
 
 #[cfg(test)]

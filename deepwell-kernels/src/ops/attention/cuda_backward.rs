@@ -1,5 +1,6 @@
 //! `attention_backward.cu`: gradients of attention, in one launch.
 
+use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{
@@ -43,7 +44,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 /// more.
 const HOPPER_SHARE: f64 = 0.24;
 
-fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     if target.arch == Architecture::Sm90a.target_name() {
         return Rates::of(target).roofline_s(request, HOPPER_SHARE);
     }
@@ -60,7 +61,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// lse in powers of two and delta of each row.
-fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     request.operands[5].shape.iter().product::<usize>() * STATISTICS_BYTES
 }
 
@@ -105,14 +106,40 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
     };
+    let seq = call.input(5).shape[2];
+    let mut last = Vec::new();
+    if op.heads.extension().is_some() {
+        last.extend(extended_arguments(&op.heads, seq));
+        last.push(documents_argument(call, &op.heads, 6));
+    }
+    let kernel = ("attention_backward", kernel_of(&op.heads));
+    let mut steps = vec![launch(call, device, kernel, &op.heads, op.heads.causal, last)?];
+    if op.heads.sinks && op.heads.heads > 0 {
+        // Behind lse of each row.
+        let deltas = call.workspace().0.offset(size_of::<f32>());
+        let stride = STATISTICS_BYTES / size_of::<f32>();
+        steps.push(sink_gradients(call, device, deltas, seq, stride)?);
+    }
+    Ok(steps)
+}
+
+/// The launch of a kernel of a file, see [`kernel_of`]: of dout, q, k, v, out and lse, to dq, dk
+/// and dv, with arguments of its own at the end.
+pub(super) fn launch(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    (file, kernel): (&'static str, Option<(usize, String)>),
+    heads: &AttentionHeads,
+    causal: bool,
+    last: Vec<Argument>,
+) -> Result<Step, KernelError> {
     let lse = call.input(5);
-    let sizes = Sizes::new(&op.heads, &lse.shape);
-    let Some((width, name)) = kernel_of(&op.heads) else {
+    let sizes = Sizes::new(heads, &lse.shape);
+    let Some((width, name)) = kernel else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
     let shared = shared_bytes(width);
-    let name = format!("attention_backward_{name}");
-    let function = device.function("attention_backward", &name, shared)?;
+    let function = device.function(file, &format!("{file}_{name}"), shared)?;
     // CTAs stay and take one work item after the other.
     let resident = device.resident_ctas(function, THREADS, shared)?;
     let ctas = items(&sizes, width).clamp(1, resident as usize);
@@ -132,22 +159,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         [sizes.seq, sizes.heads, sizes.kv_heads, batch, key_section, query_section]
             .map(|size| Argument::U32(size as u32)),
     );
-    arguments.push(Argument::U32(op.heads.causal.into()));
-    arguments.push(Argument::F32(op.heads.scale as f32));
-    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(causal.into()));
+    arguments.push(Argument::F32(heads.scale as f32));
+    arguments.push(Argument::F32(scale_log2(heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
-    if op.heads.extension().is_some() {
-        arguments.extend(extended_arguments(&op.heads, sizes.seq));
-        arguments.push(documents_argument(call, &op.heads, 6));
-    }
-    let mut steps = vec![Device::launch(function, ctas as u32, THREADS, shared, arguments)];
-    if op.heads.sinks && sizes.heads > 0 {
-        // Behind lse of each row.
-        let deltas = call.workspace().0.offset(size_of::<f32>());
-        let stride = STATISTICS_BYTES / size_of::<f32>();
-        steps.push(sink_gradients(call, device, deltas, sizes.seq, stride)?);
-    }
-    Ok(steps)
+    arguments.extend(last);
+    Ok(Device::launch(function, ctas as u32, THREADS, shared, arguments))
 }
 
 /// The launch that makes gradients of the sinks, after one that has left `deltas`: of each sequence

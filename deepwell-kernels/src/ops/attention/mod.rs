@@ -3,7 +3,10 @@
 pub mod cpu;
 mod cuda;
 mod cuda_backward;
+mod cuda_merge;
+mod cuda_part;
 pub mod oracle;
+pub mod oracle_part;
 mod sm90_attention;
 mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
@@ -28,6 +31,8 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cuda: &[
         cuda::SPECS,
         cuda_backward::SPECS,
+        cuda_part::SPECS,
+        cuda_merge::SPECS,
         sm90_attention::SPECS,
         sm90_attention_backward::SPECS,
         sm90_attention_backward_ordered::SPECS,

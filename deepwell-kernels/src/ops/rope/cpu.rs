@@ -54,7 +54,7 @@ pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32
 }
 
 /// [`rope_tables`] of tokens that stand at other positions of a sequence than one behind the other.
-fn rope_tables_at(
+pub(super) fn rope_tables_at(
     inv_freq: &[f32],
     (seq, position_of): (usize, &dyn Fn(usize) -> usize),
     cos: &mut [f32],

@@ -1,6 +1,6 @@
 //! `rope.cu`: rotary position embedding and its backward.
 
-use deepwell_ir::ops::Rope;
+use deepwell_ir::ops::{Rope, Zigzag};
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
@@ -9,7 +9,7 @@ use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
-use crate::ops::rope::cpu::rope_tables;
+use crate::ops::rope::cpu::rope_tables_at;
 use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
@@ -21,7 +21,7 @@ const HEADS: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rope",
-    ops: &["rope", "rope_backward"],
+    ops: &["rope", "rope_backward", "rope_of_part"],
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
@@ -32,16 +32,20 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-pub(super) fn rope_of(op: &Op) -> Option<(&Rope, bool)> {
+/// A rotation, whether it turns back, and which tokens of a sequence it is of: those of whole ones
+/// stand one behind the other.
+pub(super) fn rope_of(op: &Op) -> Option<(&Rope, bool, Zigzag)> {
+    let whole = Zigzag { place: 0, ranks: 1 };
     match op {
-        Op::Rope(rope) => Some((rope, false)),
-        Op::RopeBackward(backward) => Some((&backward.forward, true)),
+        Op::Rope(rope) => Some((rope, false, whole)),
+        Op::RopeBackward(backward) => Some((&backward.forward, true, whole)),
+        Op::RopeOfPart(op) => Some((&op.rope, op.back, op.part)),
         _ => None,
     }
 }
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let (rope, _) = rope_of(request.op)?;
+    let (rope, ..) = rope_of(request.op)?;
     let rows = request.operands[0].shape[0];
     let half = rope.inverse_frequencies.len();
     if rope.interleaved || rope.plain_dim > 0 {
@@ -79,12 +83,14 @@ impl Split {
     }
 }
 
-/// Cosines and sines of `positions` positions, `[positions, 2, half]`, the numbers that the CPU
-/// uses.
-fn table(rope: &Rope, positions: usize) -> Vec<f32> {
+/// Cosines and sines of `positions` tokens of a part, `[positions, 2, half]`, the numbers that the
+/// CPU uses.
+fn table(rope: &Rope, positions: usize, part: Zigzag) -> Vec<f32> {
     let half = rope.inverse_frequencies.len();
     let (mut cosines, mut sines) = (vec![0.0; positions * half], vec![0.0; positions * half]);
-    rope_tables(&rope.inverse_frequencies, positions, &mut cosines, &mut sines);
+    let position = |token| part.position(token, positions);
+    let of_tokens = (positions, &position as &dyn Fn(usize) -> usize);
+    rope_tables_at(&rope.inverse_frequencies, of_tokens, &mut cosines, &mut sines);
     let rows = cosines.chunks_exact(half.max(1)).zip(sines.chunks_exact(half.max(1)));
     rows.flat_map(|(cosines, sines)| cosines.iter().chain(sines))
         .map(|value| value * rope.attention_factor)
@@ -92,9 +98,9 @@ fn table(rope: &Rope, positions: usize) -> Vec<f32> {
 }
 
 /// What a table is made of, by which calls share it.
-fn table_key(rope: &Rope, positions: usize) -> Vec<u8> {
+fn table_key(rope: &Rope, positions: usize, part: Zigzag) -> Vec<u8> {
     let mut key = b"rope".to_vec();
-    key.extend((positions as u64).to_le_bytes());
+    key.extend([positions, part.place, part.ranks].iter().flat_map(|&it| it.to_le_bytes()));
     key.extend(rope.attention_factor.to_bits().to_le_bytes());
     key.extend(rope.inverse_frequencies.iter().flat_map(|value| value.to_bits().to_le_bytes()));
     key
@@ -103,16 +109,16 @@ fn table_key(rope: &Rope, positions: usize) -> Vec<u8> {
 /// The table of cosines and sines on the device.
 pub(super) fn table_of(
     rope: &Rope,
-    positions: usize,
+    (positions, part): (usize, Zigzag),
     device: &mut Device<'_>,
 ) -> Result<DevicePtr, KernelError> {
-    device.constant_of(&table_key(rope, positions), || {
-        bytemuck::cast_slice(&table(rope, positions)).to_vec()
+    device.constant_of(&table_key(rope, positions, part), || {
+        bytemuck::cast_slice(&table(rope, positions, part)).to_vec()
     })
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Some((rope, backward)) = rope_of(&call.call.op) else {
+    let Some((rope, backward, part)) = rope_of(&call.call.op) else {
         return Err(call.refuse("expected a rotary embedding"));
     };
     let (x, y) = (call.input(0), call.output(0));
@@ -122,7 +128,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse(format!("expected fewer than {rows} rows")));
     };
     let positions = call.program.seq.min(rows).max(1);
-    let table = table_of(rope, positions, device)?;
+    let table = table_of(rope, (positions, part), device)?;
     let entry = if split.width == WIDTH { "rope_vector" } else { "rope_scalar" };
     let function = device.function("rope", entry, 0)?;
     let arguments = vec![
@@ -180,16 +186,20 @@ mod tests {
             })
             .map(|value| 2.0 * value as f32)
             .collect();
-        assert_eq!(table(&rope, 3), expected);
-        assert!(table(&Rope { inverse_frequencies: Vec::new(), ..rope.clone() }, 3).is_empty());
+        let whole = Zigzag { place: 0, ranks: 1 };
+        assert_eq!(table(&rope, 3, whole), expected);
+        let still = Rope { inverse_frequencies: Vec::new(), ..rope.clone() };
+        assert!(table(&still, 3, whole).is_empty());
         let keys: Vec<Vec<u8>> = [
-            (rope.clone(), 3),
-            (rope.clone(), 4),
-            (Rope { attention_factor: 1.0, ..rope.clone() }, 3),
-            (Rope { inverse_frequencies: vec![1.0, 0.5], ..rope }, 3),
+            (rope.clone(), 3, whole),
+            (rope.clone(), 4, whole),
+            (rope.clone(), 4, Zigzag { place: 0, ranks: 2 }),
+            (rope.clone(), 4, Zigzag { place: 1, ranks: 2 }),
+            (Rope { attention_factor: 1.0, ..rope.clone() }, 3, whole),
+            (Rope { inverse_frequencies: vec![1.0, 0.5], ..rope }, 3, whole),
         ]
         .iter()
-        .map(|(rope, positions)| table_key(rope, *positions))
+        .map(|(rope, positions, part)| table_key(rope, *positions, *part))
         .collect();
         for (index, key) in keys.iter().enumerate() {
             assert_eq!(keys.iter().position(|other| other == key), Some(index));

@@ -21,7 +21,7 @@ const HEADS: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rope_partial",
-    ops: &["rope", "rope_backward"],
+    ops: &["rope", "rope_backward", "rope_of_part"],
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
@@ -33,7 +33,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let (rope, _) = rope_of(request.op)?;
+    let (rope, ..) = rope_of(request.op)?;
     let rows = request.operands[0].shape[0];
     if !rope.interleaved && rope.plain_dim == 0 {
         return Some("turns parts of heads, or neighbors".to_string());
@@ -75,7 +75,7 @@ impl Split {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Some((rope, backward)) = rope_of(&call.call.op) else {
+    let Some((rope, backward, part)) = rope_of(&call.call.op) else {
         return Err(call.refuse("expected a rotary embedding"));
     };
     let (x, y) = (call.input(0), call.output(0));
@@ -84,7 +84,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse(format!("expected fewer than {rows} rows")));
     };
     let positions = call.program.seq.min(rows).max(1);
-    let table = table_of(rope, positions, device)?;
+    let table = table_of(rope, (positions, part), device)?;
     let interleaved = if rope.interleaved { "_interleaved" } else { "" };
     let scalar = if split.is_vector { "" } else { "_scalar" };
     let entry = format!("rope_partial{interleaved}{scalar}");

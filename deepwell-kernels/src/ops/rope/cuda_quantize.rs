@@ -28,7 +28,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let (rope, _) = rope_of(request.op.leading())?;
+    let (rope, ..) = rope_of(request.op.leading())?;
     if rope.interleaved || rope.plain_dim > 0 {
         return Some("turns whole heads, pairs half a head apart".to_string());
     }
@@ -40,12 +40,12 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Some((rope, backward)) = rope_of(call.call.op.leading()) else {
+    let Some((rope, backward, part)) = rope_of(call.call.op.leading()) else {
         return Err(call.refuse("expected a rotary embedding and its quantization"));
     };
     let x = call.input(0);
     let positions = call.program.seq.min(x.shape[0]).max(1);
-    let table = table_of(rope, positions, device)?;
+    let table = table_of(rope, (positions, part), device)?;
     let rows = Rows {
         shape: &x.shape,
         inputs: vec![x.argument()],

@@ -14,14 +14,27 @@ use crate::harness::{Gpu, HostTensor, RunOptions};
 /// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
 /// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
 fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 5]) -> [Vec<f64>; 4] {
+    let [_, q, k, _, sinks] = inputs;
+    let rows = case.shape.rows().map(|row| {
+        let (p, lse) = probabilities(&case.shape, q, k, sinks, row);
+        (row, p, lse)
+    });
+    backward_bounds_of(case, out, inputs, rows)
+}
+
+/// [`backward_bounds`] of rows with these probabilities of the first keys, and lse.
+pub(crate) fn backward_bounds_of(
+    case: &Case,
+    out: &[f64],
+    inputs: [&[f64]; 5],
+    rows: impl Iterator<Item = ((usize, usize, usize), Vec<f64>, f64)>,
+) -> [Vec<f64>; 4] {
     let [dout, q, k, v, sinks] = inputs;
     let (shape, width) = (&case.shape, case.shape.head_dim);
     let values = shape.value_dim();
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     let mut dsinks = vec![0.0; sinks.len()];
-    for row in shape.rows() {
-        let (batch, head, token) = row;
-        let (p, lse) = probabilities(shape, q, k, sinks, row);
+    for ((batch, head, token), p, lse) in rows {
         let query = shape.query(batch, token, head);
         let out_at = shape.out(batch, token, head);
         let dout = &dout[out_at..][..values];

@@ -70,6 +70,63 @@ pub(crate) fn check(gpu: &mut Gpu, case: &Case) {
     assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
 }
 
+/// What ranks turn of their parts of sequences is what one rank turns of whole ones.
+pub(crate) fn check_parts(gpu: &mut Gpu, rope: &ops::Rope, ranks: usize, own: usize) {
+    const BATCH: usize = 2;
+    let (seq, width) = (ranks * own, rope.heads * rope.head_dim);
+    let of = oracle::Shape {
+        heads: rope.heads,
+        head_dim: rope.head_dim,
+        plain_dim: rope.plain_dim,
+        interleaved: rope.interleaved,
+        seq,
+    };
+    let frequencies: Vec<f64> = rope.inverse_frequencies.iter().map(|&f| f.into()).collect();
+    let x = HostTensor::bf16(&[BATCH * seq, width], &uniform(BATCH * seq * width, 8, 4.0)).to_f64();
+    let turns = [
+        (false, oracle::forward(&x, &of, &frequencies)),
+        (true, oracle::backward(&x, &of, &frequencies)),
+    ];
+    for place in 0..ranks {
+        let part = ops::Zigzag { place, ranks };
+        let rows = |whole: &[f64]| {
+            part.part_of(&whole.chunks_exact(width).collect::<Vec<_>>(), seq).concat()
+        };
+        let shape = [BATCH * own, width];
+        let own_x: Vec<f32> = rows(&x).iter().map(|&x| x as f32).collect();
+        let x = HostTensor::bf16(&shape, &own_x);
+        for (back, whole) in &turns {
+            let op = ops::RopeOfPart { rope: rope.clone(), back: *back, part };
+            let output = [HostTensor::output(DType::Bf16, &shape)];
+            let got = gpu.run(op, slice::from_ref(&x), &output, false, own);
+            let what = format!("{place} of {ranks}, {own} tokens, back {back}, {rope:?}");
+            let tolerance = Tolerance::bf16(6.0 * 2f64.powi(-21));
+            assert_close(&what, &got[0].to_f64(), &rows(whole), tolerance);
+        }
+    }
+}
+
+trial!(parts_of_sequences_turn_by_their_places);
+fn parts_of_sequences_turn_by_their_places() {
+    let mut gpu = Gpu::open();
+    // Whole heads, and those of `rope_partial.cu`.
+    for (heads, head_dim, plain_dim, interleaved) in
+        [(1, 2, 0, false), (3, 6, 0, false), (5, 64, 0, false), (2, 24, 8, false), (2, 16, 0, true)]
+    {
+        let rope = ops::Rope {
+            heads,
+            head_dim,
+            plain_dim,
+            interleaved,
+            inverse_frequencies: short_frequencies((head_dim - plain_dim) / 2),
+            attention_factor: 1.0,
+        };
+        for (ranks, own) in [(1, 6), (2, 2), (2, 34), (3, 10), (4, 6)] {
+            check_parts(&mut gpu, &rope, ranks, own);
+        }
+    }
+}
+
 trial!(has_the_bits_of_the_cpu);
 fn has_the_bits_of_the_cpu() {
     let mut gpu = Gpu::open();

@@ -1,0 +1,157 @@
+//! `attention_part.cu` and `attention_part_backward.cu`: attention to the keys of one rank of those
+//! that share sequences, and its gradients.
+
+use deepwell_ir::ops::{AttentionHeads, KeySource};
+use deepwell_ir::{KernelRequest, Op};
+
+use super::cuda::{self, Width, extended_elements, reject_heads};
+use super::cuda_backward;
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_attention_part",
+        ops: &["attention_part"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject,
+        predict: cuda::predict,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare,
+    },
+    CudaKernelSpec {
+        name: "cuda_attention_part_backward",
+        ops: &["attention_part_backward"],
+        epilogue: no_epilogue,
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: reject_backward,
+        predict: cuda_backward::predict,
+        workspace_bytes: cuda_backward::workspace_bytes,
+        select_tile: None,
+        prepare: prepare_backward,
+    },
+];
+
+/// The tiles that heads go through, and the end of the kernels' names: extended kernels take those
+/// that are narrower than their tiles, too.
+fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
+    match Width::of(heads.head_dim).filter(|_| heads.extension().is_none()) {
+        Some(width) if !width.padded => Some((width.elements, width.name())),
+        _ => extended_elements(heads).map(|width| (width, format!("d{width}_extended"))),
+    }
+}
+
+/// What queries see of keys as the kernels take it: whether a mask is causal, the queries that see
+/// nothing before the others, and the keys that these see.
+fn seen(keys: KeySource, heads: &AttentionHeads, seq: usize) -> (bool, [Argument; 2]) {
+    let (causal, first_query, seen) = match keys {
+        KeySource::Own => (heads.causal, 0, seq),
+        KeySource::Earlier => (false, 0, seq / 2),
+        KeySource::Later => (false, seq / 2, seq),
+    };
+    (causal, [first_query, seen].map(|tokens| Argument::U32(tokens as u32)))
+}
+
+/// Values of another width are all that these take beside plain attention.
+fn reject_others(heads: &AttentionHeads) -> Option<String> {
+    let but_values = AttentionHeads { value_dim: None, ..heads.clone() };
+    let got = but_values.extension()?;
+    Some(format!("takes attention without windows, sinks and documents, not {got}"))
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionPart(op) = request.op else {
+        return Some("takes `attention_part`".to_string());
+    };
+    reject_others(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2]))
+        .or_else(|| reject_heads(&op.heads, &request.operands[request.input_count + 1].shape))
+}
+
+fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionPartBackward(op) = request.op else {
+        return Some("takes `attention_part_backward`".to_string());
+    };
+    reject_others(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4]))
+        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::AttentionPart(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention_part`"));
+    };
+    let (causal, seen) = seen(op.keys, &op.heads, call.output(1).shape[2]);
+    let mut last = vec![Argument::U32(op.heads.value_dim() as u32)];
+    last.extend(seen);
+    let kernel = ("attention_part", kernel_of(&op.heads));
+    Ok(vec![cuda::launch(call, device, kernel, &op.heads, causal, last)?])
+}
+
+fn prepare_backward(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let Op::AttentionPartBackward(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention_part_backward`"));
+    };
+    let (causal, seen) = seen(op.keys, &op.heads, call.input(5).shape[2]);
+    let mut last = vec![Argument::U32(op.heads.value_dim() as u32)];
+    last.extend(seen);
+    let kernel = ("attention_part_backward", kernel_of(&op.heads));
+    Ok(vec![cuda_backward::launch(call, device, kernel, &op.heads, causal, last)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Heads of each size have a kernel that is there.
+    #[test]
+    fn narrow_heads_go_through_extended_kernels() {
+        for (head_dim, value_dim, expected) in [
+            (16, None, Some("d16")),
+            (24, None, Some("d64_extended")),
+            (64, None, Some("d64")),
+            (96, None, Some("d128_extended")),
+            (128, None, Some("d128")),
+            (64, Some(128), Some("d128_extended")),
+            (192, Some(128), Some("d192_extended")),
+            (136, None, None),
+            (60, None, None),
+        ] {
+            let heads = AttentionHeads { head_dim, value_dim, ..AttentionHeads::default() };
+            let found = kernel_of(&heads).map(|(_, name)| name);
+            assert_eq!(found.as_deref(), expected, "{head_dim} {value_dim:?}");
+        }
+    }
+
+    /// What the kernels are told is what the op says of each query.
+    #[test]
+    fn queries_see_what_the_op_says() {
+        for seq in [2, 6, 130] {
+            for keys in [KeySource::Own, KeySource::Earlier, KeySource::Later] {
+                let heads = AttentionHeads { causal: true, ..AttentionHeads::default() };
+                let (causal, [Argument::U32(first_query), Argument::U32(keys_end)]) =
+                    seen(keys, &heads, seq)
+                else {
+                    panic!("sizes");
+                };
+                for query in 0..seq {
+                    let mask = if causal { query + 1 } else { seq };
+                    let is_blind = query < first_query as usize;
+                    let got = if is_blind { 0 } else { mask.min(keys_end as usize) };
+                    assert_eq!(got, keys.seen(query, seq, true), "{keys:?} {query} of {seq}");
+                }
+            }
+        }
+    }
+}

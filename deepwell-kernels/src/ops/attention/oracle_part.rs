@@ -1,0 +1,194 @@
+//! Attention of a rank's queries to the keys of one rank, where each has a part of each sequence.
+
+use deepwell_ir::ops::KeySource;
+
+use super::oracle::{Backward, Forward, Shape};
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The scaled scores of the keys that a row sees, the first of the rank's on. `shape` is that of
+/// what a rank has; of what it says about masks only whether they are causal counts.
+fn scores(
+    (shape, keys): (&Shape, KeySource),
+    q: &[f64],
+    k: &[f64],
+    (batch, head, token): (usize, usize, usize),
+) -> Vec<f64> {
+    let query = &q[shape.query(batch, token, head)..][..shape.head_dim];
+    let score = |key| shape.scale * dot(query, &k[shape.key(batch, key, head)..][..shape.head_dim]);
+    (0..keys.seen(token, shape.seq, shape.causal)).map(score).collect()
+}
+
+/// out and lse of these keys alone: zeros and -∞ where a row sees none.
+pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forward {
+    let (shape, width) = (of.0, of.0.value_dim());
+    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
+    let mut lse = Vec::new();
+    for row in shape.rows() {
+        let (batch, head, token) = row;
+        let scores = scores(of, q, k, row);
+        let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
+        lse.push(greatest + total.ln());
+        let out = &mut out[shape.out(batch, token, head)..][..width];
+        for (key, score) in scores.iter().enumerate() {
+            let p = (score - greatest).exp() / total;
+            let value = &v[shape.value(batch, key, head)..][..width];
+            out.iter_mut().zip(value).for_each(|(out, value)| *out += p * value);
+        }
+    }
+    Forward { out, lse }
+}
+
+/// Of a row with this lse of all keys: the weight of each of these that it sees.
+pub fn probabilities(
+    of: (&Shape, KeySource),
+    q: &[f64],
+    k: &[f64],
+    lse: f64,
+    row: (usize, usize, usize),
+) -> Vec<f64> {
+    scores(of, q, k, row).iter().map(|score| (score - lse).exp()).collect()
+}
+
+/// What these queries and keys add to the gradients; `whole` is out and lse of all keys.
+pub fn backward(
+    of: (&Shape, KeySource),
+    dout: &[f64],
+    [q, k, v]: [&[f64]; 3],
+    whole: &Forward,
+) -> Backward {
+    let shape = of.0;
+    let (width, value_width) = (shape.head_dim, shape.value_dim());
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    for (row, &lse) in shape.rows().zip(&whole.lse) {
+        let (batch, head, token) = row;
+        let (query, out) = (shape.query(batch, token, head), shape.out(batch, token, head));
+        let dout = &dout[out..][..value_width];
+        let delta = dot(dout, &whole.out[out..][..value_width]);
+        for (index, p) in probabilities(of, q, k, lse, row).into_iter().enumerate() {
+            let (key, value) = (shape.key(batch, index, head), shape.value(batch, index, head));
+            let ds = shape.scale * p * (dot(dout, &v[value..][..value_width]) - delta);
+            for d in 0..width {
+                dq[query + d] += ds * k[key + d];
+                dk[key + d] += ds * q[query + d];
+            }
+            for d in 0..value_width {
+                dv[value + d] += p * dout[d];
+            }
+        }
+    }
+    Backward { dq, dk, dv, dsinks: Vec::new() }
+}
+
+/// out and lse of all keys from those of each part: zeros and -∞ where a row sees none.
+pub fn merge(shape: &Shape, parts: &[Forward]) -> Forward {
+    let width = shape.value_dim();
+    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
+    let mut lse = Vec::new();
+    for (index, (batch, head, token)) in shape.rows().enumerate() {
+        let of_row = || parts.iter().map(|part| part.lse[index]);
+        // A NaN stays one.
+        let greatest = of_row().fold(f64::NEG_INFINITY, |a, b| if a > b { a } else { b });
+        let weight = |lse: f64| if lse == f64::NEG_INFINITY { 0.0 } else { (lse - greatest).exp() };
+        let total: f64 = of_row().map(weight).sum();
+        lse.push(greatest + total.ln());
+        let at = shape.out(batch, token, head);
+        for part in parts.iter().filter(|part| part.lse[index] != f64::NEG_INFINITY) {
+            let share = weight(part.lse[index]) / total;
+            let rows = out[at..at + width].iter_mut().zip(&part.out[at..]);
+            rows.for_each(|(out, of)| *out += share * of);
+        }
+    }
+    Forward { out, lse }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::Zigzag;
+
+    use super::super::oracle;
+    use super::*;
+    use crate::ops::finite_difference::varied;
+
+    /// Rows of `columns` that a place has.
+    fn rows(whole: &[f64], columns: usize, part: Zigzag, seq: usize) -> Vec<f64> {
+        let rows: Vec<&[f64]> = whole.chunks_exact(columns).collect();
+        part.part_of(&rows, seq).concat()
+    }
+
+    /// What all ranks find is attention to whole sequences, whose gradients finite differences
+    /// check.
+    #[test]
+    fn parts_together_are_the_whole() {
+        for (ranks, chunk, value_dim) in [(1, 2, None), (2, 1, None), (2, 3, Some(2)), (3, 2, None)]
+        {
+            let seq = 2 * ranks * chunk;
+            let whole = Shape {
+                batch: 2,
+                seq,
+                heads: 2,
+                kv_heads: 1,
+                head_dim: 3,
+                value_dim,
+                scale: 0.7,
+                causal: true,
+                ..Shape::default()
+            };
+            let own = Shape { seq: 2 * chunk, ..whole };
+            let widths = [6, 3, whole.value_dim(), 2 * whole.value_dim()];
+            let inputs: Vec<Vec<f64>> =
+                (0..4).map(|at| varied(2 * seq * widths[at], at as u64)).collect();
+            let [q, k, v, dout] = [0, 1, 2, 3].map(|at| inputs[at].as_slice());
+            let expected = oracle::forward(&whole, q, k, v, &[]);
+            let gradients = oracle::backward(&whole, dout, q, k, v, &[]);
+            let part = |place| Zigzag { place, ranks };
+            let of_place = |at: usize, place| rows(&inputs[at], widths[at], part(place), seq);
+            let near = |what: &str, got: &[f64], whole: &[f64], columns, place| {
+                let expected = rows(whole, columns, part(place), seq);
+                assert_eq!(got.len(), expected.len());
+                for (got, expected) in got.iter().zip(&expected) {
+                    assert!((got - expected).abs() < 1e-12, "{what} of {place} among {ranks}");
+                }
+            };
+            let mut of_keys = vec![(vec![], vec![]); ranks];
+            for place in 0..ranks {
+                let source = |step| match step {
+                    0 => KeySource::Own,
+                    step if step <= place => KeySource::Earlier,
+                    _ => KeySource::Later,
+                };
+                let owner = |step| (place + ranks - step) % ranks;
+                let q = of_place(0, place);
+                let parts: Vec<Forward> = (0..ranks)
+                    .map(|step| {
+                        let of = owner(step);
+                        forward((&own, source(step)), &q, &of_place(1, of), &of_place(2, of))
+                    })
+                    .collect();
+                let merged = merge(&own, &parts);
+                near("out", &merged.out, &expected.out, widths[3], place);
+                let dout = of_place(3, place);
+                let mut dq = vec![0.0; q.len()];
+                for step in 0..ranks {
+                    let of = owner(step);
+                    let (k, v) = (of_place(1, of), of_place(2, of));
+                    let found = backward((&own, source(step)), &dout, [&q, &k, &v], &merged);
+                    dq.iter_mut().zip(&found.dq).for_each(|(sum, term)| *sum += term);
+                    let (dk, dv) = &mut of_keys[of];
+                    dk.resize(k.len(), 0.0);
+                    dv.resize(v.len(), 0.0);
+                    dk.iter_mut().zip(&found.dk).for_each(|(sum, term)| *sum += term);
+                    dv.iter_mut().zip(&found.dv).for_each(|(sum, term)| *sum += term);
+                }
+                near("dq", &dq, &gradients.dq, widths[0], place);
+            }
+            for (place, (dk, dv)) in of_keys.iter().enumerate() {
+                near("dk", dk, &gradients.dk, widths[1], place);
+                near("dv", dv, &gradients.dv, widths[2], place);
+            }
+        }
+    }
+}
