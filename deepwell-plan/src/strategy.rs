@@ -165,10 +165,6 @@ impl Strategy {
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
-        if self.cp > 1 {
-            let expected = "1, as more are there on the CPU alone";
-            return refuse("context-parallel ranks", expected, self.cp.to_string());
-        }
         if self.offload {
             let expected = "the GPU, as an optimizer on the host is not there yet";
             return refuse("place of the optimizer", expected, "the host".to_string());
@@ -190,7 +186,8 @@ impl Strategy {
             expert: self.ep,
             // Of one stage there is no order.
             schedule: if self.pp > 1 { self.schedule } else { PipelineSchedule::OneFOneB },
-            ..Parallel::data(self.dp)
+            context: self.cp,
+            ..Parallel::data(self.dp * self.cp)
         };
         parallel.check()?;
         Ok(parallel)
@@ -261,7 +258,7 @@ mod tests {
         check(Strategy { zero: 1, ..dp }, Ok(Parallel { zero: 1, ..Parallel::data(4) }));
         check(Strategy { zero: 3, ..dp }, Ok(Parallel { zero: 3, ..Parallel::data(4) }));
         check(Strategy { zero: 4, ..dp }, Err("ZeRO stage: expected 0, 1: optimizer state"));
-        check(Strategy { cp: 2, ..dp }, Err("context-parallel ranks: expected 1"));
+        check(Strategy { cp: 2, ..dp }, Ok(Parallel { context: 2, ..Parallel::data(8) }));
         let interleaved = Parallel { pipeline: 2, chunks: 2, ..Parallel::data(4) };
         check(Strategy { pp: 2, vpp: 2, ..dp }, Ok(interleaved));
         check(Strategy { vpp: 2, ..dp }, Err("model chunks of a stage: expected 1 where there is"));

@@ -15,13 +15,6 @@ pub(super) fn part_of_sequences(
     let Some((group, members)) = target.ranks.named(ProcessGroup::CONTEXT) else {
         return Ok(graph);
     };
-    if target.arch != "cpu" {
-        return Err(PlanError::Request {
-            what: "context-parallel ranks",
-            expected: format!("1 on `{}`, as more are there on the CPU alone", target.arch),
-            got: ranks.to_string(),
-        });
-    }
     if !plan.seq.is_multiple_of(2 * ranks) {
         return Err(PlanError::Request {
             what: "sequence length",

@@ -218,9 +218,10 @@ fn a_run_keeps_to_its_plan() {
     let renamed = folder.file("renamed.json", renamed);
     refused(&["--plan", &renamed], &["plan: expected one of this model, got one of `gpt2-micro`"]);
     refused(&["--plan", &data], &["expected what `deepwell plan MODEL --json` prints"]);
-    let cluster = ["plan", "llama-134m", "--hardware", "h200-x8", "--pin", "cp=2", "--json"];
+    let rules = ["--pin", "recompute=norms", "--json"];
+    let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
-    refused(&["--plan", &cluster], &["does not run yet: context-parallel ranks: expected 1"]);
+    refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
 }
 
 /// A checkpoint of one rank loads under plans of others, and not under one of a wider model.
