@@ -97,6 +97,7 @@ impl Shared {
     fn enqueue_one(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let Exchange { kind, group, dtype } = &of.exchange;
         if group.ranks.len() == 1 {
+            self.check()?;
             return keep(of, stream);
         }
         let Handle(communicator) = self.communicator(group)?;
