@@ -28,7 +28,8 @@ pub struct ExpertRank {
 
 /// Replaces each [`Experts`] of a captured graph by ops that there are kernels and derivatives of:
 /// [`Dispatch`] → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`]
-/// (down) → [`Unpermute`], with a [`GroupedBias`] behind each projection that has biases.
+/// (down) → [`Unpermute`](deepwell_ir::ops::Unpermute), with a [`GroupedBias`] behind each
+/// projection that has biases.
 ///
 /// Each group of rows is a multiple of `align` long
 /// ([`expert_row_alignment`](deepwell_ir::expert_row_alignment)). A graph without experts is given
