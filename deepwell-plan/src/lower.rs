@@ -32,6 +32,7 @@ mod passing;
 mod pipeline;
 mod place;
 mod shard;
+mod sides;
 mod streams;
 mod tensor;
 
@@ -70,10 +71,11 @@ pub struct Scheduling<'a> {
     /// What this stage of a pipeline receives between which passes; none where bodies exchange
     /// with other stages by themselves.
     pub handover: Option<StageHandover>,
-    /// The stream of each call; 0 is the one that computes.
-    pub stream_of: &'a dyn Fn(&Call) -> StreamId,
-    /// Whether exchanges have a stream of their own, [`EXCHANGES`], beside what computes: gradients
-    /// are summed once they are whole, and weights of a layer gathered one layer ahead.
+    /// The stream of each call; 0 is the one that computes. Where it is not given, a GPU runs what
+    /// does not depend on each other on several streams, and exchanges on [`EXCHANGES`]; a processor
+    /// has one stream.
+    pub stream_of: Option<&'a dyn Fn(&Call) -> StreamId>,
+    /// Whether what is exchanged is put beside what computes: gradients are summed once they are whole, and weights of a layer gathered one layer ahead.
     pub overlaps: bool,
 }
 
@@ -86,7 +88,7 @@ impl Scheduling<'_> {
         Scheduling {
             passes: Schedule::gradient_accumulation(plan.micro_batches),
             handover: None,
-            stream_of: &|_| 0,
+            stream_of: None,
             overlaps: false,
         }
     }
@@ -139,9 +141,10 @@ pub fn lower_scheduled(
     lowering.body(Phase::Weights)?;
     lowering.receive_first_and_send_last();
     let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
-    match scheduling.overlaps {
-        true => streams::assign_beside(calls, bodies, &lowering.values, scheduling.stream_of),
-        false => streams::assign(calls, bodies, scheduling.stream_of, target.arch != "cpu"),
+    match scheduling.stream_of {
+        Some(stream_of) => streams::assign(calls, bodies, stream_of),
+        None if target.arch == "cpu" => streams::assign(calls, bodies, &|_| 0),
+        None => streams::assign_on_gpu(calls, bodies, &lowering.values),
     }
     lowering.finish(Mode::Train, precision, None)
 }

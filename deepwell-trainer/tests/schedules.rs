@@ -243,7 +243,7 @@ fn calls_of_several_streams_run_in_any_order_to_the_same_bits() {
         let (graph, plan) = model(precision);
         let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
         let expected = run(&graph, &alone);
-        let scheduling = Scheduling { stream_of: &by_op, ..Scheduling::of(&plan) };
+        let scheduling = Scheduling { stream_of: Some(&by_op), ..Scheduling::of(&plan) };
         let program = lowered(&graph, &plan, &scheduling);
         let order = Order::of(&program.calls, &program.bodies).unwrap();
         assert_eq!(order.streams(), 3);
@@ -268,7 +268,7 @@ fn calls_of_several_streams_run_in_any_order_to_the_same_bits() {
 fn an_arena_for_one_stream_is_refused_on_three() {
     let (graph, plan) = model("bf16");
     let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
-    let scheduling = Scheduling { stream_of: &by_op, ..Scheduling::of(&plan) };
+    let scheduling = Scheduling { stream_of: Some(&by_op), ..Scheduling::of(&plan) };
     let mut program = lowered(&graph, &plan, &scheduling);
     program.arena = alone.arena.clone();
     for (value, other) in program.values.iter_mut().zip(&alone.values) {

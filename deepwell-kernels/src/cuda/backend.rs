@@ -21,7 +21,9 @@ use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 use super::blas::Blas;
 use super::catalog::cuda_kernels;
 use super::comm::DeviceComm;
-use super::driver::{CapturedGraph, DevicePtr, Driver, DriverError, Event, Module, Stream};
+use super::driver::{
+    CapturedGraph, DevicePtr, Driver, DriverError, Event, Module, Priority, Stream,
+};
 use super::images::KernelImages;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, DeviceTensor, Step};
@@ -103,8 +105,8 @@ impl CudaBackend {
         blas: Option<Box<dyn Blas>>,
         images: KernelImages,
     ) -> Result<CudaBackend, KernelError> {
-        let compute = driver.stream(false)?;
-        let copies = driver.stream(true)?;
+        let compute = driver.stream(Priority::Middle)?;
+        let copies = driver.stream(Priority::High)?;
         let mut clocks = Vec::with_capacity(CLOCKS);
         for _ in 0..CLOCKS {
             let (staged, filled) = (driver.event(true)?, driver.event(true)?);

@@ -44,6 +44,17 @@ handles! {
     CapturedGraph,
 }
 
+/// Which streams are served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// What fills the gaps of others.
+    Low,
+    /// What the next step waits for.
+    Middle,
+    /// What takes few multiprocessors, or none, and others wait for: exchanges and copies.
+    High,
+}
+
 /// What a device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -208,11 +219,11 @@ pub trait Driver: Send {
     /// A buffer of another driver.
     fn free_pinned(&mut self, buffer: PinnedBuffer) -> DriverResult<()>;
 
-    /// A new stream. Streams of higher priority are served first.
+    /// A new stream.
     ///
     /// # Errors
     /// A lost device.
-    fn stream(&mut self, high_priority: bool) -> DriverResult<Stream>;
+    fn stream(&mut self, priority: Priority) -> DriverResult<Stream>;
 
     /// A new event; with `timing`, [`Driver::elapsed_ms`] reads it.
     ///

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::pinned::HostPinned;
 use super::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
-    Launch, Module, Stream, TensorMap, TensorMapSpec,
+    Launch, Module, Priority, Stream, TensorMap, TensorMapSpec,
 };
 use super::pinned::PinnedBuffer;
 use super::prepare::DeviceTensor;
@@ -100,7 +100,7 @@ impl<M: Machine> Driver for HostDriver<M> {
         HostPinned::of(&buffer, self.number).map(|_| ())
     }
 
-    fn stream(&mut self, _high_priority: bool) -> DriverResult<Stream> {
+    fn stream(&mut self, _priority: Priority) -> DriverResult<Stream> {
         let mut state = self.state();
         state.streams.push(state::StreamState::default());
         Ok(Stream(state.streams.len() as u64 - 1))

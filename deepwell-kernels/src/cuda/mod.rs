@@ -36,7 +36,8 @@ pub use cudarc_driver::{
 };
 pub use driver::{
     Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,
-    Function, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+    Function, Launch, Module, Priority, Stream, TensorMap, TensorMapElement, TensorMapSpec,
+    TensorMapSwizzle,
 };
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{

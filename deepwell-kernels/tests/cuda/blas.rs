@@ -2,7 +2,7 @@
 
 use deepwell_ir::DType;
 use deepwell_kernels::cuda::{
-    Blas, BlockScales, CublasLt, CudarcDriver, DevicePtr, Driver, Matmul, Matrix, Stream,
+    Blas, BlockScales, CublasLt, CudarcDriver, DevicePtr, Driver, Matmul, Matrix, Priority, Stream,
 };
 use deepwell_precision::e4m3;
 use deepwell_trials::skip;
@@ -88,7 +88,7 @@ impl Library {
         let mut driver = open_driver();
         let blas = CublasLt::open(&driver).unwrap_or_else(|error| panic!("{error}"));
         assert!(blas.version().starts_with("cuBLASLt 1"), "{}", blas.version());
-        let stream = driver.stream(false).unwrap();
+        let stream = driver.stream(Priority::Middle).unwrap();
         let workspace = driver.allocate(WORKSPACE_BYTES).unwrap();
         Library { driver, blas, stream, workspace }
     }

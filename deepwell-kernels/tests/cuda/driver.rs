@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use deepwell_kernels::cuda::{
-    Argument, CudarcDriver, DevicePtr, Driver, Function, KernelImages, Launch, Stream,
+    Argument, CudarcDriver, DevicePtr, Driver, Function, KernelImages, Launch, Priority, Stream,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 use half::bf16;
@@ -29,7 +29,7 @@ impl Fixture {
         let module = driver.load_module(&image).unwrap();
         let add = driver.function(module, "add_bf16", 0).unwrap();
         assert_eq!(driver.function(module, "add_bf16", 0).unwrap(), add);
-        let stream = driver.stream(false).unwrap();
+        let stream = driver.stream(Priority::Middle).unwrap();
         Fixture { driver, add, stream }
     }
 
@@ -92,7 +92,7 @@ fn the_device_describes_itself() {
 trial!(bytes_come_back_from_memory_copies_and_fills);
 fn bytes_come_back_from_memory_copies_and_fills() {
     let mut driver = open_driver();
-    let stream = driver.stream(true).unwrap();
+    let stream = driver.stream(Priority::High).unwrap();
     for bytes in [0usize, 1, 255, 4097, 3 << 20] {
         let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
         let (a, b) = (driver.allocate(bytes).unwrap(), driver.allocate(bytes).unwrap());
@@ -258,7 +258,7 @@ fn a_second_stream_joins_a_recording_by_events() {
     let (a, b) = (fixture.upload(&x), fixture.upload(&y));
     let (left, right) = (fixture.upload(&x), fixture.upload(&x));
     let (main, driver) = (fixture.stream, &mut fixture.driver);
-    let side = driver.stream(true).unwrap();
+    let side = driver.stream(Priority::High).unwrap();
     let (fork, join) = (driver.event(false).unwrap(), driver.event(false).unwrap());
     fixture.driver.begin_capture(main).unwrap();
     fixture.add(a, b, left);
@@ -282,7 +282,8 @@ trial!(events_order_streams_and_read_time_within_recordings_too);
 fn events_order_streams_and_read_time_within_recordings_too() {
     const LARGE: usize = 256 << 20;
     let mut driver = open_driver();
-    let (main, side) = (driver.stream(false).unwrap(), driver.stream(true).unwrap());
+    let (main, side) =
+        (driver.stream(Priority::Middle).unwrap(), driver.stream(Priority::High).unwrap());
     let large = driver.allocate(LARGE).unwrap();
     let (from, to) = (driver.event(true).unwrap(), driver.event(true).unwrap());
     let filled = driver.event(false).unwrap();
@@ -321,7 +322,7 @@ fn inputs_and_results_go_through_pinned_memory_on_another_stream() {
     let y = random(2);
     let b = fixture.upload(&y);
     let (a, out) = (fixture.upload(&y), fixture.upload(&y));
-    let side = fixture.driver.stream(true).unwrap();
+    let side = fixture.driver.stream(Priority::High).unwrap();
     let mut staged = fixture.driver.allocate_pinned(64 + BYTES).unwrap();
     assert!(staged.as_slice().iter().all(|&byte| byte == 0), "zeroed");
     let result = fixture.driver.allocate_pinned(BYTES).unwrap();

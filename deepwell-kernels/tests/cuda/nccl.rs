@@ -9,7 +9,7 @@ use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{DType, ProcessGroup, Shape};
 use deepwell_kernels::cuda::{
     CudarcDriver, DeviceComm, DeviceExchange, DevicePtr, Driver, DriverResult, NCCL_VARIABLE,
-    NcclId, NcclLimits, NcclRank, Stream,
+    NcclId, NcclLimits, NcclRank, Priority, Stream,
 };
 use deepwell_kernels::ops::collective::oracle;
 use deepwell_kernels::{Comm, CommError, Exchange};
@@ -98,7 +98,7 @@ impl OnDevice {
             output: driver.allocate(bytes(output)).unwrap(),
             output_bytes: bytes(output),
         };
-        OnDevice { exchange, stream: driver.stream(false).unwrap() }
+        OnDevice { exchange, stream: driver.stream(Priority::Middle).unwrap() }
     }
 
     fn write(&self, driver: &mut CudarcDriver, numbers: &[f32]) {
@@ -312,7 +312,7 @@ fn two_ranks_send_each_other_more_than_is_buffered() {
             };
             device.plan(&of).unwrap()
         });
-        let stream = driver.stream(false).unwrap();
+        let stream = driver.stream(Priority::Middle).unwrap();
         driver.begin_capture(stream).unwrap();
         driver.begin_group(stream).unwrap();
         device.run_together(&plans, stream).unwrap();

@@ -138,7 +138,9 @@ impl Roof {
     }
 }
 
-/// Time of the calls of an instance of a body, each of which takes `time_s`.
+/// Least time of the calls of an instance of a body, each of which takes `time_s`: of the streams
+/// the one that ends last, and of all that computes the sum, as streams share a device. Exchanges
+/// have links of their own.
 fn calls_time_s(
     calls: &[Call],
     instance: Instance,
@@ -146,7 +148,7 @@ fn calls_time_s(
 ) -> f64 {
     let mut streams: HashMap<StreamId, f64> = HashMap::new();
     let mut events: HashMap<EventId, f64> = HashMap::new();
-    let mut last_s = 0.0f64;
+    let (mut last_s, mut computed_s) = (0.0f64, 0.0);
     for call in calls {
         let stream_s = streams.entry(call.stream).or_default();
         let waits = call.waits.iter().filter_map(|event| events.get(event).copied());
@@ -156,8 +158,11 @@ fn calls_time_s(
         *stream_s = end_s;
         events.extend(call.records.map(|event| (event, end_s)));
         last_s = last_s.max(end_s);
+        if !matches!(call.op, Op::Collective(_)) {
+            computed_s += own_s;
+        }
     }
-    last_s
+    last_s.max(computed_s)
 }
 
 /// The GPUs of the other ranks of a group, of those whose programs are there.

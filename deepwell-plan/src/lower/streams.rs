@@ -1,13 +1,10 @@
-//! Which calls run beside each other: streams, and events where one waits for another.
+//! Events where a call of one stream waits for one of another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, Op, Phase, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Op, StreamId, Value, ValueId};
 
-use super::EXCHANGES;
-
-/// Streams that copies of weights take turns on.
-const COPIES: [StreamId; 4] = [0, 2, 3, 4];
+use super::sides;
 
 /// Who used a value last within a body.
 #[derive(Default)]
@@ -19,53 +16,39 @@ struct Users {
 
 /// Puts each call into the stream that `stream_of` names. A call that uses what one of another
 /// stream wrote, or writes what one of another stream used, waits for an event of that one. Streams
-/// join between bodies. On a GPU copies of weights are beside each other in any case.
-pub(super) fn assign(
-    calls: &mut [Call],
-    bodies: &[Body],
-    stream_of: &dyn Fn(&Call) -> StreamId,
-    is_gpu: bool,
-) {
-    assign_with(calls, bodies, stream_of, is_gpu, &|calls| vec![Vec::new(); calls.len()]);
+/// join between bodies.
+pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Call) -> StreamId) {
+    for call in calls.iter_mut() {
+        call.stream = stream_of(call);
+    }
+    connect(calls, bodies, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] on GPUs with exchanges on [`EXCHANGES`], which waits for what computes and is waited
-/// for so that as much is kept for them as for one layer, and not for all.
-pub(super) fn assign_beside(
-    calls: &mut [Call],
-    bodies: &[Body],
-    values: &[Value],
-    stream_of: &dyn Fn(&Call) -> StreamId,
-) {
-    let stream = |call: &Call| if is_exchange(call) { EXCHANGES } else { stream_of(call) };
+/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and exchanges
+/// have a stream, which waits for what computes and is waited for so that as much is kept for them as
+/// for one layer, and not for all.
+pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value]) {
+    for body in bodies {
+        sides::spread(&mut calls[body.calls.clone()], body.phase, values);
+    }
     // What it reads makes room for other values.
     let frees = |call: &Call| {
         let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
         read.any(|operand| !values[operand.value.index()].memory.is_persistent())
     };
-    assign_with(calls, bodies, &stream, true, &|calls| beside_one_layer(calls, &frees));
+    connect(calls, bodies, &|calls| {
+        let mut waits = beside_one_layer(calls, &frees);
+        sides::within_two_layers(calls, &mut waits);
+        waits
+    });
 }
 
-/// Copies of weights depend on nothing but masters, and many are so small that starting and ending
-/// takes most of their time: those that need no scratch take turns on several streams.
-fn spread_copies(calls: &mut [Call], bodies: &[Body]) {
-    for body in bodies.iter().filter(|body| body.phase == Phase::Weights) {
-        let copies = calls[body.calls.clone()].iter_mut().filter(|call| {
-            let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));
-            is_copy && call.choice.workspace_bytes == 0
-        });
-        for (call, stream) in copies.zip(COPIES.into_iter().cycle()) {
-            call.stream = stream;
-        }
-    }
-}
-
-fn is_exchange(call: &Call) -> bool {
+pub(super) fn is_exchange(call: &Call) -> bool {
     matches!(call.op, Op::Collective(_))
 }
 
 /// What calls wait for, beside what made their operands. An exchange begins behind the last call
-/// before it that computes, so that what it writes takes the place of what is over then. A layer
+/// before it of the stream that computes, so that what it writes takes the place of what is over then. A layer
 /// begins when those exchanges are over that free memory and were there before the layer before it
 /// began.
 fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
@@ -73,6 +56,9 @@ fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<us
     let (mut last_computed, mut last_freeing) = (None, None);
     let (mut layer, mut before_layer) = (None, None);
     for (index, call) in calls.iter().enumerate() {
+        if call.stream != 0 && !is_exchange(call) {
+            continue;
+        }
         if is_exchange(call) {
             waits[index].extend(last_computed);
             if frees(call) {
@@ -89,19 +75,9 @@ fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<us
     waits
 }
 
-fn assign_with(
-    calls: &mut [Call],
-    bodies: &[Body],
-    stream_of: &dyn Fn(&Call) -> StreamId,
-    spreads_copies: bool,
-    others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>,
-) {
-    for call in calls.iter_mut() {
-        call.stream = stream_of(call);
-    }
-    if spreads_copies {
-        spread_copies(calls, bodies);
-    }
+/// Events between calls of different streams. `others`: what calls of a body wait for whatever they
+/// write.
+fn connect(calls: &mut [Call], bodies: &[Body], others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>) {
     for body in bodies {
         let calls = &mut calls[body.calls.clone()];
         let waits = waits(calls, &others(calls));

@@ -8,7 +8,7 @@ use super::{CudaBackend, Prepared};
 use crate::KernelError;
 use crate::backend::{Issue, PreparedCall, Recording};
 use crate::cuda::comm::ExchangePlan;
-use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Stream};
+use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Priority, Stream};
 use crate::cuda::prepare::Step;
 
 impl CudaBackend {
@@ -132,14 +132,21 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The stream of a recording's calls, made when it is first asked for.
-    fn stream(&mut self, id: StreamId) -> Result<Stream, DriverError> {
+    /// The stream of a recording's calls, made when it is first asked for: of exchanges, which other
+    /// ranks wait for, one of high priority.
+    fn stream(&mut self, id: StreamId, calls: &[Issue]) -> Result<Stream, DriverError> {
         match self.sides.get(&id) {
             _ if id == 0 => Ok(self.compute),
             Some(&stream) => Ok(stream),
             None => {
-                // Exchanges, which other ranks wait for.
-                let stream = self.driver.stream(true)?;
+                let steps = calls
+                    .iter()
+                    .filter(|issue| issue.stream == id)
+                    .filter_map(|issue| self.prepared.get(issue.call?.0))
+                    .flat_map(|prepared| &prepared.steps);
+                let has_exchange = { steps }.any(|step| matches!(step, Step::Exchange(_)));
+                let priority = if has_exchange { Priority::High } else { Priority::Low };
+                let stream = self.driver.stream(priority)?;
                 self.sides.insert(id, stream);
                 Ok(stream)
             }
@@ -167,13 +174,13 @@ impl CudaBackend {
             let fork = self.edge(edge())?;
             self.driver.record(fork, compute)?;
             for &side in &sides {
-                let side = self.stream(side)?;
+                let side = self.stream(side, calls)?;
                 self.driver.wait(side, fork)?;
             }
         }
         let mut recorded: HashMap<EventId, Event> = HashMap::new();
         for issue in calls {
-            let stream = self.stream(issue.stream)?;
+            let stream = self.stream(issue.stream, calls)?;
             for id in &issue.waits {
                 let Some(&event) = recorded.get(id) else {
                     return Err(KernelError::Run {
@@ -193,7 +200,7 @@ impl CudaBackend {
             }
         }
         for side in sides {
-            let (stream, join) = (self.stream(side)?, self.edge(edge())?);
+            let (stream, join) = (self.stream(side, calls)?, self.edge(edge())?);
             self.driver.record(join, stream)?;
             self.driver.wait(compute, join)?;
         }

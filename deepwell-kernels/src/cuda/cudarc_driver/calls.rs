@@ -10,7 +10,7 @@ use super::launch::{self, Kernel};
 use super::{CudarcDriver, EventSlot, pinned};
 use crate::cuda::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
-    Launch, Module, Stream, TensorMap, TensorMapSpec,
+    Launch, Module, Priority, Stream, TensorMap, TensorMapSpec,
 };
 use crate::cuda::pinned::PinnedBuffer;
 
@@ -57,9 +57,9 @@ impl Driver for CudarcDriver {
         pinned::free(&self.context, buffer)
     }
 
-    fn stream(&mut self, high_priority: bool) -> DriverResult<Stream> {
+    fn stream(&mut self, priority: Priority) -> DriverResult<Stream> {
         self.context.enter()?;
-        self.context.add_stream(high_priority)
+        self.context.add_stream(priority)
     }
 
     fn event(&mut self, timing: bool) -> DriverResult<Event> {

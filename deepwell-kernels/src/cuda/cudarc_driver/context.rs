@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 
 use super::error::check;
-use crate::cuda::driver::{DriverError, DriverResult, Stream};
+use crate::cuda::driver::{DriverError, DriverResult, Priority, Stream};
 
 pub(super) struct StreamSlot {
     pub(super) raw: sys::CUstream,
@@ -93,8 +93,13 @@ impl Context {
     }
 
     /// A new stream that the legacy stream does not order.
-    pub(super) fn add_stream(&self, high_priority: bool) -> DriverResult<Stream> {
-        let priority = if high_priority { self.priorities.1 } else { self.priorities.0 };
+    pub(super) fn add_stream(&self, priority: Priority) -> DriverResult<Stream> {
+        let (least, greatest) = self.priorities;
+        let priority = match priority {
+            Priority::Low => least,
+            Priority::Middle => (least + greatest) / 2,
+            Priority::High => greatest,
+        };
         let raw = new_stream(priority)?;
         let mut slots = self.slots();
         slots.push(StreamSlot {

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUresult};
 use super::CudarcDriver;
 use super::error::check;
 use super::nccl::Communicators;
-use crate::cuda::driver::{DevicePtr, Driver, DriverResult, Event, Stream};
+use crate::cuda::driver::{DevicePtr, Driver, DriverResult, Event, Priority, Stream};
 
 /// Runs before those that are timed: connections are made then.
 const WARM_UPS: usize = 3;
@@ -68,7 +68,7 @@ impl DeviceGroup {
     pub fn open(indices: &[usize], bytes: usize) -> DriverResult<DeviceGroup> {
         let open = |&index: &usize| {
             let mut driver = CudarcDriver::open(index)?;
-            let stream = driver.stream(false)?;
+            let stream = driver.stream(Priority::Middle)?;
             let (begin, end) = (driver.event(true)?, driver.event(true)?);
             let (source, target) = (driver.allocate(bytes)?, driver.allocate(bytes)?);
             // Numbers whose sums stay finite.

@@ -5,7 +5,7 @@ use deepwell_emulator::launch::Settings;
 
 use super::{EmulatedDriver, LaunchOutcome};
 use crate::cuda::driver::{
-    Argument, DevicePtr, Driver, DriverError, Launch, Module, Stream, TensorMapElement,
+    Argument, DevicePtr, Driver, DriverError, Launch, Module, Priority, Stream, TensorMapElement,
     TensorMapSpec, TensorMapSwizzle,
 };
 use crate::cuda::spec::Architecture;
@@ -75,7 +75,7 @@ fn device() -> Device {
     let ordered = SWAP.replace("NAME", "ordered").replace("BARRIER", "bar.sync 0;");
     let unordered = SWAP.replace("NAME", "unordered").replace("BARRIER", "");
     let module = driver.load_module(&ptx("sm_90a", &[ADD, &ordered, &unordered])).unwrap();
-    let stream = driver.stream(false).unwrap();
+    let stream = driver.stream(Priority::Middle).unwrap();
     let table = driver.allocate(256).unwrap();
     Device { driver, stream, module, table }
 }

@@ -4,12 +4,12 @@ use deepwell_ir::DType;
 
 use super::FakeDriver;
 use crate::cuda::blas::{Blas, BlockScales, Matmul, Matrix};
-use crate::cuda::driver::{DevicePtr, Driver, Event, Function, Launch, Stream};
+use crate::cuda::driver::{DevicePtr, Driver, Event, Function, Launch, Priority, Stream};
 use crate::cuda::host_driver::{Counts, FakeNode};
 
 fn driver_with_stream() -> (FakeDriver, Stream) {
     let mut driver = FakeDriver::h200();
-    let stream = driver.stream(false).unwrap();
+    let stream = driver.stream(Priority::Middle).unwrap();
     (driver, stream)
 }
 
@@ -177,7 +177,7 @@ fn a_group_left_open_spoils_its_recording_and_nothing_after_it() {
 #[test]
 fn a_stream_joins_a_recording_by_an_event_and_leaves_at_its_end() {
     let (mut driver, main) = driver_with_stream();
-    let side = driver.stream(true).unwrap();
+    let side = driver.stream(Priority::High).unwrap();
     let launch = kernel(&mut driver, "side");
     let (fork, before) = (driver.event(false).unwrap(), driver.event(false).unwrap());
     driver.record(before, main).unwrap();

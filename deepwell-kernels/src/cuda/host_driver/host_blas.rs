@@ -175,7 +175,7 @@ fn factors(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::Driver;
+    use crate::cuda::driver::{Driver, Priority};
     use crate::cuda::fake_driver::FakeDriver;
 
     /// `[2, 3]` times `[3, 2]` with every operand stored either way round, in rows that lie apart.
@@ -184,7 +184,7 @@ mod tests {
         let check = |a_transposed: bool, b_transposed: bool, accumulate: bool| {
             let mut driver = FakeDriver::h200();
             let mut blas = HostBlas::new(Arc::clone(driver.shared()));
-            let stream = driver.stream(false).unwrap();
+            let stream = driver.stream(Priority::Middle).unwrap();
             let pointer = driver.allocate(1024).unwrap();
             let mut place = |offset: usize, values: &[[f32; 3]], turned: bool| {
                 let (rows, columns) = (values.len(), 3);
@@ -241,7 +241,7 @@ mod tests {
     fn elements_are_scaled_by_groups() {
         let mut driver = FakeDriver::h200();
         let mut blas = HostBlas::new(Arc::clone(driver.shared()));
-        let stream = driver.stream(false).unwrap();
+        let stream = driver.stream(Priority::Middle).unwrap();
         let pointer = driver.allocate(1 << 12).unwrap();
         // 0x38 is one: each product is the sum of K's scales.
         driver.upload(pointer, &[0x38; 3 * 144]).unwrap();

@@ -1,7 +1,8 @@
 //! One device that runs kernels given as PTX text.
 
 use deepwell_kernels::cuda::{
-    Architecture, Argument, DeviceProperties, DevicePtr, Driver, DriverError, Launch, Stream,
+    Architecture, Argument, DeviceProperties, DevicePtr, Driver, DriverError, Launch, Priority,
+    Stream,
 };
 use deepwell_trials::{note, skip};
 
@@ -33,7 +34,7 @@ impl Bench {
         if driver.properties().capability != (9, 0) {
             skip("calibration is for compute capability 9.0");
         }
-        let stream = driver.stream(false).unwrap();
+        let stream = driver.stream(Priority::Middle).unwrap();
         Bench { driver, stream, purpose: String::new() }
     }
 

@@ -1,0 +1,133 @@
+//! Which calls of a GPU run beside those of the stream that computes, 0.
+//!
+//! A kernel leaves multiprocessors idle while its last blocks run, and many kernels have fewer blocks
+//! than there are multiprocessors. Calls that do not depend on each other fill those gaps where they
+//! are on different streams. Each computes what it did of the same operands: bits do not change.
+
+use std::collections::HashMap;
+
+use deepwell_ir::{Access, Call, Op, Phase, StreamId, Value, ValueId};
+
+use super::EXCHANGES;
+use super::streams::is_exchange;
+
+/// Streams of calls that run beside those of the stream that computes.
+const SIDES: [StreamId; 3] = [2, 3, 4];
+
+/// The stream of calls that only write gradients, for which nothing waits in their body.
+const GRADIENTS: StreamId = 5;
+
+/// One more than the largest number of a stream.
+const STREAMS: usize = 6;
+
+/// Puts the calls of a body into streams.
+///
+/// Of copies of weights those that need no scratch take turns. In a forward or backward pass a call
+/// follows the one that made an operand of it, where nothing has followed that one yet; else it goes
+/// to a side stream whose calls are over. Exchanges have their own stream.
+pub(super) fn spread(calls: &mut [Call], phase: Phase, values: &[Value]) {
+    for call in calls.iter_mut() {
+        call.stream = if is_exchange(call) { EXCHANGES } else { 0 };
+    }
+    match phase {
+        Phase::Weights => spread_copies(calls),
+        Phase::Forward | Phase::Backward => {
+            let mut placed = Placed::default();
+            for call in calls.iter_mut() {
+                let writes_gradients = phase == Phase::Backward && writes_persistent(call, values);
+                placed.place(call, writes_gradients);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Copies of weights depend on nothing but masters, and many are so small that starting and ending
+/// takes most of their time.
+fn spread_copies(calls: &mut [Call]) {
+    let copies = calls.iter_mut().filter(|call| {
+        let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));
+        is_copy && call.choice.workspace_bytes == 0
+    });
+    let streams = [0].into_iter().chain(SIDES).cycle();
+    for (call, stream) in copies.zip(streams) {
+        call.stream = stream;
+    }
+}
+
+fn writes_persistent(call: &Call, values: &[Value]) -> bool {
+    let mut written = call.operands.iter().filter(|operand| operand.access != Access::Read);
+    written.all(|operand| values[operand.value.index()].memory.is_persistent())
+}
+
+/// Of each stream how many of its calls are over: a call is known by its stream and its place there,
+/// from 1.
+type Clock = [usize; STREAMS];
+
+/// Calls that have streams.
+#[derive(Default)]
+struct Placed {
+    /// Of the last call of each stream, itself counted.
+    last: [Clock; STREAMS],
+    /// The stream of who wrote a value last, and its clock.
+    writers: HashMap<ValueId, (usize, Clock)>,
+}
+
+impl Placed {
+    fn place(&mut self, call: &mut Call, writes_gradients: bool) {
+        let operands = call.operands.iter().map(|operand| operand.value);
+        let makers: Vec<(usize, Clock)> =
+            operands.filter_map(|value| self.writers.get(&value).copied()).collect();
+        if !is_exchange(call) {
+            call.stream = if writes_gradients { GRADIENTS } else { self.stream_behind(&makers) };
+        }
+        let stream = call.stream as usize;
+        let mut clock = self.last[stream];
+        for (_, maker) in &makers {
+            clock = std::array::from_fn(|at| clock[at].max(maker[at]));
+        }
+        clock[stream] = self.last[stream][stream] + 1;
+        self.last[stream] = clock;
+        let written = call.operands.iter().filter(|operand| operand.access != Access::Read);
+        self.writers.extend(written.map(|operand| (operand.value, (stream, clock))));
+    }
+
+    /// The stream of a call whose operands `makers` made.
+    fn stream_behind(&self, makers: &[(usize, Clock)]) -> StreamId {
+        let is_over = |side: &StreamId| {
+            let side = *side as usize;
+            self.last[0][side] >= self.last[side][side]
+        };
+        let continued = |stream: &StreamId| {
+            let stream = *stream as usize;
+            let end = self.last[stream][stream];
+            makers.iter().any(|(of, clock)| *of == stream && clock[stream] == end)
+        };
+        let mut computing = [0].into_iter().chain(SIDES);
+        computing
+            .find(continued)
+            .or_else(|| SIDES.into_iter().find(is_over).filter(|_| !makers.is_empty()))
+            .unwrap_or(0)
+    }
+}
+
+/// Adds to what calls wait for: a layer begins when those of side streams are over that were there
+/// before the layer before it. What they use is kept for one layer, and not for all.
+pub(super) fn within_two_layers(calls: &[Call], waits: &mut [Vec<usize>]) {
+    // The last call of each side stream: now, when the layer began, and when the one before it did.
+    let mut last: [Option<usize>; STREAMS] = [None; STREAMS];
+    let (mut at_layer, mut before_layer) = (last, last);
+    let mut layer = None;
+    for (index, call) in calls.iter().enumerate() {
+        if is_exchange(call) || call.phase == Phase::Weights {
+            continue;
+        }
+        if layer != Some(call.layer) {
+            (layer, before_layer, at_layer) = (Some(call.layer), at_layer, last);
+        }
+        match call.stream {
+            0 => waits[index].extend(std::mem::take(&mut before_layer).iter().flatten()),
+            side => last[side as usize] = Some(index),
+        }
+    }
+}
