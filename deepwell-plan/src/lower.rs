@@ -72,10 +72,11 @@ pub struct Scheduling<'a> {
     /// with other stages by themselves.
     pub handover: Option<StageHandover>,
     /// The stream of each call; 0 is the one that computes. Where it is not given, a GPU runs what
-    /// does not depend on each other on several streams, and exchanges on [`EXCHANGES`]; a processor
-    /// has one stream.
+    /// does not depend on each other on several streams, and exchanges on [`EXCHANGES`]; a
+    /// processor has one stream.
     pub stream_of: Option<&'a dyn Fn(&Call) -> StreamId>,
-    /// Whether what is exchanged is put beside what computes: gradients are summed once they are whole, and weights of a layer gathered one layer ahead.
+    /// Whether what is exchanged is put beside what computes: gradients are summed once they are
+    /// whole, and weights of a layer gathered one layer ahead.
     pub overlaps: bool,
 }
 

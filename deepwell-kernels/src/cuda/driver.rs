@@ -51,7 +51,7 @@ pub enum Priority {
     Low,
     /// What the next step waits for.
     Middle,
-    /// What takes few multiprocessors, or none, and others wait for: exchanges and copies.
+    /// What takes few SMs, or none, and others wait for: exchanges and copies.
     High,
 }
 

@@ -1,8 +1,8 @@
 //! Which calls of a GPU run beside those of the stream that computes, 0.
 //!
-//! A kernel leaves multiprocessors idle while its last blocks run, and many kernels have fewer blocks
-//! than there are multiprocessors. Calls that do not depend on each other fill those gaps where they
-//! are on different streams. Each computes what it did of the same operands: bits do not change.
+//! A kernel leaves SMs idle while its last CTAs run, and many have fewer CTAs than there are SMs.
+//! Calls that do not depend on each other fill those gaps where they are on different streams. Each
+//! computes what it did of the same operands: bits do not change.
 
 use std::collections::HashMap;
 
@@ -22,9 +22,9 @@ const STREAMS: usize = 6;
 
 /// Puts the calls of a body into streams.
 ///
-/// Of copies of weights those that need no scratch take turns. In a forward or backward pass a call
-/// follows the one that made an operand of it, where nothing has followed that one yet; else it goes
-/// to a side stream whose calls are over. Exchanges have their own stream.
+/// Of copies of weights those that need no scratch take turns. In a forward or backward pass a
+/// call follows the one that made an operand of it, where nothing has followed that one yet; else
+/// it goes to a side stream whose calls are over. Exchanges have their own stream.
 pub(super) fn spread(calls: &mut [Call], phase: Phase, values: &[Value]) {
     for call in calls.iter_mut() {
         call.stream = if is_exchange(call) { EXCHANGES } else { 0 };
@@ -60,8 +60,8 @@ fn writes_persistent(call: &Call, values: &[Value]) -> bool {
     written.all(|operand| values[operand.value.index()].memory.is_persistent())
 }
 
-/// Of each stream how many of its calls are over: a call is known by its stream and its place there,
-/// from 1.
+/// Of each stream how many of its calls are over: a call is known by its stream and its place
+/// there, from 1.
 type Clock = [usize; STREAMS];
 
 /// Calls that have streams.

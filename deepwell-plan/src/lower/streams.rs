@@ -24,9 +24,9 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
     connect(calls, bodies, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and exchanges
-/// have a stream, which waits for what computes and is waited for so that as much is kept for them as
-/// for one layer, and not for all.
+/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and
+/// exchanges have a stream, which waits for what computes and is waited for so that as much is kept
+/// for them as for one layer, and not for all.
 pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value]) {
     for body in bodies {
         sides::spread(&mut calls[body.calls.clone()], body.phase, values);
@@ -48,9 +48,9 @@ pub(super) fn is_exchange(call: &Call) -> bool {
 }
 
 /// What calls wait for, beside what made their operands. An exchange begins behind the last call
-/// before it of the stream that computes, so that what it writes takes the place of what is over then. A layer
-/// begins when those exchanges are over that free memory and were there before the layer before it
-/// began.
+/// before it of the stream that computes, so that what it writes takes the place of what is over
+/// then. A layer begins when those exchanges are over that free memory and were there before the
+/// layer before it began.
 fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
     let mut waits = vec![Vec::new(); calls.len()];
     let (mut last_computed, mut last_freeing) = (None, None);

@@ -132,8 +132,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The stream of a recording's calls, made when it is first asked for: of exchanges, which other
-    /// ranks wait for, one of high priority.
+    /// The stream of a recording's calls, made when it is first asked for: of exchanges, which
+    /// other ranks wait for, one of high priority.
     fn stream(&mut self, id: StreamId, calls: &[Issue]) -> Result<Stream, DriverError> {
         match self.sides.get(&id) {
             _ if id == 0 => Ok(self.compute),
