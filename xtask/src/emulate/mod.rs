@@ -33,7 +33,8 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
 
   --mutate     make one small mistake at a time, list what nobody noticed
   --mutations  with `--all`: `sampled` (each mistake but deletions once for the kernels of a
-               template), `full` (all in each kernel), `deletions`
+               template), `full` (all in each kernel), `deletions` (in each kernel), `once`
+               (deletions, each once for the kernels of a template)
   --arch ARCH  sm_90a, sm_100a, sm_103a or sm_120a, instead of the architecture of the row
   --keep       do not run the tests again: take the launches of the last time
   FLAGS        those of `deepwell-emulate run`, `mutate` or `survey`: --completion, --seed,
@@ -44,7 +45,8 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
-  cargo xtask emulate --all --mutations deletions           what CI runs
+  cargo xtask emulate --all --mutations once                what CI runs
+  cargo xtask emulate --all --mutations deletions           after a change of a GEMM
   cargo xtask emulate --all --mutate=none                   the same without mistakes
   cargo xtask emulate --all --mutations full                the same with all mistakes
 

@@ -1,9 +1,9 @@
 //! Which mistakes of a survey are made, and in which kernel.
 //!
-//! Deletions are made in every kernel. Of the other classes each is made once for all kernels that
-//! a template of one source makes for clusters of the same size, in the one whose smallest launch
-//! is the smallest, and at once in all copies that unrolling makes of a statement. No chance is in
-//! it.
+//! Deletions are made in every kernel, unless each is asked for once. What is made once is made for
+//! all kernels that a template of one source makes for clusters of the same size, in the one whose
+//! smallest launch is the smallest, and at once in all copies that unrolling makes of a statement.
+//! No chance is in it.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,9 @@ use crate::mutate::{Group, is_asked};
 /// How many mistakes a survey makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mutations {
-    /// Deletions only
+    /// Deletions only, each once for a template and size of cluster
+    Once,
+    /// Deletions only, in all kernels
     Deletions,
     /// Deletions, and each other mistake once for a template and size of cluster
     Sampled,
@@ -69,9 +71,17 @@ fn divided(
     found.retain(|mutation| is_asked(classes, mutation.class));
     let (always, others): (Vec<Mutation>, Vec<Mutation>) = found
         .into_iter()
-        .partition(|mutation| how == Mutations::Full || mutation.class == Class::Deletion);
+        .partition(|mutation| match how {
+            Mutations::Full => true,
+            Mutations::Once => false,
+            Mutations::Deletions | Mutations::Sampled => mutation.class == Class::Deletion,
+        });
+    let is_made = |mutation: &Mutation| match how {
+        Mutations::Once => mutation.class == Class::Deletion,
+        other => other == Mutations::Sampled,
+    };
     let mut sites = BTreeMap::<Site, Mutation>::new();
-    for mutation in others.into_iter().filter(|_| how == Mutations::Sampled) {
+    for mutation in others.into_iter().filter(is_made) {
         let chain = launch.lines().chain(mutation.ptx_line);
         let source = chain.last().map(|line| line.file.clone()).unwrap_or_default();
         let inner: Vec<SourceLine> =
