@@ -4,9 +4,9 @@
 //! Calls that do not depend on each other fill those gaps where they are on different streams. Each
 //! computes what it did of the same operands: bits do not change.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::{Access, Call, Op, Phase, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
 use super::EXCHANGES;
 use super::streams::is_exchange;
@@ -14,7 +14,7 @@ use super::streams::is_exchange;
 /// Streams of calls that run beside those of the stream that computes.
 const SIDES: [StreamId; 3] = [2, 3, 4];
 
-/// The stream of calls that only write gradients, for which nothing waits in their body.
+/// The stream of gradients of weights, which nothing that computes reads in their body.
 const GRADIENTS: StreamId = 5;
 
 /// One more than the largest number of a stream.
@@ -25,17 +25,23 @@ const STREAMS: usize = 6;
 /// Of copies of weights those that need no scratch take turns. In a forward or backward pass a
 /// call follows the one that made an operand of it, where nothing has followed that one yet; else
 /// it goes to a side stream whose calls are over. Exchanges have their own stream.
-pub(super) fn spread(calls: &mut [Call], phase: Phase, values: &[Value]) {
+///
+/// Where `in_turns`, passes have one stream: with ZeRO 2 and 3 each layer's gradients and gathered
+/// weights make room for those of the next, which waits for what stands beside it.
+pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     for call in calls.iter_mut() {
         call.stream = if is_exchange(call) { EXCHANGES } else { 0 };
     }
     match phase {
         Phase::Weights => spread_copies(calls),
-        Phase::Forward | Phase::Backward => {
+        Phase::Forward | Phase::Backward if !in_turns => {
+            let ends = match phase {
+                Phase::Backward => ends(calls),
+                _ => vec![false; calls.len()],
+            };
             let mut placed = Placed::default();
-            for call in calls.iter_mut() {
-                let writes_gradients = phase == Phase::Backward && writes_persistent(call, values);
-                placed.place(call, writes_gradients);
+            for (call, is_end) in calls.iter_mut().zip(ends) {
+                placed.place(call, is_end);
             }
         }
         _ => {}
@@ -55,9 +61,20 @@ fn spread_copies(calls: &mut [Call]) {
     }
 }
 
-fn writes_persistent(call: &Call, values: &[Value]) -> bool {
-    let mut written = call.operands.iter().filter(|operand| operand.access != Access::Read);
-    written.all(|operand| values[operand.value.index()].memory.is_persistent())
+/// Whether no later call that computes reads what a call writes: a gradient, which exchanges may
+/// read.
+fn ends(calls: &[Call]) -> Vec<bool> {
+    let mut read: HashSet<ValueId> = HashSet::new();
+    let mut ends = vec![false; calls.len()];
+    for (call, is_end) in calls.iter().zip(&mut ends).rev() {
+        if is_exchange(call) {
+            continue;
+        }
+        *is_end = !call.outputs().iter().any(|output| read.contains(&output.value));
+        let reads = call.operands.iter().filter(|operand| operand.access == Access::Read);
+        read.extend(reads.map(|operand| operand.value));
+    }
+    ends
 }
 
 /// Of each stream how many of its calls are over: a call is known by its stream and its place
@@ -74,12 +91,12 @@ struct Placed {
 }
 
 impl Placed {
-    fn place(&mut self, call: &mut Call, writes_gradients: bool) {
+    fn place(&mut self, call: &mut Call, is_end: bool) {
         let operands = call.operands.iter().map(|operand| operand.value);
         let makers: Vec<(usize, Clock)> =
             operands.filter_map(|value| self.writers.get(&value).copied()).collect();
         if !is_exchange(call) {
-            call.stream = if writes_gradients { GRADIENTS } else { self.stream_behind(&makers) };
+            call.stream = if is_end { GRADIENTS } else { self.stream_behind(&makers) };
         }
         let stream = call.stream as usize;
         let mut clock = self.last[stream];

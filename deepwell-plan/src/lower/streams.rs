@@ -26,10 +26,10 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
 
 /// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and
 /// exchanges have a stream, which waits for what computes and is waited for so that as much is kept
-/// for them as for one layer, and not for all.
-pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value]) {
+/// for them as for one layer, and not for all. `in_turns`: passes compute on one stream.
+pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], in_turns: bool) {
     for body in bodies {
-        sides::spread(&mut calls[body.calls.clone()], body.phase, values);
+        sides::spread(&mut calls[body.calls.clone()], body.phase, in_turns);
     }
     // What it reads makes room for other values.
     let frees = |call: &Call| {

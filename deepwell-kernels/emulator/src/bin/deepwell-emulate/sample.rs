@@ -69,9 +69,8 @@ fn divided(
 ) -> (Vec<Mutation>, BTreeMap<Site, Mutation>) {
     let mut found = launch.program().map(mutations).unwrap_or_default();
     found.retain(|mutation| is_asked(classes, mutation.class));
-    let (always, others): (Vec<Mutation>, Vec<Mutation>) = found
-        .into_iter()
-        .partition(|mutation| match how {
+    let (always, others): (Vec<Mutation>, Vec<Mutation>) =
+        found.into_iter().partition(|mutation| match how {
             Mutations::Full => true,
             Mutations::Once => false,
             Mutations::Deletions | Mutations::Sampled => mutation.class == Class::Deletion,
