@@ -383,6 +383,10 @@ impl Op {
             Op::ScaledGemm(op) => vec![op.a, op.b],
             Op::ScaledGroupedGemm(op) => vec![op.a, op.b],
             Op::DualGemm(op) => op.gemm.formats(),
+            Op::AdamW(op) => {
+                let of_copies = op.copies.iter().map(|copy| copy.kind.to_op().formats());
+                of_copies.flatten().collect()
+            }
             Op::Fused(op) => {
                 let made = op.quantizations().map(|step| step.quantize.format);
                 op.core.formats().into_iter().chain(made).collect()

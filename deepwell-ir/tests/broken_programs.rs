@@ -28,6 +28,7 @@ fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: u
         operands,
         accumulate: Accumulate::Never,
         last_only: false,
+        alone_only: false,
         accumulator_bytes: 0,
         workspace: ByteRange { offset: 320, bytes: workspace },
         phase: Phase::Forward,

@@ -220,6 +220,7 @@ fn program() -> Program {
             input_count: 1,
             accumulate: Accumulate::Never,
             last_only: false,
+            alone_only: false,
             accumulator_bytes: 0,
             workspace: ByteRange::default(),
             phase: Phase::Optimizer,

@@ -208,13 +208,13 @@ impl Executor {
     /// What a call refused.
     pub fn run_phase(&mut self, loaded: &LoadedProgram, phase: Phase) -> Result<(), KernelError> {
         if let Some(body) = loaded.program.body_of(phase) {
-            self.backend.replay(loaded.body(body, Instance::ONLY)?.recording)?;
+            self.backend.replay(loaded.body(body, Instance::ALONE)?.recording)?;
         }
         self.backend.synchronize()
     }
 
-    /// Runs the schedule as [`Executor::run`] does, and then each body once more, call by call with
-    /// the time of each, in the order of [`Program::calls`].
+    /// Runs the schedule as [`Executor::run`] does, and then each of its bodies once more, call by
+    /// call with the time of each: those that a step runs, in the order of [`Program::calls`].
     ///
     /// # Errors
     /// What a call refused.
@@ -228,7 +228,7 @@ impl Executor {
             last.insert(invocation.body, &body.calls);
         }
         before.extend(loaded.meetings.last().copied().flatten());
-        // The last run of a body is that of the last micro-batch, which runs all of its calls.
+        // The last run of a body is that of the last micro-batch, which has all that a step runs.
         let calls: Vec<PreparedCall> = last.into_values().flatten().filter_map(|it| *it).collect();
         self.backend.profile(&before, &calls)
     }

@@ -172,6 +172,7 @@ impl SingleCall {
             input_count: self.input_count,
             accumulate: self.accumulate,
             last_only: false,
+            alone_only: false,
             accumulator_bytes: 0,
             workspace,
             phase: Phase::Forward,

@@ -235,7 +235,7 @@ struct OpSum {
 fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> RankReport {
     let roof = Roof::of(hardware, program, programs);
     let mut sums: Vec<OpSum> = Vec::new();
-    for (call, runs) in program.calls_with_runs() {
+    for (call, runs) in program.calls_with_runs().filter(|(_, runs)| *runs > 0) {
         let (time_s, bound) = roof.step_time(call, runs);
         let known = sums
             .iter()

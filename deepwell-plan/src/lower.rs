@@ -20,6 +20,7 @@ mod bands;
 mod beside;
 mod bodies;
 mod context;
+mod copies;
 mod early_sums;
 mod evaluation;
 mod expert;
@@ -130,6 +131,7 @@ pub fn lower_scheduled(
     (lowering.overlaps, lowering.handover) = (scheduling.overlaps, scheduling.handover.as_ref());
     lowering.persistent_values(Mode::Train);
     lowering.plan_early_sums();
+    lowering.plan_update_copies();
     // A chunk at a time: in a slot its activations lie where those of another would. The last one
     // first, whose backward pass is the first of a step: it overwrites a loss that others add to.
     for chunk in (0..lowering.chunks()).rev() {
@@ -140,6 +142,7 @@ pub fn lower_scheduled(
     lowering.optimizer(plan)?;
     lowering.gather_masters()?;
     lowering.body(Phase::Weights)?;
+    lowering.leave_out_copies();
     lowering.receive_first_and_send_last();
     let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
     match scheduling.stream_of {
@@ -230,6 +233,8 @@ struct Lowering<'a> {
     overlaps: bool,
     /// Gradients that are summed over ranks before the optimizer.
     early: early_sums::EarlySums,
+    /// Copies of weights that the optimizer writes.
+    update_copies: copies::UpdateCopies,
     /// Sums over tensor-parallel ranks so far.
     tensor_sums: usize,
     value_of: HashMap<TensorId, ValueId>,
@@ -272,6 +277,7 @@ impl<'a> Lowering<'a> {
             passing: passing::Passing::default(),
             overlaps: false,
             early: early_sums::EarlySums::default(),
+            update_copies: copies::UpdateCopies::default(),
             tensor_sums: 0,
             value_of: HashMap::new(),
             written: HashSet::new(),
@@ -478,6 +484,7 @@ impl<'a> Lowering<'a> {
             input_count: new.input_count,
             accumulate: new.accumulate,
             last_only: false,
+            alone_only: false,
             workspace,
             phase: new.phase,
             tag: new.tag,

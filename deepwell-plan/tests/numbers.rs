@@ -204,6 +204,7 @@ fn costing(name: &str, op: impl Into<Op>, cost: Cost) -> Call {
         input_count: 0,
         accumulate: Accumulate::Never,
         last_only: false,
+        alone_only: false,
         accumulator_bytes: 0,
         workspace: ByteRange::default(),
         phase: Phase::Backward,

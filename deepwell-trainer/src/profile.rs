@@ -110,7 +110,7 @@ impl Profile {
         Ok(Profile { ranks, ..profile })
     }
 
-    /// Puts times beside what the calls of `program` have to do.
+    /// Puts times beside what the calls of `program` that a step runs have to do.
     pub fn from_times(
         program: &Program,
         hardware: &Hardware,
@@ -119,6 +119,7 @@ impl Profile {
     ) -> Profile {
         let calls: Vec<CallProfile> = program
             .calls_with_runs()
+            .filter(|(_, runs)| *runs > 0)
             .zip(times)
             .map(|((call, runs), time)| CallProfile {
                 runs,

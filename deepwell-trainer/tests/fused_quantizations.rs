@@ -1,5 +1,6 @@
-//! A program whose quantizations are fused with their producers gives the bits that the program
-//! without gives, and everything that looks at quantizations sees them in both.
+//! A program whose quantizations are fused with their producers, and whose optimizer writes the
+//! copies of weights, gives the bits that the program without gives, and everything that looks at
+//! quantizations sees them in both.
 
 mod gpt;
 
@@ -8,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Call, Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
-    Target, TensorKind, ValueId,
+    Call, Graph, KernelCatalog, KernelRequest, MemoryKind, NoKernel, Op, Phase, Program, Recompute,
+    Selection, Target, TensorKind, ValueId,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
 use deepwell_plan::{
@@ -24,8 +25,8 @@ const SEQ: usize = 32;
 const BATCH: usize = 4;
 const MICRO_BATCH: usize = 2;
 
-/// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op. A
-/// residual is added by the GEMM before it, or by the norm behind it.
+/// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op, with
+/// all copies of weights by the optimizer. A residual is added by the GEMM before it, or by the norm behind it.
 #[derive(Clone, Copy, PartialEq)]
 enum Fusing {
     ResidualsInGemms,
@@ -38,7 +39,10 @@ impl KernelCatalog for Fusing {
     }
 
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
-        let is_fused = matches!(request.op, Op::Fused(_));
+        let is_fused = match request.op {
+            Op::AdamW(op) => !op.copies.is_empty(),
+            op => matches!(op, Op::Fused(_)),
+        };
         let is_slow = *self == Self::ResidualsInNorms && request.op.name().ends_with("_residual");
         let cost_s = if is_slow { 4.0 } else { f64::from(!is_fused) };
         CpuCatalog.predicted_s(request, target).map(|_| cost_s)
@@ -49,11 +53,12 @@ impl KernelCatalog for Fusing {
     }
 }
 
-/// All that two steps and an evaluation leave, as bits, by name.
+/// All that two steps, one that is skipped and an evaluation leave, as bits, by name.
 #[derive(PartialEq)]
 struct Outcome {
     losses: Vec<u32>,
     weights: BTreeMap<String, Vec<u32>>,
+    copies: BTreeMap<String, Vec<u8>>,
     statistics: BTreeMap<String, Vec<u64>>,
     evaluation_loss: u32,
 }
@@ -88,15 +93,16 @@ fn initialize(executor: &mut Executor, graph: &Graph, loaded: &LoadedProgram) {
     executor.run_phase(loaded, Phase::Weights).unwrap();
 }
 
-/// Writes the inputs of step `step`, the same for each micro-batch, which count in full.
-fn feed(executor: &mut Executor, program: &Program, step: usize) {
+/// Writes the inputs of step `step`, the same for each micro-batch, which count in full; `scale` is
+/// 1, or what spoils all gradients.
+fn feed(executor: &mut Executor, program: &Program, step: usize, scale: f32) {
     let host = &program.host;
     let count = program.batch * program.seq;
     let token = |at: usize| ((at * at * 31 + at * 7 + step) % gpt::VOCABULARY) as i32;
     let of = |shift: usize| -> Vec<i32> { (0..count).map(|at| token(at + shift)).collect() };
     executor.write(program, host.tokens.unwrap(), cast_slice(&of(0))).unwrap();
     executor.write(program, host.targets.unwrap(), cast_slice(&of(1))).unwrap();
-    let scale = [1.0 / program.tokens_per_step() as f32];
+    let scale = [scale / program.tokens_per_step() as f32];
     executor.write(program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
 }
 
@@ -129,21 +135,33 @@ fn run(
     executor.write(&program, program.host.schedule.unwrap(), cast_slice(&schedule)).unwrap();
     let mut losses = Vec::new();
     for step in 0..2 {
-        feed(&mut executor, &program, step);
+        feed(&mut executor, &program, step, 1.0);
         let mut audit = Audit::new(&program);
         executor.run_observed(&training, &mut audit).unwrap();
         let report = audit.finish();
         assert!(report.is_clean(), "{report}");
         losses.push(loss_of(&mut executor, &training));
     }
+    feed(&mut executor, &program, 2, f32::NAN);
+    executor.run(&training).unwrap();
+    let counters: Vec<u64> = read(&mut executor, &program, program.host.counters.unwrap());
+    assert_eq!(counters, [2, 1]);
     let named = program.parameters.iter().map(|state| (state.name.clone(), state.master));
     let weights = named.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();
     let counters = program.host.statistics.iter().cloned();
     let statistics = counters.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();
-    feed(&mut executor, evaluation.program(), 2);
+    let mut copies = BTreeMap::new();
+    for (index, value) in program.values.iter().enumerate() {
+        if value.memory == MemoryKind::Weights {
+            let mut bytes = vec![0; value.range.bytes];
+            executor.read(&program, ValueId(index as u32), &mut bytes).unwrap();
+            copies.insert(value.name.clone(), bytes);
+        }
+    }
+    feed(&mut executor, evaluation.program(), 2, 1.0);
     executor.run(&evaluation).unwrap();
     let evaluation_loss = loss_of(&mut executor, &evaluation);
-    Run { outcome: Outcome { losses, weights, statistics, evaluation_loss }, program }
+    Run { outcome: Outcome { losses, weights, copies, statistics, evaluation_loss }, program }
 }
 
 /// Both ways of lowering, compared; `names` are the fused ops that there must be.
@@ -160,6 +178,11 @@ fn check(graph: &Graph, preset: &str, fusing: Fusing, names: &[&str], unread: &s
         for (name, weights) in &one.weights {
             assert!(weights == &other.weights[name], "{case}: weights of `{name}` differ");
         }
+        for (name, copy) in &one.copies {
+            assert!(copy == &other.copies[name], "{case}: copies `{name}` differ");
+        }
+        assert!(!one.copies.is_empty() && one.copies.len() == other.copies.len(), "{case}");
+        all_copies_are_written(&fused.program, &case);
         assert!(!one.statistics.is_empty());
         assert_eq!(one.statistics, other.statistics, "{case}");
         same_accounts(&apart.program, &fused.program, &case);
@@ -254,10 +277,18 @@ fn fused_programs_of_single_operands_give_the_same_bits() {
     }
 }
 
+/// The optimizer writes all copies: a step leaves out the body that makes them.
+fn all_copies_are_written(program: &Program, case: &str) {
+    let body = program.body_of(Phase::Weights).unwrap();
+    assert!(program.calls_of(body).iter().all(|call| call.alone_only), "{case}");
+    assert!(program.schedule.iter().all(|invocation| invocation.body != body), "{case}");
+}
+
 /// What is said of quantizations does not depend on how they are made.
 fn same_accounts(apart: &Program, fused: &Program, case: &str) {
     let count = |program: &Program| {
-        program.calls.iter().map(|call| call.quantizations().len()).sum::<usize>()
+        let calls = program.calls.iter().filter(|call| !call.alone_only);
+        calls.map(|call| call.quantizations().len()).sum::<usize>()
     };
     assert_eq!(count(apart), count(fused), "{case}");
     assert_eq!(quantized_bytes(apart), quantized_bytes(fused), "{case}");

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Check, product};
+use super::{Check, WeightCopy, product};
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape};
 
@@ -128,8 +128,11 @@ impl OpRule for AdamWCoefficients {
 /// moments. A shard of it that ends at parameters is therefore one range of each of the four.
 ///
 /// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter: gradient, and
-/// updated in place: master weight, first moment, second moment, all f32 of one shape. A step that
-/// is skipped changes nothing.
+/// updated in place: master weight, first moment, second moment, all f32 of one shape. Outputs: what
+/// each of `copies` is made of, in their order, of the updated weights.
+///
+/// A step that is skipped changes nothing: copies and their counters are those of the weights that
+/// were there before, which whoever made them first has written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
     /// The bucket, as indices into the parameters of the program; where it has
@@ -137,6 +140,9 @@ pub struct AdamW {
     pub parameters: Range<usize>,
     /// Decoupled weight decay of each parameter, in operand order.
     pub weight_decay: Vec<f32>,
+    /// The compute copies that it writes beside the weights.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<WeightCopy>,
 }
 
 impl AdamW {
@@ -144,6 +150,25 @@ impl AdamW {
     pub const LEADING_OPERANDS: usize = 1;
     /// Operands per parameter: gradient, master, first moment, second moment.
     pub const OPERANDS_PER_PARAMETER: usize = 4;
+
+    /// Place of the master weight of a parameter among the operands.
+    pub fn master(parameter: usize) -> usize {
+        Self::LEADING_OPERANDS + parameter * Self::OPERANDS_PER_PARAMETER + 1
+    }
+
+    /// How many operands stand before the outputs.
+    pub fn input_count(&self) -> usize {
+        Self::LEADING_OPERANDS + Self::OPERANDS_PER_PARAMETER * self.weight_decay.len()
+    }
+
+    /// Each copy, with the places of its tensors among the outputs.
+    pub fn copies_with_outputs(&self) -> impl Iterator<Item = (&WeightCopy, Range<usize>)> {
+        self.copies.iter().scan(0, |next, copy| {
+            let first = *next;
+            *next += copy.kind.output_count();
+            Some((copy, first..*next))
+        })
+    }
 
     fn check(&self, inputs: &[TensorType]) -> Result<(), OpError> {
         let check = Check { op: self.name(), inputs };
@@ -165,6 +190,10 @@ impl AdamW {
                 check.shape(index, &inputs[gradient].shape)?;
             }
         }
+        if let Some(copy) = self.copies.iter().find(|copy| copy.parameter >= parameters) {
+            let got = format!("one of parameter {}", copy.parameter);
+            return Err(check.error(format!("copies of {parameters} parameters"), got));
+        }
         Ok(())
     }
 }
@@ -175,20 +204,30 @@ impl OpRule for AdamW {
     }
 
     fn attributes(&self) -> String {
-        format!("parameters={}..{}", self.parameters.start, self.parameters.end)
+        let copies = match self.copies.len() {
+            0 => String::new(),
+            count => format!(" copies={count}"),
+        };
+        format!("parameters={}..{}{copies}", self.parameters.start, self.parameters.end)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         self.check(inputs)?;
-        Ok(vec![])
+        let of_copy = |copy: &WeightCopy| copy.infer(&inputs[Self::master(copy.parameter)]);
+        let outputs: Vec<Vec<OutputType>> =
+            self.copies.iter().map(of_copy).collect::<Result<_, _>>()?;
+        Ok(outputs.concat())
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        let parameters = &shapes[Self::LEADING_OPERANDS..];
-        14 * parameters
-            .iter()
-            .step_by(Self::OPERANDS_PER_PARAMETER)
-            .map(|shape| product(shape))
-            .sum::<u64>()
+        let masters = (0..self.weight_decay.len()).map(|index| &shapes[Self::master(index)]);
+        let of_copy = |(copy, outputs): (&WeightCopy, Range<usize>)| {
+            let first = self.input_count();
+            let outputs = &shapes[first + outputs.start..first + outputs.end];
+            let master = &shapes[Self::master(copy.parameter)];
+            copy.kind.rule().flops(&[std::slice::from_ref(master), outputs].concat())
+        };
+        let of_copies: u64 = self.copies_with_outputs().map(of_copy).sum();
+        14 * masters.map(|shape| product(shape)).sum::<u64>() + of_copies
     }
 }

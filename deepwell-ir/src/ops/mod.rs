@@ -39,6 +39,7 @@ mod split_columns;
 mod stochastic_round;
 mod swiglu;
 mod vocab_parallel;
+mod weight_copy;
 
 pub use adamw::{AdamW, AdamWCoefficients, GradNorm, NormOfSums, SumsOfSquares};
 pub use add::Add;
@@ -88,6 +89,7 @@ pub use vocab_parallel::{
     VocabParallelCrossEntropy, VocabParallelCrossEntropyGrad, VocabParallelEmbedding,
     VocabParallelEmbeddingBackward, VocabParallelSums, VocabSlice,
 };
+pub use weight_copy::{CopyKind, WeightCopy};
 
 use crate::op::TensorType;
 use crate::{DType, Dim, OpError, PlaneType, Shape};

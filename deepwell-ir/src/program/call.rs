@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ByteRange, Instance, Program, ValueId};
-use crate::ops::Quantize;
+use crate::ops::{AdamW, CopyKind, Quantize};
 use crate::{KernelChoice, MathUnit, NodeId, Op, Phase, Rejected, Tag, TensorId};
 
 /// How a call touches an operand.
@@ -101,6 +101,10 @@ pub struct Call {
     /// micro-batches have added up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub last_only: bool,
+    /// Whether a step leaves it out: it makes copies of weights that the optimizer's calls write
+    /// within a step, and runs where its body runs alone, after weights were loaded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone_only: bool,
     /// Scratch, `choice.workspace_bytes` long.
     pub workspace: ByteRange,
     /// When it runs.
@@ -133,12 +137,16 @@ pub struct Call {
 impl Call {
     /// Whether it runs in an instance of its body.
     pub fn runs_in(&self, instance: Instance) -> bool {
-        instance.is_last || !self.last_only
+        (instance.is_last || !self.last_only) && (instance.is_alone || !self.alone_only)
     }
 
     /// How often a step runs it, of whose body it has so many runs.
     pub fn runs_of(&self, body_runs: usize) -> usize {
-        if self.last_only { body_runs.min(1) } else { body_runs }
+        match (self.alone_only, self.last_only) {
+            (true, _) => 0,
+            (false, true) => body_runs.min(1),
+            (false, false) => body_runs,
+        }
     }
 
     /// Lower bound of the work of one run.
@@ -167,7 +175,27 @@ impl Call {
         &self.operands[self.input_count..]
     }
 
-    /// The block quantizations that the call does, be it one itself or in its epilogue.
+    /// The casts that the call does: what is cast, and to which value.
+    pub fn casts(&self) -> Vec<(ValueId, ValueId)> {
+        match (&self.op, self.inputs(), self.outputs()) {
+            (Op::Cast(_), [source], [copy]) => vec![(source.value, copy.value)],
+            (Op::AdamW(op), ..) => {
+                let casts = op
+                    .copies_with_outputs()
+                    .filter(|(copy, _)| matches!(copy.kind, CopyKind::Cast(_)));
+                casts
+                    .filter_map(|(copy, outputs)| {
+                        let master = self.operands.get(AdamW::master(copy.parameter))?;
+                        Some((master.value, self.outputs().get(outputs.start)?.value))
+                    })
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The block quantizations that the call does, be it one itself, in its epilogue, or of weights
+    /// that it updates.
     pub fn quantizations(&self) -> Vec<Quantization<'_>> {
         let outputs = self.outputs();
         match &self.op {
@@ -184,6 +212,15 @@ impl Call {
                         source: source.map(|operand| operand.value),
                         outputs: outputs.get(step.positions)?,
                     })
+                })
+                .collect(),
+            Op::AdamW(op) => op
+                .copies_with_outputs()
+                .filter_map(|(copy, places)| {
+                    let CopyKind::Quantize(quantize) = &copy.kind else { return None };
+                    let master = self.operands.get(AdamW::master(copy.parameter));
+                    let source = master.map(|operand| operand.value);
+                    Some(Quantization { quantize, source, outputs: outputs.get(places)? })
                 })
                 .collect(),
             _ => Vec::new(),

@@ -146,7 +146,8 @@ pub struct Program {
     pub calls: Vec<Call>,
     /// Ranges of calls that run together, at most one of each phase and chunk, which cover all
     /// calls in order. That of [`Phase::Weights`] makes the compute copies for the next step, and
-    /// is also run alone after weights are loaded.
+    /// is also run alone after weights are loaded: then with those that the optimizer's calls
+    /// write within a step, see [`Call::alone_only`].
     pub bodies: Vec<Body>,
     /// What a step runs, in order.
     pub schedule: Vec<Invocation>,
@@ -235,23 +236,30 @@ impl Program {
             Some(Phase::Optimizer | Phase::Weights) => true,
             _ => invocation.micro_batch as usize + 1 == self.micro_batches,
         };
-        Instance { slot: invocation.slot, is_first: invocation.micro_batch == 0, is_last }
+        let is_first = invocation.micro_batch == 0;
+        Instance { slot: invocation.slot, is_first, is_last, is_alone: false }
     }
 
-    /// The instance of a body that stands for `instance`: where nothing is accumulated and nothing
-    /// waits for the last micro-batch, all run alike.
+    /// The instance of a body that stands for `instance`: where nothing is accumulated, nothing
+    /// waits for the last micro-batch and a step leaves nothing out, all run alike.
     pub fn instance_of(&self, body: BodyId, instance: Instance) -> Instance {
         let calls = self.calls_of(body);
         let adds = calls.iter().any(|call| call.accumulate == Accumulate::AfterFirst);
         let waits = calls.iter().any(|call| call.last_only);
-        let Instance { slot, is_first, is_last } = instance;
-        Instance { slot, is_first: is_first || !adds, is_last: is_last || !waits }
+        let leaves_out = calls.iter().any(|call| call.alone_only);
+        let Instance { slot, is_first, is_last, is_alone } = instance;
+        Instance {
+            slot,
+            is_first: is_first || !adds,
+            is_last: is_last || !waits,
+            is_alone: is_alone && leaves_out,
+        }
     }
 
     /// The instances of bodies that a step runs, and those that run alone.
     pub fn instances(&self) -> BTreeSet<(BodyId, Instance)> {
         let of_schedule = self.schedule.iter().map(|it| (it.body, self.instance(it)));
-        let alone = self.body_of(Phase::Weights).map(|body| (body, Instance::ONLY));
+        let alone = self.body_of(Phase::Weights).map(|body| (body, Instance::ALONE));
         of_schedule
             .chain(alone)
             .map(|(body, instance)| (body, self.instance_of(body, instance)))

@@ -45,11 +45,15 @@ pub struct Instance {
     pub is_first: bool,
     /// Whether it is the last of its step, which has sums of what all of them have added up.
     pub is_last: bool,
+    /// Whether it is outside of a step: copies of weights that were loaded, all of them.
+    pub is_alone: bool,
 }
 
 impl Instance {
     /// The only run in its step.
-    pub const ONLY: Instance = Instance { slot: 0, is_first: true, is_last: true };
+    pub const ONLY: Instance = Instance { slot: 0, is_first: true, is_last: true, is_alone: false };
+    /// The run of a body alone, outside of a step.
+    pub const ALONE: Instance = Instance { is_alone: true, ..Instance::ONLY };
 }
 
 /// One run of a body within a step.

@@ -86,6 +86,9 @@ impl Program {
         if call.last_only {
             write!(f, " last_only")?;
         }
+        if call.alone_only {
+            write!(f, " alone_only")?;
+        }
         if call.stream > 0 {
             write!(f, " stream={}", call.stream)?;
         }

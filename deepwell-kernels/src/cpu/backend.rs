@@ -251,6 +251,7 @@ mod tests {
             operands: vec![operand(0, read), operand(1, read), operand(2, Access::Write)],
             accumulate: Accumulate::Never,
             last_only: false,
+            alone_only: false,
             accumulator_bytes: 0,
             workspace: ByteRange::default(),
             phase: Phase::Forward,

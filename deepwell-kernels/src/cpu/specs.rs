@@ -4,7 +4,10 @@
 
 use std::sync::LazyLock;
 
-use deepwell_ir::{Call, DType, KernelCatalog, KernelRequest, NoKernel, Op, Selection, Target};
+use deepwell_ir::ops::AdamW;
+use deepwell_ir::{
+    Call, DType, KernelCatalog, KernelRequest, NoKernel, Op, OperandType, Selection, Target,
+};
 
 use deepwell_precision::QuantFormat;
 
@@ -150,12 +153,21 @@ impl KernelCatalog for CpuCatalog {
 }
 
 /// The kernels of an op, with what each takes or why it does not serve. A fused op's are those of
-/// its core: the steps behind it are done by their own kernels, so fusing gains nothing here.
+/// its core: the steps behind it are done by their own kernels, so fusing gains nothing here. Nor
+/// does it gain anything that an update writes copies of its weights.
 fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
     let mut found = Vec::new();
     let Op::Fused(op) = request.op else {
+        let copies_s = match request.op {
+            Op::AdamW(op) => copies_s(op, request, target),
+            _ => Ok(None),
+        };
         for spec in kernels_of(request.op) {
-            let offer = offer(spec, request, target);
+            let offer = copies_s.clone().and_then(|copies_s| {
+                let whole = offer(spec, request, target)?;
+                let predicted_s = copies_s.unwrap_or(whole.predicted_s);
+                Ok(Offer { predicted_s, ..whole })
+            });
             found.push(Candidate { kernel: spec.name.clone(), tiles: Vec::new(), offer });
         }
         return found;
@@ -177,6 +189,34 @@ fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
         found.push(Candidate { kernel: spec.name.clone(), tiles: Vec::new(), offer });
     }
     found
+}
+
+/// The time of an update and that of the copies which it writes; none where it writes none.
+fn copies_s(
+    op: &AdamW,
+    request: &KernelRequest<'_>,
+    target: &Target,
+) -> Result<Option<f64>, String> {
+    if op.copies.is_empty() {
+        return Ok(None);
+    }
+    let (inputs, outputs) = request.operands.split_at(op.input_count());
+    let plain = Op::from(AdamW { copies: Vec::new(), ..op.clone() });
+    let mut parts = vec![(plain, inputs.to_vec(), inputs.len())];
+    for (copy, places) in op.copies_with_outputs() {
+        let master = inputs.get(AdamW::master(copy.parameter));
+        let (Some(master), Some(outputs)) = (master, outputs.get(places)) else {
+            return Err("expected the tensors of each copy".to_string());
+        };
+        let operands = [std::slice::from_ref(master), outputs].concat();
+        parts.push((copy.kind.to_op(), operands, 1));
+    }
+    let of_part = |(op, operands, input_count): &(Op, Vec<OperandType>, usize)| {
+        let request = KernelRequest { op, operands, input_count: *input_count };
+        let least_s = CpuCatalog.predicted_s(&request, target);
+        least_s.ok_or_else(|| format!("there is no kernel of `{}`", op.name()))
+    };
+    parts.iter().map(of_part).sum::<Result<f64, String>>().map(Some)
 }
 
 fn kernels_of(op: &Op) -> impl Iterator<Item = &'static CpuKernelSpec> {

@@ -88,7 +88,7 @@ impl Stages {
                 .map(|body| roof.body_time_s(&program.calls[body.calls.clone()], instance))
                 .sum()
         };
-        let between = Instance { slot: 0, is_first: false, is_last: false };
+        let between = Instance { is_first: false, is_last: false, ..Instance::ONLY };
         let times = |program: &Program| OpTimes {
             forward: body_s(program, Phase::Forward, between),
             // With the gradients of weights, unless these have a body of their own.

@@ -117,7 +117,7 @@ impl Roof {
         let of_body = |(body, runs): (&deepwell_ir::Body, usize)| {
             let calls = &program.calls[body.calls.clone()];
             let run_s = |is_first, is_last| {
-                calls_time_s(calls, Instance { slot: 0, is_first, is_last }, time_s)
+                calls_time_s(calls, Instance { is_first, is_last, ..Instance::ONLY }, time_s)
             };
             match runs {
                 0 => 0.0,

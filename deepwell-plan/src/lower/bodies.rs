@@ -63,7 +63,8 @@ impl Lowering<'_> {
         Some(BodyId(self.bodies.iter().position(is_it)? as u32))
     }
 
-    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.
+    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step, unless
+    /// it leaves all of their calls out.
     pub(super) fn invocations(&self) -> Vec<Invocation> {
         let passes = self.passes.passes.iter().filter_map(|pass| {
             let body = self.body_of(pass.phase, pass.chunk)?;
@@ -71,6 +72,11 @@ impl Lowering<'_> {
         });
         let last = [Phase::Optimizer, Phase::Weights];
         let last = last.into_iter().filter_map(|phase| self.body_of(phase, 0));
+        let runs = |body: &BodyId| {
+            let calls = &self.calls[self.bodies[body.index()].calls.clone()];
+            calls.iter().any(|call| !call.alone_only)
+        };
+        let last = last.filter(runs);
         passes.chain(last.map(|body| Invocation { body, micro_batch: 0, slot: 0 })).collect()
     }
 }

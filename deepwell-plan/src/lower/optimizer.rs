@@ -1,10 +1,11 @@
 //! The optimizer's body: gradients summed over the ranks that split the batch, the norm of all
-//! gradients, then the update, bucket by bucket.
+//! gradients, then the update, bucket by bucket, with the copies of weights that it writes.
 
 use std::ops::Range;
 
 use deepwell_ir::ops::{
     AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction, SelectionBiasUpdate,
+    WeightCopy,
 };
 use deepwell_ir::{
     Access, Accumulate, DType, GroupId, MemoryKind, NodeId, Op, Operand, ParameterState, Phase,
@@ -49,7 +50,13 @@ impl Lowering<'_> {
         for (index, bucket) in trained.into_iter().enumerate() {
             let mut operands = vec![read(coefficients)];
             let mut weight_decay = Vec::with_capacity(bucket.len());
+            let (mut copies, mut outputs) = (Vec::new(), Vec::new());
             for index in bucket.clone() {
+                let parameter = index - bucket.start;
+                for (kind, tensors) in self.update_copies.of(index).to_vec() {
+                    copies.push(WeightCopy { parameter, kind });
+                    outputs.extend(tensors.into_iter().map(|id| write(self.value(id))));
+                }
                 let state = &self.parameters[index];
                 let moments = [state.first_moment, state.second_moment].into_iter().flatten();
                 operands.extend(state.gradient.map(read));
@@ -58,8 +65,8 @@ impl Lowering<'_> {
                 let decay = if self.decays[index] { plan.optimizer.weight_decay } else { 0.0 };
                 weight_decay.push(decay);
             }
-            let op = AdamW { parameters: bucket, weight_decay };
-            self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, Vec::new())?;
+            let op = AdamW { parameters: bucket, weight_decay, copies };
+            self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, outputs)?;
         }
         self.end_body(Phase::Optimizer, 0);
         Ok(())

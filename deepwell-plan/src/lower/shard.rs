@@ -438,7 +438,7 @@ impl Lowering<'_> {
             let state = [master, first_moment, second_moment].map(update);
             let operands = [read(coefficients), read(gradient)].into_iter().chain(state).collect();
             let weight_decay = vec![self.shared[index].weight_decay];
-            let op = AdamW { parameters: index..index + 1, weight_decay };
+            let op = AdamW { parameters: index..index + 1, weight_decay, copies: Vec::new() };
             self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, Vec::new())?;
         }
         Ok(())

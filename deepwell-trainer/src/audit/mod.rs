@@ -125,8 +125,8 @@ impl Audit {
         moment: &str,
     ) -> Result<(), KernelError> {
         let report = &mut self.report;
-        if matches!(call.op, Op::Cast(_)) {
-            quantized::check_cast(report, program, call, memory, moment)?;
+        for cast in call.casts() {
+            quantized::check_cast(report, program, call, cast, memory, moment)?;
         }
         for quantization in call.quantizations() {
             quantized::check_quantize(report, program, call, &quantization, memory, moment)?;
@@ -210,7 +210,7 @@ impl Observer for Audit {
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
-        let quantizes = matches!(call.op, Op::Cast(_)) || !call.quantizations().is_empty();
+        let quantizes = !call.casts().is_empty() || !call.quantizations().is_empty();
         let is_other = matches!(
             call.op,
             Op::GradNorm(_)

@@ -157,7 +157,7 @@ impl<'a> MxOperand<'a> {
 /// How findings about an operand open, and what they compare it with.
 fn phrases(source: &View<'_>, call: &Call, moment: &str) -> (String, String) {
     let source = source.name;
-    let of = if call.phase == Phase::Weights {
+    let of = if matches!(call.phase, Phase::Weights | Phase::Optimizer) {
         format!("the present master weight `{source}`")
     } else {
         format!("`{source}`")
@@ -267,16 +267,17 @@ fn check_matrix<'a>(
     Ok(())
 }
 
-/// Compares every element of a cast with the source, rounded to nearest even.
+/// Compares every element of a cast of `source` to `target` with the source, rounded to nearest
+/// even.
 pub(super) fn check_cast(
     report: &mut AuditReport,
     program: &Program,
     call: &Call,
+    (source, target): (ValueId, ValueId),
     memory: &Memory<'_>,
     moment: &str,
 ) -> Result<(), KernelError> {
-    let source = view(program, call.operands[0].value, memory)?;
-    let target = view(program, call.outputs()[0].value, memory)?;
+    let (source, target) = (view(program, source, memory)?, view(program, target, memory)?);
     let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
     report.count_tensor(target.len());

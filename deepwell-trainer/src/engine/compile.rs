@@ -213,8 +213,9 @@ fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainEr
     })
 }
 
-/// Counters of the quantizations of each body, with the layer that reads their data, as it is or
-/// dequantized: that is the layer which falls back when they look bad, whoever made the tensor.
+/// Counters of the quantizations that a step does in each body, with the layer that reads their
+/// data, as it is or dequantized: that is the layer which falls back when they look bad, whoever
+/// made the tensor.
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();
     for call in &program.calls {
@@ -259,7 +260,10 @@ pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     program
         .bodies
         .iter()
-        .map(|body| program.calls[body.calls.clone()].iter().flat_map(of_call).collect())
+        .map(|body| {
+            let calls = program.calls[body.calls.clone()].iter().filter(|call| !call.alone_only);
+            calls.flat_map(of_call).collect()
+        })
         .collect()
 }
 

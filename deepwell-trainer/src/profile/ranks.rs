@@ -50,7 +50,8 @@ impl RankExchanges {
     pub(super) fn of(program: &Program, calls: &[CallProfile], step_s: Option<f64>) -> Self {
         let mut exchanges: Vec<ExchangeProfile> = Vec::new();
         let (mut computing_s, mut beside) = (0.0, false);
-        for (call, profile) in program.calls.iter().zip(calls) {
+        let of_step = program.calls_with_runs().filter(|(_, runs)| *runs > 0);
+        for ((call, _), profile) in of_step.zip(calls) {
             let time_s = profile.in_step(profile.time_s);
             let Op::Collective(op) = &call.op else {
                 computing_s += time_s;

@@ -90,7 +90,7 @@ fn shards(
             return Err(format!("call `{name}` updates shards {got:?}, expected {index}"));
         }
         types(program, call)?;
-        let operands = call.operands.get(AdamW::LEADING_OPERANDS + 1..).unwrap_or_default();
+        let operands = call.inputs().get(AdamW::LEADING_OPERANDS + 1..).unwrap_or_default();
         let expected = [shard.master, shard.first_moment, shard.second_moment];
         let got = operands.iter().map(|operand| (operand.value, operand.access));
         if !got.eq(expected.map(|value| (value, Access::Update))) {
@@ -146,7 +146,7 @@ fn values_of(state: &ParameterState) -> Option<[ValueId; AdamW::OPERANDS_PER_PAR
 }
 
 fn operands(call: &Call, states: &[ParameterState]) -> Result<(), String> {
-    let of_parameters = call.operands.get(AdamW::LEADING_OPERANDS..).unwrap_or_default();
+    let of_parameters = call.inputs().get(AdamW::LEADING_OPERANDS..).unwrap_or_default();
     let chunks = of_parameters.chunks(AdamW::OPERANDS_PER_PARAMETER);
     let is_state = |operands: &[Operand], state: &ParameterState| {
         let [update, read] = [Access::Update, Access::Read];

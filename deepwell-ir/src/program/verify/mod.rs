@@ -1,6 +1,7 @@
 //! Rules of a program, checked where one is made, read or run.
 
 mod buckets;
+mod copies;
 mod data_flow;
 mod handover;
 mod last_only;
@@ -34,6 +35,7 @@ pub const ALIGNMENT_BYTES: usize = 64;
 ///   that runs in others reads what they write;
 /// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
 ///   parameters that they name and lie one behind the other;
+/// - what a step leaves out are the copies of weights that the optimizer's calls write;
 /// - the target's groups are of the program's rank, and a collective is among all ranks of one of
 ///   them, with operands of the sizes that it makes; the tensors of a bucket lie one behind the
 ///   other;
@@ -57,6 +59,7 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             handover::check(program)?;
             last_only::check(program)?;
             buckets::check(program)?;
+            copies::check(program)?;
             reduced::check(program)
         })
         .map_err(|what| IrError::Program { program: program.name.clone(), what })

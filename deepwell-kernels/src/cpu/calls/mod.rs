@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, Call, DType, Instance, Op, Program, Value};
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::arena::{Arena, In, Out};
@@ -134,6 +135,20 @@ impl<'a> Operands<'a> {
     /// The call, for a part of it.
     fn site(&self) -> (&'a Program, &'a Call, Instance) {
         (self.program, self.call, self.instance)
+    }
+
+    /// What an op does that is a part of the call and has no scratch: of some of the operands, to
+    /// others.
+    pub(crate) fn run_of_part(
+        &self,
+        op: &Op,
+        inputs: &[usize],
+        outputs: Range<usize>,
+    ) -> Result<Run, KernelError> {
+        let places = inputs.iter().copied().chain(outputs);
+        let values = places.map(|place| self.values[place]).collect();
+        let workspace = ByteRange::default();
+        run_of(op, &Operands::new(self.site(), values, inputs.len(), workspace))
     }
 
     /// Whether accumulators add to what is there.

@@ -233,6 +233,14 @@ struct Parameter {
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::AdamW(op) = op else { return Err(operands.unknown_kernel()) };
+    let copies = op
+        .copies_with_outputs()
+        .map(|(copy, outputs)| {
+            let first = op.input_count() + outputs.start;
+            let outputs = first..first + outputs.len();
+            operands.run_of_part(&copy.kind.to_op(), &[AdamW::master(copy.parameter)], outputs)
+        })
+        .collect::<Result<Vec<Run>, KernelError>>()?;
     let coefficients = operands.input::<f32>(0)?;
     let parameters = op
         .weight_decay
@@ -266,7 +274,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             };
             apply(&mut tensor, coefficients);
         }
-        Ok(())
+        copies.iter().try_for_each(|copy| copy(arena))
     }))
 }
 

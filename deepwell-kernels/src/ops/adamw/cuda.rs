@@ -1,7 +1,7 @@
 //! `adamw.cu`: the coefficients of a step by one thread, and the update of a bucket in one launch.
 
-use deepwell_ir::Op;
-use deepwell_ir::ops::{AdamW, AdamWCoefficients};
+use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind};
+use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
@@ -24,7 +24,7 @@ const SPEC: CudaKernelSpec = CudaKernelSpec {
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
-    reject: takes_all,
+    reject,
     predict: roofline,
     workspace_bytes: |_, _| 0,
     select_tile: None,
@@ -35,15 +35,35 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_adamw_coefficients",
         ops: &["adamw_coefficients"],
+        reject: takes_all,
         prepare: prepare_coefficients,
         ..SPEC
     },
     SPEC,
 ];
 
-/// The table `{gradient, master, first moment, second moment, elements, first chunk, decay}`.
+/// Copies that it does not write.
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AdamW(op) = request.op else { return None };
+    let mut has_copy = vec![false; op.weight_decay.len()];
+    op.copies.iter().find_map(|copy| {
+        if std::mem::replace(has_copy.get_mut(copy.parameter)?, true) {
+            return Some("writes one copy of a weight, not several".to_string());
+        }
+        match &copy.kind {
+            CopyKind::Cast(Cast { to: DType::Bf16 }) => None,
+            kind => Some(format!("writes copies in bf16, not by `{}`", kind.to_op().name())),
+        }
+    })
+}
+
+/// The table `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}`.
 fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
     let mut list = TensorList::new(CHUNK_ELEMENTS);
+    let mut copies = vec![0; op.weight_decay.len()];
+    for (copy, outputs) in op.copies_with_outputs() {
+        copies[copy.parameter] = call.operand(op.input_count() + outputs.start).pointer.0;
+    }
     for (parameter, decay) in op.weight_decay.iter().enumerate() {
         let first = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
         let operands = (first..first + AdamW::OPERANDS_PER_PARAMETER)
@@ -56,7 +76,8 @@ fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
                  got {other}"
             )));
         }
-        let addresses: Vec<u64> = operands.iter().map(|(address, _)| *address).collect();
+        let addresses = operands.iter().map(|(address, _)| *address);
+        let addresses: Vec<u64> = addresses.chain([copies[parameter]]).collect();
         list.push(&addresses, elements, &[u64::from(decay.to_bits())]);
     }
     Ok(list)

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use deepwell_ir::ops;
+use deepwell_ir::DType;
+use deepwell_ir::ops::{self, Cast, CopyKind, WeightCopy};
 use deepwell_kernels::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw as cpu_adamw};
 
 use crate::compare::{Tolerance, assert_close};
@@ -25,6 +26,17 @@ struct State {
     weight_decay: Vec<f32>,
     counters: [u64; 2],
     parameters: Vec<Parameter>,
+    /// What is made of every second weight, as it was left.
+    copies: Vec<Option<HostTensor>>,
+}
+
+/// Whether a parameter is copied to BF16.
+fn is_copied(index: usize) -> bool {
+    index.is_multiple_of(2)
+}
+
+fn bf16(values: &[f32]) -> HostTensor {
+    HostTensor::bf16(&[values.len()], values)
 }
 
 impl State {
@@ -39,6 +51,10 @@ impl State {
             weight_decay: (0..lengths.len()).map(|index| decays[index % 3]).collect(),
             counters: [0, 0],
             parameters: lengths.iter().enumerate().map(parameter).collect(),
+            // What nobody would make of a weight.
+            copies: (0..lengths.len())
+                .map(|index| is_copied(index).then(|| bf16(&vec![777.0; lengths[index]])))
+                .collect(),
         }
     }
 
@@ -70,7 +86,8 @@ impl State {
         let options = RunOptions { update: true, ..RunOptions::default() };
         let vector = |values: &[f32]| HostTensor::f32(&[values.len()], values);
         let parameters = &mut self.parameters[bucket.clone()];
-        let updated: Vec<HostTensor> = parameters
+        let copied: Vec<usize> = bucket.clone().filter(|&index| is_copied(index)).collect();
+        let mut updated: Vec<HostTensor> = parameters
             .iter()
             .zip(gradients)
             .flat_map(|(parameter, gradient)| {
@@ -78,9 +95,19 @@ impl State {
                 [gradient, master, first_moment, second_moment].map(|values| vector(values))
             })
             .collect();
+        updated.extend(copied.iter().filter_map(|&index| self.copies[index].clone()));
         let weight_decay = self.weight_decay[bucket.clone()].to_vec();
-        let op = ops::AdamW { parameters: bucket, weight_decay };
+        let to_bf16 = |index: &usize| WeightCopy {
+            parameter: index - bucket.start,
+            kind: CopyKind::Cast(Cast { to: DType::Bf16 }),
+        };
+        let copies = copied.iter().map(to_bf16).collect();
+        let op = ops::AdamW { parameters: bucket, weight_decay, copies };
+        let first_copy = 4 * parameters.len();
         let got = gpu.run_with(op, std::slice::from_ref(coefficients), &updated, options);
+        for (index, copy) in copied.iter().zip(&got[first_copy..]) {
+            self.copies[*index] = Some(copy.clone());
+        }
         let floats = |index: usize| -> Vec<f32> { bytemuck::pod_collect_to_vec(&got[index].bytes) };
         for (index, parameter) in parameters.iter_mut().enumerate() {
             let first = 4 * index;
@@ -90,6 +117,18 @@ impl State {
                 first_moment: floats(first + 2),
                 second_moment: floats(first + 3),
             };
+        }
+    }
+
+    /// After a step: copies are of the new weights, or, where it was skipped, what they were.
+    fn check_copies(&self, before: &[Option<HostTensor>], norm: f32) {
+        for (index, copy) in self.copies.iter().enumerate() {
+            let Some(copy) = copy else { continue };
+            let expected = match &before[index] {
+                Some(before) if !norm.is_finite() => before.clone(),
+                _ => bf16(&self.parameters[index].master),
+            };
+            assert_eq!(copy.bytes, expected.bytes, "copy of tensor {index}, norm {norm}");
         }
     }
 
@@ -174,7 +213,9 @@ pub(crate) fn check_steps(gpu: &mut Gpu, lengths: &[usize]) {
             .enumerate()
             .map(|(index, &len)| uniform(len, (100 * step + index) as u64, 0.3))
             .collect();
+        let copies = on_gpu.copies.clone();
         on_gpu.step_on(gpu, &gradients, norm);
+        on_gpu.check_copies(&copies, norm);
         on_cpu.step_on_cpu(&gradients, norm);
         compare(&format!("{} tensors, step {step}", lengths.len()), &on_gpu, &on_cpu);
         // From here on the same again: differences do not add up.

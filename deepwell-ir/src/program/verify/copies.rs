@@ -1,0 +1,77 @@
+//! Compute copies of weights that the optimizer's calls write: a step leaves out the calls that
+//! make them by themselves, and no others.
+
+use std::collections::HashMap;
+
+use crate::ops::{AdamW, CopyKind};
+use crate::{Access, Call, Op, Operand, Phase, Program, ValueId};
+
+/// A copy of a weight: which, how, and where it is.
+#[derive(PartialEq)]
+struct Made {
+    master: ValueId,
+    kind: CopyKind,
+    outputs: Vec<Operand>,
+}
+
+/// Each copy that an update writes is that of one call which a step leaves out, and the other way
+/// round: of the same master, in the same way, to the same values.
+pub(super) fn check(program: &Program) -> Result<(), String> {
+    let mut left_out: HashMap<ValueId, (&Call, Made)> = HashMap::new();
+    for call in program.calls.iter().filter(|call| call.alone_only) {
+        let name = &call.name;
+        let (Some(made), Phase::Weights) = (by_itself(call), call.phase) else {
+            let phase = call.phase;
+            return Err(format!(
+                "call `{name}` of {phase} is left out of a step, expected a copy of a weight"
+            ));
+        };
+        let Some(first) = made.outputs.first() else { continue };
+        left_out.insert(first.value, (call, made));
+    }
+    for call in &program.calls {
+        let Op::AdamW(op) = &call.op else { continue };
+        for made in by_update(call, op)? {
+            let (name, master) = (&call.name, &program.value(made.master).name);
+            let first = made.outputs.first().map(|output| output.value);
+            match first.and_then(|first| left_out.remove(&first)) {
+                Some((_, expected)) if made == expected => {}
+                Some((other, _)) => {
+                    let other = &other.name;
+                    return Err(format!(
+                        "call `{name}` copies `{master}` otherwise than `{other}` does"
+                    ));
+                }
+                None => {
+                    return Err(format!(
+                        "call `{name}` writes a copy of `{master}` that no call makes alone, or \
+                         that a step makes again"
+                    ));
+                }
+            }
+        }
+    }
+    let mut rest: Vec<&str> = left_out.values().map(|(call, _)| call.name.as_str()).collect();
+    rest.sort_unstable();
+    match rest.first() {
+        Some(name) => Err(format!("call `{name}` is left out of a step, and no update copies")),
+        None => Ok(()),
+    }
+}
+
+fn by_itself(call: &Call) -> Option<Made> {
+    let kind = CopyKind::of(&call.op)?;
+    let master = call.inputs().first()?.value;
+    Some(Made { master, kind, outputs: call.outputs().to_vec() })
+}
+
+fn by_update(call: &Call, op: &AdamW) -> Result<Vec<Made>, String> {
+    let of_copy = |(copy, places): (&crate::ops::WeightCopy, std::ops::Range<usize>)| {
+        let outputs = call.outputs().get(places)?.to_vec();
+        let is_written = outputs.iter().all(|output| output.access == Access::Write);
+        let master = call.inputs().get(AdamW::master(copy.parameter))?.value;
+        is_written.then(|| Made { master, kind: copy.kind.clone(), outputs })
+    };
+    let made: Option<Vec<Made>> = op.copies_with_outputs().map(of_copy).collect();
+    made.ok_or_else(|| format!("call `{}`: expected an output for each copy", call.name))
+}
