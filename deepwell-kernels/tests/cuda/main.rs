@@ -31,6 +31,8 @@ macro_rules! emulated {
 
 #[path = "../../src/ops/adamw/tests/cuda.rs"]
 mod adamw;
+#[path = "../../src/ops/adamw/tests/cuda_quantize.rs"]
+mod adamw_quantize;
 #[path = "../../src/ops/add/tests/cuda.rs"]
 mod add;
 #[path = "../../src/ops/add_positions/tests/cuda.rs"]

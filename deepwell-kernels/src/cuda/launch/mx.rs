@@ -23,9 +23,14 @@ const TOTALS_WORDS: usize = 12;
 /// Room for what the CTAs of a call add up, for each of `outputs` quantizations: zero before and
 /// after.
 pub(crate) fn totals(device: &mut Device<'_>, outputs: usize) -> Result<Argument, KernelError> {
+    Ok(Argument::Pointer(totals_at(device, outputs)?))
+}
+
+/// [`totals`], for tables of addresses.
+pub(crate) fn totals_at(device: &mut Device<'_>, outputs: usize) -> Result<DevicePtr, KernelError> {
     // One word more, to begin at a multiple of eight bytes.
     let words = device.arrival_counters(outputs * TOTALS_WORDS + 1)?;
-    Ok(Argument::Pointer(words.offset((words.0 % 8) as usize)))
+    Ok(words.offset((words.0 % 8) as usize))
 }
 
 /// CTAs for a matrix of so many rows and columns, one for each tile and one at least.

@@ -15,6 +15,7 @@
 // need is made by a kernel before.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/adamw.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 kThreads = 256;
@@ -36,27 +37,12 @@ struct Parameter {
 
 static_assert(sizeof(Parameter) == 64, "the host writes this layout");
 
-// What is the same for all elements, in the order that the op documents.
-struct Coefficients {
-    float applies;  // 1; 0 where the norm is infinite or NaN
-    float learning_rate;
-    float clip;
-    float one_minus_beta1;
-    float beta2;
-    float one_minus_beta2;
-    float step_size;
-    float root_correction;
-    float eps;
-};
-
-static_assert(sizeof(Coefficients) == 36, "nine numbers");
-
 // By one thread: the coefficients of a step, which is then counted. grad_norm [1], schedule [2]
 // (learning rate, largest norm), counters [2] (applied steps, skipped steps).
 extern "C" __global__ void __launch_bounds__(32)
     adamw_coefficients(const float* __restrict__ grad_norm, const float* __restrict__ schedule,
                        uint64* counters, float beta1, float beta2, float eps,
-                       Coefficients* coefficients) {
+                       AdamwCoefficients* coefficients) {
     if (threadIdx.x > 0) {
         return;
     }
@@ -67,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const double wide_beta2 = beta2;
     const double t = static_cast<double>(counters[0] + 1);
     const bool is_finite = fabsf(*grad_norm) < __uint_as_float(0x7f800000u);
-    Coefficients c;
+    AdamwCoefficients c;
     c.applies = is_finite ? 1.0f : 0.0f;
     c.learning_rate = schedule[0];
     c.clip = static_cast<float>(fmin(norm_max / (norm + 1e-6), 1.0));
@@ -81,54 +67,24 @@ extern "C" __global__ void __launch_bounds__(32)
     counters[is_finite ? 0 : 1] += 1;
 }
 
-__device__ __forceinline__ void update(float gradient, float& w, float& m, float& v, float decay,
-                                       const Coefficients& c) {
-    const float g = __fmul_rn(gradient, c.clip);
-    m = __fadd_rn(m, __fmul_rn(c.one_minus_beta1, __fsub_rn(g, m)));
-    v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(c.one_minus_beta2, __fmul_rn(g, g)));
-    const float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), c.root_correction), c.eps);
-    w = __fsub_rn(__fmul_rn(w, decay), __fmul_rn(c.step_size, __fdiv_rn(m, denominator)));
-}
-
-// The last parameter of `table` that begins with chunk `chunk` or before.
-__device__ __forceinline__ uint32 parameter_of(const Parameter* __restrict__ table,
-                                               uint32 parameters, uint64 chunk) {
-    uint32 begin = 0, end = parameters;
-    while (end - begin > 1) {
-        const uint32 middle = begin + (end - begin) / 2;
-        if (table[middle].first_chunk <= chunk) {
-            begin = middle;
-        } else {
-            end = middle;
-        }
-    }
-    return begin;
-}
-
 // table [parameters], a CTA for each of their chunks; coefficients [1].
-extern "C" __global__ void __launch_bounds__(kThreads, 6)
+extern "C" __global__ void __launch_bounds__(kThreads)
     adamw(const Parameter* __restrict__ table, uint32 parameters,
-          const Coefficients* __restrict__ coefficients) {
-    const Coefficients c = *coefficients;
+          const AdamwCoefficients* __restrict__ coefficients) {
+    const AdamwCoefficients c = *coefficients;
     if (c.applies == 0.0f) {
         return;
     }
     const uint64 chunk = blockIdx.x;
-    const Parameter p = table[parameter_of(table, parameters, chunk)];
+    const Parameter p = table[adamw_parameter_of(table, parameters, chunk)];
     const uint64 at = (chunk - p.first_chunk) * kChunk + threadIdx.x * kQuad;
-    const double learning_rate = c.learning_rate;
-    const double weight_decay = p.weight_decay;
-    const float decay =
-        static_cast<float>(__dsub_rn(1.0, __dmul_rn(learning_rate, weight_decay)));
+    const float decay = adamw_decay(c, p.weight_decay);
     if (at + kQuad <= p.elements) {
         const float4 g = *reinterpret_cast<const float4*>(p.gradient + at);
         float4 w = *reinterpret_cast<const float4*>(p.master + at);
         float4 m = *reinterpret_cast<const float4*>(p.first_moment + at);
         float4 v = *reinterpret_cast<const float4*>(p.second_moment + at);
-        update(g.x, w.x, m.x, v.x, decay, c);
-        update(g.y, w.y, m.y, v.y, decay, c);
-        update(g.z, w.z, m.z, v.z, decay, c);
-        update(g.w, w.w, m.w, v.w, decay, c);
+        adamw_update(g, w, m, v, decay, c);
         *reinterpret_cast<float4*>(p.master + at) = w;
         *reinterpret_cast<float4*>(p.first_moment + at) = m;
         *reinterpret_cast<float4*>(p.second_moment + at) = v;
@@ -138,10 +94,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6)
         }
         return;
     }
+    // Not unrolled: that would take registers from all others.
+#pragma unroll 1
     for (uint64 i = at; i < p.elements; ++i) {
-        update(p.gradient[i], p.master[i], p.first_moment[i], p.second_moment[i], decay, c);
+        float w = p.master[i];
+        adamw_update(p.gradient[i], w, p.first_moment[i], p.second_moment[i], decay, c);
+        p.master[i] = w;
         if (p.copy != nullptr) {
-            p.copy[i] = to_bf16(p.master[i]);
+            p.copy[i] = to_bf16(w);
         }
     }
 }

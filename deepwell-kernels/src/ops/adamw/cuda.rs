@@ -1,8 +1,10 @@
-//! `adamw.cu`: the coefficients of a step by one thread, and the update of a bucket in one launch.
+//! `adamw.cu`: the coefficients of a step by one thread, and the update of a bucket in one launch;
+//! in another of its parameters that are quantized with it.
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind};
 use deepwell_ir::{DType, KernelRequest, Op};
 
+use super::squares::{self, Squares};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
@@ -52,35 +54,55 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         }
         match &copy.kind {
             CopyKind::Cast(Cast { to: DType::Bf16 }) => None,
-            kind => Some(format!("writes copies in bf16, not by `{}`", kind.to_op().name())),
+            CopyKind::Cast(Cast { to }) => Some(format!("writes copies in bf16, not {to}")),
+            CopyKind::Quantize(quantize) => {
+                squares::reject(quantize, request.operands.get(AdamW::master(copy.parameter))?)
+            }
         }
     })
 }
 
-/// The table `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}`.
-fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
-    let mut list = TensorList::new(CHUNK_ELEMENTS);
-    let mut copies = vec![0; op.weight_decay.len()];
-    for (copy, outputs) in op.copies_with_outputs() {
-        copies[copy.parameter] = call.operand(op.input_count() + outputs.start).pointer.0;
+/// Addresses of gradient, master, first and second moment of a parameter, and its elements.
+pub(super) fn parameter_operands(
+    call: &CallView<'_>,
+    parameter: usize,
+) -> Result<(Vec<u64>, usize), KernelError> {
+    let first = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
+    let operands = (first..first + AdamW::OPERANDS_PER_PARAMETER)
+        .map(|index| f32_operand(call, index))
+        .collect::<Result<Vec<_>, _>>()?;
+    let elements = operands[0].1;
+    if let Some((_, other)) = operands.iter().find(|(_, other)| *other != elements) {
+        return Err(call.refuse(format!(
+            "parameter {parameter}: expected {elements} elements as in its gradient, got {other}"
+        )));
     }
-    for (parameter, decay) in op.weight_decay.iter().enumerate() {
-        let first = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
-        let operands = (first..first + AdamW::OPERANDS_PER_PARAMETER)
-            .map(|index| f32_operand(call, index))
-            .collect::<Result<Vec<_>, _>>()?;
-        let elements = operands[0].1;
-        if let Some((_, other)) = operands.iter().find(|(_, other)| *other != elements) {
-            return Err(call.refuse(format!(
-                "parameter {parameter}: expected {elements} elements as in its gradient, \
-                 got {other}"
-            )));
+    Ok((operands.iter().map(|(address, _)| *address).collect(), elements))
+}
+
+/// The table `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}`
+/// of the parameters that are not quantized, and those that are.
+fn tables(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    op: &AdamW,
+) -> Result<(TensorList, Squares), KernelError> {
+    let mut copies: Vec<Option<(&CopyKind, usize)>> = vec![None; op.weight_decay.len()];
+    for (copy, outputs) in op.copies_with_outputs() {
+        copies[copy.parameter] = Some((&copy.kind, op.input_count() + outputs.start));
+    }
+    let mut list = TensorList::new(CHUNK_ELEMENTS);
+    let mut squares = Squares::default();
+    for (parameter, (&decay, copy)) in op.weight_decay.iter().zip(copies).enumerate() {
+        if let Some((CopyKind::Quantize(quantize), first)) = copy {
+            squares.push(call, device, (parameter, decay), quantize, first)?;
+            continue;
         }
-        let addresses = operands.iter().map(|(address, _)| *address);
-        let addresses: Vec<u64> = addresses.chain([copies[parameter]]).collect();
+        let (mut addresses, elements) = parameter_operands(call, parameter)?;
+        addresses.push(copy.map_or(0, |(_, output)| call.operand(output).pointer.0));
         list.push(&addresses, elements, &[u64::from(decay.to_bits())]);
     }
-    Ok(list)
+    Ok((list, squares))
 }
 
 /// An operand of `count` elements.
@@ -118,24 +140,26 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::AdamW(op) = &call.call.op else {
         return Err(call.refuse("expected an AdamW update"));
     };
-    let list = table(call, op)?;
-    let coefficients = small_operand(call, 0, AdamWCoefficients::COUNT)?;
-    if list.chunks() == 0 {
-        return Ok(Vec::new());
+    let (list, squares) = tables(call, device, op)?;
+    let coefficients = || small_operand(call, 0, AdamWCoefficients::COUNT);
+    let mut steps = Vec::with_capacity(2);
+    if list.chunks() > 0 {
+        let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
+        let Some(ctas) = ctas else {
+            return Err(call.refuse(format!(
+                "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
+                i32::MAX as usize * CHUNK_ELEMENTS,
+                list.chunks()
+            )));
+        };
+        let function = device.function("adamw", "adamw", 0)?;
+        let arguments = vec![
+            Argument::Pointer(device.constant(list.bytes())?),
+            Argument::U32(list.tensors() as u32),
+            coefficients()?,
+        ];
+        steps.push(Device::launch(function, ctas, THREADS, 0, arguments));
     }
-    let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
-    let Some(ctas) = ctas else {
-        return Err(call.refuse(format!(
-            "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
-            i32::MAX as usize * CHUNK_ELEMENTS,
-            list.chunks()
-        )));
-    };
-    let function = device.function("adamw", "adamw", 0)?;
-    let arguments = vec![
-        Argument::Pointer(device.constant(list.bytes())?),
-        Argument::U32(list.tensors() as u32),
-        coefficients,
-    ];
-    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+    steps.extend(squares.step(call, device, coefficients()?)?);
+    Ok(steps)
 }

@@ -1,8 +1,9 @@
-//! The optimizer step: its coefficients, and the update of a bucket.
+//! The optimizer step: its coefficients, and the update of a bucket with copies of its weights.
 
 pub mod cpu;
 mod cuda;
 pub mod oracle;
+mod squares;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;

@@ -139,7 +139,8 @@ pub(crate) fn numbers(kind: &str, rows: usize, columns: usize) -> Vec<f32> {
         .collect()
 }
 
-const KINDS: [&str; 7] = ["random", "wide", "edges", "tiny", "clamped", "zeros", "special"];
+pub(crate) const KINDS: [&str; 7] =
+    ["random", "wide", "edges", "tiny", "clamped", "zeros", "special"];
 
 pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str, quantize: &Quantize) {
     let x = numbers(kind, rows, columns);
@@ -235,17 +236,20 @@ fn every_bf16() {
     }
 }
 
-/// A stack of matrices of FP32 as experts' weights are: each as if it were alone, counters of all.
-fn check_stack(gpu: &mut Gpu, matrices: usize, [rows, columns]: [usize; 2], quantize: &Quantize) {
-    let kinds = KINDS.into_iter().cycle().take(matrices);
-    let numbers: Vec<Vec<f32>> = kinds.map(|kind| numbers(kind, rows, columns)).collect();
+/// The empty outputs of a quantization of a stack, and what each matrix gives as if it were alone:
+/// counters are of all.
+pub(crate) fn stack_reference(
+    matrices: &[Vec<f32>],
+    [rows, columns]: [usize; 2],
+    quantize: &Quantize,
+) -> (Vec<HostTensor>, Vec<Vec<u8>>) {
     let each: Vec<Vec<Vec<u8>>> =
-        numbers.iter().map(|x| reference(x, rows, columns, quantize)).collect();
+        matrices.iter().map(|x| reference(x, rows, columns, quantize)).collect();
     let empty: Vec<HostTensor> = outputs(quantize.axis, rows, columns)
         .iter()
         .map(|output| match output.dtype {
             DType::U64 => output.clone(),
-            dtype => HostTensor::output(dtype, &[&[matrices], &output.shape[..]].concat()),
+            dtype => HostTensor::output(dtype, &[&[matrices.len()], &output.shape[..]].concat()),
         })
         .collect();
     let planes = (0..empty.len() - 1)
@@ -261,6 +265,14 @@ fn check_stack(gpu: &mut Gpu, matrices: usize, [rows, columns]: [usize; 2], quan
         }
     }
     expected.push(bytemuck::cast_slice(&counters).to_vec());
+    (empty, expected)
+}
+
+/// A stack of matrices of FP32 as experts' weights are.
+fn check_stack(gpu: &mut Gpu, matrices: usize, [rows, columns]: [usize; 2], quantize: &Quantize) {
+    let kinds = KINDS.into_iter().cycle().take(matrices);
+    let numbers: Vec<Vec<f32>> = kinds.map(|kind| numbers(kind, rows, columns)).collect();
+    let (empty, expected) = stack_reference(&numbers, [rows, columns], quantize);
     let x = HostTensor::f32(&[matrices, rows, columns], &numbers.concat());
     let got = gpu.run(quantize.clone(), &[x], &empty, false, 1);
     assert_same(&format!("{matrices} of {rows}x{columns} {quantize:?}"), &got, &expected);

@@ -1,0 +1,60 @@
+// The AdamW update of one weight, and where the elements of a list of parameters are.
+#pragma once
+
+#include "common/types.cuh"
+
+// What is the same for all elements of a step, in the order that the op documents.
+struct AdamwCoefficients {
+    float applies;  // 1; 0 where the norm is infinite or NaN
+    float learning_rate;
+    float clip;
+    float one_minus_beta1;
+    float beta2;
+    float one_minus_beta2;
+    float step_size;
+    float root_correction;
+    float eps;
+};
+
+static_assert(sizeof(AdamwCoefficients) == 36, "nine numbers");
+
+// What is left of a weight.
+__device__ __forceinline__ float adamw_decay(const AdamwCoefficients& c, float weight_decay) {
+    const double learning_rate = c.learning_rate;
+    return static_cast<float>(
+        __dsub_rn(1.0, __dmul_rn(learning_rate, static_cast<double>(weight_decay))));
+}
+
+// Every operation is rounded by itself, as on the CPU.
+__device__ __forceinline__ void adamw_update(float gradient, float& w, float& m, float& v,
+                                             float decay, const AdamwCoefficients& c) {
+    const float g = __fmul_rn(gradient, c.clip);
+    m = __fadd_rn(m, __fmul_rn(c.one_minus_beta1, __fsub_rn(g, m)));
+    v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(c.one_minus_beta2, __fmul_rn(g, g)));
+    const float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), c.root_correction), c.eps);
+    w = __fsub_rn(__fmul_rn(w, decay), __fmul_rn(c.step_size, __fdiv_rn(m, denominator)));
+}
+
+__device__ __forceinline__ void adamw_update(const float4& g, float4& w, float4& m, float4& v,
+                                             float decay, const AdamwCoefficients& c) {
+    adamw_update(g.x, w.x, m.x, v.x, decay, c);
+    adamw_update(g.y, w.y, m.y, v.y, decay, c);
+    adamw_update(g.z, w.z, m.z, v.z, decay, c);
+    adamw_update(g.w, w.w, m.w, v.w, decay, c);
+}
+
+// The last parameter of `table` whose first chunk is `chunk` or one before.
+template <typename Parameter>
+__device__ __forceinline__ uint32 adamw_parameter_of(const Parameter* __restrict__ table,
+                                                     uint32 parameters, uint64 chunk) {
+    uint32 begin = 0, end = parameters;
+    while (end - begin > 1) {
+        const uint32 middle = begin + (end - begin) / 2;
+        if (table[middle].first_chunk <= chunk) {
+            begin = middle;
+        } else {
+            end = middle;
+        }
+    }
+    return begin;
+}
