@@ -1,7 +1,7 @@
 //! Which calls the sections of kernels time: those of the tables of sizes, and every distinct call
 //! of the model's step.
 
-use deepwell_ir::ops::{self, AttentionHeads, Axis, Epilogue, Fused, Quantize};
+use deepwell_ir::ops::{self, AttentionHeads, Axis, CopyKind, Epilogue, Fused, Quantize};
 use deepwell_ir::{Access, DType, GemmKind, Instance, Op, PrecisionPolicy, Program, Storage};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
@@ -79,8 +79,10 @@ pub(super) fn cases_of(
             if !knows_sequences(&single.op) {
                 (single.batch, single.seq) = (1, 1);
             }
-            if !calls.contains(&single) {
-                calls.push(single);
+            for single in std::iter::once(single.clone()).chain(without_copies(&single)) {
+                if !calls.contains(&single) {
+                    calls.push(single);
+                }
             }
         }
     }
@@ -95,6 +97,19 @@ pub(super) fn cases_of(
         cases.splice(0..0, of_table.map(|(call, routing)| Case::routed(call, routing)));
     }
     Ok(cases)
+}
+
+/// An update that writes copies of weights, without them: as others have it.
+fn without_copies(call: &SingleCall) -> Option<SingleCall> {
+    let Op::AdamW(op) = &call.op else { return None };
+    if op.copies.is_empty() {
+        return None;
+    }
+    let mut plain = call.clone();
+    plain.operands.truncate(op.input_count());
+    plain.access.truncate(op.input_count());
+    plain.op = ops::AdamW { copies: Vec::new(), ..op.clone() }.into();
+    Some(plain)
 }
 
 /// Whether an op treats its rows as tokens of sequences; the others are the same call for all
@@ -382,7 +397,8 @@ fn gemm_of(call: &SingleCall) -> Option<(GemmKind, usize, usize, usize)> {
 fn lengths(call: &SingleCall) -> Vec<usize> {
     let sizes = call.operands.iter().map(|operand| operand.shape.iter().product::<usize>());
     match &call.op {
-        Op::AdamW(_) => sizes
+        Op::AdamW(op) => sizes
+            .take(op.input_count())
             .skip(ops::AdamW::LEADING_OPERANDS)
             .step_by(ops::AdamW::OPERANDS_PER_PARAMETER)
             .collect(),
@@ -409,7 +425,17 @@ fn shape_text(call: &SingleCall) -> String {
         }
         Op::AdamW(_) | Op::GradNorm(_) => {
             let lengths = lengths(call);
-            format!("{} in {} tensors", lengths.iter().sum::<usize>(), lengths.len())
+            let copies = match &call.op {
+                Op::AdamW(op) if !op.copies.is_empty() => {
+                    let quantized = op.copies.iter().map(|copy| &copy.kind);
+                    let is_quantized = |kind: &&CopyKind| matches!(kind, CopyKind::Quantize(_));
+                    let quantized = quantized.filter(is_quantized).count();
+                    format!(", {} copies, {quantized} quantized", op.copies.len())
+                }
+                _ => String::new(),
+            };
+            let (elements, tensors) = (lengths.iter().sum::<usize>(), lengths.len());
+            format!("{elements} in {tensors} tensors{copies}")
         }
         _ => {
             let sizes = call.operands.first().map(|operand| operand.shape.as_slice());
@@ -479,6 +505,7 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
             let block = usize::from(steps().next()?.quantize.format.block.k);
             pointwise(&op.core, quantized.collect(), block)
         }
+        Op::AdamW(op) if !op.copies.is_empty() => None,
         Op::AdamW(_) => Some(PeerTask::AdamW { lengths: lengths(call) }),
         Op::GradNorm(_) => Some(PeerTask::GradNorm { lengths: lengths(call) }),
         Op::Rope(rope) | Op::RopeBackward(ops::RopeBackward { forward: rope }) => {

@@ -149,7 +149,7 @@ impl LayerTime {
         .with_detail("GEMMs", share(gemms_s))
         .with_detail("activation", share(activation_s))
         .with_detail("all else", share(sum_s - gemms_s - activation_s))
-        .with_detail("weights, once a step, us", us(weights_s))
+        .with_detail("weights by themselves, once a step, us", us(weights_s))
     }
 
     fn call_rows(&self, hardware: &Hardware) -> Vec<Row> {
