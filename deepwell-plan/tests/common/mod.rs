@@ -2,8 +2,8 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Call, Graph, KernelCatalog, KernelChoice, KernelRequest, NoKernel, PrecisionPolicy, Recompute,
-    Rejected, Selection, Target,
+    Call, Graph, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, PrecisionPolicy,
+    Recompute, Rejected, Selection, Target,
 };
 use deepwell_plan::{OptimizerSpec, PlanError, PlanRequest, Planned, autoplan};
 use deepwell_probe::{Cpu, Hardware};
@@ -33,9 +33,10 @@ impl KernelCatalog for Kernels {
         Ok(Selection { choice, rejected: Vec::new() })
     }
 
-    /// The same of every op but fused ones, which there are none of.
+    /// The same of every op but fused ones and updates that write copies, which there are none of.
     fn predicted_s(&self, request: &KernelRequest<'_>, _target: &Target) -> Option<f64> {
-        request.op.epilogue().is_empty().then_some(1.0)
+        let writes_copies = matches!(request.op, Op::AdamW(op) if !op.copies.is_empty());
+        (request.op.epilogue().is_empty() && !writes_copies).then_some(1.0)
     }
 
     fn fixed_overhead_bytes(&self, _target: &Target, _calls: &[Call]) -> usize {
