@@ -26,7 +26,8 @@ const BATCH: usize = 4;
 const MICRO_BATCH: usize = 2;
 
 /// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op, with
-/// all copies of weights by the optimizer. A residual is added by the GEMM before it, or by the norm behind it.
+/// all copies of weights by the optimizer. A residual is added by the GEMM before it, or by the
+/// norm behind it.
 #[derive(Clone, Copy, PartialEq)]
 enum Fusing {
     ResidualsInGemms,

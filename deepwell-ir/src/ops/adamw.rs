@@ -128,8 +128,8 @@ impl OpRule for AdamWCoefficients {
 /// moments. A shard of it that ends at parameters is therefore one range of each of the four.
 ///
 /// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter: gradient, and
-/// updated in place: master weight, first moment, second moment, all f32 of one shape. Outputs: what
-/// each of `copies` is made of, in their order, of the updated weights.
+/// updated in place: master weight, first moment, second moment, all f32 of one shape. Outputs:
+/// what each of `copies` is made of, in their order, of the updated weights.
 ///
 /// A step that is skipped changes nothing: copies and their counters are those of the weights that
 /// were there before, which whoever made them first has written.

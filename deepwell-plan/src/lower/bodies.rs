@@ -63,8 +63,8 @@ impl Lowering<'_> {
         Some(BodyId(self.bodies.iter().position(is_it)? as u32))
     }
 
-    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step, unless
-    /// it leaves all of their calls out.
+    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step,
+    /// unless it leaves all of their calls out.
     pub(super) fn invocations(&self) -> Vec<Invocation> {
         let passes = self.passes.passes.iter().filter_map(|pass| {
             let body = self.body_of(pass.phase, pass.chunk)?;

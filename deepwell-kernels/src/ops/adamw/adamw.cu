@@ -9,10 +9,11 @@
 //
 // Every operation is rounded by itself, as on the CPU, so that both give the same bits (the
 // coefficients, made in FP64, may differ by their last one). 28 bytes move per parameter: four
-// numbers are read, three written; two more where the new weight is also written in BF16. The parameters are one list of chunks of 1024 elements, each with a CTA of
-// its own, four elements a thread: CTAs that begin as others end keep the memory busier than
-// CTAs that go from chunk to chunk (99 % of a copy on an H200 in place of 88 %). What all buckets
-// need is made by a kernel before.
+// numbers are read, three written; two more where the new weight is also written in BF16. The
+// parameters are one list of chunks of 1024 elements, each with a CTA of its own, four elements a
+// thread: CTAs that begin as others end keep the memory busier than CTAs that go from chunk to
+// chunk (99 % of a copy on an H200 in place of 88 %). What all buckets need is made by a kernel
+// before.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"

@@ -37,7 +37,7 @@ __device__ __forceinline__ void quantize_square(const float* __restrict__ x, con
 // x [matrices, rows, columns]; outputs of each as in `MxTarget`; statistics [6] of all. All 16-byte
 // aligned. A CTA for each square along x of the grid, and for each matrix along y.
 #define QUANTIZE_KERNEL(name, row, column)                                                       \
-    extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)                                    \
+    extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)                            \
         name(const float* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,  \
              uint8* __restrict__ data_t, uint8* __restrict__ scales_t, uint32 rows,              \
              uint32 columns, MxTotals* totals, uint64* statistics) {                             \

@@ -223,5 +223,5 @@ fn other_copies_are_refused_with_a_reason() {
 }
 
 emulated! {
-    adamw_quantize on Sm90a: |gpu| check_buckets(gpu)
+    adamw_quantize on Sm90a: check_buckets
 }
