@@ -131,7 +131,6 @@ pub fn lower_scheduled(
     (lowering.overlaps, lowering.handover) = (scheduling.overlaps, scheduling.handover.as_ref());
     lowering.persistent_values(Mode::Train);
     lowering.plan_early_sums();
-    lowering.plan_update_copies();
     // A chunk at a time: in a slot its activations lie where those of another would. The last one
     // first, whose backward pass is the first of a step: it overwrites a loss that others add to.
     for chunk in (0..lowering.chunks()).rev() {

@@ -19,6 +19,7 @@ use crate::{Plan, PlanError};
 impl Lowering<'_> {
     /// Lowers the optimizer to a body.
     pub(super) fn optimizer(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        self.plan_update_copies();
         self.sum_shared_gradients()?;
         self.sum_over_tensor_ranks()?;
         let slices = self.sum_over_ranks(plan)?;
