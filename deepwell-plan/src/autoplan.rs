@@ -5,7 +5,7 @@ use deepwell_ir::{
 };
 use deepwell_probe::{Gpu, Hardware};
 
-use crate::lower::{expand_experts, with_batches};
+use crate::lower::expand_experts;
 use crate::{
     DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
     arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
@@ -349,6 +349,11 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         stages: Vec::new(),
         tuned: Vec::new(),
     }
+}
+
+/// A plan with other batches.
+fn with_batches(plan: &Plan, micro_batch: usize, micro_batches: usize, rule: Recompute) -> Plan {
+    Plan { micro_batch, micro_batches, recompute: rule, ..plan.clone() }
 }
 
 fn kernels_of(program: &Program) -> Vec<KernelPlan> {

@@ -6,10 +6,10 @@ use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
-    OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule, Shard, Slotted,
-    StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored,
-    Value, ValueId, apply_served_precision, defer_weight_gradients, differentiate,
-    expert_row_alignment, fuse, recompute, storage_bytes, verify_program,
+    OperandType, Order, ParameterState, Phase, Plane, Program, Schedule, Shard, Slotted, StreamId,
+    Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored, Value,
+    ValueId, apply_served_precision, defer_weight_gradients, differentiate, expert_row_alignment,
+    fuse, recompute, storage_bytes, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -590,14 +590,4 @@ struct NewCall {
     layer: Option<u32>,
     source: NodeId,
     recomputes: bool,
-}
-
-/// The plan for one device that [`crate::autoplan`] varies.
-pub(crate) fn with_batches(
-    plan: &Plan,
-    micro_batch: usize,
-    micro_batches: usize,
-    rule: Recompute,
-) -> Plan {
-    Plan { micro_batch, micro_batches, recompute: rule, ..plan.clone() }
 }
