@@ -16,8 +16,10 @@ pub(crate) const THREADS: u32 = 256;
 const RUN_MIN: usize = 256;
 /// Runs that the last CTA adds up in little time.
 const RUNS_MAX: usize = 128;
-/// Pairs that a thread reads at a time.
+/// Pairs that a thread of other kernels with the same runs reads at a time.
 const WIDTH: usize = 4;
+/// Experts whose counts, of each warp, a CTA has shared memory for.
+const EXPERTS_MAX: usize = 1536;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_dispatch",
@@ -33,10 +35,23 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::Dispatch(op) = request.op else { return None };
     let rows = &request.operands[4].shape;
     let limit = i32::MAX as usize;
     let too_many = rows.iter().any(|&rows| rows > limit);
-    too_many.then(|| format!("takes at most {limit} rows, not {rows:?}"))
+    let too_many = too_many.then(|| format!("takes at most {limit} rows, not {rows:?}"));
+    too_many.or_else(|| too_many_experts(op.experts()))
+}
+
+/// Bytes of shared memory for the counts of a CTA's warps.
+pub(crate) fn tallies_bytes(experts: usize) -> u32 {
+    THREADS / 32 * (experts * size_of::<u32>()) as u32
+}
+
+/// Why more experts are not taken, if they are more.
+pub(super) fn too_many_experts(experts: usize) -> Option<String> {
+    let too_many = experts > EXPERTS_MAX;
+    too_many.then(|| format!("takes at most {EXPERTS_MAX} experts, not {experts}"))
 }
 
 /// How many runs so many pairs are cut into, and the pairs of each.
@@ -81,8 +96,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let here = op.here();
     let (first_here, end_here) = (number(here.start), number(here.end));
     let counts = Argument::Pointer(call.workspace().0);
-    // What is left of a CTA's threads shares the pairs of a run.
-    let across = |experts: usize| number(experts.next_power_of_two().min(THREADS as usize));
+    // What is left of a CTA's threads shares the runs.
+    let across = number(op.experts().next_power_of_two().min(THREADS as usize));
+    let tallies_bytes = tallies_bytes(op.experts());
 
     let count = device.function("dispatch", "dispatch_count", 0)?;
     let of_count = vec![
@@ -101,7 +117,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         number(op.grouped.align),
         number(capacity),
         run,
-        across(op.experts()),
+        across,
     ];
     let place = device.function("dispatch", "dispatch_place", 0)?;
     let of_place = vec![
@@ -116,12 +132,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         end_here,
         number(capacity),
         run,
-        across(here.len()),
     ];
     let ctas = ctas as u32;
     Ok(vec![
-        Device::launch(count, ctas, THREADS, 0, of_count),
-        Device::launch(place, ctas, THREADS, 0, of_place),
+        Device::launch(count, ctas, THREADS, tallies_bytes, of_count),
+        Device::launch(place, ctas, THREADS, tallies_bytes, of_place),
     ])
 }
 

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{THREADS, capacity, runs};
+use super::cuda::{THREADS, capacity, runs, tallies_bytes, too_many_experts};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -28,10 +28,13 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::DispatchToRanks(op) = request.op else { return None };
     let wanted = &request.operands[4].shape;
     let limit = i32::MAX as usize;
     let too_many = wanted.iter().product::<usize>() > limit;
-    too_many.then(|| format!("takes at most {limit} choices of rows, not {wanted:?}"))
+    let too_many =
+        too_many.then(|| format!("takes at most {limit} choices of rows, not {wanted:?}"));
+    too_many.or_else(|| too_many_experts(op.experts))
 }
 
 /// Bytes of the offsets of so many experts.
@@ -101,7 +104,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     ];
     let ctas = ctas as u32;
     let launches = [
-        Device::launch(count, ctas, THREADS, 0, of_count),
+        Device::launch(count, ctas, THREADS, tallies_bytes(op.experts), of_count),
         Device::launch(place, ctas, THREADS, 0, of_place),
     ];
     let fill = (wanted.elements() > 0).then_some(nowhere);

@@ -8,11 +8,11 @@
 //
 // The experts from `first_here` to `end_here` are groups; pairs of others have no row.
 //
-// The pairs are cut into runs, a CTA each, and a run into parts: a thread has an expert and a part,
-// of which it looks at every pair, as the threads of other experts do at the same time. Nothing is
-// ordered by atomics. `dispatch_count` counts a run's pairs by expert, and its last CTA turns the
-// counts into the place of each run's first pair of each expert; `dispatch_place` then gives the
-// pairs of a run their rows.
+// The pairs are cut into runs, a CTA each, and a run into a part for each warp, which takes 32 pairs
+// at a time: lanes that chose the same expert know of each other, and the first of them counts them
+// all. Nothing is ordered by atomics. `dispatch_count` counts a run's pairs by expert, and its last
+// CTA turns the counts into the place of each run's first pair of each expert; `dispatch_place` then
+// gives the pairs of a run their rows.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -21,10 +21,60 @@
 #include "layout/expert_parts.cuh"
 
 constexpr uint32 kThreads = 256;
+constexpr uint32 kWarps = kThreads / 32;
+constexpr uint32 kAll = 0xffffffffu;
+// Chosen by lanes behind the last pair.
+constexpr uint32 kNobody = 0xffffffffu;
+// Counts that a thread reads before it uses the first.
+constexpr uint32 kAhead = 16;
+
+// Pairs of each warp's part of the run by expert [kWarps, experts].
+extern __shared__ uint32 tallies[];
+
+// Calls `each(pair, expert, peers)` for the pairs of the calling warp's part of the run that chose
+// an expert that exists, a lane for each; `peers` are the lanes that chose the same one. All lanes
+// call `after(expert, peers)` when those of all have run.
+template <typename Each, typename After>
+__device__ __forceinline__ void pairs_of_warp(const int32* __restrict__ chosen, uint32 pair_count,
+                                              uint32 run, uint32 experts, const Each& each,
+                                              const After& after) {
+    const uint32 length = (run + kWarps * 32 - 1) / (kWarps * 32) * 32;
+    const uint32 end_of_run = min((blockIdx.x + 1) * run, pair_count);
+    const uint32 first = min(blockIdx.x * run + threadIdx.x / 32 * length, end_of_run);
+    const uint32 end = min(first + length, end_of_run);
+    for (uint32 at = first; at < end; at += 32) {
+        const uint32 pair = at + threadIdx.x % 32;
+        const uint32 own = pair < end ? static_cast<uint32>(chosen[pair]) : kNobody;
+        const uint32 expert = own < experts ? own : kNobody;
+        const uint32 peers = __match_any_sync(kAll, expert);
+        if (expert != kNobody) {
+            each(pair, expert, peers);
+        }
+        __syncwarp();
+        if (expert != kNobody && threadIdx.x % 32 == __ffs(peers) - 1) {
+            after(expert, __popc(peers));
+        }
+        __syncwarp();
+    }
+}
+
+// Counts the pairs of each warp's part. All threads of the CTA call it.
+__device__ __forceinline__ void tally(const int32* __restrict__ chosen, uint32 pair_count,
+                                      uint32 run, uint32 experts) {
+    for (uint32 i = threadIdx.x; i < kWarps * experts; i += kThreads) {
+        tallies[i] = 0;
+    }
+    __syncthreads();
+    uint32* const own = tallies + threadIdx.x / 32 * experts;
+    pairs_of_warp(
+        chosen, pair_count, run, experts, [](uint32, uint32, uint32) {},
+        [&](uint32 expert, uint32 count) { own[expert] += count; });
+    __syncthreads();
+}
 
 // counts [runs, experts] becomes the number of pairs before each run; arrivals [1]. A CTA for each
-// run of `run` pairs, a multiple of four; one CTA at least. `across`: experts that threads take at
-// a time, a power of two. Writes all outputs but what `dispatch_place` finds: `rows` and `pairs`
+// run of `run` pairs; one CTA at least. `across`: experts that threads of the last CTA take at a
+// time, a power of two. Writes all outputs but what `dispatch_place` finds: `rows` and `pairs`
 // become -1.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_count(const int32* __restrict__ chosen, int32* __restrict__ offsets,
@@ -33,7 +83,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    uint32 experts, uint32 first_here, uint32 end_here, uint32 align,
                    uint32 capacity, uint32 run, uint32 across) {
     const Parts<kThreads> parts(across);
-    const Segment segment(parts, pair_count, run);
     const uint32 thread = blockIdx.x * kThreads + threadIdx.x;
     const uint32 threads = gridDim.x * kThreads;
     for (uint32 pair = thread; pair < pair_count; pair += threads) {
@@ -42,14 +91,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (uint32 row = thread; row < row_count; row += threads) {
         pairs[row] = -1;
     }
-    for (uint32 first = 0; first < experts; first += across) {
-        const uint32 expert = first + parts.expert;
+    tally(chosen, pair_count, run, experts);
+    for (uint32 expert = threadIdx.x; expert < experts; expert += kThreads) {
         uint32 count = 0;
-        pairs_of(expert, chosen, segment.first, segment.end, [&](uint32) { ++count; });
-        const uint32 all = sum_of_parts(parts, count).all;
-        if (parts.part == 0 && expert < experts) {
-            counts[uint64{blockIdx.x} * experts + expert] = all;
+        for (uint32 warp = 0; warp < kWarps; ++warp) {
+            count += tallies[warp * experts + expert];
         }
+        counts[uint64{blockIdx.x} * experts + expert] = count;
     }
     if (!is_last_cta(arrivals, gridDim.x)) {
         return;
@@ -60,20 +108,31 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (uint32 first = 0; first < experts; first += across) {
         const uint32 expert = first + parts.expert;
         const bool exists = expert < experts;
+        // Many at a time, as each comes from the L2 cache.
+        const auto each_count = [&](const auto& take) {
+            for (uint32 of_run = first_run; exists && of_run < end_run; of_run += kAhead) {
+                uint32 ahead[kAhead];
+#pragma unroll
+                for (uint32 i = 0; i < kAhead; ++i) {
+                    const uint32* const place = counts + uint64{of_run + i} * experts + expert;
+                    ahead[i] = of_run + i < end_run ? __ldcg(place) : 0;
+                }
+#pragma unroll
+                for (uint32 i = 0; i < kAhead; ++i) {
+                    take(of_run + i, ahead[i]);
+                }
+            }
+        };
         uint32 count = 0;
-#pragma unroll 8
-        for (uint32 of_run = first_run; exists && of_run < end_run; ++of_run) {
-            count += __ldcg(counts + uint64{of_run} * experts + expert);
-        }
+        each_count([&](uint32, uint32 own) { count += own; });
         const OfParts sums = sum_of_parts(parts, count);
         uint32 before = sums.before;
-#pragma unroll 8
-        for (uint32 of_run = first_run; exists && of_run < end_run; ++of_run) {
-            uint32* const place = counts + uint64{of_run} * experts + expert;
-            const uint32 own = __ldcg(place);
-            *place = before;
+        each_count([&](uint32 of_run, uint32 own) {
+            if (of_run < end_run) {
+                counts[uint64{of_run} * experts + expert] = before;
+            }
             before += own;
-        }
+        });
         if (parts.part == 0 && exists) {
             const bool is_here = expert >= first_here && expert < end_here;
             load[expert] = sums.all;
@@ -100,32 +159,35 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// counts as `dispatch_count` leaves them, with the same runs. `across`: as there, of the experts
-// that are groups.
+// counts as `dispatch_count` leaves them, with the same runs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_place(const int32* __restrict__ chosen, const int32* __restrict__ offsets,
                    int32* __restrict__ rows, int32* __restrict__ pairs,
                    const uint32* __restrict__ counts, uint32 pair_count, uint32 experts,
-                   uint32 first_here, uint32 end_here, uint32 capacity, uint32 run,
-                   uint32 across) {
-    const Parts<kThreads> parts(across);
-    const Segment segment(parts, pair_count, run);
-    for (uint32 first = first_here; first < end_here; first += across) {
-        const uint32 expert = first + parts.expert;
-        uint32 count = 0;
-        pairs_of(expert, chosen, segment.first, segment.end, [&](uint32) { ++count; });
-        const uint32 before = sum_of_parts(parts, count).before;
-        if (expert >= end_here) {
-            continue;
+                   uint32 first_here, uint32 end_here, uint32 capacity, uint32 run) {
+    tally(chosen, pair_count, run, experts);
+    // What counted a warp's pairs becomes the place of its first one among those of the expert.
+    for (uint32 expert = threadIdx.x; expert < experts; expert += kThreads) {
+        uint32 before = counts[uint64{blockIdx.x} * experts + expert];
+        for (uint32 warp = 0; warp < kWarps; ++warp) {
+            uint32& place = tallies[warp * experts + expert];
+            const uint32 own = place;
+            place = before;
+            before += own;
         }
-        uint32 place = counts[uint64{blockIdx.x} * experts + expert] + before;
-        const uint32 first_row = offsets[expert - first_here];
-        pairs_of(expert, chosen, segment.first, segment.end, [&](uint32 pair) {
-            if (place < capacity) {
-                rows[pair] = first_row + place;
-                pairs[first_row + place] = pair;
-            }
-            ++place;
-        });
     }
+    __syncthreads();
+    uint32* const places = tallies + threadIdx.x / 32 * experts;
+    pairs_of_warp(
+        chosen, pair_count, run, experts,
+        [&](uint32 pair, uint32 expert, uint32 peers) {
+            const uint32 before = __popc(peers & ((1u << threadIdx.x % 32) - 1));
+            const uint32 place = places[expert] + before;
+            if (expert >= first_here && expert < end_here && place < capacity) {
+                const uint32 row = offsets[expert - first_here] + place;
+                rows[pair] = row;
+                pairs[row] = pair;
+            }
+        },
+        [&](uint32 expert, uint32 count) { places[expert] += count; });
 }
