@@ -10,8 +10,7 @@
 //                                    the `GradientVectors` of the row of a tile; all threads of a
 //                                    warp come here, sixteen neighbouring ones for a row
 //
-// and by `begin`, `ask`, `take` and `advance` as `Rows` of `layout/row_quantize.cuh` have them. The
-// rows that `take` has brought near come while the second gradient is quantized.
+// and by `begin`, `ask`, `take` and `advance` as `Rows` of `layout/row_quantize.cuh` have them.
 #pragma once
 
 #include "common/types.cuh"

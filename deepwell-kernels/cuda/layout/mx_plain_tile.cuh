@@ -27,6 +27,7 @@
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
 #include "layout/mx_statistics.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
@@ -34,6 +35,20 @@ constexpr int kMxPlainRows = 8;   // rows of a thread, and vectors
 constexpr int kMxPlainWords = 4;  // words of a vector, two columns each
 constexpr uint32 kMxRowLanes = 16;
 constexpr uint32 kMxPlainThreads = 256;  // of a CTA
+
+// The threads of a tile: a whole CTA.
+struct MxWholeCta {
+    static __device__ __forceinline__ void sync() {
+        __syncthreads();
+    }
+};
+
+// The same of a CTA that has them more than once: those of one `threadIdx.y`.
+struct MxPartOfCta {
+    static __device__ __forceinline__ void sync() {
+        barrier_sync(1 + threadIdx.y, kMxPlainThreads);
+    }
+};
 
 // The same for all tiles; a matrix of no rows has none, though a CTA may come for one.
 __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
@@ -255,14 +270,14 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
 
 // The columnwise operand, once `shared.amaxes` has what every warp knows of each word of columns,
 // and the scales of all operands. What was counted is tallied before the data is written.
-template <bool kWide, bool kRow, typename Tally>
+template <bool kWide, bool kRow, typename Threads, typename Tally>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint4* __restrict__ stage, MxPlainShared& shared,
                                                  Tally& tally, MxCounters& counters) {
     constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
     const uint32 warp = threadIdx.x / 32, part = threadIdx.x % 32 / 8;
-    __syncthreads();
+    Threads::sync();
     {
         const uint32 word = warp * 8 + threadIdx.x % 8;
         // A warp of vectors has sixteen rows.
@@ -297,7 +312,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
                 part == 0 ? low : high;
         }
     }
-    __syncthreads();
+    Threads::sync();
     if (kRow && warp == 0) {
         mx_store_scales(to.scale_tile(row0, column0), shared.scales);
     }
@@ -332,7 +347,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
     }
     zeros.finish(vectors, of_group, [&](int) { return of_group; }, counters);
     tally.leave(counters);
-    __syncthreads();
+    Threads::sync();
     tally.give();
 
     // Eight threads a line. Two chunks lie next to each other, in either order: the same for all
@@ -352,10 +367,10 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
 }
 
 // As `mx_quantize_tile`, of vectors in registers: rows `mx_plain_row` and following of the tile,
-// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the CTA come here;
+// columns `mx_plain_column` and following. `stage` has 16 KiB. All of `Threads` come here;
 // what they count is given to `tally`, an `MxTally` or what has its `leave`, which comes before the
 // last barrier, and `give` behind it. Another tile may follow at once.
-template <bool kWide, bool kRow, bool kColumn, typename Tally>
+template <bool kWide, bool kRow, bool kColumn, typename Threads = MxWholeCta, typename Tally>
 __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPlainRows],
                                                    uint32 row0, uint32 column0,
                                                    const MxTarget& to, uint4* stage,
@@ -397,14 +412,15 @@ __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPl
         mx_plain_rows<kWide>(vectors, row0, column0, to, shared, counters);
     }
     if (kColumn) {
-        mx_plain_columns<kWide, kRow>(vectors, row0, column0, to, stage, shared, tally, counters);
+        mx_plain_columns<kWide, kRow, Threads>(vectors, row0, column0, to, stage, shared, tally,
+                                               counters);
     } else {
-        __syncthreads();
+        Threads::sync();
         if (threadIdx.x < 32) {
             mx_store_scales(to.scale_tile(row0, column0), shared.scales);
         }
         tally.leave(counters);
-        __syncthreads();
+        Threads::sync();
         tally.give();
     }
 }

@@ -3,10 +3,10 @@
 //
 // A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free. Where rows are
 // found by their pairs, and tiles are those of `layout/mx_plain_tile.cuh`, it has more than one, a
-// grid apart, and asks for what the next one is made of while it quantizes this one: otherwise each
-// tile would wait in turn for its rows' indices, for the rows, and for the counters of
-// `layout/mx_statistics.cuh`, which together take longer than its instructions do. An H200 needs
-// some 1500 cycles of issue for a tile, and a CTA of one tile lived ten times as long.
+// grid apart, and asks where the rows of the next one are while it quantizes this one: otherwise
+// each tile would wait in turn for its rows' indices, for the rows, and for the counters of
+// `layout/mx_statistics.cuh`, which together take longer than its instructions do. Rows are not
+// prefetched: bulk prefetches of 256 bytes, and those of lines, made all of these kernels slower.
 //
 // What the rows are is told by `Rows`. A vector is eight neighbouring elements of a row:
 //
@@ -21,7 +21,7 @@
 //
 //   begin(first, second)    what is told of the rows of the first tile, and a barrier
 //   ask(next, after)        starts to read what is told of the next tile's rows
-//   take(next)              has it, and may have the rows brought near; a barrier follows
+//   take()                  has it; a barrier follows
 //   advance()               the next tile is the one that `load` and `result` speak of
 #pragma once
 
@@ -30,7 +30,6 @@
 #include "layout/mx_plain_tile.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
-#include "ptx/bulk_copy.cuh"
 
 using ElementTile = MxTile<bf16>;
 
@@ -183,20 +182,17 @@ __device__ __forceinline__ void store_vector(bf16* matrix, const ElementPlace& p
     *reinterpret_cast<uint4*>(matrix + place.of(columns)) = vector;
 }
 
-// Has row `row` of a matrix brought into the L2 cache, as much of it as a whole tile at `column0`
-// has.
-__device__ __forceinline__ void prefetch_row(const bf16* matrix, uint32 row, uint32 column0,
-                                             uint32 columns) {
-    bulk_prefetch(matrix + ElementPlace{row, column0}.of(columns), kMxTile * sizeof(bf16));
-}
-
 // `Rows` of which nothing is told but where they lie, of a tile for each CTA.
 struct PlainRows {
     static constexpr bool kWalks = false;
 
     __device__ __forceinline__ void begin(const ElementPlaces&, const ElementPlaces&) {}
     __device__ __forceinline__ void ask(const ElementPlaces&, const ElementPlaces&) {}
-    __device__ __forceinline__ void take(const ElementPlaces&) {}
+    __device__ __forceinline__ void take() {}
+    __device__ __forceinline__ void start(const ElementPlaces&, const ElementPlaces&) {}
+    __device__ __forceinline__ bool next_has(uint32) const {
+        return true;
+    }
     __device__ __forceinline__ void advance() {}
 };
 
@@ -208,7 +204,7 @@ struct MxTilesTally {
     const TileRing& tiles;
 
     __device__ __forceinline__ void leave(const MxCounters& counters) const {
-        rows.take(tiles.next());
+        rows.take();
         tally.leave(counters, !tiles.is_first());
     }
     __device__ __forceinline__ void give() const {}

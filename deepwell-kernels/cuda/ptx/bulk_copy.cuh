@@ -1,5 +1,4 @@
-// cp.async.bulk: one thread has contiguous bytes copied to shared memory, or brought into the L2
-// cache.
+// cp.async.bulk: one thread has contiguous bytes copied to shared memory.
 #pragma once
 
 #include "common/types.cuh"
@@ -14,9 +13,4 @@ __device__ __forceinline__ void bulk_copy(void* target, const void* source, uint
         : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(source), "r"(bytes),
           "r"(mbarrier_address(barrier))
         : "memory");
-}
-
-// `bytes` from global memory, a multiple of 16 as the address is, for somebody who soon reads them.
-__device__ __forceinline__ void bulk_prefetch(const void* source, uint32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(source), "r"(bytes));
 }

@@ -79,6 +79,43 @@ pub(crate) fn check_file(gpu: &mut Gpu, file: &str) {
     }
 }
 
+/// The gradients of SwiGLU in whole tiles: fewer than an emulated device holds CTAs for, and more,
+/// by a factor that is not whole; and every kind of number.
+pub(crate) fn check_gradients_of_whole_tiles(gpu: &mut Gpu) {
+    let op = ops::SwiGluBackward {};
+    let producers = producers();
+    let producer = producers.iter().find(|producer| producer.op == op.clone().into());
+    let producer = producer.expect("the op is among the producers");
+    let rows = [
+        ((128, 256), "wide", Granularity::G32, Axis::Both),
+        ((384, 640), "special", Granularity::G128, Axis::Both),
+        ((384, 640), "wide", Granularity::G32, Axis::Both),
+        ((1280, 128), "wide", Granularity::G128, Axis::Both),
+        ((256, 1408), "random", Granularity::G128, Axis::Row),
+        ((256, 1408), "random", Granularity::G32, Axis::Row),
+        ((384, 384), "wide", Granularity::G128, Axis::Column),
+        ((384, 384), "special", Granularity::G32, Axis::Column),
+    ];
+    for (size, kind, granularity, axis) in rows {
+        let format = QuantFormat::MXFP8.with_granularity(granularity);
+        let quantize = Quantize { format, axis };
+        check_one(gpu, producer, size, kind, &[quantize.clone(), quantize]);
+    }
+}
+
+trial!(gradients_of_whole_tiles);
+fn gradients_of_whole_tiles() {
+    let mut gpu = Gpu::open();
+    check_gradients_of_whole_tiles(&mut gpu);
+    if gpu.runs(1, 0) {
+        let format = QuantFormat::MXFP8.with_granularity(Granularity::G128);
+        let quantize = Quantize { format, axis: Axis::Both };
+        let entries = [quantize.clone(), quantize];
+        let producer = &producers()[1];
+        check_one(&mut gpu, producer, (4096, 5632), "wide", &entries);
+    }
+}
+
 trial!(every_way_to_quantize);
 fn every_way_to_quantize() {
     let mut gpu = Gpu::open();

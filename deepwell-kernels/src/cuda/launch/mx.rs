@@ -13,7 +13,7 @@ pub(crate) const TILE: usize = 128;
 /// Bytes of a tile of BF16 in shared memory.
 pub(crate) const BF16_TILE_BYTES: u32 = (TILE * TILE * 2) as u32;
 /// Bytes of the stage that the data of a tile's columns go through.
-const STAGE_BYTES: u32 = (TILE * TILE) as u32;
+pub(crate) const STAGE_BYTES: u32 = (TILE * TILE) as u32;
 /// Threads over a tile of BF16.
 pub(crate) const BF16_TILE_THREADS: u32 = 256;
 

@@ -7,8 +7,9 @@ use deepwell_ir::{KernelRequest, Op};
 use super::mx;
 use super::support::all_bf16;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::driver::{Argument, DevicePtr, Launch};
 use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::Architecture;
 use crate::epilogue::EpilogueSet;
 
 /// Elements of a vector, 16 bytes of BF16.
@@ -64,10 +65,11 @@ pub(crate) fn prepare(
     device: &mut Device<'_>,
     file: &'static str,
     entry: &str,
+    pipe: Option<Pipe>,
 ) -> Result<Vec<Step>, KernelError> {
     let shape = call.input(0).shape;
     let inputs = (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
-    let rows = Rows { shape: &shape, inputs, rest: Vec::new(), tiles: Tiles::OneEach };
+    let rows = Rows { shape: &shape, inputs, rest: Vec::new(), tiles: Tiles::OneEach, pipe };
     Ok(vec![rows.launch(call, device, file, entry)?])
 }
 
@@ -81,6 +83,26 @@ pub(crate) enum Tiles {
     Walked,
 }
 
+/// Kernels of the same names and arguments for Hopper and tiles that [`mx::is_plain`] names, whose
+/// CTAs have the loads of a tile under way while they work on the one before: tiles a grid apart,
+/// as many CTAs as the device holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pipe {
+    /// The `.cu` file.
+    pub(crate) file: &'static str,
+    /// Threads of a CTA along y; along x they are those of a tile.
+    pub(crate) parts: u32,
+    /// Dynamic shared memory.
+    pub(crate) shared_bytes: u32,
+}
+
+impl Pipe {
+    /// One of `layout/gradient_pair_pipe.cuh`.
+    pub(crate) const fn of_gradients(file: &'static str) -> Pipe {
+        Pipe { file, parts: 2, shared_bytes: 2 * (mx::BF16_TILE_BYTES + mx::STAGE_BYTES) }
+    }
+}
+
 /// What a kernel takes beside what it quantizes.
 pub(crate) struct Rows<'a> {
     /// Of the results.
@@ -90,6 +112,7 @@ pub(crate) struct Rows<'a> {
     /// What its arguments end with.
     pub(crate) rest: Vec<Argument>,
     pub(crate) tiles: Tiles,
+    pub(crate) pipe: Option<Pipe>,
 }
 
 impl Rows<'_> {
@@ -122,6 +145,9 @@ impl Rows<'_> {
             // The tiles of all results lie there.
             _ => results.len() as u32 * mx::BF16_TILE_BYTES,
         };
+        let pipe = self.pipe.filter(|_| is_plain && is_hopper(device));
+        let file = pipe.map_or(file, |pipe| pipe.file);
+        let shared_bytes = pipe.map_or(shared_bytes, |pipe| pipe.shared_bytes);
         let function = device.function(file, &kernel, shared_bytes)?;
 
         let targets = steps.iter().map(|step| mx::outputs(call, axis, step.positions.start));
@@ -138,12 +164,26 @@ impl Rows<'_> {
         arguments.extend(targets.iter().map(|targets| targets.statistics));
         arguments.extend(self.rest);
         let mut ctas = mx::ctas(rows, columns);
-        if self.tiles == Tiles::Walked && is_plain {
-            let resident = device.resident_ctas(function, mx::BF16_TILE_THREADS, shared_bytes)?;
-            ctas = ctas.min(resident);
+        let block = [mx::BF16_TILE_THREADS, pipe.map_or(1, |pipe| pipe.parts), 1];
+        if pipe.is_some() || (self.tiles == Tiles::Walked && is_plain) {
+            let threads = block.iter().product();
+            ctas = ctas.min(device.resident_ctas(function, threads, shared_bytes)?);
         }
-        Ok(Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments))
+        Ok(Step::Launch(Launch {
+            function,
+            grid: [ctas, 1, 1],
+            block,
+            cluster: [1, 1, 1],
+            shared_bytes,
+            programmatic: false,
+            arguments,
+        }))
     }
+}
+
+fn is_hopper(device: &Device<'_>) -> bool {
+    let capability = device.driver.properties().capability;
+    Architecture::of_capability(capability) == Some(Architecture::Sm90a)
 }
 
 #[cfg(test)]

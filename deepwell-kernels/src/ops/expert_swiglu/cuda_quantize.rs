@@ -8,7 +8,7 @@ use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::mx::TILE;
 use crate::cuda::launch::row_lanes::THREADS;
-use crate::cuda::launch::row_quantize::{self, Rows, Tiles};
+use crate::cuda::launch::row_quantize::{self, Pipe, Rows, Tiles};
 use crate::cuda::launch::support::grid_of;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
@@ -64,6 +64,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
         inputs: [0, 1, 2, 4].map(|index| call.input(index).argument()).to_vec(),
         rest: numbers.to_vec(),
         tiles: Tiles::Walked,
+        pipe: None,
     };
     Ok(vec![rows.launch(call, device, FILE, &format!("expert_swiglu{name}"))?])
 }
@@ -88,6 +89,7 @@ fn prepare_backward(
         inputs: [0, 1, 2, 3, 5].map(|index| call.input(index).argument()).to_vec(),
         rest: [&[parts][..], &numbers].concat(),
         tiles: Tiles::Walked,
+        pipe: Some(Pipe::of_gradients("sm90_expert_swiglu_backward_quantize")),
     };
     let entry = format!("expert_swiglu{name}_backward");
     let of_matrices = gradients.launch(call, device, FILE, &entry)?;

@@ -30,5 +30,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::GeluBackward(_) => "gelu_backward",
         _ => return Err(call.refuse("expected a gelu and its quantization")),
     };
-    row_quantize::prepare(call, device, "gelu_quantize", entry)
+    row_quantize::prepare(call, device, "gelu_quantize", entry, None)
 }

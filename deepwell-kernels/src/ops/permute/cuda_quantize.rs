@@ -39,6 +39,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         inputs: vec![x.argument(), pairs.argument()],
         rest: vec![Argument::U32(rows.shape[1] as u32)],
         tiles: Tiles::Walked,
+        pipe: None,
     };
     Ok(vec![rows.launch(call, device, "permute_quantize", "permute")?])
 }

@@ -31,6 +31,7 @@ struct PermutedRows {
     uint32 columns;
     uint32 top_k;
     uint32 now = 0;
+    bool asked = false;  // for a row of the next tile
 
     __device__ __forceinline__ int32 token_of(int32 pair) const {
         return pair < 0 ? -1 : static_cast<int32>(static_cast<uint32>(pair) / top_k);
@@ -43,20 +44,17 @@ struct PermutedRows {
         __syncthreads();
     }
     __device__ __forceinline__ void ask(const ElementPlaces& next, const ElementPlaces&) {
-        if (threadIdx.x < kMxTile && next.any()) {
+        asked = threadIdx.x < kMxTile && next.any();
+        if (asked) {
             cp_async_4(static_cast<uint32>(__cvta_generic_to_shared(own())),
                        pairs + next.row0 + threadIdx.x, 4);
         }
         cp_async_commit();
     }
-    __device__ __forceinline__ void take(const ElementPlaces& next) {
+    __device__ __forceinline__ void take() {
         cp_async_wait<0>();
-        if (threadIdx.x < kMxTile && next.any()) {
-            const int32 token = token_of(*own());
-            *own() = token;
-            if (token >= 0) {
-                prefetch_row(x, token, next.column0, columns);
-            }
+        if (asked) {
+            *own() = token_of(*own());
         }
     }
     __device__ __forceinline__ void advance() {

@@ -56,6 +56,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             Argument::F32(if backward { -1.0 } else { 1.0 }),
         ],
         tiles: Tiles::OneEach,
+        pipe: None,
     };
     Ok(vec![rows.launch(call, device, "rope_quantize", "rope")?])
 }

@@ -1,9 +1,11 @@
 //! `swiglu_quantize.cu`: the gated activation or its backward, and the block quantization of the
 //! results.
 
-use crate::cuda::launch::row_quantize;
+use crate::cuda::launch::row_quantize::{self, Pipe};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
+
+const FILE: &str = "swiglu_quantize";
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
@@ -16,7 +18,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
-        prepare: |call, device| row_quantize::prepare(call, device, "swiglu_quantize", "swiglu"),
+        prepare: |call, device| row_quantize::prepare(call, device, FILE, "swiglu", None),
     },
     CudaKernelSpec {
         name: "cuda_swiglu_backward_quantize",
@@ -29,7 +31,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| {
-            row_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
+            let pipe = Pipe::of_gradients("sm90_swiglu_backward_quantize");
+            row_quantize::prepare(call, device, FILE, "swiglu_backward", Some(pipe))
         },
     },
 ];

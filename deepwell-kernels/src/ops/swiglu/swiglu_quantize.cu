@@ -8,6 +8,7 @@
 #include "common/types.cuh"
 #include "layout/elementwise_quantize.cuh"
 #include "layout/gradient_pair_quantize.cuh"
+#include "layout/swiglu_rows.cuh"
 
 // gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
 // Outputs as in `MxTarget`; statistics [6]. A CTA for each tile, one at least.
@@ -27,38 +28,6 @@
 FORWARD_KERNEL(swiglu_quantize_row, true, false)
 FORWARD_KERNEL(swiglu_quantize_column, false, true)
 FORWARD_KERNEL(swiglu_quantize_both, true, true)
-
-// As `Gradients` of `layout/gradient_pair_quantize.cuh`.
-struct SwigluRows : PlainRows {
-    const bf16* __restrict__ dout;
-    const bf16* __restrict__ gate;
-    const bf16* __restrict__ up;
-    uint32 columns;
-
-    __device__ __forceinline__ SwigluRows(const bf16* dout, const bf16* gate, const bf16* up,
-                                          uint32 columns)
-        : dout(dout), gate(gate), up(up), columns(columns) {}
-
-    __device__ __forceinline__ PairSources load(uint32, const ElementPlace& place) const {
-        return {load_vector(dout, place, columns), load_vector(gate, place, columns),
-                load_vector(up, place, columns)};
-    }
-    __device__ __forceinline__ GradientVectors result(const ElementPlaces&,
-                                                      const PairSources& sources,
-                                                      uint32) const {
-        float d[8], g[8], u[8];
-        unpack_bf16x8(sources.dout, d);
-        unpack_bf16x8(sources.gate, g);
-        unpack_bf16x8(sources.up, u);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
-            g[j] = gradients.gate;
-            u[j] = gradients.up;
-        }
-        return {pack_bf16x8(g), pack_bf16x8(u)};
-    }
-};
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
 // dup may be null. The quantized operands of dgate, then those of dup; flags of each; totals [2],

@@ -187,6 +187,22 @@ emulated! {
     }
 }
 
+/// Mixtures of whole tiles.
+fn check_whole_tiles(gpu: &mut Gpu) {
+    each_mixture(|mixture, columns, capacity, how| {
+        // Those of 640 columns are more tiles than the emulated device holds CTAs at a time.
+        if mixture.align == 128 && [256, 384, 640].contains(&columns) {
+            for activation in ACTIVATIONS {
+                check_quantized(gpu, activation, mixture, columns, capacity, how);
+            }
+        }
+    });
+}
+
 emulated! {
-    expert_swiglu_quantize on Sm90a: check_all_quantized
+    expert_swiglu_quantize on Sm100a: check_all_quantized
+}
+
+emulated! {
+    sm90_expert_swiglu_backward_quantize on Sm90a: check_whole_tiles
 }

@@ -96,3 +96,9 @@ emulated! {
         crate::elementwise_quantize::check_file(gpu, "swiglu_quantize");
     }
 }
+
+emulated! {
+    sm90_swiglu_backward_quantize on Sm90a: |gpu| {
+        crate::elementwise_quantize::check_gradients_of_whole_tiles(gpu);
+    }
+}
