@@ -7,17 +7,23 @@
 #include "common/types.cuh"
 #include "epilogue/store_tile.cuh"
 
+// Where unit `unit` of 16 bytes of a staged row lies in it. Two units of each of four rows, and one
+// of each of eight, lie in different banks: a warp's lanes write FP32 and BF16 so.
+__device__ __forceinline__ uint32 staged_unit(uint32 row, uint32 unit) {
+    return unit ^ (row % 4 * 2 + row / 4 % 2);
+}
+
 // Puts the two neighbors of a lane, columns `column` and the next, into its staged row.
 template <typename Element>
 __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 column, float low,
                                            float high) {
     const uint32 at = column * sizeof(Element);
-    uint8* target = staged + row * 128 + ((at / 16) ^ (row & 7)) * 16 + at % 16;
+    uint8* target = staged + row * 128 + staged_unit(row, at / 16) * 16 + at % 16;
     put_pair(reinterpret_cast<Element*>(target), low, high);
 }
 
 // Writes a subtile of 16 rows from (row, column) on; `staged` holds them with the 16-byte units of
-// a row exchanged by its number modulo eight.
+// a row in places as `staged_unit` has them.
 template <typename Element>
 __device__ __forceinline__ void write_staged(const TileResult<Element>& result, int32 row,
                                              int32 column, const uint8* staged) {
@@ -52,8 +58,8 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
             for (int i = 0; i < 2; ++i) {
                 const int32 r = (pair + i) * 4 + lane / 8;
                 if (exists(pair + i)) {
-                    uint4 value =
-                        *reinterpret_cast<const uint4*>(staged + r * 128 + (unit ^ (r & 7)) * 16);
+                    uint4 value = *reinterpret_cast<const uint4*>(staged + r * 128 +
+                                                                  staged_unit(r, unit) * 16);
                     if constexpr (sizeof(Element) == 4) {
                         if (result.accumulate) {
                             value = add_f32x4(before[i], value);
@@ -69,7 +75,7 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
             const int32 r = i / kSubtileColumns;
             const int32 c = i % kSubtileColumns;
             if (row + r < result.rows && column + c < result.columns) {
-                const uint8* unit = staged + r * 128 + ((c / kElements) ^ (r & 7)) * 16;
+                const uint8* unit = staged + r * 128 + staged_unit(r, c / kElements) * 16;
                 Element value = reinterpret_cast<const Element*>(unit)[c % kElements];
                 Element* target = first + static_cast<int64>(r) * result.columns + c;
                 if constexpr (sizeof(Element) == 4) {

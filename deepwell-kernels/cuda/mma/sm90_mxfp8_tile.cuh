@@ -7,10 +7,11 @@
 // issuing them, or one begins later than the other (`Order`). CTAs of a cluster copy a part of the
 // rows of a each, to all of them.
 //
-// Where columns have scales of their own, promotion is two instructions for an element, a product
-// of scales and an FFMA, and what finds the scales in their tiles came to as many again as the
-// products. So a warp beside the producer lays them out as factors, in the order in which consumers
-// read them.
+// Where columns have scales of their own, promotion is two instructions for an element, an FMUL by
+// the row's and an FFMA by the column's, and what finds the scales in their tiles came to as many
+// again as one of them. So a warp beside the producer lays them out as factors, in the order in
+// which consumers read them. Shared memory is busy with what wgmma read, and with that of the
+// consumers' columns: these are of two bytes.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -35,9 +36,9 @@ constexpr int kStepK = 32;    // of one wgmma
 constexpr int kSteps = kStageK / kStepK;
 constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor maps see it
 // Factors of the columns of the four neighbors of a quad, and how far those of two are apart, for
-// the banks.
-constexpr uint32 kQuadFactors = 32 + 4;
-constexpr int kFactorsOfColumns = 4 * kQuadFactors;
+// the banks. They are the upper halves of floats, in which powers of two have all of their bits.
+constexpr uint32 kQuadFactors = 32 + 8;
+constexpr int kFactorBytesOfColumns = 4 * kQuadFactors * 2;
 
 // How consumers divide the tensor cores.
 enum class Order {
@@ -67,7 +68,7 @@ struct TileShape {
     static constexpr int kScaleTilesOfA = kTileM / kScaleTileRows;
     static constexpr int kCopiedScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
     // Factors follow: of columns, of rows, and whether scales are wide.
-    static constexpr int kRowFactorsAt = kFactorsOfColumns * 4;
+    static constexpr int kRowFactorsAt = kFactorBytesOfColumns;
     static constexpr int kWideAt = kRowFactorsAt + kTileM * 4;
     // In multiples of 128 bytes, as boxes begin.
     static constexpr int kFactorBytes = kColumnScales ? (kWideAt + 4 + 127) / 128 * 128 : 0;
@@ -282,17 +283,19 @@ class Scales {
     }
 };
 
-// Where the factor of a column of a tile lies, in floats: those of a quad's thread q, 2 q and 2 q +
-// 1 of each eight columns, follow each other.
+// Where the factor of a column of a tile lies, in factors: those of a quad's thread q, 2 q and
+// 2 q + 1 of each eight columns, follow each other.
 __device__ __forceinline__ uint32 column_factor_place(uint32 column) {
     return column % 8 / 2 * kQuadFactors + column / 8 * 2 + column % 2;
 }
 
 // By a warp: the factors of the 128 rows of a scale tile, in places as `place` has them, and
-// whether a scale of the calling lane is wide. All are shared memory.
-template <typename Place>
-__device__ __forceinline__ bool make_factors(float* factors, const uint8* scale_tile,
+// whether a scale of the calling lane is wide. Factors have the upper bits of floats that an
+// `Element` has room for. All are shared memory.
+template <typename Element, typename Place>
+__device__ __forceinline__ bool make_factors(Element* factors, const uint8* scale_tile,
                                              Place place) {
+    constexpr int kExponentAt = static_cast<int>(sizeof(Element)) * 8 - 9;
     const uint32 lane = threadIdx.x % 32;
     const uint4 four = *reinterpret_cast<const uint4*>(scale_tile + scale_row_place(lane));
     const uint32 codes[4] = {four.x & 0xff, four.y & 0xff, four.z & 0xff, four.w & 0xff};
@@ -300,7 +303,7 @@ __device__ __forceinline__ bool make_factors(float* factors, const uint8* scale_
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         wide = wide || is_wide(codes[i]);
-        factors[place(i * 32 + lane)] = mxfp8_tile::NarrowFactor::of(codes[i], false).whole;
+        factors[place(i * 32 + lane)] = static_cast<Element>(codes[i] << kExponentAt);
     }
     return wide;
 }
@@ -315,11 +318,11 @@ __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles t
             wait<S>(shared.full + stage.index, stage.phase);
             uint8* const scales = shared.scales + stage.index * S::kScaleBytes;
             uint8* const made = scales + S::kCopiedScaleBytes;
-            bool wide = make_factors(reinterpret_cast<float*>(made),
+            bool wide = make_factors(reinterpret_cast<uint16*>(made),
                                      scales + S::kScaleTilesOfA * kScaleTileBytes,
                                      [](uint32 column) { return column_factor_place(column); });
             for (int32 wave = 0; wave < waves; ++wave) {
-                float* const rows = reinterpret_cast<float*>(made + S::kRowFactorsAt);
+                uint32* const rows = reinterpret_cast<uint32*>(made + S::kRowFactorsAt);
                 wide |= make_factors(rows + wave * kScaleTileRows,
                                      scales + wave * kScaleTileBytes,
                                      [](uint32 row) { return row; });
@@ -337,27 +340,41 @@ __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles t
     }
 }
 
-// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out.
+// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out; read
+// while the stage's wgmma run.
 class Factors {
-    uint32 columns_;
-    mxfp8_tile::NarrowFactor rows_[2];
+    static constexpr int kParts = kTileN / 32;
+    uint4 columns_[kParts];
+    float rows_[2];
 
   public:
     // Both are shared addresses: of the factor of this thread's first row, and of those of columns.
     __device__ __forceinline__ Factors(uint32 rows, uint32 columns)
-        : columns_(columns + threadIdx.x % 4 * (kQuadFactors * 4)),
-          rows_{{shared_load_f32(rows)}, {shared_load_f32(rows + 8 * 4)}} {}
+        : rows_{shared_load_f32(rows), shared_load_f32(rows + 8 * 4)} {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+            columns_[part] = shared_load_uint4(columns + threadIdx.x % 4 * (kQuadFactors * 2) +
+                                               part * 16);
+        }
+    }
 
-    // sums += partial, scaled.
+    // sums += partial, scaled: by the row's factor first and then by the column's, which the FFMA
+    // of two rows share in a register. Partial sums are zero or of 2^-18 to 2^25, so that the first
+    // product is exact and the sum is that of the product of factors.
     __device__ __forceinline__ void promote(float (&sums)[64], const float (&partial)[64]) const {
 #pragma unroll
-        for (int sixteen = 0; sixteen < kTileN / 16; ++sixteen) {
-            const float4 four = shared_load_float4(columns_ + sixteen * 16);
-            const mxfp8_tile::NarrowFactor columns[2][2] = {{{four.x}, {four.y}},
-                                                            {{four.z}, {four.w}}};
+        for (int part = 0; part < kParts; ++part) {
+            const uint4& four = columns_[part];
+            const uint32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                add_scaled(sums, partial, sixteen * 2 + i, rows_, columns[i]);
+            for (int eight = 0; eight < 4; ++eight) {
+                const float columns[2] = {__uint_as_float(pairs[eight] << 16),
+                                          __uint_as_float(pairs[eight] & 0xffff0000u)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int at = part * 16 + eight * 4 + i;
+                    sums[at] = fmaf(partial[at] * rows_[i / 2], columns[i % 2], sums[at]);
+                }
             }
         }
     }

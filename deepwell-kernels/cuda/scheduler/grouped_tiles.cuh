@@ -59,34 +59,46 @@ class GroupedRowTiles {
     }
 };
 
-// Tiles of a result [rows, columns] for each group.
+// Tiles of a result [rows, columns] for each group. The last of those below each other may have few
+// rows. In each round CTAs move on among the tiles of their round, such that a CTA comes to all of
+// those below each other in turn: in the same places, some would always have the last ones.
 template <int kTileM, int kTileN>
 class GroupedResultTiles {
+    static constexpr uint32 kTilesBelow = 2048 / kTileM;  // before the next column
     uint32 groups_;
     int32 rows_;
     uint32 tiles_down_;
     uint32 tiles_across_;
-    uint32 tile_ = blockIdx.x;
+    uint32 step_;                // in which a CTA moves on
+    uint32 first_ = 0;           // of the round
+    uint32 place_ = blockIdx.x;  // among the tiles of a round
 
   public:
     __device__ __forceinline__ GroupedResultTiles(int32 groups, int32 rows, int32 columns)
         : groups_(groups),
           rows_(rows),
           tiles_down_((rows + kTileM - 1) / kTileM),
-          tiles_across_((columns + kTileN - 1) / kTileN) {}
+          tiles_across_((columns + kTileN - 1) / kTileN) {
+        // A round and a step are one more than a multiple of them.
+        const uint32 below = min(tiles_down_, kTilesBelow);
+        step_ = (below + 1 - gridDim.x % below) % below % gridDim.x;
+    }
 
     // False after the last.
     __device__ __forceinline__ bool next(GroupTile& tile) {
         const uint32 of_group = tiles_down_ * tiles_across_;
-        const uint32 group = tile_ / of_group;
+        const uint32 index = first_ + place_;
+        const uint32 group = index / of_group;
         if (group >= groups_) {
             return false;
         }
         const TilePlace at =
-            grouped_tile<2048 / kTileM>(tile_ % of_group, tiles_down_, tiles_across_);
+            grouped_tile<kTilesBelow>(index % of_group, tiles_down_, tiles_across_);
         const TilePlace place{at.row * kTileM, at.column * kTileN};
         tile = GroupTile{static_cast<int32>(group), place, rows_};
-        tile_ += gridDim.x;
+        first_ += gridDim.x;
+        place_ += step_;
+        place_ -= place_ >= gridDim.x ? gridDim.x : 0;
         return true;
     }
 };
