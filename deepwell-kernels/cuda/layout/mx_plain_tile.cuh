@@ -102,6 +102,20 @@ __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
 
 // How many elements of all vectors are not zero.
 __device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&vectors)[kMxPlainRows]) {
+    // Nearly always all: the smallest magnitude tells by a quarter of the instructions.
+    uint32 smallest[2] = {0x7f7f7f7fu, 0x7f7f7f7fu};
+#pragma unroll
+    for (int row = 0; row < kMxPlainRows; ++row) {
+#pragma unroll
+        for (int w = 0; w < kMxPlainWords; ++w) {
+            smallest[w % 2] = min_magnitude_bf16x2(smallest[w % 2], word_of(vectors[row], w));
+        }
+    }
+    constexpr uint32 kMagnitudes = MxElement<bf16>::kMagnitude;
+    const uint32 of_all = min_magnitude_bf16x2(smallest[0], smallest[1]) & kMagnitudes;
+    if (mx_nonzero_bits<bf16>(of_all) == ~kMagnitudes) {
+        return 2 * kMxPlainWords * kMxPlainRows;
+    }
     uint32 count = 0;
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {

@@ -340,23 +340,17 @@ __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles t
     }
 }
 
-// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out; read
-// while the stage's wgmma run.
+// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out.
 class Factors {
     static constexpr int kParts = kTileN / 32;
-    uint4 columns_[kParts];
+    uint32 columns_;
     float rows_[2];
 
   public:
     // Both are shared addresses: of the factor of this thread's first row, and of those of columns.
     __device__ __forceinline__ Factors(uint32 rows, uint32 columns)
-        : rows_{shared_load_f32(rows), shared_load_f32(rows + 8 * 4)} {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            columns_[part] = shared_load_uint4(columns + threadIdx.x % 4 * (kQuadFactors * 2) +
-                                               part * 16);
-        }
-    }
+        : columns_(columns + threadIdx.x % 4 * (kQuadFactors * 2)),
+          rows_{shared_load_f32(rows), shared_load_f32(rows + 8 * 4)} {}
 
     // sums += partial, scaled: by the row's factor first and then by the column's, which the FFMA
     // of two rows share in a register. Partial sums are zero or of 2^-18 to 2^25, so that the first
@@ -364,7 +358,7 @@ class Factors {
     __device__ __forceinline__ void promote(float (&sums)[64], const float (&partial)[64]) const {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-            const uint4& four = columns_[part];
+            const uint4 four = shared_load_uint4(columns_ + part * 16);
             const uint32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int eight = 0; eight < 4; ++eight) {

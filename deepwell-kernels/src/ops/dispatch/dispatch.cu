@@ -8,11 +8,11 @@
 //
 // The experts from `first_here` to `end_here` are groups; pairs of others have no row.
 //
-// The pairs are cut into runs, a CTA each, and a run into a part for each warp, which takes 32 pairs
-// at a time: lanes that chose the same expert know of each other, and the first of them counts them
-// all. Nothing is ordered by atomics. `dispatch_count` counts a run's pairs by expert, and its last
-// CTA turns the counts into the place of each run's first pair of each expert; `dispatch_place` then
-// gives the pairs of a run their rows.
+// The pairs are cut into runs, a CTA each, and a run into a part for each warp, which takes 32
+// pairs at a time: lanes that chose the same expert know of each other, and the first of them
+// counts them all. Nothing is ordered by atomics. `dispatch_count` counts a run's pairs by expert,
+// and its last CTA turns the counts into the place of each run's first pair of each expert;
+// `dispatch_place` then gives the pairs of a run their rows.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
