@@ -20,8 +20,8 @@ pub struct Degrees {
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<usize>,
     /// Ranks that split each sequence by ring attention; with --dp, --zero, --tp, --pp and --ep as
-    /// well, on the CPU, of models without windows, sinks and tables of positions; mixtures without
-    /// capacities and router losses
+    /// well, of models without windows, sinks and tables of positions; mixtures without capacities
+    /// and router losses
     #[arg(long, value_name = "RANKS")]
     pub cp: Option<usize>,
     /// Ranks that have some of the layers each

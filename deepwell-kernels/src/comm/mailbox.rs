@@ -150,7 +150,9 @@ impl Shared {
         let missing =
             |state: &State| self.others().filter(|it| !state.ended.contains(it)).collect();
         self.wait(limit, what.clone(), missing, |state| {
-            (state.ended.len() + 1 == self.size as usize && state.is_sent).then_some(())
+            // One that failed says goodbye as well.
+            let is_in_order = state.failure.is_none() && state.is_sent;
+            (is_in_order && state.ended.len() + 1 == self.size as usize).then_some(())
         })?;
         self.lock().is_closed = true;
         self.posted.notify_all();

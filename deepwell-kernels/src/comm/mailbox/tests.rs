@@ -346,6 +346,21 @@ fn a_transport_that_fails() {
     assert!(!is_in_order[1]);
 }
 
+/// Where its goodbye came as well before anybody looked, a run that failed ended in order.
+#[test]
+fn a_rank_that_failed_and_left_has_failed() {
+    let shared = Shared::new(0, 2, PATIENCE);
+    {
+        let mut state = shared.lock();
+        state.failure = Some((1, "the disk is full".to_string()));
+        state.ended.push(1);
+        state.is_sent = true;
+        state.is_over = true;
+    }
+    let error = shared.finish(PATIENCE).unwrap_err().to_string();
+    assert_eq!(error, "rank 1 failed: the disk is full");
+}
+
 /// All end in order, or none does.
 #[test]
 fn how_runs_end() {
