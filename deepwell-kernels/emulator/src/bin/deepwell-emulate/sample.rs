@@ -2,8 +2,8 @@
 //!
 //! Deletions are made in every kernel, unless each is asked for once. What is made once is made for
 //! all kernels that a template of one source makes for clusters of the same size, in the one whose
-//! smallest launch is the smallest, and at once in all copies that unrolling makes of a statement.
-//! No chance is in it.
+//! smallest launch is the smallest, and at once in all copies that unrolling makes of a statement;
+//! of deletions in the first copy. No chance is in it.
 
 use std::collections::BTreeMap;
 
@@ -88,6 +88,8 @@ fn divided(
         let lines = if inner.is_empty() { chain } else { inner };
         let site = (mutation.what, source, launch.cluster_ctas(), lines);
         match sites.get_mut(&site) {
+            // Without all of its copies a barrier that only keeps turns is missed by nobody.
+            Some(_) if mutation.class == Class::Deletion => {}
             Some(known) => known.join(mutation),
             None => drop(sites.insert(site, mutation)),
         }
