@@ -1,13 +1,15 @@
 //! Exchanges beside what computes: what may run at the same time, what that keeps in memory, and
 //! what it is predicted to save.
 
+#[path = "common/anywhere.rs"]
+mod anywhere;
 #[expect(dead_code, reason = "other tests want more of it")]
 mod common;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Call, Invocation, KernelCatalog, KernelRequest, NoKernel, Op, Order, Phase, PrecisionPolicy,
-    ProcessGroup, Program, Selection, Target, verify_program,
+    Call, Invocation, Op, Order, Phase, PrecisionPolicy, ProcessGroup, Program, Target,
+    verify_program,
 };
 use deepwell_plan::{
     EXCHANGES, Parallel, Plan, PlanRequest, Scheduling, autoplan_ranks, dryrun, lower,
@@ -15,27 +17,11 @@ use deepwell_plan::{
 };
 use deepwell_probe::Hardware;
 
+use anywhere::Anywhere;
 use common::{Kernels, request};
 
 const LAYERS: usize = 8;
 const RANKS: usize = 2;
-
-/// The kernels of a processor for a device.
-struct Anywhere;
-
-impl KernelCatalog for Anywhere {
-    fn select(&self, request: &KernelRequest<'_>, _: &Target) -> Result<Selection, NoKernel> {
-        Kernels.select(request, &common::target())
-    }
-
-    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
-        Kernels.predicted_s(request, target)
-    }
-
-    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
-        Kernels.fixed_overhead_bytes(target, calls)
-    }
-}
 
 fn model() -> LlamaConfig {
     LlamaConfig { num_layers: LAYERS, ..LlamaConfig::preset("llama-micro").unwrap() }

@@ -1,35 +1,18 @@
 //! Calls of a GPU that run beside those of the stream that computes: which ones, what that keeps in
 //! memory, and what it is predicted to save.
 
+#[path = "common/anywhere.rs"]
+mod anywhere;
 #[expect(dead_code, reason = "other tests want more of it")]
 mod common;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::{
-    Call, KernelCatalog, KernelRequest, NoKernel, Order, PrecisionPolicy, Program, Selection,
-    Target, verify_program,
-};
+use deepwell_ir::{Order, PrecisionPolicy, Program, Target, verify_program};
 use deepwell_plan::{Scheduling, autoplan, dryrun, lower_scheduled};
 use deepwell_probe::Hardware;
 
+use anywhere::Anywhere;
 use common::{Kernels, request};
-
-/// The kernels of a processor for a device.
-struct Anywhere;
-
-impl KernelCatalog for Anywhere {
-    fn select(&self, request: &KernelRequest<'_>, _: &Target) -> Result<Selection, NoKernel> {
-        Kernels.select(request, &common::target())
-    }
-
-    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
-        Kernels.predicted_s(request, target)
-    }
-
-    fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
-        Kernels.fixed_overhead_bytes(target, calls)
-    }
-}
 
 fn program(layers: usize, arch: &str, in_turns: bool) -> Program {
     let model = LlamaConfig { num_layers: layers, ..LlamaConfig::preset("llama-micro").unwrap() };

@@ -1,5 +1,5 @@
 // What rows of mixtures have of the router, learned a tile ahead, and the rows and gradients of an
-// activation between the products of such rows.
+// activation between the GEMMs of such rows.
 #pragma once
 
 #include "common/bf16x8.cuh"

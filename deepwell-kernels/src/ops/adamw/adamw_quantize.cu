@@ -16,8 +16,8 @@
 #include "layout/mx_square_tile.cuh"
 #include "layout/mx_statistics.cuh"
 
-constexpr int kStrip = 4;  // rows that a thread takes at a time
-static_assert(kMxSquareRows % kStrip == 0, "whole strips");
+constexpr int kRowsAtOnce = 4;  // rows that a thread takes at a time
+static_assert(kMxSquareRows % kRowsAtOnce == 0, "rows at once divide a tile");
 
 // A parameter of the list: matrices of whole squares, one behind the other, none of them empty;
 // each is quantized by itself. All addresses are 16-byte aligned; operands that are not made are
@@ -79,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)
     float* const first_moments = p.first_moment + first;
     float* const second_moments = p.second_moment + first;
 #pragma unroll 1
-    for (int row = 0; row < kMxSquareRows; row += kStrip) {
-        float4 g[kStrip], w[kStrip], m[kStrip], v[kStrip];
+    for (int row = 0; row < kMxSquareRows; row += kRowsAtOnce) {
+        float4 g[kRowsAtOnce], w[kRowsAtOnce], m[kRowsAtOnce], v[kRowsAtOnce];
 #pragma unroll
-        for (int i = 0; i < kStrip; ++i) {
+        for (int i = 0; i < kRowsAtOnce; ++i) {
             const uint64 at = static_cast<uint64>(row + i) * columns;
             g[i] = *reinterpret_cast<const float4*>(gradients + at);
             w[i] = *reinterpret_cast<const float4*>(masters + at);
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)
             v[i] = *reinterpret_cast<const float4*>(second_moments + at);
         }
 #pragma unroll
-        for (int i = 0; i < kStrip; ++i) {
+        for (int i = 0; i < kRowsAtOnce; ++i) {
             const uint64 at = static_cast<uint64>(row + i) * columns;
             adamw_update(g[i], w[i], m[i], v[i], decay, c);
             *reinterpret_cast<float4*>(masters + at) = w[i];
