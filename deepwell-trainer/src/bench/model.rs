@@ -1,9 +1,10 @@
-//! Whole training steps: time by op, tokens a second, memory.
+//! Whole training steps and forward passes: time by op, tokens a second, memory.
 
 use std::time::Instant;
 
 use deepwell_ir::PrecisionPolicy;
 use deepwell_ir::capture::{ModelConfig, ModelFamily};
+use deepwell_plan::dryrun;
 use deepwell_precision::random::XorShift64;
 use deepwell_probe::Hardware;
 
@@ -17,6 +18,8 @@ use crate::{CompileOptions, Device, Engine, TrainError, compile};
 
 /// Steps before the first that is timed.
 const WARM_UP_STEPS: usize = 3;
+/// Forward passes of a sample on a GPU: the host waits once for all of them.
+const FORWARD_PASSES: usize = 20;
 const LEARNING_RATE: f64 = 1e-4;
 const MAX_GRAD_NORM: f64 = 1.0;
 const MIB: f64 = (1u64 << 20) as f64;
@@ -87,6 +90,9 @@ impl ModelRun<'_> {
         let peak_bytes = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
         drop(sampler);
         let mut give = |row: Row| on_event(RowEvent::Row(Box::new(self.named(row))));
+        if sections.contains(&Section::Forward) {
+            give(self.forward_row(&mut engine, &batch)?);
+        }
         if sections.contains(&Section::Train) {
             give(self.train_row(&engine, &timing)?);
         }
@@ -103,6 +109,45 @@ impl ModelRun<'_> {
             rows.into_iter().for_each(give);
         }
         Ok(())
+    }
+
+    /// What is timed is a program as it evaluates: its sequences at a time, over and over.
+    fn forward_row(&self, engine: &mut Engine, batch: &Batch) -> Result<Row, TrainError> {
+        let settings = self.settings;
+        let rows = engine.evaluation_rows();
+        let tokens = rows * settings.seq_len;
+        let part = |of: &[i32]| of.iter().copied().cycle().take(tokens).collect::<Vec<i32>>();
+        engine.evaluate(&part(&batch.inputs), &part(&batch.targets))?;
+        let passes = if engine.device() == Device::Cpu { 1 } else { FORWARD_PASSES };
+        engine.repeat_evaluation(passes)?;
+        let mut times_s = Vec::with_capacity(settings.iterations);
+        for _ in 0..settings.iterations {
+            let begin = Instant::now();
+            engine.repeat_evaluation(passes)?;
+            times_s.push(begin.elapsed().as_secs_f64() / passes as f64);
+        }
+        let time_s = percentile(&times_s, 0.5);
+        let program = engine.evaluation_program();
+        let roofline_s = dryrun(std::slice::from_ref(program), engine.hardware()).time_s;
+        let calls: usize = program.calls_with_runs().map(|(_, runs)| runs).sum();
+        let row = Row {
+            kernel: format!("{calls} calls"),
+            time_s: Some(time_s),
+            spread_s: Some((percentile(&times_s, 0.1), percentile(&times_s, 0.9))),
+            rate: Some(tokens as f64 / time_s),
+            rate_unit: "tokens/s".to_string(),
+            roofline_s: Some(roofline_s),
+            bound: "prediction".to_string(),
+            roofline_share: Some(roofline_s / time_s),
+            peer_tasks: PeerTask::forward(&settings.config()?, rows, settings.seq_len)
+                .into_iter()
+                .collect(),
+            ..Row::new(Section::Forward, &settings.model)
+        };
+        Ok(row.with_detail("sequences", rows).with_detail(
+            "executed TFLOP/s",
+            format!("{:.1}", program.flops() as f64 / time_s / 1e12),
+        ))
     }
 
     /// Training in BF16, and in FP8 beside what is not BF16 here; of Llama, which the peers have.

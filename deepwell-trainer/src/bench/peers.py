@@ -700,6 +700,57 @@ def train(bench, identity, task):
                 torch.cuda.empty_cache()
 
 
+def forward(bench, identity, task):
+    """A model of transformers with its loss; compiled with max-autotune, as one CUDA graph."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    except Exception as error:
+        emit(identity, "torch", None, f"no transformers: {reason(error)}")
+        return
+    batch, seq = task["batch"], task["seq"]
+    if task["family"] == "llama":
+        kind = LlamaForCausalLM
+        config = LlamaConfig(
+            hidden_size=task["hidden"],
+            intermediate_size=task["intermediate"],
+            num_hidden_layers=task["layers"],
+            num_attention_heads=task["heads"],
+            num_key_value_heads=task["kv_heads"],
+            vocab_size=task["vocab"],
+            max_position_embeddings=seq,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    else:
+        kind = GPT2LMHeadModel
+        config = GPT2Config(
+            n_embd=task["hidden"],
+            n_inner=task["intermediate"],
+            n_layer=task["layers"],
+            n_head=task["heads"],
+            vocab_size=task["vocab"],
+            n_positions=seq,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    with torch.device(bench.device):
+        model = kind(config).to(torch.bfloat16).eval()
+    tokens = torch.randint(0, task["vocab"], (batch, seq), device=bench.device)
+    for peer in ["torch eager", "torch.compile max-autotune"]:
+        function = model
+        if peer != "torch eager":
+            function = torch.compile(model, mode="max-autotune-no-cudagraphs", dynamic=False)
+
+        def make(function=function):
+            def call():
+                with torch.no_grad():
+                    return function(input_ids=tokens, labels=tokens).loss
+
+            return call
+
+        bench.report(identity, peer, make, 0, copies_max=1)
+
+
 KINDS = {
     "gemm": gemm,
     "grouped_gemm": grouped_gemm,
@@ -711,6 +762,7 @@ KINDS = {
     "adamw": adamw,
     "grad_norm": grad_norm,
     "train": train,
+    "forward": forward,
 }
 
 

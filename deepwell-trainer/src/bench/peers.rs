@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use deepwell_ir::capture::LlamaConfig;
+use deepwell_ir::capture::{LlamaConfig, ModelConfig, ModelFamily};
 use serde::{Deserialize, Serialize};
 
 use super::{Row, Section};
@@ -154,6 +154,27 @@ pub enum PeerTask {
         /// Tokens that there are.
         vocab: usize,
     },
+    /// The forward pass of a model with its loss, in BF16.
+    Forward {
+        /// `llama` or `gpt2`.
+        family: String,
+        /// Sequences.
+        batch: usize,
+        /// Tokens of a sequence.
+        seq: usize,
+        /// Width.
+        hidden: usize,
+        /// Width of the feed-forward layers.
+        intermediate: usize,
+        /// Blocks.
+        layers: usize,
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Tokens that there are.
+        vocab: usize,
+    },
 }
 
 impl PeerTask {
@@ -169,6 +190,37 @@ impl PeerTask {
             heads: config.num_heads,
             kv_heads: config.num_kv_heads,
             vocab: config.vocab_size,
+        }
+    }
+
+    /// The forward pass of a Llama or a GPT-2, which the peers have, or none.
+    pub fn forward(config: &ModelConfig, batch: usize, seq: usize) -> Option<PeerTask> {
+        match config {
+            ModelConfig::Llama(config) if config.family == ModelFamily::Llama => {
+                Some(PeerTask::Forward {
+                    family: "llama".to_string(),
+                    batch,
+                    seq,
+                    hidden: config.hidden_size,
+                    intermediate: config.intermediate_size,
+                    layers: config.num_layers,
+                    heads: config.num_heads,
+                    kv_heads: config.num_kv_heads,
+                    vocab: config.vocab_size,
+                })
+            }
+            ModelConfig::Gpt2(config) => Some(PeerTask::Forward {
+                family: "gpt2".to_string(),
+                batch,
+                seq,
+                hidden: config.hidden_size,
+                intermediate: config.intermediate_size,
+                layers: config.num_layers,
+                heads: config.num_heads,
+                kv_heads: config.num_heads,
+                vocab: config.vocab_size,
+            }),
+            _ => None,
         }
     }
 }
@@ -304,7 +356,7 @@ fn compile_ahead(tasks: &[PeerTask], device: Device) {
     let mut order: Vec<(usize, &PeerTask)> =
         tasks.iter().enumerate().filter(|(_, task)| compiles(task)).collect();
     order.sort_by_key(|(_, task)| match task {
-        PeerTask::Train { .. } => 0,
+        PeerTask::Train { .. } | PeerTask::Forward { .. } => 0,
         PeerTask::AdamW { .. } => 1,
         _ => 2,
     });

@@ -33,6 +33,8 @@ pub enum Section {
     Optimizer,
     /// One training step, op by op.
     Transformer,
+    /// The forward pass of the model with its loss: tokens a second.
+    Forward,
     /// Training steps of the model: tokens a second.
     Train,
     /// Predicted and measured peak of memory.
@@ -41,7 +43,7 @@ pub enum Section {
 
 impl Section {
     /// All, in the order they run.
-    pub const ALL: [Section; 10] = [
+    pub const ALL: [Section; 11] = [
         Section::Gemm,
         Section::Experts,
         Section::Moe,
@@ -50,6 +52,7 @@ impl Section {
         Section::Norms,
         Section::Optimizer,
         Section::Transformer,
+        Section::Forward,
         Section::Train,
         Section::Memory,
     ];
@@ -65,6 +68,7 @@ impl Section {
             Section::Norms => "norms",
             Section::Optimizer => "optimizer",
             Section::Transformer => "transformer",
+            Section::Forward => "forward",
             Section::Train => "train",
             Section::Memory => "memory",
         }
@@ -72,7 +76,7 @@ impl Section {
 
     /// Whether it runs whole steps of a model rather than single kernels.
     pub const fn is_of_model(self) -> bool {
-        matches!(self, Section::Transformer | Section::Train | Section::Memory)
+        matches!(self, Section::Transformer | Section::Forward | Section::Train | Section::Memory)
     }
 }
 

@@ -157,7 +157,7 @@ pub(super) fn remarks(rows: &[&Row]) -> Vec<String> {
             remarks.push(format!("{name}: failed: {}", failure.replace('\n', "; ")));
         }
         let is_whole = match row.section {
-            Section::Train | Section::Memory => true,
+            Section::Forward | Section::Train | Section::Memory => true,
             Section::Moe => row.what.ends_with("layer"),
             _ => false,
         };

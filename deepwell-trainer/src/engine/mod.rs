@@ -330,6 +330,21 @@ impl Engine {
         Ok(loss[0])
     }
 
+    /// Evaluates what was evaluated last `count` times more, one right behind the other, and waits
+    /// for the last: to time a forward pass without what the host does for a batch. Of ranks that
+    /// are not stages of a pipeline.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn repeat_evaluation(&mut self, count: usize) -> Result<(), TrainError> {
+        for _ in 0..count {
+            for index in 0..self.evaluation.program().schedule.len() {
+                self.executor.invoke(&self.evaluation, index)?;
+            }
+        }
+        Ok(self.executor.backend_mut().synchronize()?)
+    }
+
     /// Sequences of one evaluation.
     pub fn evaluation_rows(&self) -> usize {
         self.evaluation.program().batch

@@ -37,6 +37,7 @@ fn every_section_is_measured() {
         ("norms", "add_rms_norm_quantize both"),
         ("optimizer", "adamw"),
         ("transformer", "linear_cross_entropy_grad"),
+        ("forward", "llama-micro"),
         ("train", "llama-micro"),
         ("memory", "llama-micro"),
     ] {
@@ -46,7 +47,7 @@ fn every_section_is_measured() {
         assert!(row["rate"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["roofline_share"].as_f64().unwrap() > 0.0, "{row}");
     }
-    for section in ["train", "memory"] {
+    for section in ["forward", "train", "memory"] {
         let of_section = rows.iter().filter(|row| row["section"] == section);
         let dtypes: Vec<&Value> = of_section.map(|row| &row["dtype"]).collect();
         assert_eq!(dtypes, ["bf16", "mxfp8"], "{section}");

@@ -30,6 +30,7 @@ Sections (all of them when none is named):
   norms        norms and activations, alone and fused with quantization
   optimizer    AdamW and the norm of the gradients over the model's parameters
   transformer  one training step, op by op
+  forward      the forward pass with its loss, as one graph on a GPU
   train        training steps: tokens a second, and the host's share of a step
   memory       predicted and measured peak
 
