@@ -8,7 +8,7 @@ use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;
 
 use super::of_experts::{self, Grouped, Routing};
-use super::peers::PeerTask;
+use super::peer_task::PeerTask;
 use super::{Section, Settings};
 use super::{of_tokens, shapes};
 use crate::{Device, TrainError};

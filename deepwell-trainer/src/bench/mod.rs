@@ -30,6 +30,7 @@ mod moe;
 mod of_experts;
 mod of_tokens;
 mod page;
+pub mod peer_task;
 pub mod peers;
 mod report;
 mod row;

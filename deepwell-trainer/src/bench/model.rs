@@ -3,12 +3,11 @@
 use std::time::Instant;
 
 use deepwell_ir::PrecisionPolicy;
-use deepwell_ir::capture::{ModelConfig, ModelFamily};
 use deepwell_plan::dryrun;
 use deepwell_precision::random::XorShift64;
 use deepwell_probe::Hardware;
 
-use super::peers::PeerTask;
+use super::peer_task::{PeerModel, PeerTask};
 use super::row::{Row, RowEvent};
 use super::timer::percentile;
 use super::{Section, Settings};
@@ -130,6 +129,11 @@ impl ModelRun<'_> {
         let program = engine.evaluation_program();
         let roofline_s = dryrun(std::slice::from_ref(program), engine.hardware()).time_s;
         let calls: usize = program.calls_with_runs().map(|(_, runs)| runs).sum();
+        let peer = PeerModel::of(&settings.config()?).map(|model| PeerTask::Forward {
+            batch: rows,
+            seq: settings.seq_len,
+            model,
+        });
         let row = Row {
             kernel: format!("{calls} calls"),
             time_s: Some(time_s),
@@ -139,9 +143,7 @@ impl ModelRun<'_> {
             roofline_s: Some(roofline_s),
             bound: "prediction".to_string(),
             roofline_share: Some(roofline_s / time_s),
-            peer_tasks: PeerTask::forward(&settings.config()?, rows, settings.seq_len)
-                .into_iter()
-                .collect(),
+            peer_tasks: peer.into_iter().collect(),
             ..Row::new(Section::Forward, &settings.model)
         };
         Ok(row.with_detail("sequences", rows).with_detail(
@@ -152,12 +154,16 @@ impl ModelRun<'_> {
 
     /// Training in BF16, and in FP8 beside what is not BF16 here; of Llama, which the peers have.
     fn peer_tasks(&self) -> Result<Vec<PeerTask>, TrainError> {
-        let settings = self.settings;
-        let config = match settings.config()? {
-            ModelConfig::Llama(config) if config.family == ModelFamily::Llama => config,
-            _ => return Ok(Vec::new()),
+        let Some(model) = PeerModel::of(&self.settings.config()?).filter(|of| of.family == "llama")
+        else {
+            return Ok(Vec::new());
         };
-        let task = |recipe| PeerTask::train(&config, settings.batch_size, settings.seq_len, recipe);
+        let task = |recipe: Option<&str>| PeerTask::Train {
+            recipe: recipe.map(str::to_string),
+            batch: self.settings.batch_size,
+            seq: self.settings.seq_len,
+            model: model.clone(),
+        };
         let recipes = match self.precision {
             "bf16" => vec![None],
             _ => vec![None, Some("tensorwise"), Some("rowwise")],

@@ -10,7 +10,7 @@ use super::choices::Choices;
 use super::layer::{Layer, MixtureSize, is_of_layer, step};
 use super::layer_time::LayerTime;
 use super::of_experts::Load;
-use super::peers::PeerTask;
+use super::peer_task::PeerTask;
 use super::row::{Row, RowEvent};
 use super::timer::{Timer, percentile};
 use super::{Section, Settings};

@@ -6,7 +6,7 @@ use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
 
 use super::cases::planes;
-use super::peers::PeerTask;
+use super::peer_task::PeerTask;
 use super::shapes::{self, ExpertSize};
 
 /// How pairs of a token and an expert are spread over the experts.

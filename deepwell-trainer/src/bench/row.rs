@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Section;
-use super::peers::PeerTask;
+use super::peer_task::PeerTask;
 
 /// What somebody else's library took for the same work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
