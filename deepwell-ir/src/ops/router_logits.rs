@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
-use crate::{DType, Dim, IrError, Node, OpError, Shape};
+use crate::{DType, Dim, IrError, MathUnit, Node, OpError, Shape};
 
 /// x `[T, D]`, w f32 `[E, D]` (, bias f32 `[E]`) → logits f32 `[T, E]`: the projection of a router,
 /// in FP32 whatever `x` is stored as, with the master weights. A choice by rounded logits would
@@ -42,6 +42,11 @@ impl OpRule for RouterLogits {
             check.shape(2, &Shape(vec![experts]))?;
         }
         Ok(vec![OutputType::statistic("", Shape(vec![tokens, experts]), DType::F32)])
+    }
+
+    /// Of FP32 accuracy, by BF16 parts of FP32 operands where there are tensor cores.
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        MathUnit::Bf16
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
@@ -85,6 +90,10 @@ impl OpRule for RouterLogitsBackward {
 
     fn result_count(&self) -> usize {
         2
+    }
+
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        MathUnit::Bf16
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

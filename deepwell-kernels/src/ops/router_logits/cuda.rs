@@ -9,7 +9,7 @@ use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::predict::{MMA_SYNC_BF16, Rates};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -38,7 +38,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| reject(request, &[0]),
-        predict: roofline,
+        predict: |request, target| predict(request, target, 3.0),
         workspace_bytes,
         select_tile: None,
         prepare: prepare_forward,
@@ -50,12 +50,19 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| reject(request, &[1, 3]),
-        predict: roofline,
+        predict: |request, target| predict(request, target, 4.5),
         workspace_bytes,
         select_tile: None,
         prepare: prepare_backward,
     },
 ];
+
+/// By so many products of BF16 parts for one of FP32: three, and of dx six. 16,384 tokens of 2048
+/// and 64 experts are predicted to take 78 and 233 us; 98 and 253 were measured on an H200
+/// (`benchmarks/moe_layer_h200_2026-11-27.md`).
+fn predict(request: &KernelRequest<'_>, target: &Target, products: f64) -> f64 {
+    Rates::of(target).bf16_gemm_s(request, MMA_SYNC_BF16 / products)
+}
 
 /// Wants activations in BF16: what else there is is FP32 by the op.
 fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> {

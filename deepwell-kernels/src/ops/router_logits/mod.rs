@@ -1,6 +1,7 @@
 //! The projection of a router in FP32, and its backward.
 
 pub mod cpu;
+mod cublaslt;
 mod cuda;
 
 use super::OpKernels;
@@ -12,5 +13,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("router_logits_backward", cpu::prepare_backward)
             .scratch(cpu::workspace_bytes),
     ],
-    cuda: &[cuda::SPECS],
+    cuda: &[cublaslt::SPECS, cuda::SPECS],
 };

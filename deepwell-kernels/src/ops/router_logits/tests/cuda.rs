@@ -1,11 +1,12 @@
-//! `router_logits.cu`: FP32 GEMMs against f64 sums.
+//! `router_logits.cu`, and `router_parts.cu` around the library's GEMMs: FP32 GEMMs against f64
+//! sums.
 
 use deepwell_ir::DType;
 use deepwell_ir::ops::{RouterLogits, RouterLogitsBackward};
 use deepwell_kernels::ops::linear::oracle;
 
 use crate::compare::assert_within;
-use crate::harness::{Gpu, HostTensor, uniform};
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
 /// A sum of `k` products in FP32: each addition rounds by 2^-24 of the magnitudes at most, and so
 /// do what is added to it and the sum of runs.
@@ -15,8 +16,36 @@ fn bounds(expected: &[f64], magnitudes: &[f64], k: usize, rounding: f64) -> Vec<
     expected.iter().zip(magnitudes).map(bound).collect()
 }
 
-fn check(gpu: &mut Gpu, tokens: usize, experts: usize, width: usize) {
-    let what = format!("{tokens} tokens, {experts} experts, width {width}");
+/// The kernels of an op and its backward, and by what share of the magnitudes dx may be off besides
+/// what sums are: products of parts are left out.
+struct Kernels {
+    forward: &'static str,
+    backward: &'static str,
+    left_out: f64,
+}
+
+const OWN: Kernels = Kernels {
+    forward: "cuda_router_logits",
+    backward: "cuda_router_logits_backward",
+    left_out: 0.0,
+};
+
+/// What a product of two FP32 lacks of which those of parts are taken that are 2^-16 of it or more:
+/// each factor is off by 2^-18 of it, and the product of what they lack of their largest parts,
+/// 2^-9 each, is left out.
+const LIBRARY: Kernels = Kernels {
+    forward: "cublaslt_router_logits",
+    backward: "cublaslt_router_logits_backward",
+    left_out: 3.0 / (1 << 18) as f64,
+};
+
+fn check(gpu: &mut Gpu, kernels: &Kernels, tokens: usize, experts: usize, width: usize) {
+    let what = format!("{}: {tokens} tokens, {experts} experts, width {width}", kernels.forward);
+    let options = |kernel, accumulate| RunOptions {
+        accumulate,
+        kernel: Some(kernel),
+        ..RunOptions::default()
+    };
     let x = HostTensor::bf16(&[tokens, width], &uniform(tokens * width, 1, 2.0));
     let w = HostTensor::f32(&[experts, width], &uniform(experts * width, 2, 1.0));
     let bias = HostTensor::f32(&[experts], &uniform(experts, 3, 1.0));
@@ -34,7 +63,8 @@ fn check(gpu: &mut Gpu, tokens: usize, experts: usize, width: usize) {
         let mut inputs = vec![x.clone(), w.clone()];
         inputs.extend(has_bias.then(|| bias.clone()));
         let output = [HostTensor::output(DType::F32, &[tokens, experts])];
-        let got = gpu.run(RouterLogits { bias: has_bias }, &inputs, &output, false, 1);
+        let op = RouterLogits { bias: has_bias };
+        let got = gpu.run_with(op, &inputs, &output, options(kernels.forward, false));
         let bounds = bounds(&expected, &magnitudes, width, 0.0);
         assert_within(&format!("logits {what}"), &got[0].to_f64(), &expected, &bounds);
     }
@@ -48,8 +78,10 @@ fn check(gpu: &mut Gpu, tokens: usize, experts: usize, width: usize) {
         // Only `dw` adds to what is there.
         let there = HostTensor::bf16(&[tokens, width], &vec![f32::NAN; tokens * width]);
         let outputs = [there, before.clone()];
-        let got = gpu.run(RouterLogitsBackward {}, &inputs, &outputs, accumulate, 1);
-        let within = bounds(&dx, &of_dx, experts, 1.0 / 256.0);
+        let options = options(kernels.backward, accumulate);
+        let got = gpu.run_with(RouterLogitsBackward {}, &inputs, &outputs, options);
+        let mut within = bounds(&dx, &of_dx, experts, 1.0 / 256.0);
+        within.iter_mut().zip(&of_dx).for_each(|(bound, size)| *bound += kernels.left_out * size);
         assert_within(&format!("dx {what}"), &got[0].to_f64(), &dx, &within);
         let add = |(sum, there): (&f64, f64)| if accumulate { sum + there } else { *sum };
         let dw: Vec<f64> = dw.iter().zip(numbers(&before)).map(add).collect();
@@ -71,7 +103,7 @@ fn check_hard(gpu: &mut Gpu) {
         (70, 160, 40),
         (130, 161, 130),
     ] {
-        check(gpu, tokens, experts, width);
+        check(gpu, &OWN, tokens, experts, width);
     }
 }
 
@@ -79,8 +111,17 @@ trial!(gemms_as_the_oracle);
 fn gemms_as_the_oracle() {
     let mut gpu = Gpu::open();
     check_hard(&mut gpu);
+    check_library(&mut gpu);
     if gpu.runs(1, 0) {
-        check(&mut gpu, 3000, 128, 2048);
+        for kernels in [&OWN, &LIBRARY] {
+            check(&mut gpu, kernels, 3000, 128, 2048);
+        }
+    }
+}
+
+fn check_library(gpu: &mut Gpu) {
+    for (tokens, experts, width) in [(1, 8, 8), (33, 8, 64), (130, 40, 136), (70, 160, 40)] {
+        check(gpu, &LIBRARY, tokens, experts, width);
     }
 }
 
@@ -89,8 +130,9 @@ fn gemms_as_the_oracle() {
 emulated! {
     router_logits on Sm90a: |gpu| {
         check_hard(gpu);
-        check(gpu, 600, 8, 530);
-        check(gpu, 70, 70, 130);
-        check(gpu, 450, 40, 100);
+        check(gpu, &OWN, 600, 8, 530);
+        check(gpu, &OWN, 70, 70, 130);
+        check(gpu, &OWN, 450, 40, 100);
     }
 }
+emulated! { router_parts on Sm90a: |gpu| check_library(gpu) }
