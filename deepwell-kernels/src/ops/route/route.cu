@@ -20,40 +20,35 @@ constexpr uint32 kNobody = 0xffffffffu;
 
 extern __shared__ double scratch[];
 
-struct Best {
-    double key;
-    uint32 index;
-};
-
-// The better of two: the larger key, of equal ones (or where one is NaN) the lower index. It is the
-// same whichever comes first, so that all lanes end with the same one.
-__device__ __forceinline__ Best better(const Best& a, const Best& b) {
-    if (b.index == kNobody || (a.index != kNobody && a.key > b.key)) {
-        return a;
-    }
-    return a.index == kNobody || b.key > a.key || b.index < a.index ? b : a;
+// An integer that orders as the number does; zeros of both signs are one number. NaN lies beyond the
+// infinities.
+__device__ __forceinline__ uint64 order_of(double key) {
+    const uint64 bits = __double_as_longlong(key + 0.0);
+    constexpr uint64 kSign = uint64{1} << 63;
+    return bits & kSign ? ~bits : bits | kSign;
 }
 
-// The best over a warp of the keys that are open, for each lane. Bit i of `open` is index
-// 32 * i + lane. At least one is open.
+// The index of the largest key over a warp of those that are open, of equal ones the lowest, for
+// each lane. Bit i of `open` is index 32 * i + lane. At least one is open.
 template <typename Key>
-__device__ __forceinline__ Best best_of_warp(uint32 open, const Key& key) {
-    Best best{0.0, kNobody};
+__device__ __forceinline__ uint32 best_of_warp(uint32 open, const Key& key) {
+    uint64 best = 0;
+    uint32 index = kNobody;
     for (uint32 left = open; left != 0; left &= left - 1) {
-        const uint32 index = (__ffs(left) - 1) * 32 + threadIdx.x % 32;
-        const Best own{key(index), index};
+        const uint32 next = (__ffs(left) - 1) * 32 + threadIdx.x % 32;
+        const uint64 own = order_of(key(next));
         // Within a lane the first stays unless a key is larger.
-        if (best.index == kNobody || own.key > best.key) {
+        if (index == kNobody || own > best) {
             best = own;
+            index = next;
         }
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const Best other{__shfl_xor_sync(0xffffffffu, best.key, distance),
-                         __shfl_xor_sync(0xffffffffu, best.index, distance)};
-        best = better(best, other);
-    }
-    return best;
+    // By halves: a warp finds the largest of 32 bits in one instruction.
+    const uint32 high = static_cast<uint32>(best >> 32);
+    const bool has_high = high == __reduce_max_sync(0xffffffffu, high);
+    const uint32 low = has_high ? static_cast<uint32>(best) : 0;
+    const bool has_low = low == __reduce_max_sync(0xffffffffu, low);
+    return __reduce_min_sync(0xffffffffu, has_high && has_low ? index : kNobody);
 }
 
 // The mask of the calling lane over `count` indices: bit i where 32 * i + lane exists.
@@ -117,12 +112,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             __syncwarp();
             uint32 candidates = all_open(groups), reached = 0;
             for (uint32 i = 0; i < groups_chosen; ++i) {
-                const Best group =
+                const uint32 group =
                     best_of_warp(candidates, [&](uint32 index) { return qualities[index]; });
-                close(candidates, group.index);
+                close(candidates, group);
                 for (uint32 left = open; left != 0; left &= left - 1) {
                     const uint32 bit = __ffs(left) - 1;
-                    if ((bit * 32 + lane) / size == group.index) {
+                    if ((bit * 32 + lane) / size == group) {
                         reached |= 1u << bit;
                     }
                 }
@@ -132,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         int32* const own = chosen + uint64{token} * top_k;
         double sum = 0.0;
         for (uint32 choice = 0; choice < top_k; ++choice) {
-            const uint32 expert = best_of_warp(open, key).index;
+            const uint32 expert = best_of_warp(open, key);
             close(open, expert);
             sum += scores[expert];
             if (lane == 0) {
