@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use deepwell_emulator::bulk;
 use deepwell_emulator::error::EmulatorError;
@@ -29,7 +29,7 @@ use super::driver::{
     DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use super::host_driver::{HostBlas, HostDriver, Machine, lock, no_such};
+use super::host_driver::{HostBlas, HostDriver, Machine, State, lock, no_such};
 use super::prepare::DeviceTensor;
 use super::spec::Architecture;
 
@@ -128,9 +128,29 @@ impl EmulatedDriver {
         lock(self.shared()).machine.records.keep()
     }
 
+    /// A switch for the hazard tracker.
+    pub fn tracker(&self) -> EmulatedTracker {
+        let asked_for = lock(self.shared()).machine.emulator.settings.tracker;
+        EmulatedTracker { shared: Arc::clone(self.shared()), asked_for }
+    }
+
     /// Adds a line of JSON, an [`EmulatedLaunch`], to a file for every launch from now on.
     pub fn log_to(&self, path: &Path) {
         lock(self.shared()).machine.records.log_to(path);
+    }
+}
+
+/// Turns the hazard tracker of an emulated device off and on: launches take twice as long with it.
+pub struct EmulatedTracker {
+    shared: Arc<Mutex<State<EmulatedMachine>>>,
+    asked_for: bool,
+}
+
+impl EmulatedTracker {
+    /// Whether launches from now on look for hazards; never those of a device that was made
+    /// without.
+    pub fn set(&self, on: bool) {
+        lock(&self.shared).machine.emulator.settings.tracker = on && self.asked_for;
     }
 }
 

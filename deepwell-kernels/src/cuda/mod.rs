@@ -42,8 +42,8 @@ pub use driver::{
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{
     COMPLETION_VARIABLE, CTAS_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
-    EmulatedMachine, LOG_VARIABLE, LaunchOutcome, RECORD_VARIABLE, RESULTS_VARIABLE,
-    TRACKER_VARIABLE, emulator_settings,
+    EmulatedMachine, EmulatedTracker, LOG_VARIABLE, LaunchOutcome, RECORD_VARIABLE,
+    RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostComm, HostDriver, Machine};

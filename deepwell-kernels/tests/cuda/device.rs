@@ -83,13 +83,15 @@ pub(crate) use present::emulate;
 
 #[cfg(feature = "emulated")]
 mod present {
+    use std::path::Path;
+
     use deepwell_kernels::cuda::emulator::launch::Settings;
     use deepwell_kernels::cuda::{
         Architecture, CudaBackend, Driver, EmulatedDriver, EmulatedLaunches, KernelImages,
         cuda_target,
     };
 
-    use crate::harness::Gpu;
+    use crate::harness::{Gpu, Watch};
     use crate::ptx;
 
     pub(super) const IS_BUILT: bool = true;
@@ -119,23 +121,36 @@ mod present {
         let defaults = Settings::default();
         let sm_count = sm_count.unwrap_or(defaults.sm_count);
         let settings = Settings { sm_count, ctas_per_sm: CTAS_PER_SM, ..defaults };
-        Ok(emulate_with(architecture, settings).gpu)
+        Ok(emulate_with(architecture, settings, None).gpu)
     }
 
-    pub(crate) fn emulate(architecture: Architecture, ctas_per_sm: u32) -> Emulated {
-        emulate_with(architecture, Settings { ctas_per_sm, ..Settings::default() })
+    /// A device of so many CTAs for each SM; its launches are written below `record`, if one is given.
+    pub(crate) fn emulate(
+        architecture: Architecture,
+        ctas_per_sm: u32,
+        record: Option<&Path>,
+    ) -> Emulated {
+        emulate_with(architecture, Settings { ctas_per_sm, ..Settings::default() }, record)
     }
 
     /// Kernels are chosen as though there were no library; those that call one get the host's
     /// GEMMs.
-    fn emulate_with(architecture: Architecture, settings: Settings) -> Emulated {
+    fn emulate_with(
+        architecture: Architecture,
+        settings: Settings,
+        record: Option<&Path>,
+    ) -> Emulated {
         let driver = typed_driver(architecture, settings);
-        let launches = driver.launches();
+        if let Some(folder) = record {
+            driver.record_to(folder);
+        }
+        let (launches, tracker) = (driver.launches(), driver.tracker());
         let target = cuda_target(architecture, driver.properties().sm_count as usize, &[]);
         let images = KernelImages::discover().into_ptx();
         let blas = Box::new(driver.blas());
         let backend = CudaBackend::new(Box::new(driver), Some(blas), images).unwrap();
-        Emulated { gpu: Gpu::new(backend, target, true), launches }
+        let watch: Watch = Box::new(move |on| tracker.set(on));
+        Emulated { gpu: Gpu::new(backend, target, Some(watch)), launches }
     }
 }
 

@@ -7,7 +7,10 @@
 //! at the edges, and hard numbers, are what the other tests are for.
 //!
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
-//! compiled for it are skipped. `harness.rs` lists the variables that choose other ways to run.
+//! compiled for it are skipped. `DEEPWELL_TEST_RECORD` names a folder that gets the launches of rows,
+//! and of no other test, and of each row that passed an empty file `<architecture>/<file>.passed`:
+//! `cargo xtask emulate --all` takes them. `harness.rs` lists the variables that choose other ways to
+//! run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,6 +27,9 @@ use crate::ptx;
 const SM_COUNT: u32 = 4;
 /// Kernels whose work is that of one CTA, whatever the shapes.
 const OF_ONE_CTA: [&str; 3] = ["adamw_coefficients", "norm_of_sums", "selection_bias_update"];
+
+/// Names a folder for the launches of rows.
+const RECORD_VARIABLE: &str = "DEEPWELL_TEST_RECORD";
 
 /// A `.cu` file with a row.
 pub(crate) struct Row(pub(crate) &'static str);
@@ -62,7 +68,9 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
         skip(format!("{file} is not for {}", architecture.name()));
     }
     let text = ptx::of_file(file, architecture).unwrap_or_else(|reason| skip(reason));
-    let mut emulated = emulate(architecture, 1);
+    let record = std::env::var_os(RECORD_VARIABLE).filter(|folder| !folder.is_empty());
+    let record = record.map(PathBuf::from);
+    let mut emulated = emulate(architecture, 1, record.as_deref());
     check(&mut emulated.gpu);
 
     let entries = text.lines().filter_map(|line| line.split_once(".entry "));
@@ -86,6 +94,10 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
              at most",
             ctas.unwrap_or(0)
         );
+    }
+    if let Some(folder) = record {
+        let mark = folder.join(architecture.name()).join(file).with_extension("passed");
+        fs::write(&mark, "").unwrap_or_else(|error| panic!("{}: {error}", mark.display()));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Runs one op on the GPU as a program of one call.
 //!
 //! Every run starts from poisoned outputs and scratch and from guard bytes around each operand;
-//! it is made twice with different poison, and both must give the same bits.
+//! it is made twice with different poison, and both must give the same bits. On the emulator only
+//! the first looks for hazards, which takes half of the time.
 //!
 //! `DEEPWELL_TEST_DEVICE=emulated:sm90` (or `sm100`, `sm103`, `sm120`) has the tests run on the
 //! emulator, with fewer and smaller shapes. There, and for the table in `emulated.rs`, these say
@@ -154,13 +155,17 @@ impl Default for RunOptions<'_> {
 pub(crate) struct Gpu {
     backend: CudaBackend,
     target: Target,
-    is_emulated: bool,
+    /// Of the emulator: says whether the next launches look for hazards.
+    watch: Option<Watch>,
 }
 
+/// Turns the emulator's hazard tracker on and off.
+pub(crate) type Watch = Box<dyn Fn(bool)>;
+
 impl Gpu {
-    /// A device under test; `is_emulated` says whether work takes long there.
-    pub(crate) fn new(backend: CudaBackend, target: Target, is_emulated: bool) -> Gpu {
-        Gpu { backend, target, is_emulated }
+    /// A device under test; only emulated ones, where work takes long, have a `watch`.
+    pub(crate) fn new(backend: CudaBackend, target: Target, watch: Option<Watch>) -> Gpu {
+        Gpu { backend, target, watch }
     }
 
     /// The emulated device that the environment names, or the first GPU; where there is none, the
@@ -183,18 +188,18 @@ impl Gpu {
         let backend =
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
         let target = cuda_target(architecture, properties.sm_count as usize, &[CUBLASLT]);
-        Ok(Gpu::new(backend, target, false))
+        Ok(Gpu::new(backend, target, None))
     }
 
     /// Whether a case of so much work is run: on a GPU every one, on the emulator those of at most
     /// `most`.
     pub(crate) fn runs(&self, work: usize, most: usize) -> bool {
-        !self.is_emulated || work <= most
+        self.watch.is_none() || work <= most
     }
 
     /// The first on a GPU, the second on the emulator, which takes long.
     pub(crate) fn pick<T>(&self, on_gpu: T, emulated: T) -> T {
-        if self.is_emulated { emulated } else { on_gpu }
+        if self.watch.is_some() { emulated } else { on_gpu }
     }
 
     /// What kernels are chosen for.
@@ -262,11 +267,19 @@ impl Gpu {
     ) -> Vec<HostTensor> {
         let op = op.into();
         let first = self.run_once(&op, inputs, outputs, options, 0xFF);
+        self.look_for_hazards(false);
         let second = self.run_once(&op, inputs, outputs, options, 0x7B);
+        self.look_for_hazards(true);
         for (index, (a, b)) in first.iter().zip(&second).enumerate() {
             assert_eq!(a.bytes, b.bytes, "{}: output {index} depends on the run", op.name());
         }
         first
+    }
+
+    fn look_for_hazards(&self, on: bool) {
+        if let Some(watch) = &self.watch {
+            watch(on);
+        }
     }
 
     fn run_once(

@@ -133,6 +133,23 @@ fn what_nothing_orders_fails_the_launch() {
 }
 
 #[test]
+fn the_tracker_is_turned_off_and_on() {
+    let mut device = device();
+    let launches = device.driver.launches();
+    let tracker = device.driver.tracker();
+    tracker.set(false);
+    // As of a device that was made without.
+    let of_none = device.driver.tracker();
+    for (tracker, on, expected) in
+        [(&tracker, false, false), (&tracker, true, true), (&of_none, true, false)]
+    {
+        tracker.set(on);
+        device.launch("ordered", vec![Argument::Pointer(device.table)]).unwrap();
+        assert_eq!(launches.read().last().map(|launch| launch.tracker), Some(expected), "{on}");
+    }
+}
+
+#[test]
 fn launches_are_kept_and_logged() {
     let mut device = device();
     let name = format!("deepwell-launches-{}.jsonl", std::process::id());
