@@ -83,8 +83,13 @@ pub(super) struct Pool {
 impl Pool {
     /// The same words for the same seed.
     pub(super) fn new(seed: u64) -> Pool {
+        Pool::of(POOL, seed)
+    }
+
+    /// One of so many words.
+    pub(super) fn of(words: usize, seed: u64) -> Pool {
         let mut random = XorShift64(seed ^ 0xD1B5_4A32_D192_ED03);
-        Pool { words: (0..POOL).map(|_| random.draw()).collect() }
+        Pool { words: (0..words).map(|_| random.draw()).collect() }
     }
 
     /// The bytes of one period of an operand; an operand repeats them.

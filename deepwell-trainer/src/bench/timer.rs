@@ -59,7 +59,7 @@ pub(super) struct Timer<'a> {
     pub(super) warm_up: Duration,
     /// Of the tokens of experts.
     pub(super) routing: Routing,
-    pool: Pool,
+    pub(super) pool: Pool,
 }
 
 impl<'a> Timer<'a> {
