@@ -146,6 +146,15 @@ fn a_survey_is_one_table() {
     let json = stdout_of(&["survey", &folder, "--json"], 1);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["kernels"][0]["runs"][0]["verdict"], "failed");
+    let check = |flags: &[&str], expected: &[&str]| {
+        let args = [&["survey", EXAMPLE, "--mutate", "none", "--json"], flags].concat();
+        let json: Value = serde_json::from_str(&stdout_of(&args, 0)).unwrap();
+        let runs = json["kernels"][0]["runs"].as_array().unwrap();
+        let modes: Vec<_> = runs.iter().map(|run| &run["mode"]["completion"]).collect();
+        assert_eq!(modes, expected, "{flags:?}");
+    };
+    check(&[], &["eager", "lazy seed 1", "lazy seed 2", "demand"]);
+    check(&["--skip-eager"], &["lazy seed 1", "lazy seed 2", "demand"]);
 }
 
 #[test]
