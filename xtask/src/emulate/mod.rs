@@ -37,6 +37,7 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
                (deletions, each once for the kernels of a template)
   --arch ARCH  sm_90a, sm_100a, sm_103a or sm_120a, instead of the architecture of the row
   --keep       do not run the tests again: take the launches of the last time
+  --skip-eager with `--all`: not the eager mode, in which launches were recorded
   FLAGS        those of `deepwell-emulate run`, `mutate` or `survey`: --completion, --seed,
                --results, --tracker, --sm-count, --trace, --classes, --json
 
@@ -45,7 +46,7 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
-  cargo xtask emulate --all --mutations once                what CI runs
+  cargo xtask emulate --all --mutations once --skip-eager   what CI runs
   cargo xtask emulate --all --mutations deletions           after a change of a GEMM
   cargo xtask emulate --all --mutate=none                   the same without mistakes
   cargo xtask emulate --all --mutations full                the same with all mistakes
@@ -124,7 +125,7 @@ impl Options {
                 flag if flag.starts_with('-') => {
                     rest.push(argument.clone());
                     // Its value, if it has one: positional arguments come first or after others.
-                    let takes = ["--json", "--verbose", "--every"];
+                    let takes = ["--json", "--verbose", "--every", "--skip-eager"];
                     if !takes.contains(&flag) && !flag.contains('=') {
                         rest.extend(arguments.next().cloned());
                     }
@@ -255,6 +256,9 @@ mod tests {
         check("a.toml b.toml", files(&["a.toml", "b.toml"]), (&[], false, false), &[]);
         check("a.toml --mutate", files(&["a.toml"]), (&[], true, false), &[]);
         check("--all --json", What::All, (&[], false, false), &["--json"]);
+        let skipped = "--all --skip-eager --mutations once";
+        let rest = ["--skip-eager", "--mutations", "once"];
+        check(skipped, What::All, (&[], false, false), &rest);
     }
 
     #[test]

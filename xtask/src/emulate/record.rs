@@ -1,8 +1,10 @@
 //! Tests of kernels on the emulated device, which write their launches.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use xshell::Shell;
@@ -11,8 +13,16 @@ use super::build;
 use crate::kernels;
 use crate::kernels::unit::ARCHITECTURES;
 
-/// Where emulated devices write launches: `<architecture>/<.cu file>/<kernel>-….toml`.
+/// Where emulated devices write launches: `<architecture>/<.cu file>/<kernel>-….toml`. A row of the
+/// table that passed leaves an empty `<architecture>/<row>.passed`.
 pub(super) const FOLDER: &str = "target/emulate";
+
+/// What the names of rows begin with.
+const ROW: &str = "emulated::";
+/// Has rows of the table write their launches.
+const ROWS_VARIABLE: &str = "DEEPWELL_TEST_RECORD";
+/// Has every emulated device write its launches.
+const LAUNCHES_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
 
 /// What of the kernels' tests is run.
 pub(super) struct Which<'a> {
@@ -23,7 +33,8 @@ pub(super) struct Which<'a> {
 }
 
 /// Runs rows of the table in `deepwell-kernels/tests/cuda/emulated.rs`, a test each, and has their
-/// launches written; former ones are removed. Of the kernels that `is_mutated` chooses also the
+/// launches written; former ones are removed, unless those of all rows are of these tests and this
+/// PTX (`.ci/run` has `cargo test` write them). Of the kernels that `is_mutated` chooses also the
 /// other tests run: shapes at the edges take ways that the table's do not.
 pub(super) fn run(
     shell: &Shell,
@@ -33,40 +44,91 @@ pub(super) fn run(
 ) -> Result<()> {
     compile(root, which.architecture)?;
     let program = build(shell, root, "cuda", ("deepwell-kernels", "test", "cuda"))?;
-    for former in recorded(root, which)? {
-        fs::remove_dir_all(&former)
-            .with_context(|| format!("cannot remove {}", former.display()))?;
-    }
-    let filter = match which.kernel {
-        Some(kernel) => vec![format!("emulated::{kernel}"), "--exact".to_string()],
-        None => vec!["emulated::".to_string()],
-    };
-    eprintln!("running the tests of {}", which.kernel.unwrap_or("all kernels"));
-    execute(root, &program, &filter, which.architecture)?;
-    for folder in recorded(root, which)? {
-        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let (Some(kernel), Some(architecture)) = (name(&folder), folder.parent().and_then(name))
-        else {
-            continue;
-        };
-        if is_mutated(&kernel) {
-            eprintln!("running more tests of {kernel} on {architecture}");
-            execute(root, &program, &[format!("{kernel}::")], Some(&architecture))?;
+    if which.kernel.is_none() && which.architecture.is_none() && is_recorded(root, &program)? {
+        eprintln!("taking the launches of the last `cargo test`");
+    } else {
+        for former in recorded(root, which)? {
+            fs::remove_dir_all(&former)
+                .with_context(|| format!("cannot remove {}", former.display()))?;
         }
+        let filter = match which.kernel {
+            Some(kernel) => vec![format!("{ROW}{kernel}"), "--exact".to_string()],
+            None => vec![ROW.to_string()],
+        };
+        eprintln!("running the tests of {}", which.kernel.unwrap_or("all kernels"));
+        execute(root, &program, &filter, which.architecture, ROWS_VARIABLE)?;
+    }
+    let folders = recorded(root, which)?;
+    for (architecture, kernels) in by_architecture(&folders, is_mutated) {
+        eprintln!("running more tests on {architecture}: {}", kernels.join(", "));
+        // In one go: each of the tests once, on all processors.
+        let filter: Vec<String> = kernels.iter().map(|kernel| format!("{kernel}::")).collect();
+        execute(root, &program, &filter, Some(architecture), LAUNCHES_VARIABLE)?;
     }
     Ok(())
 }
 
-/// Runs tests on the device that they name, or on another.
+/// The `.cu` files of folders of launches that `is_mutated` chooses, by their architectures.
+fn by_architecture(
+    folders: &[PathBuf],
+    is_mutated: impl Fn(&str) -> bool,
+) -> BTreeMap<&str, Vec<&str>> {
+    let mut found = BTreeMap::<&str, Vec<&str>>::new();
+    for folder in folders {
+        let mut names = folder.iter().rev().filter_map(|name| name.to_str());
+        let (Some(kernel), Some(architecture)) = (names.next(), names.next()) else { continue };
+        if is_mutated(kernel) {
+            found.entry(architecture).or_default().push(kernel);
+        }
+    }
+    found
+}
+
+/// Whether the launches of all rows, on their own architectures, are there: each row passed after
+/// the tests and the PTX were made.
+fn is_recorded(root: &Path, program: &Path) -> Result<bool> {
+    let list = Command::new(program).current_dir(root).args(["--list", ROW]).output();
+    let list = list.context("cannot start the tests")?;
+    let list = String::from_utf8_lossy(&list.stdout);
+    // The test of the table itself has no launches.
+    let rows = list.lines().filter_map(|line| line.strip_prefix(ROW)?.strip_suffix(": test"));
+    let rows: Vec<&str> = rows.filter(|row| *row != "every_file_has_a_row").collect();
+    let mut newest = time_of(program)?;
+    for path in folders(&kernels::folder(root))?.iter().map(|folder| entries(folder)) {
+        for path in path?.iter().filter(|path| path.extension().is_some_and(|is| is == "ptx")) {
+            newest = newest.max(time_of(path)?);
+        }
+    }
+    is_passed(root, &rows, newest)
+}
+
+/// Whether each row has passed since `newest`, on any architecture.
+fn is_passed(root: &Path, rows: &[&str], newest: SystemTime) -> Result<bool> {
+    let architectures = folders(&root.join(FOLDER))?;
+    let passed = |row: &str| {
+        let marks = architectures.iter().map(|folder| folder.join(row).with_extension("passed"));
+        marks.filter_map(|mark| time_of(&mark).ok()).any(|time| time > newest)
+    };
+    Ok(!rows.is_empty() && rows.iter().all(|row| passed(row)))
+}
+
+fn time_of(path: &Path) -> Result<SystemTime> {
+    let time = fs::metadata(path).and_then(|about| about.modified());
+    time.with_context(|| format!("cannot read when {} was written", path.display()))
+}
+
+/// Runs tests on the device that they name, or on another; `variable` tells them where to write
+/// launches.
 fn execute(
     root: &Path,
     program: &Path,
     filter: &[String],
     architecture: Option<&str>,
+    variable: &str,
 ) -> Result<()> {
     let mut command = Command::new(program);
     command.current_dir(root).arg("--quiet").args(filter);
-    command.env("DEEPWELL_EMULATOR_RECORD", root.join(FOLDER));
+    command.env(variable, root.join(FOLDER));
     match architecture {
         Some(name) => {
             let short = name.replace('_', "");
@@ -106,12 +168,16 @@ fn folders(parent: &Path) -> Result<Vec<PathBuf>> {
     if !parent.is_dir() {
         return Ok(Vec::new());
     }
-    let entries =
-        fs::read_dir(parent).with_context(|| format!("cannot list {}", parent.display()))?;
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    let mut folders: Vec<_> = paths.into_iter().filter(|path| path.is_dir()).collect();
+    let mut folders = entries(parent)?;
+    folders.retain(|path| path.is_dir());
     folders.sort();
     Ok(folders)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// The PTX of all kernels: tests of one launch others.
@@ -130,7 +196,37 @@ fn compile(root: &Path, architecture: Option<&'static str>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn rows_that_passed_since_the_tests_were_made() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDER);
+        let second = Duration::from_secs(1);
+        let made = SystemTime::UNIX_EPOCH + 1000 * second;
+        let mark = |name: &str, time: SystemTime| {
+            let path = folder.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let file = fs::File::create(&path).unwrap();
+            file.set_modified(time).unwrap();
+        };
+        mark("sm_100a/add.passed", made + second);
+        mark("sm_90a/wgmma_gemm.passed", made + second);
+        mark("sm_90a/add.passed", made - second);
+        mark("sm_90a/gelu.passed", made - second);
+        mark("sm_90a/cast.passed", made);
+        let check = |rows: &[&str], expected: bool| {
+            assert_eq!(is_passed(root.path(), rows, made).unwrap(), expected, "{rows:?}");
+        };
+        check(&["add"], true);
+        check(&["add", "wgmma_gemm"], true);
+        check(&["add", "gelu"], false);
+        check(&["cast"], false);
+        check(&["add", "rope"], false);
+        check(&[], false);
+    }
 
     #[test]
     fn folders_of_what_was_asked_for() {
@@ -151,6 +247,10 @@ mod tests {
         check(Some("add"), None, &["sm_100a/add", "sm_90a/add"]);
         check(Some("add"), Some("sm_90a"), &["sm_90a/add"]);
         check(Some("gemm"), None, &[]);
+        let found = recorded(root.path(), &Which { kernel: None, architecture: None }).unwrap();
+        let chosen = by_architecture(&found, |kernel| kernel != "gelu");
+        let expected = [("sm_100a", vec!["add"]), ("sm_90a", vec!["add", "wgmma_gemm"])];
+        assert_eq!(chosen, BTreeMap::from(expected));
         let empty = tempfile::tempdir().unwrap();
         let none = Which { kernel: None, architecture: None };
         assert_eq!(recorded(empty.path(), &none).unwrap(), Vec::<PathBuf>::new());
