@@ -124,7 +124,7 @@ mod present {
         Ok(emulate_with(architecture, settings, None).gpu)
     }
 
-    /// A device of so many CTAs for each SM; its launches are written below `record`, if one is given.
+    /// A device of so many CTAs for each SM; its launches are written below `record`, if given.
     pub(crate) fn emulate(
         architecture: Architecture,
         ctas_per_sm: u32,

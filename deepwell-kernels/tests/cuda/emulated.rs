@@ -7,10 +7,10 @@
 //! at the edges, and hard numbers, are what the other tests are for.
 //!
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
-//! compiled for it are skipped. `DEEPWELL_TEST_RECORD` names a folder that gets the launches of rows,
-//! and of no other test, and of each row that passed an empty file `<architecture>/<file>.passed`:
-//! `cargo xtask emulate --all` takes them. `harness.rs` lists the variables that choose other ways to
-//! run.
+//! compiled for it are skipped. `DEEPWELL_TEST_RECORD` names a folder that gets the launches of
+//! rows, and of no other test, and of each row that passed an empty file
+//! `<architecture>/<file>.passed`: `cargo xtask emulate --all` takes them. `harness.rs` lists the
+//! variables that choose other ways to run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

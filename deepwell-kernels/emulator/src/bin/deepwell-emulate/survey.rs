@@ -25,8 +25,8 @@ use crate::{json, text};
 /// Run every kernel of recorded launches in all modes, mutate some, and print one table
 ///
 /// Of each kernel the largest launch that `--largest` allows runs in eager mode, in lazy mode with
-/// two seeds and in demand mode, with the tracker, and where tensor cores are used also in eager mode
-/// with exact and with fuzzed sums, where the tracker would see what it has seen.
+/// two seeds and in demand mode, with the tracker, and where tensor cores are used also in eager
+/// mode with exact and with fuzzed sums, where the tracker would see what it has seen.
 #[derive(Debug, Args)]
 pub(crate) struct SurveyArgs {
     /// Folders of launch files, or launch files
@@ -49,7 +49,7 @@ pub(crate) struct SurveyArgs {
     /// Try mutants only on launches of at most so many instructions of warps, or on the smallest
     #[arg(long, value_name = "N", default_value_t = 4_000_000)]
     largest_mutated: u64,
-    /// Leave out the eager mode with the machine's sums: launches that were just recorded have run so
+    /// Leave out the eager mode with the machine's sums: launches just recorded have run so
     #[arg(long)]
     skip_eager: bool,
     /// Folder of the files that the PTX's `.file` lines name [default: what the launch files say]
