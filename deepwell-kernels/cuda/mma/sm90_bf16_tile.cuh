@@ -54,7 +54,9 @@ struct TileShape {
     static constexpr int kOperandBytes = kABytes + kTileN * kRowBytes;
     static constexpr int kScaleBytes = 0;
     static constexpr bool kHasFactors = false;
-    static constexpr int kStages = kBytesForStages / kOperandBytes;
+    static constexpr bool kStoresEarly = false;
+    static constexpr int kStagedWarpBytes = kStagedSubtileBytes;
+    static constexpr int kStages = bytes_for_stages(kStagedWarpBytes) / kOperandBytes;
 
     static_assert(kCopiedN % kBoxRows == 0, "whole boxes");
     static_assert(kDown == 1 || (!kMayBeOneWave && kLayout != Layout::kStack),
@@ -199,7 +201,7 @@ __device__ __forceinline__ void multiply(uint8* memory, const TensorMap& a, cons
     const auto consume = [&](uint32 consumer, uint8* staged) ALWAYS_INLINE {
         multiply_tiles<S>(
             consumer, tiles,
-            [&](const TileWork& work, Stage<S>& stage, auto& sums) ALWAYS_INLINE {
+            [&](const TileWork& work, Stage<S>& stage, auto& sums, auto) ALWAYS_INLINE {
                 multiply_waves(shared, consumer, work, stage, sums);
             },
             [&](const TileWork& work, uint32 row,

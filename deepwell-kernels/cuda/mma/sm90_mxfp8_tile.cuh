@@ -4,8 +4,7 @@
 //
 // The frame is that of mma/sm90_tile.cuh. Operands are swizzled by 128 bytes; the tiles of their
 // scales come with them. While one consumer promotes, the other's wgmma run: they take turns in
-// issuing them, or one begins later than the other (`Order`). CTAs of a cluster copy a part of the
-// rows of a each, to all of them.
+// issuing them. CTAs of a cluster copy a part of the rows of a each, to all of them.
 //
 // Where columns have scales of their own, promotion is two instructions for an element, an FMUL by
 // the row's and an FFMA by the column's, and what finds the scales in their tiles came to as many
@@ -40,19 +39,15 @@ constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor 
 constexpr uint32 kQuadFactors = 32 + 8;
 constexpr int kFactorBytesOfColumns = 4 * kQuadFactors * 2;
 
-// How consumers divide the tensor cores.
-enum class Order {
-    kTurns,  // wave by wave
-    kLead,   // as they come, the second some stages behind the first: it multiplies while the first
-             // stores, and the first while it stores
-};
-
 // A tile of 128 columns. `kScalesByColumn`: columns have scales of their own; otherwise 128 of
 // them, from a multiple of 128 on, share one. `kByWaves`: a tile may have one wave alone.
+// `kStagedBytes`: those of a warp for results; where they are not the least, results leave by
+// copies, which take little of a consumer's time, and early.
 template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves = false,
-          Order kOrderOfConsumers = Order::kTurns>
+          int kStagedBytes = kStagedSubtileBytes>
 struct TileShape {
-    static constexpr Order kOrder = kOrderOfConsumers;
+    static constexpr int kStagedWarpBytes = kStagedBytes;
+    static constexpr bool kStoresEarly = kStagedBytes != kStagedSubtileBytes;
     static constexpr int kWaves = kWavesOfTile;
     static constexpr int kAcross = kCtasAcross;
     static constexpr int kClusterCtas = kAcross;
@@ -74,7 +69,7 @@ struct TileShape {
     static constexpr int kFactorBytes = kColumnScales ? (kWideAt + 4 + 127) / 128 * 128 : 0;
     static constexpr int kScaleBytes = kCopiedScaleBytes + kFactorBytes;
     static constexpr int kStageBytes = kOperandBytes + kScaleBytes;
-    static constexpr int kStages = kBytesForStages / kStageBytes;
+    static constexpr int kStages = bytes_for_stages(kStagedWarpBytes) / kStageBytes;
 
     static_assert(kTileM % kScaleTileRows == 0 && kTileN == kScaleTileRows, "whole scale tiles");
     static_assert(kBoxM % 8 == 0 && kBoxM <= 256, "whole swizzles, and what a box may have");
@@ -153,55 +148,12 @@ class Turn {
         barrier_arrive(kFirstBarrier + (consumer_ ^ 1), kBothThreads);
     }
 
-    __device__ __forceinline__ void end_stage() {}
-
     // What the second one passes last is for nobody else.
     __device__ __forceinline__ void end() const {
         if (consumer_ == 0) {
             await();
         }
     }
-};
-
-// The second consumer begins when the first has multiplied `kStages` stages, or is at its end. It
-// keeps that distance: where one of them stores, the other has the tensor cores for itself.
-class Lead {
-    // Of four of a tile of 256 rows: what the second has yet to read is not copied again.
-    static constexpr int32 kStages = 2;
-    uint32 consumer_;
-    int32 left_ = kStages;
-
-  public:
-    __device__ __forceinline__ explicit Lead(uint32 consumer) : consumer_(consumer) {
-        if (consumer_ == 1) {
-            // redundant bar.sync: only how long the whole takes depends on it
-            barrier_sync(kFirstBarrier, kBothThreads);
-        }
-    }
-
-    __device__ __forceinline__ void await() const {}
-    __device__ __forceinline__ void pass() const {}
-
-    __device__ __forceinline__ void end_stage() {
-        if (consumer_ == 0 && left_ > 0 && --left_ == 0) {
-            barrier_arrive(kFirstBarrier, kBothThreads);
-        }
-    }
-
-    __device__ __forceinline__ void end() const {
-        if (consumer_ == 0 && left_ > 0) {
-            barrier_arrive(kFirstBarrier, kBothThreads);
-        }
-    }
-};
-
-template <Order kOrder>
-struct OfOrder {
-    using Turns = Turn;
-};
-template <>
-struct OfOrder<Order::kLead> {
-    using Turns = Lead;
 };
 
 // Whether a scale lies outside of 2^-63 to 2^63.
@@ -386,17 +338,19 @@ __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, u
     wgmma_commit();
 }
 
-// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer. Shared memory
-// begins at the address `base`.
+// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer, and stores a
+// wave while the wgmma of the next one run, where stores are early. Shared memory begins at the
+// address `base`.
 //
 // Little stands between two wgmma, as a consumer has one partial sum: addresses and descriptors are
 // sums of what is known before the loop, and the next stage's barrier is looked at before the
 // promotion rather than after it. What bounds the rest are registers' ports: 64 additions of a wave
 // read 192 registers while wgmma read and write theirs, and take 2.4 cycles each in place of one.
-template <int kWaves, typename S, typename Turns>
-__device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, Turns& turn,
+template <int kWaves, typename S, typename StoreWave>
+__device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, const Turn& turn,
                                                int32 stages, Stage<S>& stage,
-                                               float (&sums)[kWaves][64]) {
+                                               float (&sums)[kWaves][64],
+                                               StoreWave store_wave) {
     const uint32 scales = base + Shared<S>::kScalesAt;
     const uint32 full = base + Shared<S>::kFullAt;
     const uint32 empty = base + Shared<S>::kEmptyAt;
@@ -424,6 +378,9 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, Tur
             // redundant wgmma.fence: the first wave's is behind all reads of these sums
             multiply_stage(partial, a + operands + wave * kWaveUnits, b + operands);
             turn.pass();
+            if (S::kStoresEarly && wave > 0 && i + 1 == stages) {
+                store_wave(wave - 1);
+            }
             const uint32 stage_scales = index * S::kScaleBytes;
             const uint32 wave_scales = stage_scales + wave * kScaleTileBytes;
             const bool is_last = wave + 1 == kWaves;
@@ -464,12 +421,12 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, Tur
                 }
             }
         }
-        turn.end_stage();
     }
 }
 
-// All threads of a CTA: `store(work, row, sums, staged)` is that of `multiply_tiles`, with 2 KiB of
-// shared memory for a warp. Rows of scale tiles of both operands have `k_blocks`.
+// All threads of a CTA: `store(work, row, sums, staged)` is that of `multiply_tiles`, with
+// `kStagedWarpBytes` of shared memory for a warp. Rows of scale tiles of both operands have
+// `k_blocks`.
 template <typename S, typename Tiles, typename Store>
 __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const Operand& b,
                                          const Tiles& tiles, int32 k_blocks, Store store) {
@@ -485,16 +442,16 @@ __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const 
             prepare_factors(shared, tiles);
         }
     };
-    using Turns = typename OfOrder<S::kOrder>::Turns;
     const auto consume = [&](uint32 consumer, uint8* staged) ALWAYS_INLINE {
-        Turns turn(consumer);
+        const Turn turn(consumer);
         const uint32 base =
             static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
         multiply_tiles<S>(
             consumer, tiles,
-            [&](const TileWork& work, Stage<S>& stage, auto& sums) ALWAYS_INLINE {
-                multiply_waves(base, consumer, turn, work.stages, stage, sums);
-            },
+            [&](const TileWork& work, Stage<S>& stage, auto& sums, auto store_wave)
+                ALWAYS_INLINE {
+                    multiply_waves(base, consumer, turn, work.stages, stage, sums, store_wave);
+                },
             [&](const TileWork& work, uint32 row, const float(&sums)[64]) ALWAYS_INLINE {
                 store(work, row, sums, staged);
             });

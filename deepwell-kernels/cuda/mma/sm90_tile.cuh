@@ -8,8 +8,9 @@
 // read it. Tiles beyond the result take part as others do, on zeros.
 //
 // A shape S says kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kTileN
-// (columns), kClusterCtas, kStages, of each stage kOperandBytes and kScaleBytes, and kHasFactors
-// (whether a warp makes something of scales).
+// (columns), kClusterCtas, kStages, of each stage kOperandBytes and kScaleBytes, kHasFactors
+// (whether a warp makes something of scales), kStagedWarpBytes (a warp's results on their way out)
+// and kStoresEarly (all waves but the last are stored before the tile's last wgmma end).
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -41,9 +42,12 @@ constexpr int kRowBytes = 128;  // of an operand in a stage: one swizzle
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kAlignment = 1024;
 constexpr int kBarrierBytes = 256;
-constexpr int kStagedWarpBytes = 16 * 128;  // results of a warp on their way out
-constexpr int kStagedBytes = kConsumerWarps * kStagedWarpBytes;
-constexpr int kBytesForStages = kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes;
+constexpr int kStagedSubtileBytes = 16 * 128;  // results of a warp that it stores itself
+
+// Shared memory for stages beside so many bytes for results of each warp of the consumers.
+constexpr int bytes_for_stages(int staged_warp_bytes) {
+    return kSharedLimit - kAlignment - kConsumerWarps * staged_warp_bytes - kBarrierBytes;
+}
 
 // A tile of a result and what is multiplied for it.
 struct TileWork {
@@ -62,16 +66,16 @@ struct TileWork {
 template <typename S>
 struct Shared {
     uint8* operands;  // [kStages][kOperandBytes]
+    uint8* staged;    // [kConsumerWarps][kStagedWarpBytes] results on their way out
     uint8* scales;    // [kStages][kScaleBytes]
-    uint8* staged;    // [kConsumerWarps][16][128]
     uint64* full;     // [kStages] operands and scales are there
     uint64* empty;    // [kStages] they have been read, by the consumers of all CTAs of the cluster
     uint64* ready;    // [kStages] what a warp made of the scales is there
 
     // Where they begin, in bytes from `operands` on.
-    static constexpr uint32 kScalesAt = S::kStages * S::kOperandBytes;
-    static constexpr uint32 kStagedAt = kScalesAt + S::kStages * S::kScaleBytes;
-    static constexpr uint32 kFullAt = kStagedAt + kStagedBytes;
+    static constexpr uint32 kStagedAt = S::kStages * S::kOperandBytes;
+    static constexpr uint32 kScalesAt = kStagedAt + kConsumerWarps * S::kStagedWarpBytes;
+    static constexpr uint32 kFullAt = kScalesAt + S::kStages * S::kScaleBytes;
     static constexpr uint32 kEmptyAt = kFullAt + S::kStages * 8;
     static constexpr uint32 kReadyAt = kEmptyAt + S::kStages * 8;
     static_assert(3 * S::kStages * 8 <= kBarrierBytes, "shared memory");
@@ -79,8 +83,8 @@ struct Shared {
     __device__ __forceinline__ explicit Shared(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
         operands = memory + (-address & (kAlignment - 1));
-        scales = operands + kScalesAt;
         staged = operands + kStagedAt;
+        scales = operands + kScalesAt;
         full = reinterpret_cast<uint64*>(operands + kFullAt);
         empty = reinterpret_cast<uint64*>(operands + kEmptyAt);
         ready = reinterpret_cast<uint64*>(operands + kReadyAt);
@@ -186,19 +190,26 @@ __device__ __forceinline__ void copy_tiles(const Shared<S>& shared, Tiles tiles,
     }
 }
 
-// A consumer: `multiply_waves(work, stage, sums)` adds up the stages of as many waves of a tile as
-// there are `sums`; `store(work, row, sums)` takes those of its warp's 16 rows of a wave, the first
-// of which is `row` of the tile.
+// A consumer: `multiply_waves(work, stage, sums, store_wave)` adds up the stages of as many waves
+// of a tile as there are `sums`; `store(work, row, sums)` takes those of its warp's 16 rows of a
+// wave, the first of which is `row` of the tile. Where stores are early, `multiply_waves` has
+// stored all waves but the last when it returns, if there are stages.
 template <int kWaves, typename S, typename Multiply, typename Store>
 __device__ __forceinline__ void multiply_tile(uint32 consumer, const TileWork& work,
                                               Stage<S>& stage, Multiply multiply_waves,
                                               Store store) {
     const uint32 warp_row = consumer * kConsumerM + threadIdx.x % kWarpgroup / 32 * 16;
     float sums[kWaves][S::kTileN / 2] = {};
-    multiply_waves(work, stage, sums);
+    const auto store_wave = [&](int wave) ALWAYS_INLINE {
+        store(work, wave * kWaveM + warp_row, sums[wave]);
+    };
+    multiply_waves(work, stage, sums, store_wave);
 #pragma unroll
     for (int wave = 0; wave < kWaves; ++wave) {
-        store(work, wave * kWaveM + warp_row, sums[wave]);
+        const bool is_stored = S::kStoresEarly && wave + 1 < kWaves && work.stages > 0;
+        if (!is_stored) {
+            store_wave(wave);
+        }
     }
 }
 
@@ -216,7 +227,7 @@ __device__ __forceinline__ void multiply_tiles(uint32 consumer, Tiles tiles,
 }
 
 // The roles of all threads: `produce()` by one thread, `prepare()` by a warp beside it, and
-// `consume(consumer, staged)` by each of the consumers with 2 KiB of shared memory for a warp.
+// `consume(consumer, staged)` by each of the consumers with `kStagedWarpBytes` for a warp.
 template <typename S, typename Produce, typename Prepare, typename Consume>
 __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produce,
                                           Prepare prepare, Consume consume) {
@@ -236,7 +247,7 @@ __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produ
         }
     } else {
         take_registers<kConsumerRegisters>();
-        uint8* staged = shared.staged + (warp - kWarpgroup / 32) * kStagedWarpBytes;
+        uint8* staged = shared.staged + (warp - kWarpgroup / 32) * S::kStagedWarpBytes;
         consume(warp / (kWarpgroup / 32) - 1, staged);
     }
     // No CTA ends while others of its cluster copy to it or arrive at its barriers.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// The file that a kernel is compiled from, for those that have rivals; none of a library's.
-const SOURCES: [(&str, &str); 24] = [
+const SOURCES: [(&str, &str); 23] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -21,7 +21,6 @@ const SOURCES: [(&str, &str); 24] = [
     ("cuda_bf16_grouped_gemm", "bf16_grouped_gemm"),
     ("cuda_mxfp8_grouped_gemm", "mxfp8_grouped_gemm"),
     ("cuda_sm90_mxfp8_grouped_gemm", "sm90_grouped_gemm"),
-    ("cuda_sm90_mxfp8_grouped_gemm_lead", "sm90_grouped_gemm"),
     ("cuda_sm90_bf16_grouped_gemm", "sm90_grouped_gemm_bf16"),
     ("cuda_sm100_mxfp8_grouped_gemm", "sm100_grouped_gemm"),
     ("cuda_sm90_dequantized_mxfp8_gemm", "sm90_bf16_gemm"),

@@ -14,6 +14,7 @@
 // architectures: sm_90a
 #include "common/types.cuh"
 #include "epilogue/sm90_store_tile.cuh"
+#include "epilogue/sm90_tensor_store.cuh"
 #include "mma/sm90_mxfp8_tile.cuh"
 #include "scheduler/grouped_tiles.cuh"
 
@@ -21,8 +22,9 @@ using namespace sm90_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <bool kScalesByColumn, Order kOrder = Order::kTurns>
-using Shape = TileShape<2, 1, kScalesByColumn, true, kOrder>;
+template <bool kScalesByColumn>
+using Shape = TileShape<2, 1, kScalesByColumn, true>;
+using CopiedShape = TileShape<2, 1, true, true, kStagedRowsBytes>;
 constexpr int kTileM = Shape<true>::kTileM;
 
 // Waves of a tile that have rows of the result.
@@ -106,24 +108,6 @@ __device__ __forceinline__ void rows_gemm(const Operand& a, const Operand& b,
         });
 }
 
-template <Order kOrder>
-__device__ __forceinline__ void results_gemm(const Operand& a, const Operand& b,
-                                             const int32* offsets, float* out, int32 groups,
-                                             int32 rows, int32 columns, int32 k,
-                                             bool accumulate) {
-    const ResultTiles tiles(offsets, groups, rows, columns);
-    multiply<Shape<true, kOrder>>(
-        memory, a, b, tiles, (k + kStageK - 1) / kStageK,
-        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
-            if (accumulate && work.stages == 0) {
-                return;
-            }
-            float* of_group = out + static_cast<int64>(work.group) * rows * columns;
-            const TileResult<float> result{of_group, nullptr, work.end, columns, accumulate};
-            store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
-        });
-}
-
 // a [rows, k] in boxes of 128 rows, b [groups * columns, k] in boxes of 128 rows, both of 128
 // columns and swizzled by 128 bytes; their scales in boxes of a tile, those of each matrix of b in
 // tiles of their own; offsets [groups + 1], out [rows, columns]. `by_column`: rows of b have scales
@@ -142,20 +126,43 @@ ROWS_GEMM(sm90_grouped_gemm_squares, false)
 ROWS_GEMM(sm90_grouped_gemm_rows, true)
 
 // a [rows, k] and b [columns, k] as above, where k are the rows of all groups;
-// out [groups, rows, columns], added to where `accumulate` is not zero.
+// out [groups, rows, columns] as [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32],
+// swizzled by 128 bytes.
 //
 // 64 experts of 1408 x 2048 with 1536 rows each are 567 GFLOP, 370 us at 1530 TFLOP/s, and 738 MB
 // of results beside 340 MB of operands, 260 us: a tile has twelve stages or so and is 128 KiB, so
-// how its storing and the next one's stages go together matters as much as how fast stages are.
-#define WGRAD_GEMM(name, order)                                                                  \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
-        name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,    \
-             const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,    \
-             const int32* __restrict__ offsets, float* __restrict__ out, int32 groups,           \
-             int32 rows, int32 columns, int32 k, uint32 accumulate) {                            \
-        results_gemm<order>(Operand{a, a_scales}, Operand{b, b_scales}, offsets, out, groups,    \
-                            rows, columns, k, accumulate != 0);                                  \
-    }
+// its storing and the next one's stages go together. The room for that is one of four stages.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad(
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
+    const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,
+    const __grid_constant__ TensorMap out, const int32* __restrict__ offsets, int32 groups,
+    int32 rows, int32 columns, int32 k) {
+    const ResultTiles tiles(offsets, groups, rows, columns);
+    multiply<CopiedShape>(
+        memory, Operand{a, a_scales}, Operand{b, b_scales}, tiles, (k + kStageK - 1) / kStageK,
+        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
+            tensor_store_wgmma_rows(out, work.group, work.place.row + row, work.place.column, sums,
+                                    staged);
+        });
+    // No CTA ends while its shared memory is read.
+    tensor_store_wait_read();
+}
 
-WGRAD_GEMM(sm90_grouped_gemm_wgrad, Order::kTurns)
-WGRAD_GEMM(sm90_grouped_gemm_wgrad_lead, Order::kLead)
+// The same with out [groups, rows, columns] of any width, added to where `accumulate` is not zero.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad_add(
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
+    const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,
+    const int32* __restrict__ offsets, float* __restrict__ out, int32 groups, int32 rows,
+    int32 columns, int32 k, uint32 accumulate) {
+    const ResultTiles tiles(offsets, groups, rows, columns);
+    multiply<Shape<true>>(
+        memory, Operand{a, a_scales}, Operand{b, b_scales}, tiles, (k + kStageK - 1) / kStageK,
+        [&](const TileWork& work, uint32 row, const float(&sums)[64], uint8* staged) ALWAYS_INLINE {
+            if (accumulate != 0 && work.stages == 0) {
+                return;
+            }
+            float* of_group = out + static_cast<int64>(work.group) * rows * columns;
+            const TileResult<float> result{of_group, nullptr, work.end, columns, accumulate != 0};
+            store_wgmma_rows(result, work.place.row + row, work.place.column, sums, staged);
+        });
+}

@@ -4,7 +4,7 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, Launch};
+use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
 use crate::cuda::launch::gemm::{extents_fit, not_empty};
 use crate::cuda::launch::tcgen05::{Operands, k_major_boxes, scale_boxes};
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
@@ -19,6 +19,10 @@ const TILE: TileShape = TileShape { waves: 2, across: 1 };
 const GROUP_ROWS: usize = 128;
 /// Rows of `a` in a box: those of half a tile.
 pub(super) const BOX_ROWS: usize = 128;
+/// Results of wgrad that leave by copies: boxes of so many rows of a warp and of its columns, in
+/// parts of one swizzle.
+const COPIED_ROWS: usize = 16;
+const COPIED_COLUMNS: usize = 32;
 /// Elements by which rows of operands are apart, as tensor copies need.
 const WIDTH: usize = 16;
 /// Share of the FP8 peak that fprop and dgrad reach, and wgrad, whose columns have scales of their
@@ -27,43 +31,18 @@ const WIDTH: usize = 16;
 const SHARE: f64 = 0.45;
 const WGRAD_SHARE: f64 = 0.3;
 
-/// What the second kernel takes over the first, until it is measured: not chosen.
-const UNMEASURED: f64 = 1.01;
-
-const fn spec(name: &'static str) -> CudaKernelSpec {
-    CudaKernelSpec {
-        name,
-        ops: &["scaled_grouped_gemm"],
-        epilogue: no_epilogue,
-        architectures: &[Architecture::Sm90a],
-        library: None,
-        reject,
-        predict,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, ""),
-    }
-}
-
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    spec("cuda_sm90_mxfp8_grouped_gemm"),
-    // wgrad, whose second consumer is some stages behind the first in place of taking turns.
-    CudaKernelSpec {
-        reject: reject_all_but_wgrad,
-        predict: |request, target| UNMEASURED * predict(request, target),
-        prepare: |call, device| prepare(call, device, "_lead"),
-        ..spec("cuda_sm90_mxfp8_grouped_gemm_lead")
-    },
-];
-
-fn reject_all_but_wgrad(request: &KernelRequest<'_>) -> Option<String> {
-    match request.op {
-        Op::ScaledGroupedGemm(op) if op.kind != GemmKind::Wgrad => {
-            Some(format!("takes wgrad, not {}", op.kind.name()))
-        }
-        _ => reject(request),
-    }
-}
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm90_mxfp8_grouped_gemm",
+    ops: &["scaled_grouped_gemm"],
+    epilogue: no_epilogue,
+    architectures: &[Architecture::Sm90a],
+    library: None,
+    reject,
+    predict,
+    workspace_bytes: no_workspace,
+    select_tile: None,
+    prepare,
+}];
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let is_wgrad = matches!(request.op, Op::ScaledGroupedGemm(op) if op.kind == GemmKind::Wgrad);
@@ -122,26 +101,44 @@ impl Sizes {
     }
 }
 
-/// The kernel of wgrad has a name that ends with `order`.
-fn prepare(
-    call: &CallView<'_>,
-    device: &mut Device<'_>,
-    order: &str,
-) -> Result<Vec<Step>, KernelError> {
+/// Boxes of what a warp has of a tile of the FP32 matrices `[groups, rows, columns]`.
+fn result_boxes(out: &DeviceTensor) -> TensorMapSpec {
+    let [groups, rows, columns] = [0, 1, 2].map(|axis| out.shape[axis]);
+    let (row_bytes, part_bytes) = (columns * size_of::<f32>(), COPIED_COLUMNS * size_of::<f32>());
+    let bytes = [row_bytes, part_bytes, rows * row_bytes];
+    let parts = TILE_COLUMNS / COPIED_COLUMNS;
+    TensorMapSpec {
+        base: out.pointer,
+        element: TensorMapElement::F32,
+        sizes: [COPIED_COLUMNS, rows, columns / COPIED_COLUMNS, groups].map(|n| n as u64).to_vec(),
+        strides_bytes: bytes.map(|n| n as u64).to_vec(),
+        box_sizes: [COPIED_COLUMNS, COPIED_ROWS, parts, 1].map(|n| n as u32).to_vec(),
+        swizzle: TensorMapSwizzle::Bytes128,
+    }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::ScaledGroupedGemm(op) = &call.call.op else {
         let got = call.call.op.name();
         return Err(call.refuse(format!("expected scaled_grouped_gemm, got {got}")));
     };
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let sizes = Sizes::new(op.kind, &a.shape, &b.shape);
+    let by_copies = op.kind == GemmKind::Wgrad
+        && !call.accumulate()
+        && sizes.columns.is_multiple_of(COPIED_COLUMNS);
     let name = match (op.kind, op.b.block.is_square()) {
         // Rows of a square have its scale, each of them.
-        (GemmKind::Wgrad, _) => format!("sm90_grouped_gemm_wgrad{order}"),
-        (_, true) => "sm90_grouped_gemm_squares".to_string(),
-        (_, false) => "sm90_grouped_gemm_rows".to_string(),
+        (GemmKind::Wgrad, _) if by_copies => "sm90_grouped_gemm_wgrad",
+        (GemmKind::Wgrad, _) => "sm90_grouped_gemm_wgrad_add",
+        (_, true) => "sm90_grouped_gemm_squares",
+        (_, false) => "sm90_grouped_gemm_rows",
     };
-    let shared_bytes = TILE.shared_bytes();
-    let function = device.function("sm90_grouped_gemm", &name, shared_bytes)?;
+    let shared_bytes = match by_copies {
+        true => TILE.shared_bytes_staging(COPIED_ROWS * TILE_COLUMNS * size_of::<f32>()),
+        false => TILE.shared_bytes(),
+    };
+    let function = device.function("sm90_grouped_gemm", name, shared_bytes)?;
     // The matrices of a stack lie one below the other.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
@@ -155,15 +152,19 @@ fn prepare(
     for boxes in boxes {
         arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
     }
+    let offsets = call.input(op.plane_inputs()).argument();
+    if by_copies {
+        arguments.extend([Argument::TensorMap(device.tensor_map(&result_boxes(&out))?), offsets]);
+    } else {
+        arguments.extend([offsets, out.argument()]);
+    }
     arguments.extend([
-        call.input(op.plane_inputs()).argument(),
-        out.argument(),
         Argument::I32(op.grouped.groups as i32),
         Argument::I32(sizes.rows as i32),
         Argument::I32(sizes.columns as i32),
         Argument::I32(sizes.k as i32),
     ]);
-    if op.kind == GemmKind::Wgrad {
+    if op.kind == GemmKind::Wgrad && !by_copies {
         arguments.push(Argument::U32(call.accumulate().into()));
     }
     let ctas = sizes.tiles_max(op.kind, op.grouped.groups).min(device.sm_count() as usize);
@@ -240,8 +241,6 @@ mod tests {
             let (op, input_count) = (Op::from(op), operands.len() - 1);
             let request = KernelRequest { op: &op, operands: &operands, input_count };
             assert_eq!(reject(&request).as_deref(), expected, "{} {align} {k}", format.name());
-            let of_second = reject_all_but_wgrad(&request);
-            assert_eq!(of_second.as_deref(), Some("takes wgrad, not fprop"));
         }
     }
 
@@ -251,5 +250,10 @@ mod tests {
         // Four tiles of 256 rows, and one more for each group and for what lies behind; two across.
         assert_eq!(sizes.tiles_max(GemmKind::Fprop, 3), 2 * (4 + 3 + 1));
         assert_eq!(sizes.tiles_max(GemmKind::Wgrad, 3), 2 * 3 * 4);
+    }
+
+    #[test]
+    fn results_that_are_copied_leave_room_for_three_stages() {
+        assert_eq!(TILE.shared_bytes_staging(16 * 128 * 4), 1024 + 8 * 8192 + 256 + 3 * 52_096);
     }
 }

@@ -22,10 +22,14 @@ pub(crate) const STAGE_K: usize = 128;
 pub(crate) const TILE_COLUMNS: usize = 128;
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
-/// Shared memory of a CTA, and what of it is not for stages: room to align them, results on their
-/// way out, barriers.
+/// Shared memory of a CTA, and what of it is not for stages: room to align them, barriers, results
+/// on their way out, of each warp of the consumers those that it stores itself.
 pub(crate) const SHARED_LIMIT: usize = 227 << 10;
-pub(crate) const SHARED_BESIDE_STAGES: usize = 1024 + 8 * 16 * 128 + 256;
+pub(crate) const SHARED_BESIDE_STAGES: usize = shared_beside_stages(16 * 128);
+
+const fn shared_beside_stages(staged_warp_bytes: usize) -> usize {
+    1024 + 8 * staged_warp_bytes + 256
+}
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm90_mxfp8_gemm",
@@ -131,9 +135,18 @@ impl TileShape {
 
     /// Dynamic shared memory: as many stages as fit.
     pub(crate) fn shared_bytes(self) -> u32 {
+        self.shared_bytes_beside(SHARED_BESIDE_STAGES)
+    }
+
+    /// The same where each warp of the consumers has so many bytes for results on their way out.
+    pub(crate) fn shared_bytes_staging(self, staged_warp_bytes: usize) -> u32 {
+        self.shared_bytes_beside(shared_beside_stages(staged_warp_bytes))
+    }
+
+    fn shared_bytes_beside(self, beside: usize) -> u32 {
         let of_stage = self.stage_bytes() + self.factor_bytes();
-        let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / of_stage;
-        (SHARED_BESIDE_STAGES + stages * of_stage) as u32
+        let stages = (SHARED_LIMIT - beside) / of_stage;
+        (beside + stages * of_stage) as u32
     }
 
     fn clusters(self, sizes: GemmSizes) -> usize {
