@@ -98,9 +98,9 @@ fn plans_as_files() {
     let folder = Folder::new();
     let (trace, svg, memory) =
         (folder.path("trace.json"), folder.path("step.svg"), folder.path("memory.svg"));
-    let machine = ["--hardware", "h100:nodes=8", "--seq", "4096", "--global-batch", "256"];
+    let machine = ["--hardware", "h100:nodes=2", "--seq", "4096", "--global-batch", "256"];
     let pictures = ["--trace", &trace, "--svg", &svg, "--memory-svg", &memory, "--json"];
-    let model = ["plan", "llama-3-70b"];
+    let model = ["plan", "llama-3-8b"];
     let json = stdout_of(&[&model[..], &machine, &["--pin", "pp=4"], &pictures].concat());
     let read = |path: &str| fs::read_to_string(path).expect("a file was written");
     let events: serde_json::Value = serde_json::from_str(&read(&trace)).expect("a trace");
@@ -108,11 +108,11 @@ fn plans_as_files() {
     assert!(read(&svg).starts_with("<svg") && read(&memory).contains("stage 3: "));
 
     let plan = folder.file("plan.json", json);
-    let replanned = json_of(&["replan", &plan, "--hardware", "h100:nodes=4", "--json"]);
-    assert_eq!(replanned["plan"]["machines"]["gpus"], 32);
+    let replanned = json_of(&["replan", &plan, "--hardware", "h100:nodes=1", "--json"]);
+    assert_eq!(replanned["plan"]["machines"]["gpus"], 8);
     assert!(replanned["moves"]["moved_bytes"].as_f64() > Some(0.0), "{replanned}");
-    let page = stdout_of(&["replan", &plan, "--hardware", "h100:nodes=4", "--pin", "pp=4"]);
-    for part in ["\nwhat moves\n", "  gpus          64 to 32", "of master weights and moments"] {
+    let page = stdout_of(&["replan", &plan, "--hardware", "h100:nodes=1", "--pin", "pp=4"]);
+    for part in ["\nwhat moves\n", "  gpus          16 to 8", "of master weights and moments"] {
         assert!(page.contains(part), "expected `{part}` in: {page}");
     }
     // What a machine measured takes the place of what its kind of GPU reaches.
