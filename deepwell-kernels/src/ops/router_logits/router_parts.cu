@@ -1,8 +1,8 @@
 // FP32 matrices as sums of BF16 ones, for a library's GEMMs of FP32 accuracy, and the sum of what
 // it makes of each: what parts are is said in mma/split_tile.cuh.
 //
-//   router_parts_split  slots [slot][r, c] = the part of x [R, C] that the slot has, rounded to BF16
-//   router_parts_sum    out [R, C] (+)= the sum of slots [slot][r, c] in their order (+ bias [C])
+//   router_parts_split  slots [slot][r, c] = the part of x [R, C] that the slot has, in BF16
+//   router_parts_sum    out [R, C] (+)= sum of slots [slot][r, c] in their order (+ bias [C])
 //
 // Slots lie `slot_stride` elements apart and their rows `row_stride`, so that they stand below or
 // beside each other. A thread has eight elements of a row at a time; columns are a multiple of 8.
