@@ -20,8 +20,8 @@ constexpr uint32 kNobody = 0xffffffffu;
 
 extern __shared__ double scratch[];
 
-// An integer that orders as the number does; zeros of both signs are one number, and NaN lies beyond
-// the infinities.
+// An integer that orders as the number does; zeros of both signs are one number, and NaN lies
+// beyond the infinities.
 __device__ __forceinline__ uint64 order_of(double key) {
     const uint64 bits = __double_as_longlong(key + 0.0);
     constexpr uint64 kSign = uint64{1} << 63;
