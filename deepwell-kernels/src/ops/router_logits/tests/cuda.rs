@@ -135,4 +135,4 @@ emulated! {
         check(gpu, &OWN, 450, 40, 100);
     }
 }
-emulated! { router_parts on Sm90a: |gpu| check_library(gpu) }
+emulated! { router_parts on Sm90a: check_library }
