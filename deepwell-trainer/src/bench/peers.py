@@ -626,24 +626,30 @@ def time_steps(bench, step):
     return [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:])]
 
 
-def train(bench, identity, task):
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except Exception as error:
-        emit(identity, "torch", None, f"no transformers: {reason(error)}")
-        return
-    batch, seq = task["batch"], task["seq"]
-    config = LlamaConfig(
+def llama_config(task):
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
         hidden_size=task["hidden"],
         intermediate_size=task["intermediate"],
         num_hidden_layers=task["layers"],
         num_attention_heads=task["heads"],
         num_key_value_heads=task["kv_heads"],
         vocab_size=task["vocab"],
-        max_position_embeddings=seq,
+        max_position_embeddings=task["seq"],
         use_cache=False,
         attn_implementation="sdpa",
     )
+
+
+def train(bench, identity, task):
+    try:
+        from transformers import LlamaForCausalLM
+    except Exception as error:
+        emit(identity, "torch", None, f"no transformers: {reason(error)}")
+        return
+    batch, seq = task["batch"], task["seq"]
+    config = llama_config(task)
     recipe = task["recipe"]
     peers = ["torch eager", "torch.compile"]
     if recipe is not None:
@@ -703,24 +709,14 @@ def train(bench, identity, task):
 def forward(bench, identity, task):
     """A model of transformers with its loss; compiled with max-autotune, as one CUDA graph."""
     try:
-        from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+        from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
     except Exception as error:
         emit(identity, "torch", None, f"no transformers: {reason(error)}")
         return
     batch, seq = task["batch"], task["seq"]
     if task["family"] == "llama":
         kind = LlamaForCausalLM
-        config = LlamaConfig(
-            hidden_size=task["hidden"],
-            intermediate_size=task["intermediate"],
-            num_hidden_layers=task["layers"],
-            num_attention_heads=task["heads"],
-            num_key_value_heads=task["kv_heads"],
-            vocab_size=task["vocab"],
-            max_position_embeddings=seq,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
+        config = llama_config(task)
     else:
         kind = GPT2LMHeadModel
         config = GPT2Config(

@@ -5,7 +5,7 @@ use deepwell_ir::{KernelRequest, Op};
 
 use crate::cuda::blas::Matrix;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::prepare::CallView;
+use crate::cuda::prepare::{CallView, DeviceTensor};
 
 /// Rows and columns of the tile of the result that a CTA of our kernels computes.
 pub(crate) const TILE: usize = 128;
@@ -21,6 +21,12 @@ pub(crate) const LIBRARY_ALIGNMENT_BYTES: usize = 256;
 /// [`LIBRARY_ALIGNMENT_BYTES`] more.
 pub(crate) fn align_for_library(pointer: DevicePtr) -> DevicePtr {
     DevicePtr(pointer.0.next_multiple_of(LIBRARY_ALIGNMENT_BYTES as u64))
+}
+
+/// A tensor of rank 2 as a matrix of the library.
+pub(crate) fn matrix(tensor: &DeviceTensor) -> Matrix {
+    let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
+    Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
 }
 
 /// What the library adds to the result `out` of a call: the matrix of its epilogue, or what is

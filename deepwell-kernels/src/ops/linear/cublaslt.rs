@@ -3,13 +3,13 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::blas::{Matmul, Matrix};
+use crate::cuda::blas::Matmul;
 use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::launch::gemm::{
-    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, not_empty,
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, matrix, not_empty,
 };
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::{EpilogueSet, no_epilogue};
 use crate::predict::{CUBLASLT_BF16, Rates};
@@ -44,12 +44,6 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
     LIBRARY_SCRATCH_BYTES + LIBRARY_ALIGNMENT_BYTES
-}
-
-/// A tensor of rank 2 as a matrix.
-fn matrix(tensor: &DeviceTensor) -> Matrix {
-    let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
-    Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {

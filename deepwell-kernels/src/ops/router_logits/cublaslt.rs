@@ -2,17 +2,19 @@
 //! which `router_parts.cu` makes and whose results it adds.
 //!
 //! Logits and weights' gradients are FP32 and sums of GEMMs with all three parts. The inputs'
-//! gradient is rounded to BF16, and takes the three products of parts that are 2^-16 of the whole
-//! or more: one GEMM, in whose contraction they stand side by side.
+//! gradient is rounded to BF16, and sums the three GEMMs of parts that are 2^-16 of the whole or
+//! more, as one in whose contraction parts stand beside each other.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
+use super::cuda::sizes_of;
 use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::gemm::{
-    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, matrix,
+    not_empty,
 };
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
@@ -82,16 +84,6 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     rates.bf16_gemm_s(request, CUBLASLT_BF16 / PARTS as f64) + launches * rates.launch_s()
 }
 
-/// Tokens, experts and width.
-fn sizes_of(request: &KernelRequest<'_>) -> [usize; 3] {
-    let shape = |index: usize| &request.operands[index].shape;
-    let (x, w) = match request.op {
-        Op::RouterLogitsBackward(_) => (shape(1), shape(2)),
-        _ => (shape(0), shape(1)),
-    };
-    [x[0], w[0], w[1]]
-}
-
 /// Where scratch has what, in bytes from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
@@ -143,6 +135,15 @@ struct Slots {
 }
 
 impl Slots {
+    /// One below the other.
+    fn below(pointer: DevicePtr, rows: usize, columns: usize, count: usize) -> Slots {
+        Slots { pointer, rows, columns, count, are_beside: false }
+    }
+
+    fn beside(pointer: DevicePtr, rows: usize, columns: usize, count: usize) -> Slots {
+        Slots { pointer, rows, columns, count, are_beside: true }
+    }
+
     fn sizes(&self) -> [Argument; 5] {
         let Slots { rows, columns, count, are_beside, .. } = *self;
         let (slot, row) =
@@ -209,12 +210,6 @@ impl Slots {
     }
 }
 
-/// A BF16 or FP32 tensor of rank 2.
-fn matrix(tensor: &DeviceTensor) -> Matrix {
-    let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
-    Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
-}
-
 /// A GEMM, with scratch for the library from `library` on.
 fn gemm(
     device: &mut Device<'_>,
@@ -247,20 +242,8 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     let layout = Layout::new([tokens, experts, width], false);
     let scratch = call.workspace().0;
     let at = |offset: usize| scratch.offset(offset);
-    let of_w = Slots {
-        pointer: at(layout.w),
-        rows: experts,
-        columns: width,
-        count: PARTS,
-        are_beside: false,
-    };
-    let made = Slots {
-        pointer: at(layout.made),
-        rows: tokens,
-        columns: experts,
-        count: PARTS,
-        are_beside: true,
-    };
+    let of_w = Slots::below(at(layout.w), experts, width, PARTS);
+    let made = Slots::beside(at(layout.made), tokens, experts, PARTS);
     Ok(vec![
         of_w.split(device, &w, &SLOTS_OF_W)?,
         gemm(
@@ -284,21 +267,9 @@ fn prepare_backward(
     let layout = Layout::new([tokens, experts, width], true);
     let scratch = call.workspace().0;
     let at = |offset: usize| scratch.offset(offset);
-    let of_w = Slots {
-        pointer: at(layout.w),
-        rows: experts,
-        columns: width,
-        count: PARTS,
-        are_beside: false,
-    };
-    let of_dlogits = Slots {
-        pointer: at(layout.dlogits),
-        rows: tokens,
-        columns: experts,
-        count: SLOTS,
-        are_beside: true,
-    };
-    let made = Slots { pointer: at(layout.made), ..of_w };
+    let of_w = Slots::below(at(layout.w), experts, width, PARTS);
+    let of_dlogits = Slots::beside(at(layout.dlogits), tokens, experts, SLOTS);
+    let made = Slots::below(at(layout.made), experts, width, PARTS);
     let library = at(layout.library);
     Ok(vec![
         of_w.split(device, &w, &FACTORS_OF_DLOGITS)?,

@@ -57,11 +57,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// By so many products of BF16 parts for one of FP32: three, and of dx six. 16,384 tokens of 2048
-/// and 64 experts are predicted to take 78 and 233 us; 98 and 253 were measured on an H200
+/// By so many GEMMs of BF16 parts for one of FP32: three, and of dx six. 16,384 tokens of 2048
+/// and 64 experts are predicted to take 79 and 232 us; 98 and 253 were measured on an H200
 /// (`benchmarks/moe_layer_h200_2026-11-27.md`).
-fn predict(request: &KernelRequest<'_>, target: &Target, products: f64) -> f64 {
-    Rates::of(target).bf16_gemm_s(request, MMA_SYNC_BF16 / products)
+fn predict(request: &KernelRequest<'_>, target: &Target, gemms: f64) -> f64 {
+    Rates::of(target).bf16_gemm_s(request, MMA_SYNC_BF16 / gemms)
 }
 
 /// Wants activations in BF16: what else there is is FP32 by the op.
@@ -203,13 +203,18 @@ impl Division {
     }
 }
 
-fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+/// Tokens, experts and width.
+pub(super) fn sizes_of(request: &KernelRequest<'_>) -> [usize; 3] {
     let shape = |index: usize| &request.operands[index].shape;
     let (x, w) = match request.op {
         Op::RouterLogitsBackward(_) => (shape(1), shape(2)),
         _ => (shape(0), shape(1)),
     };
-    let sizes = [x[0], w[0], w[1]];
+    [x[0], w[0], w[1]]
+}
+
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    let sizes = sizes_of(request);
     match request.op {
         Op::RouterLogitsBackward(_) => Division::of_weights(sizes).workspace_bytes(),
         _ => Division::of_logits(sizes).workspace_bytes(),

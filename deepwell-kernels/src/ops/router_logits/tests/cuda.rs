@@ -17,7 +17,7 @@ fn bounds(expected: &[f64], magnitudes: &[f64], k: usize, rounding: f64) -> Vec<
 }
 
 /// The kernels of an op and its backward, and by what share of the magnitudes dx may be off besides
-/// what sums are: products of parts are left out.
+/// what sums are: GEMMs of small parts are left out.
 struct Kernels {
     forward: &'static str,
     backward: &'static str,
@@ -30,9 +30,8 @@ const OWN: Kernels = Kernels {
     left_out: 0.0,
 };
 
-/// What a product of two FP32 lacks of which those of parts are taken that are 2^-16 of it or more:
-/// each factor is off by 2^-18 of it, and the product of what they lack of their largest parts,
-/// 2^-9 each, is left out.
+/// What a sum of GEMMs of parts lacks: each factor is off by 2^-18 of it without its third part,
+/// and the GEMM of the second parts, 2^-9 of each factor, is left out.
 const LIBRARY: Kernels = Kernels {
     forward: "cublaslt_router_logits",
     backward: "cublaslt_router_logits_backward",
