@@ -52,4 +52,24 @@ pub enum PlanError {
         /// What was tried, with reasons.
         rejected: Vec<String>,
     },
+    /// No combination of a search is a plan, and memory is not the only reason.
+    #[error(
+        "{what}; combinations by reason:{}\nhint: {hint}",
+        rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
+    )]
+    NoPlan {
+        /// What was searched for and does not exist.
+        what: String,
+        /// What was tried, with reasons.
+        rejected: Vec<String>,
+        /// What may help.
+        hint: &'static str,
+    },
+}
+
+impl PlanError {
+    /// Whether the question was well put and the answer is that there is no plan.
+    pub fn is_no_plan(&self) -> bool {
+        matches!(self, PlanError::NothingFits { .. } | PlanError::NoPlan { .. })
+    }
 }

@@ -288,8 +288,8 @@ impl Parallel {
             }
             PipelineSchedule::ZbH1 => {}
             PipelineSchedule::ZbH2 => {
-                let expected = "1f1b or zb-h1: what zb-h2 wins in time it wins where no stage \
-                                waits for the norm of all gradients, and here each does";
+                let expected = "1f1b or zb-h1 (zb-h2 saves time only if stages do not wait for the \
+                                norm of all gradients, and the trainer's stages do)";
                 return refuse("schedule", expected, schedule.to_string());
             }
         }
@@ -398,7 +398,10 @@ mod tests {
                 Parallel { pipeline: 2, chunks: 2, schedule: ZbH1, ..with(2, 1) },
                 Some("model chunks of a stage: expected 1 for zb-h1: it is of whole stages, got 2"),
             ),
-            (Parallel { pipeline: 2, schedule: ZbH2, ..with(2, 1) }, Some("1f1b or zb-h1: what")),
+            (
+                Parallel { pipeline: 2, schedule: ZbH2, ..with(2, 1) },
+                Some("1f1b or zb-h1 (zb-h2 saves"),
+            ),
         ] {
             let error = parallel.check().err().map(|error| error.to_string());
             let is_expected = match (&error, expected) {

@@ -90,7 +90,8 @@ pub struct Found {
     pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
-    /// The first of those that the trainer runs, least time first.
+    /// The first of those within the rules of the trainer ([`Strategy::parallel`]), least time
+    /// first. Only lowering tells whether the programs of one fit.
     pub runnable: Vec<Candidate>,
     /// Combinations looked at.
     pub considered: usize,
@@ -100,8 +101,8 @@ pub struct Found {
     pub dropped: Vec<Dropped>,
 }
 
-/// Plans that the trainer runs which are kept, and those of the same degrees among them: the next
-/// is there where one does not lower.
+/// Plans within the trainer's rules which are kept, and those of the same degrees among them: the
+/// next is there where one does not lower.
 const RUNNABLE: usize = 12;
 const RUNNABLE_ALIKE: usize = 2;
 /// Simulations at most.
@@ -109,21 +110,38 @@ const SIMULATED: usize = 24;
 /// Passes of a simulation at most, so that it ends in seconds.
 const PASSES_MAX: usize = 2_000_000;
 
+/// Combinations between two reports of a search that is watched.
+const REPORT_EVERY: usize = 4096;
+
 /// Searches.
 ///
 /// # Errors
-/// A request that cannot be searched, or nothing that fits, with the reasons.
+/// A request that cannot be searched, or no plan, with the reasons.
 pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
+    search_watched(request, &mut |_| {})
+}
+
+/// [`search`], which tells `progress` now and then how many combinations it has looked at.
+///
+/// # Errors
+/// As [`search`].
+pub fn search_watched(
+    request: &SearchRequest,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Found, PlanError> {
     request.check()?;
     let mut fitting: Vec<Candidate> = Vec::new();
     // With the optimizer on the host, of what does not fit without: nobody has measured it, so that
     // it is a plan only where there is no other, and else said beside the plan.
     let mut on_host: Vec<Candidate> = Vec::new();
     let mut dropped: Vec<Dropped> = Vec::new();
-    let mut considered = 0;
+    let mut considered = 0usize;
     let (known, rules) = (LayerTimes::default(), request.step_rules());
     space::for_each(request, &mut |at, reason| {
         considered += 1;
+        if considered.is_multiple_of(REPORT_EVERY) {
+            progress(considered);
+        }
         let predicted = |at: Strategy, memory_bytes: f64| {
             let (shape, machine) = (&request.shape, request.machines.parts());
             let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
@@ -154,13 +172,7 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     let count = fitting.len();
     let simulated = simulate_best(request, &mut fitting)?;
     let Some(best) = fitting.first().cloned() else {
-        let rejected = dropped
-            .iter()
-            .map(|d| format!("{} plans: {}, such as {}", d.count, d.reason, d.example));
-        return Err(PlanError::NothingFits {
-            limit_bytes: request.memory_limit_bytes() as u64,
-            rejected: rejected.collect(),
-        });
+        return Err(nothing_found(request, &dropped));
     };
     let step = simulated.unwrap_or_else(|| request.estimate(&best.at));
     let what_if = Dimension::ALL.into_iter().filter_map(|dimension| {
@@ -188,7 +200,38 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     })
 }
 
-/// The first candidates that the trainer runs.
+/// Why a search found nothing: memory, if some combinations failed by it alone and all kinds of
+/// plans were asked for.
+fn nothing_found(request: &SearchRequest, dropped: &[Dropped]) -> PlanError {
+    let rejected = dropped
+        .iter()
+        .map(|d| format!("{} plans: {}, such as {}", d.count, d.reason, d.example))
+        .collect();
+    let limit_bytes = request.memory_limit_bytes() as u64;
+    let is_too_large = dropped.iter().any(|d| d.reason == TOO_LARGE);
+    match (is_too_large, request.runnable_only) {
+        (true, false) => PlanError::NothingFits { limit_bytes, rejected },
+        (true, true) => PlanError::NoPlan {
+            what: format!(
+                "no plan that the trainer runs fits into {} of memory",
+                crate::format_bytes(limit_bytes)
+            ),
+            rejected,
+            hint: "without `--runnable` all kinds of plans are searched; more GPUs or a shorter \
+                   sequence need less memory of each",
+        },
+        (false, _) => {
+            let gpus = request.gpus.iter().copied().max().unwrap_or(0);
+            PlanError::NoPlan {
+                what: format!("no plan for {gpus} GPUs and {} sequences", request.global_batch),
+                rejected,
+                hint: "take back a pin, or give a batch that more numbers divide",
+            }
+        }
+    }
+}
+
+/// The first candidates within the rules of the trainer.
 fn runnable(fitting: &[Candidate]) -> Vec<Candidate> {
     let mut taken: Vec<(Parallel, Candidate)> = Vec::new();
     for candidate in fitting {

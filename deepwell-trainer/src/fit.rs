@@ -19,6 +19,7 @@ use crate::metrics::StepLine;
 use crate::rank_times::{RankTime, RankTimes};
 use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
+use crate::stalls::StallsUntold;
 use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{Engine, ExpertRows, PendingStep, Schedule, Settings, StepOutcome, TrainError};
 
@@ -51,6 +52,8 @@ pub(crate) struct Fit<'r> {
     /// Tokens per second of each step, the audited one left out.
     speeds: Vec<f64>,
     checkpoint_stalls_s: Vec<f64>,
+    /// Stalls of [`STALL_STEPS_MAX`] and more since the last line about them.
+    stalls_untold: StallsUntold,
     /// After the last step, batch by batch.
     heldout_losses: Vec<f64>,
 }
@@ -144,6 +147,7 @@ impl<'r> Fit<'r> {
             last_end: Instant::now(),
             speeds: Vec::new(),
             checkpoint_stalls_s: Vec::new(),
+            stalls_untold: StallsUntold::default(),
             heldout_losses: Vec::new(),
         })
     }
@@ -379,13 +383,14 @@ impl<'r> Fit<'r> {
         if steps <= STALL_STEPS_MAX {
             return;
         }
+        let Some(also) = self.stalls_untold.add(stall_s) else { return };
         let is_copied = self.settings.async_checkpoints || self.engine.is_asynchronous();
         let hint = match is_copied {
             true => "the disk had not taken the one before: raise `--checkpoint-every`",
             false => "`--async-checkpoints` writes from a copy while training goes on",
         };
         self.progress.note(&format!(
-            "the checkpoint of step {} took {steps:.1} steps, {stall_s:.2} s; {hint}",
+            "the checkpoint of step {} took {steps:.1} steps, {stall_s:.2} s{also}; {hint}",
             self.position.step
         ));
     }

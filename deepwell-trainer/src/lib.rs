@@ -77,6 +77,7 @@ mod schedule;
 mod settings;
 mod settings_check;
 mod source;
+mod stalls;
 pub mod terminal;
 mod trainer;
 pub mod tuned;

@@ -1,10 +1,13 @@
 //! `report.html` of a run: curves, and who of its ranks has what.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use deepwell_plan::{DryRun, Plan, format_bytes};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::data::grouped;
 use crate::rank_times::straggler;
 use crate::report::{
     Bar, BarTable, Block, KeyValueTable, LineChart, Section, Series, Table, expert_charts,
@@ -12,7 +15,7 @@ use crate::report::{
 };
 use crate::run::RunSummary;
 use crate::run_folder::write_whole;
-use crate::{ExpertRecord, ExpertRows, Record, TrainError, Trainer};
+use crate::{ExpertRecord, ExpertRows, Record, Settings, TrainError, Trainer};
 
 /// Name of the page in an output folder.
 pub(crate) const PAGE: &str = "report.html";
@@ -92,15 +95,27 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     let settings = &summary.settings;
     let last = records.iter().rev().find_map(|record| record.val_loss);
     let pairs = KeyValueTable::default()
-        .row("model", format!("{}, {} parameters", settings.model, summary.params))
+        .row("model", format!("{}, {} parameters", settings.model, grouped(summary.params)))
         .row("precision", settings.precision.clone())
         .row("device", summary.device.clone())
         .row("ranks", format!("{} ({})", summary.ranks, settings.parallel()))
-        .row("steps", format!("{} of {}", summary.fit.step, settings.steps))
-        .row("tokens per step", summary.tokens_per_step.to_string())
-        .row("tokens per second", format!("{:.0}", summary.fit.tokens_per_s))
-        .row("held-out loss", last.map_or("none".to_string(), |loss| format!("{loss:.4}")))
-        .row("predicted peak memory", format_bytes(summary.peak_bytes_predicted));
+        .row("steps", format!("{} of {}", grouped(summary.fit.step), grouped(settings.steps)))
+        .row(
+            "batch",
+            format!(
+                "{} sequences x {} tokens = {} tokens a step",
+                grouped(settings.batch_size as u64),
+                grouped(settings.seq_len as u64),
+                grouped(summary.tokens_per_step)
+            ),
+        )
+        .row("speed", format!("{} tokens/s, median", grouped(summary.fit.tokens_per_s as u64)))
+        .row("time", duration(summary.wall_s))
+        .row(
+            "held-out loss",
+            last.map_or("none".to_string(), |loss| format!("{loss:.4} nats per token")),
+        )
+        .row("peak memory", peak_memory(summary));
     let fullest = ExpertRows::fullest(&summary.fit.expert_rows);
     let pairs = match fullest.as_deref().and_then(|text| text.split_once(": ")) {
         Some((name, value)) => pairs.row(name, value.to_string()),
@@ -123,6 +138,8 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     };
     let loss = vec![series("training", &|it| it.loss), series("held-out", &|it| it.val_loss)];
     let norm = vec![series("gradient norm", &|it| it.grad_norm)];
+    let rate = vec![series("learning rate", &|it| it.learning_rate)];
+    let speed = vec![series("speed", &|it| it.tokens_per_s)];
     let mut sections = vec![
         Section { heading: "Run".to_string(), blocks: vec![Block::KeyValues(pairs)] },
         Section {
@@ -130,9 +147,12 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
             blocks: vec![
                 chart("Loss", "nats per token", loss),
                 chart("Gradient norm", "before clipping", norm),
+                chart("Learning rate", "learning rate", rate),
+                chart("Speed", "tokens/s", speed),
             ],
         },
     ];
+    sections.push(Section { heading: "Settings".to_string(), blocks: differences(settings) });
     if summary.rank_map.len() > 1 {
         sections.push(Section { heading: "Ranks".to_string(), blocks: ranks(summary) });
     }
@@ -143,6 +163,66 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
         sections.push(Section { heading: "Experts".to_string(), blocks: experts });
     }
     html_page(&format!("{} in {}", settings.model, out.display()), &sections)
+}
+
+fn peak_memory(summary: &RunSummary) -> String {
+    let predicted = format_bytes(summary.peak_bytes_predicted);
+    match summary.peak_bytes_measured {
+        Some(measured) => format!("{predicted} predicted, {} measured", format_bytes(measured)),
+        None => format!("{predicted} predicted"),
+    }
+}
+
+/// `12.3 s`, `4 min 10 s`, `3 h 5 min`.
+fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", grouped(whole / 3600), whole % 3600 / 60),
+    }
+}
+
+/// The settings that are not the default, each with its key in a run file.
+fn differences(settings: &Settings) -> Vec<Block> {
+    let values = |settings: &Settings| {
+        let mut flat = BTreeMap::new();
+        // Settings are plain data.
+        flatten("", &serde_json::to_value(settings).unwrap_or_default(), &mut flat);
+        flat
+    };
+    let (own, default) = (values(settings), values(&Settings::default()));
+    let mut pairs = KeyValueTable::default();
+    for (key, value) in own.into_iter().filter(|(key, value)| default.get(key) != Some(value)) {
+        pairs = pairs.row(key, value);
+    }
+    let text = "Settings that are not the default, by their keys in a run file; values that the \
+                run has chosen itself are among them.";
+    vec![Block::Text(text.to_string()), Block::KeyValues(pairs)]
+}
+
+/// Values with their keys, those of tables as `table.key`. What is null is not there.
+fn flatten(key: &str, value: &Value, flat: &mut BTreeMap<String, String>) {
+    let mut put = |text: String| drop(flat.insert(key.to_string(), text));
+    match value {
+        Value::Null => {}
+        Value::Object(table) => {
+            for (name, value) in table {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                flatten(&key, value, flat);
+            }
+        }
+        Value::Number(number) => match number.as_u64() {
+            Some(whole) => put(grouped(whole)),
+            None => put(number.to_string()),
+        },
+        Value::String(text) => put(text.clone()),
+        Value::Array(values) => {
+            let texts = values.iter().map(|it| it.as_str().map_or(it.to_string(), str::to_string));
+            put(texts.collect::<Vec<_>>().join(", "));
+        }
+        Value::Bool(_) => put(value.to_string()),
+    }
 }
 
 /// The map of ranks, and how long each worked.
@@ -202,6 +282,49 @@ fn ranks(summary: &RunSummary) -> Vec<Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rows of the table of settings: what differs, by its key, with digits in groups.
+    #[test]
+    fn settings_that_differ_are_listed() {
+        let check = |toml: &str, expected: &[(&str, &str)]| {
+            let settings = Settings::from_toml(toml, "run.toml").unwrap();
+            let blocks = differences(&settings);
+            let Some(Block::KeyValues(pairs)) = blocks.last() else { panic!("{blocks:?}") };
+            let rows: Vec<(&str, &str)> =
+                pairs.rows.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            assert_eq!(rows, expected, "{toml}");
+        };
+        check("", &[]);
+        check("steps = 1000\nseed = 0", &[]);
+        check(
+            "steps = 20000\ndata = [\"a\", \"b.txt\"]\noptimizer.weight_decay = 0.5\naudit = true",
+            &[
+                ("audit", "true"),
+                ("data", "a, b.txt"),
+                ("optimizer.weight_decay", "0.5"),
+                ("steps", "20,000"),
+            ],
+        );
+        // Left out of files where it is the default.
+        check(
+            "ranks = 4\nzero = 3\nlearning_rate = 3e-4",
+            &[("learning_rate", "0.0003"), ("ranks", "4"), ("zero", "3")],
+        );
+    }
+
+    #[test]
+    fn durations() {
+        for (seconds, expected) in [
+            (0.04, "0.0 s"),
+            (12.34, "12.3 s"),
+            (59.4, "59.4 s"),
+            (59.6, "1 min 0 s"),
+            (250.0, "4 min 10 s"),
+            (11_100.0, "3 h 5 min"),
+        ] {
+            assert_eq!(duration(seconds), expected);
+        }
+    }
 
     #[test]
     fn layers_of_places() {

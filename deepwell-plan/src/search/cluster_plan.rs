@@ -78,10 +78,13 @@ pub struct ClusterPlan {
     pub ranks: RankMap,
     /// The whole run, where its tokens are known.
     pub run: Option<RunCost>,
-    /// Why the trainer does not run it yet; none if it does.
+    /// Why the trainer does not run it yet; none if it is within the trainer's rules.
     pub not_run_yet: Option<String>,
-    /// The best plan that the trainer runs, and the seconds of its step; none where it is this one,
-    /// or where there is none that fits.
+    /// Whether its programs were lowered and fit: the trainer runs such a plan.
+    #[serde(default)]
+    pub is_lowered: bool,
+    /// The best plan within the trainer's rules, which was not lowered, and the seconds of its
+    /// step. None where this plan is within the rules, or where no plan within them fits.
     #[serde(default)]
     pub runnable: Option<(Strategy, f64)>,
     /// What to look at.
@@ -134,6 +137,7 @@ impl ClusterPlan {
                 .filter(|other| other.at != at && at.parallel().is_err())
                 .map(|other| (other.at, other.seconds)),
             not_run_yet: at.parallel().err().map(|error| error.to_string()),
+            is_lowered: false,
             warnings: warnings::of(request, found),
             machines: request.machines.clone(),
             step,

@@ -112,11 +112,18 @@ impl ClusterPlan {
         }
         match &self.not_run_yet {
             Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}")?,
-            None => return writeln!(f, "  the trainer   runs this plan"),
+            None if self.is_lowered => return writeln!(f, "  the trainer   runs this plan"),
+            None => {
+                let rules = "may run this plan: it is within the rules and was not lowered";
+                return writeln!(f, "  the trainer   {rules}");
+            }
         }
         let Some((other, seconds)) = &self.runnable else { return Ok(()) };
         let slower = 100.0 * (seconds / self.step.seconds - 1.0);
-        writeln!(f, "  the trainer   runs this one (--runnable), {slower:.1} % slower: {other}")
+        writeln!(
+            f,
+            "  the trainer   may run this one, {slower:.1} % slower (--runnable lowers it): {other}"
+        )
     }
 
     fn write_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -176,8 +176,9 @@ impl fmt::Display for RankMap {
         if self.groups.is_empty() {
             writeln!(f, "  none: there is one rank")?;
         }
+        // Columns of the dimensions that divide the ranks. Where each would hold the rank's own
+        // number, a table says nothing.
         if self.places.len() > 1 {
-            // Columns of what is divided only.
             let columns: [(&str, PlaceOf); 5] = [
                 ("stage", |place| place.stage),
                 ("data", |place| place.data),
@@ -187,6 +188,11 @@ impl fmt::Display for RankMap {
             ];
             let divided = |of: PlaceOf| self.places.iter().any(|p| of(p) > 0);
             let columns: Vec<_> = columns.into_iter().filter(|(_, of)| divided(*of)).collect();
+            let is_own_number =
+                |of: PlaceOf| self.places.iter().enumerate().all(|(rank, place)| of(place) == rank);
+            if columns.iter().all(|(_, of)| is_own_number(*of)) {
+                return Ok(());
+            }
             write!(f, "rank  node  domain")?;
             for (name, _) in &columns {
                 write!(f, "  {name:>7}")?;

@@ -201,7 +201,7 @@ fn plans_that_the_trainer_runs_are_kept() {
     // Too large for eight GPUs but with an optimizer on the host, which is not run yet.
     let mut large = super::tests::request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
     large.runnable_only = true;
-    assert!(matches!(search(&large), Err(PlanError::NothingFits { .. })));
+    assert!(matches!(search(&large), Err(PlanError::NoPlan { .. })));
 }
 
 /// Small models want more sequences at a time than large ones, and batches have other divisors than
@@ -215,12 +215,73 @@ fn micro_batches_are_as_large_as_is_good() {
     assert_eq!(search(&small).unwrap().best.at.micro_batches, 4);
 }
 
+/// "No plan fits into 75.7 GiB" stood above reasons that were not memory.
 #[test]
-fn nothing_fits_says_why() {
-    let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
-    request.gpu_memory_bytes = Some(20e9);
-    let message = search(&request).unwrap_err().to_string();
-    assert!(message.contains("needs more memory than a GPU has"), "{message}");
+fn headings_of_no_plan_name_the_reason() {
+    let check = |pins: &[&str], gigabytes: f64, runnable_only: bool, heading: &str, why: &str| {
+        let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
+        request.gpu_memory_bytes = Some(gigabytes * 1e9);
+        request.pins = pins.iter().map(|pin| pin.parse().unwrap()).collect();
+        request.runnable_only = runnable_only;
+        let error = search(&request).unwrap_err();
+        assert!(error.is_no_plan());
+        let message = error.to_string();
+        assert!(message.starts_with(heading), "{message}");
+        assert!(message.contains(why) && message.contains("\nhint: "), "{message}");
+    };
+    let too_large = "needs more memory than a GPU has";
+    check(&[], 20.0, false, "no plan fits into 18.6 GiB of memory", too_large);
+    let of_trainer = "no plan that the trainer runs fits into 18.6 GiB of memory";
+    check(&[], 20.0, true, of_trainer, too_large);
+    let none = "no plan for 8 GPUs and 8 sequences";
+    check(&["dp=3"], 70.0, false, none, "forbidden by a pin");
+    check(&["recompute=norms"], 70.0, true, none, "the trainer does not run it yet");
+}
+
+/// That 72 does not divide the batch was not said, and half of the speed was lost.
+#[test]
+fn batches_that_gpus_do_not_divide_are_named() {
+    let check = |batch: usize, gpus: usize, expected: Option<&str>| {
+        let request = request("llama-3-8b", 4096, batch, GpuModel::h100(), gpus);
+        let plan = ClusterPlan::new(&request, &search(&request).unwrap(), None).unwrap();
+        let warning = plan.warnings.iter().find(|warning| warning.contains(" share a batch of "));
+        assert_eq!(warning.map(String::as_str), expected, "{batch} {gpus}");
+    };
+    check(
+        1024,
+        72,
+        Some(
+            "72 GPUs share a batch of 1,024 sequences among 8 data-parallel ranks at most; with \
+             `--batch 1008` or `--batch 1080` among 72",
+        ),
+    );
+    check(1080, 72, None);
+    check(1024, 64, None);
+    // Fewer sequences than GPUs: as many ranks as have a sequence each.
+    check(16, 64, None);
+    check(
+        12,
+        32,
+        Some(
+            "32 GPUs share a batch of 12 sequences among 4 data-parallel ranks at most; with \
+             `--batch 8` or `--batch 16` among 8",
+        ),
+    );
+}
+
+/// A table of 64 ranks with their own numbers in each column filled the page.
+#[test]
+fn ranks_are_listed_where_the_table_says_more_than_their_number() {
+    let check = |at: Strategy, expected: bool| {
+        let map = RankMap::new(&at, &Machines::of_gpus(GpuModel::h100(), at.gpus()));
+        assert_eq!(map.to_string().contains("\nrank  node  domain"), expected, "{at}");
+        assert_eq!(map.places.len(), at.gpus());
+    };
+    check(Strategy { dp: 8, ..Strategy::SINGLE }, false);
+    check(Strategy { pp: 8, ..Strategy::SINGLE }, false);
+    check(Strategy { dp: 8, ep: 8, ..Strategy::SINGLE }, false);
+    check(Strategy { dp: 8, ep: 4, ..Strategy::SINGLE }, true);
+    check(Strategy { dp: 4, tp: 2, ..Strategy::SINGLE }, true);
 }
 
 /// The parts of a step are the step; the stages' memory is the candidate's.
@@ -261,7 +322,7 @@ fn bubbles_come_with_a_cure() {
     assert!(found.step.bubble > BUBBLE_MAX, "{}", found.step.bubble);
     let plan = ClusterPlan::new(&request, &found, None).unwrap();
     let warning = &plan.warnings[0];
-    let batch = warning.split("--global-batch ").nth(1).and_then(|rest| rest.split('`').next());
+    let batch = warning.split("--batch ").nth(1).and_then(|rest| rest.split('`').next());
     // With the batch that the warning names the same degrees have a small bubble.
     request.global_batch = batch.expect(warning).parse().unwrap();
     request.pins.push(format!("mbs={}", found.best.at.micro_batch).parse().unwrap());

@@ -1,5 +1,6 @@
 //! What of a plan its reader should look at, each with what would cure it.
 
+use super::page::grouped;
 use super::{BUBBLE_MAX, Found, SearchRequest};
 use crate::Strategy;
 
@@ -26,11 +27,34 @@ pub(super) fn of(request: &SearchRequest, found: &Found) -> Vec<String> {
         });
         warnings.push(format!("{left:.1} GB of the fullest GPU are left{cure}"));
     }
+    warnings.extend(indivisible_batch(request, at.gpus()));
     let used = request.gpus.iter().copied().max().unwrap_or(0);
     if at.gpus() < used {
         warnings.push(format!("{} of {used} GPUs have nothing to do", used - at.gpus()));
     }
     warnings
+}
+
+/// A batch that the GPUs do not divide, with the two next to it that they do.
+///
+/// Where there are fewer sequences than GPUs, it is about the most GPUs that could have a sequence
+/// each.
+fn indivisible_batch(request: &SearchRequest, gpus: usize) -> Option<String> {
+    let batch = request.global_batch;
+    let most = (1..=gpus.min(batch)).rev().find(|ranks| gpus.is_multiple_of(*ranks))?;
+    if batch.is_multiple_of(most) {
+        return None;
+    }
+    let ranks = (1..most)
+        .rev()
+        .find(|ranks| gpus.is_multiple_of(*ranks) && batch.is_multiple_of(*ranks))?;
+    let below = batch / most * most;
+    Some(format!(
+        "{gpus} GPUs share a batch of {} sequences among {ranks} data-parallel ranks at most; \
+         with `--batch {below}` or `--batch {}` among {most}",
+        grouped(batch as f64),
+        below + most
+    ))
 }
 
 /// The bubble with the changes that would make it small.
@@ -44,7 +68,7 @@ fn bubble(request: &SearchRequest, found: &Found) -> String {
     });
     if let Some((batch, bubble)) = larger {
         let percent = 100.0 * bubble;
-        cures.push(format!("`--global-batch {batch}` would make it {percent:.1} %"));
+        cures.push(format!("`--batch {batch}` would make it {percent:.1} %"));
     }
     if let Some(other) = &found.small_bubble {
         let slower = 100.0 * (other.seconds / found.best.seconds - 1.0);

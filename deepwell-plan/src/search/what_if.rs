@@ -71,7 +71,7 @@ pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, Pl
     for (change, other) in changed {
         let best = match search(&other) {
             Ok(found) => Some((found.best.at, found.best.seconds)),
-            Err(PlanError::NothingFits { .. }) => None,
+            Err(error) if error.is_no_plan() => None,
             Err(error) => return Err(error),
         };
         let time_change = best.map(|(_, seconds)| per_token(&other, seconds) / now - 1.0);

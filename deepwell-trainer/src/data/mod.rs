@@ -61,6 +61,7 @@ pub use loader::{Batch, Loader};
 pub use skip::{SkipReason, Skipped};
 pub use split::Split;
 pub use summary::DatasetSummary;
+pub(crate) use summary::grouped;
 pub use tokenizer::{TextStream, Tokenizer};
 
 /// What [`Dataset::prepare`] or [`bpe::train`] is busy with.

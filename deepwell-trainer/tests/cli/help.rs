@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 19] = [
+pub(crate) const COMMANDS: [&[&str]; 19] = [
     &["probe"],
     &["capture"],
     &["plan"],

@@ -6,6 +6,7 @@ mod bench;
 mod capture;
 mod ckpt_diff;
 mod completions;
+mod documented;
 mod export;
 mod generate;
 mod help;

@@ -4,6 +4,7 @@
 
 mod cuda;
 mod docs;
+mod environment;
 mod manifests;
 mod names;
 mod texts;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Violation, cuda, docs, names, trees};
+use super::{Violation, cuda, docs, environment, names, trees};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -60,6 +60,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = Vec::new();
     let mut cuda_texts = Vec::new();
     let mut documents = Vec::new();
+    let mut sources = Vec::new();
     for path in paths {
         let file = root.join(&path);
         if fs::metadata(&file)?.len() > TEXT_BYTES_MAX {
@@ -67,12 +68,17 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
         }
         let Ok(text) = String::from_utf8(fs::read(&file)?) else { continue };
         violations.extend(check_text(&path, &text));
+        if environment::is_of_interest(&path) {
+            sources.push((path.clone(), text.clone()));
+        }
         if cuda::is_of_interest(&path) {
             cuda_texts.push((path, text));
         } else if path.ends_with(".md") {
             documents.push((path, text));
         }
     }
+    let page = documents.iter().find(|(path, _)| path == environment::PAGE);
+    violations.extend(environment::check(&sources, page.map(|(_, text)| text.as_str())));
     violations.extend(cuda::check(&cuda_texts));
     violations.extend(docs::check(root, &documents)?);
     Ok(violations)

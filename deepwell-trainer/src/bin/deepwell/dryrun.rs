@@ -31,7 +31,8 @@ Examples:
   deepwell dryrun llama-134m --devices cpu:4 --pp 4     what each stage of a pipeline needs
   deepwell dryrun llama-3-70b --hardware h100:nodes=32 --pp 4 --tp 8 --trace step.json --tokens 1T
 
-Exit codes: 0 predicted, 1 nothing fits into memory, 2 an input cannot be used";
+Exit codes: 0 predicted, 1 no plan: nothing fits, or with --runnable nothing that the trainer runs,
+2 an input cannot be used";
 
 /// Predict memory and time of a training step before anything runs
 #[derive(Args, Debug)]

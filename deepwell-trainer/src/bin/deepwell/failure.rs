@@ -18,12 +18,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 /// Whether an error is the answer to a question that was well put: that nothing fits into
 /// memory, that a guard does not let training go on.
 fn is_verdict(cause: &(dyn Error + 'static)) -> bool {
-    let nothing_fits = |error: &PlanError| matches!(error, PlanError::NothingFits { .. });
     match cause.downcast_ref::<TrainError>() {
         Some(TrainError::Guard(_)) => true,
-        Some(TrainError::Plan(error)) => nothing_fits(error),
+        Some(TrainError::Plan(error)) => error.is_no_plan(),
         Some(_) => false,
-        None => cause.downcast_ref::<PlanError>().is_some_and(nothing_fits),
+        None => cause.downcast_ref::<PlanError>().is_some_and(PlanError::is_no_plan),
     }
 }
 
@@ -89,6 +88,8 @@ mod tests {
         let nothing_fits = || PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
         assert_eq!(exit_code(&anyhow::Error::from(nothing_fits()).context("plan")), FAILED);
         assert_eq!(exit_code(&TrainError::from(nothing_fits()).into()), FAILED);
+        let none_runs = PlanError::NoPlan { what: String::new(), rejected: Vec::new(), hint: "" };
+        assert_eq!(exit_code(&none_runs.into()), FAILED);
         assert_eq!(exit_code(&anyhow!("no model `x`")), UNUSABLE);
     }
 }

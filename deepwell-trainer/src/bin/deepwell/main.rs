@@ -20,6 +20,7 @@ mod generate;
 mod hardware;
 mod lowered;
 mod measured;
+mod negative;
 mod output;
 mod plan;
 mod plan_cluster;
@@ -31,6 +32,7 @@ mod score;
 mod tokenizer;
 mod train;
 mod tune;
+mod watch;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -69,21 +71,24 @@ Examples:
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
   deepwell completions bash                     words for the shell to complete
 
-MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
-llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds one, or a
-`.pt2` archive of torch.export.save.
+MODEL is a preset name, a Hugging Face `config.json`, a folder that holds one, or a `.pt2` archive
+of torch.export.save. Presets:
+  llama-micro, parity-600k, parity-2m, parity-3m, llama-134m, tinyllama-1.1b, llama-1.1b, llama-7b,
+  llama-3-8b, llama-3-70b, qwen3-micro, qwen3-0.6b, moe-micro, moe-tiny, moe-1b-a300m,
+  qwen3-30b-a3b, mixtral-8x7b, deepseek-micro, deepseek-v3, gpt-oss-micro, gpt-oss-20b, gpt2-micro,
+  gpt2; for `plan` on a cluster also llama-3.1-405b, gpt3-175b
 
 Exit codes:
   0    done
-  1    a check or verdict failed: a damaged checkpoint, two checkpoints that differ, a model that
-       does not fit, no parity
+  1    a check or verdict failed: a damaged checkpoint, two checkpoints that differ, no plan that
+       fits, no parity
   2    the command line, an input or an output cannot be used
   3    the data does not settle the question: parity wants more seeds or a larger evaluation set
   130  interrupted
 
 Environment:
   DEEPWELL_LOG  what is logged to stderr: error, warn (default), info, debug, trace, or a filter
-                such as `deepwell_trainer=debug`
+                such as `deepwell_trainer=debug`; all variables are in docs/environment.md
   NO_COLOR      set to anything: no colours on a terminal. Where stdout or stderr is no terminal
                 there are none, and progress is lines in place of bars; with TERM=dumb, too";
 
@@ -152,7 +157,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version come this way too; a closed stdout or stderr is not worth a word.
-            let _ = error.print();
+            match negative::explain(&error, std::env::args_os().skip(1)) {
+                Some(text) => output::say(text),
+                None => drop(error.print()),
+            }
             return ExitCode::from(if error.use_stderr() { failure::UNUSABLE } else { 0 });
         }
     };

@@ -21,7 +21,12 @@ to programs and predicted; of those that fit into memory the one with the least 
 With --hardware that has GPUs, and no --device, the search is over the whole cluster: pipeline
 stages, chunks, schedule, tensor, context and expert parallelism, ZeRO, micro-batch, recomputation.
 The page says what each rank holds, where the time of a step goes, and what a run costs. What the
-predictions are worth: `deepwell score`.
+predictions are worth: `deepwell score`. `micro-batch 4 x 2` is 4 sequences at a time, twice in a
+step on each data-parallel rank.
+
+The best plan that is within the trainer's rules is lowered to programs; the next ones, 12 at most,
+where those of the best do not fit. With --runnable only a plan is printed that was lowered and
+fits.
 
 A cluster is h200-x8 (a machine), h100:nodes=2048 (so many systems of eight; also gpus=, nics=,
 gbit= and price= after the colon), hgx-b200-x16, gb300-nvl72-x8 (racks), or a file as in `deepwell
@@ -33,9 +38,9 @@ Examples:
   deepwell plan ./my-model --seq 512 --batch 32 --memory-limit 2GiB
   deepwell plan parity-3m --policy policy.toml --json > plan.json
   deepwell train --plan plan.json                      trains as planned
-  deepwell plan llama-3-70b --hardware h100:nodes=32 --seq 8192 --global-batch 512
+  deepwell plan llama-3-70b --hardware h100:nodes=32 --seq 8192 --batch 512
   deepwell plan deepseek-v3 --hardware h100:nodes=256,price=2.5 --tokens 15T
-  deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --global-batch 64 --explain
+  deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --batch 64 --explain
   deepwell plan llama-3-70b --hardware h200-x8 --pin tp=4 --pin zero=1 --forbid cp
   deepwell plan mixtral-8x7b --hardware h200-x8 --seq 16384 --runnable
   deepwell plan llama-3-8b --hardware h100:nodes=4 --pareto
@@ -47,7 +52,8 @@ A policy file:
   tensors = \"*.mlp.down_proj.weight\"
   format = \"bf16\"
 
-Exit codes: 0 planned, 1 nothing fits into memory, 2 an input cannot be used";
+Exit codes: 0 planned, 1 no plan: nothing fits, or with --runnable nothing that the trainer runs,
+2 an input cannot be used";
 
 /// Choose how a model trains on a machine or on a cluster, and what it costs
 #[derive(Args, Debug)]

@@ -8,7 +8,7 @@ use clap::Args;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
     Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
-    explanation, search, what_if,
+    explanation, search_watched, what_if,
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
@@ -19,6 +19,7 @@ use crate::hardware::{cluster_of, measurements_of};
 use crate::lowered;
 use crate::output::{note, print, print_json};
 use crate::planning::PlanningArgs;
+use crate::watch::Watch;
 
 /// Tokens of a sequence and of a step, unless something else is asked for.
 const SEQ: usize = 4096;
@@ -42,7 +43,7 @@ pub(crate) struct ClusterArgs {
     /// Rows of the busiest rank of experts over the mean [default: 1.1]
     #[arg(long, value_name = "TIMES")]
     expert_imbalance: Option<f64>,
-    /// Take only plans that the trainer runs
+    /// Take only a plan that the trainer runs: its programs are lowered and fit
     #[arg(long)]
     runnable: bool,
     /// GPUs at most: that many, and with --pareto fewer too [default: all]
@@ -153,15 +154,24 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let request = request(planning, args, cluster)?;
-    let mut found = search(&request)?;
-    let lowered = lowered::best(planning, &request, &mut found, &cluster.nodes[0].hardware)?;
+    let watch = Watch::start();
+    let mut found = search_watched(&request, &mut |considered| watch.searched(considered))?;
+    watch.found(&found);
+    let node = &cluster.nodes[0].hardware;
+    let trying = |index: usize, of: usize| watch.lowers(index, of);
+    let lowered = lowered::best(planning, &request, &mut found, node, &trying)?;
     let mut plan = ClusterPlan::new(&request, &found, args.tokens)?;
     plan.warnings.extend(lowered.refused);
     plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet);
     let planned = lowered.planned;
+    plan.is_lowered = planned.is_some();
     let count = args.accounting.map(|whose| Count::of(&plan, whose)).transpose()?;
     write_pictures(args, &request, &plan)?;
+    if explain {
+        watch.asks_what_if();
+    }
     let numbers = if explain { what_if(&request, &found)? } else { Vec::new() };
+    watch.end();
     if json {
         return print_json(&Printed {
             model: &planning.model,

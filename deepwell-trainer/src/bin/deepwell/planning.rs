@@ -24,10 +24,10 @@ pub(crate) struct PlanningArgs {
     /// Preset name, `config.json`, model folder or `.pt2` archive
     pub(crate) model: String,
     /// Tokens of a sequence [default: 128; 4096 for a cluster]
-    #[arg(long, alias = "seq-len", value_name = "TOKENS")]
+    #[arg(long, visible_alias = "seq-len", value_name = "TOKENS")]
     pub(crate) seq: Option<usize>,
     /// Sequences of a step [default: 8; 4 Mi tokens for a cluster]
-    #[arg(long, aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
+    #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
     /// Precision of the GEMMs
     #[arg(long, value_name = "NAME", default_value = "mxfp8",
@@ -43,7 +43,7 @@ pub(crate) struct PlanningArgs {
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
     /// Memory of a device that may be used, such as 2GiB [default: 90 % of what is free]
-    #[arg(long, alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
+    #[arg(long, visible_alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
     pub(crate) memory_limit: Option<u64>,
     /// Plan for another machine: the JSON of `deepwell probe --json`, a preset such as h200-x2, or
     /// a cluster

@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deepwell_plan::ModelShape;
-use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchRequest, replan, search};
+use deepwell_plan::search::{
+    ClusterPlan, Machines, Moves, Pin, SearchRequest, replan, search_watched,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 use crate::hardware::{cluster_of, measurements_of};
 use crate::output::{print, print_json};
+use crate::watch::Watch;
 
 const AFTER_HELP: &str = "\
 A cluster that shrinks, or grows, needs another plan: this one searches for it with the model, the
@@ -23,7 +26,7 @@ Examples:
   deepwell replan plan.json --hardware h100:nodes=31
   deepwell replan plan.json --hardware h100:nodes=16 --pin tp=8
 
-Exit codes: 0 planned, 1 nothing fits into memory, 2 an input cannot be used";
+Exit codes: 0 planned, 1 no plan, as nothing fits into memory, 2 an input cannot be used";
 
 /// Plan again for a smaller or larger cluster, and say what moves
 #[derive(Args, Debug)]
@@ -40,7 +43,7 @@ pub(crate) struct ReplanArgs {
     /// Do without a dimension, or without a value of it
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
-    /// Take only plans that the trainer runs
+    /// Take only plans within the trainer's rules; `deepwell plan` also lowers their programs
     #[arg(long)]
     runnable: bool,
     /// Print JSON
@@ -88,7 +91,10 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         runnable_only: args.runnable,
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
-    let found = search(&request)?;
+    let watch = Watch::start();
+    let found = search_watched(&request, &mut |considered| watch.searched(considered))?;
+    watch.found(&found);
+    watch.end();
     let tokens = now.run.map(|run| run.tokens);
     let plan = ClusterPlan::new(&request, &found, tokens)?;
     let moves = replan(&now, &plan);

@@ -49,12 +49,12 @@ the report says how many seeds would. report.html, report.json and metrics.jsonl
 folder. Ctrl-C leaves a checkpoint and a report of what was done.
 
 Examples:
-  deepwell parity                          4 pairs of 1000 steps of the 3 M model
+  deepwell parity                          3 pairs of 1000 steps of parity-600k
   deepwell parity --seeds 1 --steps 200    one pair, for a first look
   deepwell parity --control                with BF16 from perturbed weights: what chaos alone does
   deepwell parity --precision nvfp4 --out target/parity-nvfp4
   deepwell parity --resume                 go on where an earlier call stopped
-  deepwell parity --resume --seeds 8       four more pairs
+  deepwell parity --resume --seeds 8       five more pairs
 
 Exit codes: 0 holds, 1 does not hold or is no valid comparison, 2 an input cannot be used,
 3 cannot tell, 130 interrupted";

@@ -39,7 +39,7 @@ with other versions of the kernels.
 
 Examples:
   deepwell tune                                   llama-1.1b at 8 x 2048, in BF16 and MXFP8
-  deepwell tune --model llama-134m,gpt2-small --batch-size 32 --seq-len 1024
+  deepwell tune --model llama-134m,gpt2 --batch-size 32 --seq-len 1024
   deepwell tune --shapes 16384x2048x5632,8192x4096x4096
   deepwell tune --again --json > tune.json        all of it anew
 
