@@ -52,9 +52,9 @@ pub enum PlanError {
         /// What was tried, with reasons.
         rejected: Vec<String>,
     },
-    /// No combination of a search is a plan, and memory is not the only reason.
+    /// There is no plan, and memory is not the only reason.
     #[error(
-        "{what}; combinations by reason:{}\nhint: {hint}",
+        "{what}:{}\nhint: {hint}",
         rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
     )]
     NoPlan {

@@ -106,6 +106,43 @@ fn arguments(line: &str) -> Option<&str> {
     starts.iter().find_map(|start| line.split_once(start).map(|(_, rest)| rest))
 }
 
+/// Names of models in a command's arguments that are no preset, no path and no placeholder: what
+/// follows `--model`, and the first argument of commands that take a model.
+fn unknown_models(arguments: &str) -> Vec<String> {
+    let words: Vec<&str> = arguments.split_whitespace().collect();
+    let of_option =
+        words.iter().position(|word| *word == "--model").and_then(|at| words.get(at + 1));
+    let takes_model = matches!(words.first(), Some(&("plan" | "dryrun" | "capture")));
+    let first = words.get(1).filter(|_| takes_model);
+    let names = [of_option, first].into_iter().flatten().flat_map(|names| names.split(','));
+    let is_other = |name: &str| {
+        name.starts_with('-')
+            || name.contains(['/', '.', '"', '\'']) && !name.contains("llama-3.1")
+            || name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+    };
+    let is_known = |name: &str| {
+        ModelConfig::presets().any(|preset| preset == name) || ModelShape::LARGE.contains(&name)
+    };
+    names.filter(|name| !is_other(name) && !is_known(name)).map(str::to_string).collect()
+}
+
+/// Defaults that an example of help states in words are those of its options: it said 4 pairs of
+/// the 3 M model.
+#[test]
+fn the_first_example_of_parity_is_its_defaults() {
+    let help = stdout_of(&["parity", "--help"]);
+    let default = |option: &str| {
+        let (_, rest) = help.split_once(&format!("      {option} <")).expect(option);
+        let (_, rest) = rest.split_once("[default: ").expect(option);
+        rest.split(']').next().unwrap_or_default().to_string()
+    };
+    let [seeds, steps, model] = ["--seeds", "--steps", "--model"].map(default);
+    let expected = format!("{seeds} pairs of {steps} steps of {model}\n");
+    let example = help.lines().find(|line| line.trim_start().starts_with("deepwell parity  "));
+    let example = format!("{}\n", example.expect("an example"));
+    assert!(example.ends_with(&expected), "expected `{expected}` at the end of `{example}`");
+}
+
 /// Command lines with an option that their command does not have, and options in prose that no
 /// command has, were printed by help and pages.
 #[test]
@@ -130,6 +167,9 @@ fn options_that_pages_name_are_there() {
                     wrong.push(format!("{path}: `{command}` has no {option}: {line}"));
                 }
             }
+            for model in unknown_models(own) {
+                wrong.push(format!("{path}: no preset `{model}`: {line}"));
+            }
         }
         for option in options_in(&text) {
             if !all.contains(option.as_str()) && !OF_OTHERS.contains(&option.as_str()) {
@@ -150,6 +190,9 @@ fn options_that_pages_name_are_there() {
                 if !known.contains(&option) {
                     wrong.push(format!("help of {own}: no {option}: {example}"));
                 }
+            }
+            for model in unknown_models(&format!("{}{arguments}", command.join(" "))) {
+                wrong.push(format!("help of {own}: no preset `{model}`: {example}"));
             }
         }
     }
