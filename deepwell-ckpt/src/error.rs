@@ -132,6 +132,17 @@ pub enum CheckpointError {
         /// What is missing, and where to look instead.
         reason: String,
     },
+    /// A checkpoint lost its manifest, or the checksum of it.
+    #[error(
+        "checkpoint `{}` is damaged: it has no `{file}`\n\
+         hint: resume from an earlier checkpoint", path.display()
+    )]
+    ManifestMissing {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Name of the file.
+        file: String,
+    },
     /// The manifest's bytes are not those that were written.
     #[error(
         "manifest `{}` is damaged: expected checksum {expected}, got {got}\n\
@@ -166,7 +177,18 @@ pub enum CheckpointError {
         /// The version of the file.
         got: u64,
     },
-    /// A file of the checkpoint is missing or has another length.
+    /// A file of the checkpoint is missing.
+    #[error(
+        "file `{}` is damaged: expected {expected_bytes} bytes, got no such file\n\
+         hint: resume from an earlier checkpoint", path.display()
+    )]
+    FileMissing {
+        /// The file.
+        path: PathBuf,
+        /// Its length when it was written.
+        expected_bytes: u64,
+    },
+    /// A file of the checkpoint has another length.
     #[error(
         "file `{}` is damaged: expected {expected_bytes} bytes, got {got_bytes}\n\
          hint: resume from an earlier checkpoint", path.display()
@@ -269,6 +291,21 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether a checkpoint is there and no longer as it was written, in whichever part.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        use CheckpointError::*;
+        matches!(
+            self,
+            ManifestMissing { .. }
+                | ManifestChecksum { .. }
+                | ManifestInvalid { .. }
+                | FileMissing { .. }
+                | FileLength { .. }
+                | TensorChecksum { .. }
+        )
+    }
+
     /// For `map_err`: the operating system refused `action` on `path`.
     pub(crate) fn io(
         action: &'static str,

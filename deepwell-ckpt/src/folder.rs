@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::CheckpointError;
-use crate::manifest::Manifest;
+use crate::manifest::{MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest};
 
 /// A complete checkpoint in a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -107,6 +107,23 @@ pub fn scan(root: &Path) -> Result<Listing, CheckpointError> {
         }
     }
     Ok(listing)
+}
+
+/// Whether a folder is a checkpoint, whole or damaged: it has the name of one, or its manifest, or
+/// the checksum of that.
+pub fn is_checkpoint(path: &Path) -> bool {
+    // `.` has no name.
+    let whole = path.canonicalize();
+    let name = whole.as_deref().unwrap_or(path).file_name().and_then(|name| name.to_str());
+    let is_published = |name: &str| {
+        let kind = FolderName::parse(name);
+        let is_former =
+            |kind: &FolderName| matches!(kind, FolderName::Aside { kind: Aside::Replaced, .. });
+        kind.is_some_and(|kind| matches!(kind, FolderName::Step { .. }) || is_former(&kind))
+    };
+    let has = |file: &str| path.join(file).is_file();
+    path.is_dir()
+        && (name.is_some_and(is_published) || has(MANIFEST_FILE) || has(MANIFEST_CHECKSUM_FILE))
 }
 
 /// Names of what is in a folder; none when it does not exist. Names that are not UTF-8 are not

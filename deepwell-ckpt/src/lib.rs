@@ -72,7 +72,7 @@ pub use diff::{
 };
 pub use draft::{Draft, RankShards, write_shards};
 pub use error::CheckpointError;
-pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, latest, list, scan};
+pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, is_checkpoint, latest, list, scan};
 pub use inspect::{Inspection, SectionSummary, inspect};
 pub use load::{Checkpoint, StoredTensor, load};
 pub use manifest::{FORMAT_VERSION, FileEntry, TensorEntry};

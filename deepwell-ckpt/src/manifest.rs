@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -127,6 +128,13 @@ impl Manifest {
         let checksum_path = folder.join(MANIFEST_CHECKSUM_FILE);
         for needed in [&path, &checksum_path] {
             if !needed.is_file() {
+                if crate::folder::is_checkpoint(folder) {
+                    let file = needed.file_name().unwrap_or_default();
+                    return Err(CheckpointError::ManifestMissing {
+                        path: folder.to_path_buf(),
+                        file: file.to_string_lossy().into_owned(),
+                    });
+                }
                 let hint = match crate::folder::latest(folder) {
                     Ok(Some(newest)) => {
                         format!("\nhint: it holds checkpoints, such as `{}`", newest.path.display())
@@ -241,7 +249,13 @@ impl Manifest {
     pub(crate) fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
         for file in &self.files {
             let path = folder.join(&file.name);
-            let got_bytes = fs::metadata(&path).map_err(CheckpointError::io("find", &path))?.len();
+            let got_bytes = match fs::metadata(&path) {
+                Ok(found) => found.len(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(CheckpointError::FileMissing { path, expected_bytes: file.bytes });
+                }
+                Err(error) => return Err(CheckpointError::io("find", path)(error)),
+            };
             if got_bytes != file.bytes {
                 return Err(CheckpointError::FileLength {
                     path,

@@ -5,8 +5,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use deepwell_ckpt::{
-    CheckpointContents, CheckpointError, CkptDtype, SaveOptions, Section, TensorView, latest, list,
-    load, save, scan, verify,
+    CheckpointContents, CheckpointError, CkptDtype, SaveOptions, Section, TensorView,
+    is_checkpoint, latest, list, load, save, scan, verify,
 };
 
 const VALUES: [f32; 6] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
@@ -111,7 +111,8 @@ fn truncated_and_missing_files() {
         damage(&path.join(file));
         let error = load(&path).unwrap_err().to_string();
         assert!(error.contains(message), "{file}: expected `{message}` in `{error}`");
-        assert!(verify(&path).is_err());
+        assert!(verify(&path).unwrap_err().is_damage(), "{file}: {error}");
+        assert!(is_checkpoint(&path), "{file}: it was one");
         // The earlier one is still found, and the damaged one is named.
         let steps: Vec<_> = list(root.path()).unwrap().iter().map(|entry| entry.step).collect();
         assert_eq!(steps, [1], "{file}");
@@ -140,7 +141,8 @@ fn truncated_and_missing_files() {
     check("manifest.json", &lengthen, "is damaged: expected checksum");
     check("manifest.blake3", &shorten_twice, "is damaged: expected checksum");
     check("manifest.blake3", &empty, "is damaged: expected checksum");
-    check("weights-00001.safetensors", &remove, "cannot find");
+    check("weights-00001.safetensors", &remove, "bytes, got no such file");
+    check("master-00001.safetensors", &remove, "bytes, got no such file");
     check("weights-00001.safetensors", &shorten, "bytes, got");
     check("weights-00001.safetensors", &empty, "bytes, got 0");
     check("master-00001.safetensors", &lengthen, "bytes, got");
@@ -283,6 +285,8 @@ fn what_is_not_there() {
     assert_eq!(latest(root.path()).unwrap(), None);
     let error = load(&root.path().join("nowhere")).unwrap_err().to_string();
     assert!(error.ends_with("is not a checkpoint: no such folder"), "{error}");
+    assert!(!load(&root.path().join("nowhere")).unwrap_err().is_damage());
+    assert!(!load(root.path()).unwrap_err().is_damage() && !is_checkpoint(root.path()));
 
     let path = save_step(root.path(), 3);
     let error = load(root.path()).unwrap_err().to_string();

@@ -312,6 +312,73 @@ fn checkpoints_that_are_damaged() {
     check(&["ckpt", "verify", &newer_text], &["manifest", "is damaged: expected checksum"]);
 }
 
+/// Verifying once ended with 2, as for a folder that is no checkpoint, where a file was missing.
+#[test]
+fn damage_of_every_kind_ends_with_one() {
+    type Damage<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
+    let remove = |path: &Path| fs::remove_file(path).expect("a file");
+    let cut = |path: &Path| {
+        let bytes = fs::read(path).expect("a file");
+        fs::write(path, &bytes[..bytes.len() / 2]).expect("a shorter file");
+    };
+    let empty = |path: &Path| fs::write(path, "").expect("an empty file");
+    let lengthen = |path: &Path| {
+        let bytes = fs::read(path).expect("a file");
+        fs::write(path, [&bytes[..], b"garbage"].concat()).expect("a longer file");
+    };
+    let flip = |path: &Path| {
+        let mut bytes = fs::read(path).expect("a file");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        fs::write(path, bytes).expect("another file");
+    };
+    let shard = "weights-00001.safetensors";
+    let damages: &[Damage<'_>] = &[
+        (shard, &remove, "got no such file"),
+        (shard, &cut, "bytes, got"),
+        (shard, &empty, "bytes, got 0"),
+        (shard, &lengthen, "bytes, got"),
+        (shard, &flip, "expected"),
+        ("manifest.json", &remove, "it has no `manifest.json`"),
+        ("manifest.json", &cut, "is damaged: expected checksum"),
+        ("manifest.json", &empty, "is damaged: expected checksum"),
+        ("manifest.json", &lengthen, "is damaged: expected checksum"),
+        ("manifest.json", &flip, "is damaged: expected checksum"),
+        ("manifest.blake3", &remove, "it has no `manifest.blake3`"),
+        ("manifest.blake3", &cut, "is damaged: expected checksum"),
+        ("manifest.blake3", &empty, "is damaged: expected checksum"),
+        ("manifest.blake3", &lengthen, "is damaged: expected checksum"),
+        ("manifest.blake3", &flip, "is damaged: expected checksum"),
+    ];
+    for (file, damage, expected) in damages {
+        let folder = Folder::new();
+        let newer = folder.checkpoints()[1].clone();
+        damage(&newer.join(file));
+        // The checkpoint, and the folder in which it is the newest.
+        for path in [newer.display().to_string(), folder.path(".")] {
+            let output = deepwell(&["ckpt", "verify", &path]);
+            let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+            assert_eq!(output.status.code(), Some(1), "{file}: {stdout}{stderr}");
+            assert!(stdout.starts_with("damaged: ") && stdout.contains(expected), "{stdout}");
+            let output = deepwell(&["ckpt", "verify", &path, "--json"]);
+            let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            assert_eq!((output.status.code(), &report["sound"]), (Some(1), &json!(false)));
+        }
+        // The other commands go on with the older one, or cannot use the newer one.
+        let newer = newer.display().to_string();
+        if !only_bytes_tell(file, expected) {
+            assert_eq!(json_of(&["ckpt", "inspect", &folder.path("."), "--json"])["step"], 20);
+            check_error(&["ckpt", "inspect", &newer], 2, &["is damaged"]);
+            check_error(&["ckpt", "diff", &newer, &newer], 2, &["is damaged"]);
+        }
+    }
+}
+
+/// Whether only reading every byte of a shard tells of the damage.
+fn only_bytes_tell(file: &str, expected: &str) -> bool {
+    file.ends_with(".safetensors") && expected == "expected"
+}
+
 #[test]
 fn paths_that_hold_no_checkpoint() {
     let folder = Folder::new();

@@ -3,12 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use deepwell_ckpt::scan;
+use deepwell_ckpt::{is_checkpoint, scan};
 
 use crate::output::note;
 
-/// The file that makes a folder a checkpoint.
-const MANIFEST_FILE: &str = "manifest.json";
 /// The folder for checkpoints inside a run's output folder.
 const CHECKPOINTS_FOLDER: &str = "checkpoints";
 
@@ -23,7 +21,7 @@ pub(crate) enum Wanted {
 
 /// The checkpoint that a path means.
 pub(crate) fn find(path: &Path, wanted: Wanted) -> Result<PathBuf> {
-    if path.join(MANIFEST_FILE).exists() || !path.is_dir() {
+    if is_checkpoint(path) || !path.is_dir() {
         return Ok(path.to_path_buf());
     }
     let inner = path.join(CHECKPOINTS_FOLDER);

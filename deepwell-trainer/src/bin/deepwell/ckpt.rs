@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use deepwell_ckpt::{CheckpointDiff, CheckpointError, VerifyReport, diff, inspect, verify};
+use deepwell_ckpt::{CheckpointDiff, VerifyReport, diff, inspect, verify};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -59,6 +59,9 @@ manifest; names each damaged place. Of a folder of checkpoints the newest is ver
 Examples:
   deepwell ckpt verify target/deepwell-run
   deepwell ckpt verify target/deepwell-run/checkpoints/step-00000120 --json
+
+A file that is missing, cut, longer or changed is damage, whether it is a shard, the manifest or the
+manifest's checksum.
 
 Exit codes: 0 sound, 1 damaged, 2 not a checkpoint";
 
@@ -143,7 +146,7 @@ fn run_verify(args: &VerifyArgs) -> Result<Outcome> {
         Ok(report) => {
             Verification { path, sound: report.is_sound(), report: Some(report), refused: None }
         }
-        Err(error) if is_damage(&error) => {
+        Err(error) if error.is_damage() => {
             Verification { path, sound: false, report: None, refused: Some(error.to_string()) }
         }
         Err(error) => return Err(error.into()),
@@ -188,15 +191,4 @@ fn run_diff(args: &DiffArgs) -> Result<Outcome> {
         print(&format_args!("{verdict}\n{diff}"))?;
     }
     Ok(if equal { Outcome::Success } else { Outcome::Failed })
-}
-
-/// Whether an error says that a checkpoint is there and no longer as it was written.
-fn is_damage(error: &CheckpointError) -> bool {
-    matches!(
-        error,
-        CheckpointError::ManifestChecksum { .. }
-            | CheckpointError::ManifestInvalid { .. }
-            | CheckpointError::FileLength { .. }
-            | CheckpointError::TensorChecksum { .. }
-    )
 }
