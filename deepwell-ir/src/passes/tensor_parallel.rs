@@ -49,6 +49,12 @@ pub fn tensor_parallel(
         return Err(IrError::Stage { pass: "tensor_parallel", wants, got });
     }
     let mut splitter = Splitter::new(graph, rank);
+    // Before norms and rotations of heads, which do not say whether they are of queries or keys.
+    for node in &graph.nodes {
+        if let Op::Attention(op) = &node.op {
+            splitter.heads(node, op)?;
+        }
+    }
     for node in &graph.nodes {
         splitter.node(node)?;
     }
@@ -321,12 +327,17 @@ impl<'a> Splitter<'a> {
         self.replace(node, node.op.clone(), &inputs, layout)
     }
 
-    fn attention(&mut self, node: &Node, op: &Attention) -> Result<(), IrError> {
-        let heads = AttentionHeads {
+    /// A rank's heads of an attention.
+    fn heads(&self, node: &Node, op: &Attention) -> Result<AttentionHeads, IrError> {
+        Ok(AttentionHeads {
             heads: self.part(&node.name, op.heads.heads, "query heads")?,
-            kv_heads: self.part(&node.name, op.heads.kv_heads, "key and value heads")?,
+            kv_heads: self.part(&node.name, op.heads.kv_heads, "key-value heads")?,
             ..op.heads.clone()
-        };
+        })
+    }
+
+    fn attention(&mut self, node: &Node, op: &Attention) -> Result<(), IrError> {
+        let heads = self.heads(node, op)?;
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for index in 0..node.inputs.len() {
             // Sinks, one for each head, stand behind queries, keys and values; documents, which all
