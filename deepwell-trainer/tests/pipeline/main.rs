@@ -21,6 +21,7 @@ use deepwell_ir::Graph;
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
 use deepwell_ir::ops::IGNORED_TARGET;
 use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Engine, Parallel, TrainError, World};
 
@@ -209,6 +210,78 @@ fn stages_train_as_one_rank_does_in_bf16() {
 #[test]
 fn stages_train_as_one_rank_does_in_mxfp8() {
     stages_train_as_one_rank_does("mxfp8");
+}
+
+/// Models with nothing that stages share: odd numbers of layers, and stages of any sizes.
+#[test]
+fn stages_of_uneven_models_train_as_one_rank_does() {
+    let llama = |name: &str, num_layers| {
+        let preset = LlamaConfig::preset(name).expect("a preset");
+        let config = LlamaConfig { num_layers, tie_word_embeddings: false, ..preset };
+        capture(&config).expect("a graph")
+    };
+    let gpt2 = Gpt2Config::preset("gpt2-micro").expect("a preset");
+    let gpt2 = Gpt2Config { num_layers: 3, tie_word_embeddings: false, ..gpt2 };
+    let gpt2 = capture_gpt2(&gpt2).expect("a graph");
+    let mixture = llama("moe-micro", 3);
+    // The pass `expand` comes with routers that have no losses, too.
+    let mixture = with_router_training(&mixture, &RouterTraining::default()).expect("a graph");
+    let zero_bubble = Parallel { schedule: PipelineSchedule::ZbH1, ..stages(2) };
+    let interleaved = Parallel { chunks: 2, ..stages(2) };
+    let cases: [(&str, Graph, &[(Parallel, Option<Vec<usize>>)]); 4] = [
+        (
+            "llama of 3",
+            llama("llama-micro", 3),
+            &[(stages(2), None), (stages(2), Some(vec![1, 2])), (stages(3), None)],
+        ),
+        (
+            "llama of 5",
+            llama("llama-micro", 5),
+            &[
+                (stages(2), Some(vec![4, 1])),
+                (interleaved, Some(vec![1, 2, 1, 1])),
+                (zero_bubble, Some(vec![1, 4])),
+                (zero_bubble, None),
+            ],
+        ),
+        ("gpt2 of 3", gpt2, &[(stages(2), None), (zero_bubble, Some(vec![2, 1]))]),
+        ("mixture of 3", mixture, &[(stages(2), None), (zero_bubble, Some(vec![1, 2]))]),
+    ];
+    for (name, graph, cuts) in cases {
+        let of = |options: &CompileOptions| {
+            train(World::compile(graph.clone(), hardware(), options).expect("a world"), |_| None)
+        };
+        let expected = of(&options("bf16", Parallel::default())).remove(0);
+        for (parallel, stage_layers) in cuts {
+            let what = format!("{name}, {parallel}, {stage_layers:?}");
+            let stage_layers = stage_layers.clone();
+            check(
+                &of(&CompileOptions { stage_layers, ..options("bf16", *parallel) }),
+                &expected,
+                &what,
+            );
+        }
+    }
+}
+
+/// A table that embedding and head share: both stages sum up their own part of its gradient, so
+/// that a step differs from one rank's in the order of that sum, and in nothing else.
+#[test]
+fn a_shared_table_is_all_that_stages_sum_up_otherwise() {
+    for model in [Model::TiedLlama, Model::Gpt2] {
+        let of = |parallel| train(compile(model, &options("f32", parallel)), |_| None);
+        let expected = of(Parallel::default()).remove(0);
+        let got = of(stages(2)).remove(0);
+        // Nothing has been updated yet.
+        assert_eq!(got.steps[0][0], expected.steps[0][0], "{model:?}: the first loss");
+        let differs = |(name, bits): (&String, &Vec<u32>)| expected.tensors[name] != *bits;
+        assert!(got.tensors.iter().any(differs), "{model:?}: to the bit, after all");
+        for (step, (got, expected)) in got.steps.iter().zip(&expected.steps).enumerate() {
+            let [got, expected] = [got[0], expected[0]].map(f32::from_bits);
+            // The order of a sum in FP32, which AdamW's steps of 1e-2 carry on.
+            assert!((got - expected).abs() < 1e-3 * expected, "{model:?}, step {step}: {got}");
+        }
+    }
 }
 
 /// Where a token comes once in a micro-batch and a step has one, both ways to add up the gradients
