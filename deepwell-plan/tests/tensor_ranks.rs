@@ -193,7 +193,9 @@ fn what_ranks_cannot_split_is_refused() {
     };
     let (bf16, mxfp8) = (PrecisionPolicy::bf16, PrecisionPolicy::mxfp8);
     let plain = || model(|_| {});
-    refuse(&plain(), bf16(), 3, 33, "expected a vocabulary that they divide, got 256");
+    refuse(&plain(), bf16(), 3, 33, "expected query heads that they divide, got 4");
+    let three = model(|config| (config.num_heads, config.num_kv_heads) = (3, 3));
+    refuse(&three, bf16(), 3, 33, "expected a vocabulary that they divide, got 256");
     // Keys that are normalized head by head: the norm comes before the attention.
     let qwen3 = capture(&LlamaConfig::preset("qwen3-micro").unwrap()).unwrap();
     refuse(

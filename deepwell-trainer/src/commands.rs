@@ -16,7 +16,7 @@ use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::plan_file::PlanFile;
 use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
-use crate::world::{Launched, Member, supervise};
+use crate::world::{Launched, Member, library_version, supervise};
 use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
@@ -167,6 +167,26 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// Which rank this is. A build that cannot connect processes on processors says so before
+    /// anything about launchers, where that is where they are: none would help.
+    fn launched_by(&self) -> Result<Launched, TrainError> {
+        let of_file = || match &self.run_file {
+            Some(path) => Settings::from_file(path).map(|settings| settings.device),
+            None => Ok(Settings::default().device),
+        };
+        Launched::from_environment().or_else(|error| {
+            let device = match (self.device, &self.devices) {
+                (Some(device), _) => device,
+                (None, Some(devices)) => devices.device,
+                (None, None) => of_file()?,
+            };
+            if matches!(device, Device::Cpu | Device::Emulated(_)) {
+                library_version(device)?;
+            }
+            Err(error)
+        })
+    }
+
     /// The settings, of a rank that was launched with as many ranks as there are.
     fn settings(&self, launched: Option<&Launched>) -> Result<Settings, TrainError> {
         let mut settings = match &self.run_file {
@@ -253,8 +273,9 @@ impl TrainArgs {
         if let Some(plan) = &plan {
             plan.apply(&mut settings, &planned)?;
         }
-        if !degrees.gives_way || elastic::fits(&settings) {
-            settings.check()?;
+        match degrees.gives_way && !elastic::fits(&settings) {
+            true => settings.check_values()?,
+            false => settings.check()?,
         }
         Ok(settings)
     }
@@ -265,7 +286,7 @@ impl TrainArgs {
 /// # Errors
 /// Whatever stops the run.
 pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
-    let launched = args.launched.then(Launched::from_environment).transpose()?;
+    let launched = args.launched.then(|| args.launched_by()).transpose()?;
     if launched.is_none() {
         Launched::expect_none()?;
     }

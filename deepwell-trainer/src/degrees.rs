@@ -60,10 +60,17 @@ impl Degrees {
             [self.tp, pp, self.ep, self.cp].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
         let others = tensor.max(1) * pipeline.max(1) * context.max(1);
+        // An order that no ranks can have, whatever they share.
+        Parallel { schedule, pipeline: 2, ..Parallel::default() }.check()?;
+        if self.dp.is_none() && !self.gives_way && !ranks.is_multiple_of(others) {
+            return Err(
+                self.not_among(ranks, [("--tp", tensor), ("--pp", pipeline), ("--cp", context)])
+            );
+        }
         let data = self.dp.filter(|_| !self.gives_way).unwrap_or(ranks / others);
         let of_data = Parallel { context, ..Parallel::data(data * context) };
         let parallel = Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..of_data };
-        if self.gives_way && parallel.world_size() != ranks {
+        if self.gives_way {
             return Ok(parallel);
         }
         parallel.check()?;
@@ -78,6 +85,27 @@ impl Degrees {
             });
         }
         Ok(parallel)
+    }
+
+    /// Degrees that no multiple of makes up the ranks.
+    fn not_among(&self, ranks: usize, degrees: [(&str, usize); 3]) -> TrainError {
+        let asked: Vec<(&str, usize)> = degrees.into_iter().filter(|(_, it)| *it > 1).collect();
+        let flags: Vec<&str> = asked.iter().map(|(flag, _)| *flag).collect();
+        let values: Vec<String> = asked.iter().map(|(_, degree)| degree.to_string()).collect();
+        let product: usize = asked.iter().map(|(_, degree)| degree).product();
+        TrainError::Setting {
+            setting: "degrees",
+            expected: format!(
+                "{} to divide the {ranks} rank{} of `--devices`",
+                flags.join(" x "),
+                if ranks == 1 { "" } else { "s" }
+            ),
+            got: match asked.len() {
+                1 => values.concat(),
+                _ => format!("{} = {product}", values.join(" x ")),
+            },
+            hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
+        }
     }
 
     /// Chunks of layers of each stage, and the order of its passes.
@@ -129,11 +157,24 @@ mod tests {
         check(4, [Some(4), None, None, None], Ok("data 4, ZeRO 1"));
         check(4, [None, Some(2), None, None], Ok("data 2, tensor 2, ZeRO 1"));
         check(4, [Some(1), Some(4), Some(1), Some(1)], Ok("data 1, tensor 4, ZeRO 1"));
+        let refused = [
+            (4, [None, Some(3), None, None], "--tp to divide the 4 ranks of `--devices`, got 3"),
+            (2, [None, Some(3), None, None], "--tp to divide the 2 ranks of `--devices`, got 3"),
+            (1, [None, None, Some(2), None], "--pp to divide the 1 rank of `--devices`, got 2"),
+            (
+                4,
+                [None, Some(2), Some(4), None],
+                "--tp x --pp to divide the 4 ranks of `--devices`, got 2 x 4 = 8",
+            ),
+        ];
+        for (ranks, degrees, expected) in refused {
+            check(ranks, degrees, Err(expected));
+        }
         let expected =
-            "--tp x --pp x --cp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1 x 1";
-        check(4, [None, Some(3), None, None], Err(expected));
+            "--tp x --pp x --cp x --dp to be the 4 ranks of `--devices`, got 3 x 1 x 1 x 2";
+        check(4, [Some(2), Some(3), None, None], Err(expected));
         check(4, [Some(2), None, None, None], Err("got 1 x 1 x 1 x 2"));
-        check(4, [None, Some(8), None, None], Err("data-parallel ranks: expected at least 1"));
+        check(4, [None, Some(8), None, None], Err("--tp to divide the 4 ranks"));
         check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
     }
 
@@ -154,7 +195,7 @@ mod tests {
         check(cp(2), Ok("data 8, context 2"));
         check(Degrees { dp: Some(2), tp: Some(2), ..cp(2) }, Ok("data 4, context 2, tensor 2"));
         check(Degrees { dp: Some(8), ..cp(2) }, Err("got 1 x 1 x 2 x 8"));
-        check(cp(3), Err("got 1 x 1 x 3 x 2"));
+        check(cp(3), Err("--cp to divide the 8 ranks of `--devices`, got 3"));
         check(cp(0), Err("data-parallel ranks: expected at least 1"));
     }
 

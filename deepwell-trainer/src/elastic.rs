@@ -19,13 +19,28 @@ pub(crate) fn fits(settings: &Settings) -> bool {
         && settings.batch_size.is_multiple_of(parallel.batch_ranks())
 }
 
+/// The largest part of a micro-batch of `given` sequences that the ranks of the settings can have:
+/// it divides the sequences of each, and an interleaved schedule has as many as it needs. None
+/// where there is no such part.
+pub(crate) fn micro_batch(settings: &Settings, given: usize) -> Option<usize> {
+    let parallel = settings.parallel();
+    let rows = settings.batch_size / parallel.batch_ranks().max(1);
+    let fits = |part: &usize| {
+        let is_part = given.is_multiple_of(*part) && rows.is_multiple_of(*part);
+        let has_turns = parallel.chunks == 1 || (rows / part).is_multiple_of(parallel.pipeline);
+        is_part && has_turns
+    };
+    (1..=given.min(rows)).rev().find(fits)
+}
+
 /// The settings with degrees that make up their ranks, least split first: another way is taken only
 /// where it is faster.
 pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     let ranks = settings.ranks;
     let divisors = |of: usize| (1..=of).filter(move |it| of.is_multiple_of(*it));
-    let or_one = |degree: usize| if degree > 1 { vec![degree, 1] } else { vec![1] };
-    let (experts, contexts) = (or_one(settings.expert), or_one(settings.context));
+    // As many ranks share experts and sequences as still can.
+    let most_first = |degree: usize| divisors(degree.max(1)).rev().collect::<Vec<_>>();
+    let (experts, contexts) = (most_first(settings.expert), most_first(settings.context));
     let both = |&context: &usize| experts.iter().map(move |&expert| (context, expert));
     let beside: Vec<(usize, usize)> = contexts.iter().flat_map(both).collect();
     let mut found = Vec::new();
@@ -61,15 +76,14 @@ pub(crate) fn choose(
     settings: &Settings,
     graph: &Graph,
     hardware: &Hardware,
-    options: &dyn Fn(&Settings) -> Result<CompileOptions, TrainError>,
+    options: &dyn Fn(&Settings) -> CompileOptions,
 ) -> Result<(Settings, String), TrainError> {
     let mut best: Option<(f64, Settings)> = None;
     let mut refused = Vec::new();
     let candidates = candidates(settings);
     for candidate in &candidates {
-        let predicted =
-            options(candidate).and_then(|it| World::predict(graph.clone(), hardware.clone(), &it));
-        match predicted {
+        let predicted = World::predict(graph.clone(), hardware.clone(), &options(candidate));
+        match predicted.map(|it| it.step_s) {
             Ok(time_s) if best.as_ref().is_none_or(|(least_s, _)| time_s < *least_s) => {
                 best = Some((time_s, candidate.clone()));
             }
@@ -122,14 +136,27 @@ mod tests {
         // Three ranks cannot share four sequences, but for one stage or slice each.
         check(3, 4, 2, &["data 1, pipeline 3", "data 1, tensor 3"]);
         // Those that split sequences do so where they make up the ranks.
-        let contexts = |ranks| {
-            let settings = Settings { ranks, batch_size: 12, context: 2, ..Settings::default() };
+        let joined = |settings: Settings| {
             let found: Vec<String> =
                 candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
             found.join("; ")
         };
-        assert_eq!(contexts(3), "data 3; data 1, pipeline 3; data 1, tensor 3");
-        assert_eq!(contexts(2), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
+        let contexts = |ranks, context| {
+            joined(Settings { ranks, batch_size: 12, context, ..Settings::default() })
+        };
+        assert_eq!(contexts(3, 2), "data 3; data 1, pipeline 3; data 1, tensor 3");
+        assert_eq!(contexts(2, 2), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
+        assert_eq!(contexts(2, 4), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
+        // So do those that share experts.
+        let experts = |ranks, expert| {
+            joined(Settings { ranks, batch_size: 12, expert, ..Settings::default() })
+        };
+        assert_eq!(experts(1, 4), "data 1");
+        assert_eq!(
+            experts(2, 4),
+            "data 2, expert 2; data 1, pipeline 2; data 1, tensor 2, expert 2"
+        );
+        assert_eq!(experts(3, 4), "data 3; data 1, pipeline 3; data 1, tensor 3");
         check(
             4,
             6,
@@ -142,5 +169,24 @@ mod tests {
                 "data 1, tensor 4",
             ],
         );
+    }
+
+    #[test]
+    fn micro_batches_become_what_fits_the_ranks() {
+        let check = |[ranks, pipeline, chunks]: [usize; 3], given, expected| {
+            let settings =
+                Settings { ranks, pipeline, chunks, batch_size: 8, ..Settings::default() };
+            assert_eq!(micro_batch(&settings, given), expected, "{ranks} {pipeline} {chunks}");
+        };
+        check([1, 1, 1], 8, Some(8));
+        check([2, 1, 1], 8, Some(4));
+        check([4, 1, 1], 4, Some(2));
+        check([1, 1, 1], 6, Some(2));
+        check([1, 1, 1], 3, Some(1));
+        check([2, 2, 1], 8, Some(8));
+        // Interleaved stages take turns.
+        check([2, 2, 2], 8, Some(4));
+        check([8, 2, 2], 8, Some(1));
+        check([16, 2, 2], 8, None);
     }
 }

@@ -82,6 +82,19 @@ pub enum TrainError {
         #[source]
         source: std::io::Error,
     },
+    /// An output folder that cannot be made or written to.
+    #[error(
+        "cannot write to the output folder `{path}`: {source}\nhint: `--out` names a folder that \
+         you can write to",
+        path = path.display()
+    )]
+    OutputFolder {
+        /// The folder, or a file in it.
+        path: PathBuf,
+        /// The system's words.
+        #[source]
+        source: std::io::Error,
+    },
     /// A checkpoint that cannot be gone on from.
     #[error("cannot resume from `{path}`: {what}\nhint: {hint}", path = path.display())]
     Resume {
@@ -94,12 +107,14 @@ pub enum TrainError {
     },
     /// The run of the folder is another one than that which is to go on.
     #[error(
-        "cannot resume from `{path}`: {count} of the run {is} not what {it} now\n{differences}\
+        "cannot resume from `{path}`: {count} not what {it} now\n{differences}\
          hint: give what the run has, which `run.json` in its folder lists; `--accept-changes` \
          goes on with what is given now; `--out` names another folder",
         path = path.display(),
-        count = differences.len(),
-        is = if differences.len() == 1 { "setting is" } else { "settings are" },
+        count = match differences.len() {
+            1 => "one setting of the run is".to_string(),
+            count => format!("{count} settings of the run are"),
+        },
         it = if differences.len() == 1 { "it is" } else { "they are" },
         differences = lines(.differences)
     )]
@@ -127,10 +142,12 @@ pub enum TrainError {
     },
     /// Another process owns the folder.
     #[error(
-        "`{folder}` belongs to another run: {who}\nhint: wait for it or stop it, or let `--out` \
-         name another folder",
+        "`{folder}` is in use by {who}\nhint: wait for it or stop it, or let `--out` name another \
+         folder",
         folder = folder.display(),
-        who = holder.as_ref().map_or_else(|| "one just begun".to_string(), ToString::to_string)
+        who = holder
+            .as_ref()
+            .map_or_else(|| "a process that has just begun".to_string(), ToString::to_string)
     )]
     Locked {
         /// The output folder.

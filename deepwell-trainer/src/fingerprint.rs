@@ -4,11 +4,12 @@
 //! of the settings at hand. What changes no number is not in it: where files lie, how often
 //! checkpoints are written and how many stay, the index of a GPU, the rule of recomputation.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use deepwell_ckpt::json_differences;
 use deepwell_ir::Graph;
+use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Plan};
 use deepwell_precision::GuardConfig;
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,22 @@ pub struct Fingerprint {
     /// Ranks that have some of the experts each: their gradients are sums over all their tokens.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert_ranks: usize,
+    /// Ranks that have some of the layers each. They change no sum, nor do the four below; each
+    /// rank has kernels for what it has.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pipeline_ranks: usize,
+    /// Chunks of layers that each of them has.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pipeline_chunks: usize,
+    /// The order of their passes.
+    #[serde(default, skip_serializing_if = "is_one_f_one_b")]
+    pub pipeline_schedule: PipelineSchedule,
+    /// Layers of each stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pipeline_layers: Vec<usize>,
+    /// ZeRO stage of the data-parallel ranks.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zero: u8,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Steps until it is reached.
@@ -131,6 +148,11 @@ impl Fingerprint {
             context_ranks: plan.parallel.context,
             tensor_ranks: plan.parallel.tensor,
             expert_ranks: plan.parallel.expert,
+            pipeline_ranks: plan.parallel.pipeline,
+            pipeline_chunks: plan.parallel.chunks,
+            pipeline_schedule: plan.parallel.schedule,
+            pipeline_layers: plan.stages.clone(),
+            zero: plan.parallel.zero,
             learning_rate: schedule.peak,
             warmup_steps: schedule.warmup_steps,
             final_learning_rate_ratio: schedule.final_ratio,
@@ -150,6 +172,14 @@ impl Fingerprint {
 
 fn is_joined(documents: &Documents) -> bool {
     *documents == Documents::Joined
+}
+
+fn is_one_f_one_b(schedule: &PipelineSchedule) -> bool {
+    *schedule == PipelineSchedule::OneFOneB
+}
+
+fn is_zero(stage: &u8) -> bool {
+    *stage == 0
 }
 
 fn one() -> usize {
@@ -178,10 +208,48 @@ impl fmt::Display for Difference {
     }
 }
 
+impl Difference {
+    /// Whether it is in how ranks share the model.
+    pub(crate) fn is_of_ranks(&self) -> bool {
+        without_ranks(&self.field).is_some()
+    }
+
+    /// Whether it is in something that follows from how ranks share the model: how many sequences
+    /// one of them runs at a time, and the kernels for its part of the tensors.
+    pub(crate) fn follows_ranks(&self) -> bool {
+        self.field == "micro_batch" || self.is_of_kernels()
+    }
+
+    /// Whether it is in kernels.
+    pub(crate) fn is_of_kernels(&self) -> bool {
+        self.field.starts_with("kernels.")
+    }
+}
+
+/// What a field of the fingerprint has where one rank does it all, if it tells how ranks share the
+/// model. Fingerprints leave such values out.
+fn without_ranks(field: &str) -> Option<Value> {
+    match field.split(['.', '[']).next().unwrap_or_default() {
+        "data_ranks" | "context_ranks" | "tensor_ranks" | "expert_ranks" | "pipeline_ranks"
+        | "pipeline_chunks" => Some(1.into()),
+        "pipeline_schedule" => Some(to_value(&PipelineSchedule::OneFOneB)),
+        "pipeline_layers" => Some(Value::Array(Vec::new())),
+        "zero" => Some(0.into()),
+        _ => None,
+    }
+}
+
 /// The fields in which a run, by the fingerprint that it was saved with, differs from another.
 pub fn differences(was: &Value, now: &Value) -> Vec<Difference> {
     let found = json_differences(was, now).into_iter();
-    found.map(|place| Difference { field: place.path, was: place.a, now: place.b }).collect()
+    let known = |field: &str, value: Option<Value>| value.or_else(|| without_ranks(field));
+    found
+        .map(|place| Difference {
+            was: known(&place.path, place.a),
+            now: known(&place.path, place.b),
+            field: place.path,
+        })
+        .collect()
 }
 
 /// A value for a message: of hashes the first digits.
@@ -198,17 +266,45 @@ pub(crate) fn short(value: Option<&Value>) -> String {
     }
 }
 
-/// The hash of weights, those of several ranks together: what two of them have counts once.
-#[derive(Debug, Default)]
+/// The hash of weights, by the names of their tensors: in whichever order, and by whichever ranks
+/// they were loaded, those of a model have one.
+#[derive(Clone, Debug, Default)]
 pub struct WeightsHash {
-    hasher: blake3::Hasher,
-    names: HashSet<String>,
+    tensors: BTreeMap<String, blake3::Hash>,
 }
+
+/// Words of 64 bits of the hash of a tensor.
+const WORDS: usize = blake3::OUT_LEN / size_of::<u64>();
 
 impl WeightsHash {
     /// The hash of what was written so far.
     pub fn hash(&self) -> String {
-        self.hasher.finalize().to_hex().to_string()
+        let mut hasher = blake3::Hasher::new();
+        for (name, hash) in &self.tensors {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
+            hasher.update(hash.as_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// The hashes of these tensors, for another process; zeros for those that were not written.
+    pub(crate) fn words(&self, names: &[String]) -> Vec<u64> {
+        let of = |name: &String| {
+            let hash = self.tensors.get(name).map_or([0; blake3::OUT_LEN], |it| *it.as_bytes());
+            bytemuck::cast::<_, [u64; WORDS]>(hash)
+        };
+        names.iter().flat_map(of).collect()
+    }
+
+    /// Takes the hashes of tensors that another process has written.
+    pub(crate) fn add_words(&mut self, names: &[String], words: &[u64]) {
+        for (name, words) in names.iter().zip(words.as_chunks::<WORDS>().0) {
+            if *words != [0; WORDS] {
+                let hash = blake3::Hash::from_bytes(bytemuck::cast(*words));
+                self.tensors.entry(name.clone()).or_insert(hash);
+            }
+        }
     }
 }
 
@@ -254,13 +350,12 @@ impl MasterWeights for HashedWeights<'_> {
     }
 
     fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
-        let name = &self.target.program().value(id).name;
-        let WeightsHash { hasher, names } = &mut self.hash;
-        if names.insert(name.clone()) {
-            hasher.update(&(name.len() as u64).to_le_bytes());
-            hasher.update(name.as_bytes());
-            hasher.update(&(bytes.len() as u64).to_le_bytes());
-            hasher.update(bytes);
+        // A value is called otherwise where a rank gathers it.
+        let program = self.target.program();
+        let state = program.parameters.iter().find(|state| state.master == id);
+        let name = state.map_or_else(|| &program.value(id).name, |state| &state.name);
+        if !self.hash.tensors.contains_key(name) {
+            self.hash.tensors.insert(name.clone(), blake3::hash(bytes));
         }
         self.target.write_master(id, bytes)
     }

@@ -58,6 +58,35 @@ pub(crate) struct Fit<'r> {
     heldout_losses: Vec<f64>,
 }
 
+/// Where a run takes its batches from.
+pub(crate) struct Batches {
+    loader: Loader,
+    /// Of the evaluation after the last step.
+    heldout: HeldoutWindows,
+    /// Of those before.
+    interim: HeldoutWindows,
+}
+
+impl Batches {
+    /// Batches of a run that evaluates so many sequences at a time, from the first one on.
+    ///
+    /// # Errors
+    /// Data that is too short for them.
+    pub(crate) fn new(
+        settings: &Settings,
+        tokens: &Arc<TokenCache>,
+        rows: usize,
+    ) -> Result<Batches, TrainError> {
+        let Settings { batch_size, seq_len: seq, .. } = *settings;
+        let seed = settings.data_seed.unwrap_or(settings.seed);
+        let loader = Loader::new(Arc::clone(tokens), Split::Train, batch_size, seq, seed)?;
+        let windows = |least| HeldoutWindows::new(Arc::clone(tokens), rows, seq, Some(least));
+        let heldout = windows(settings.eval_tokens)?;
+        let interim = windows(settings.interim_eval_tokens())?;
+        Ok(Batches { loader, heldout, interim })
+    }
+}
+
 /// A step that was started and not looked at yet.
 struct InFlight {
     step: u64,
@@ -106,28 +135,19 @@ impl<'r> Fit<'r> {
             next_batch: 0,
             audit: None,
         };
+        let batches = Batches::new(settings, tokens, engine.evaluation_rows())?;
+        let Batches { mut loader, heldout, interim } = batches;
         let mut resumed_after = None;
         if let Some(entry) = &opened.from {
             position = checkpoint::load(entry, engine)?;
             resumed_after = Some(position.step);
             progress.note(&format!("resumed after step {}", position.step));
         }
+        loader.start_at(position.next_batch);
         let log = match engine.peers.is_first() {
             true => Some(Log::open(&settings.out, position.step, progress)?),
             false => None,
         };
-        let mut loader = Loader::new(
-            Arc::clone(tokens),
-            Split::Train,
-            settings.batch_size,
-            settings.seq_len,
-            settings.data_seed.unwrap_or(settings.seed),
-        )?;
-        loader.start_at(position.next_batch);
-        let (rows, seq) = (engine.evaluation_rows(), settings.seq_len);
-        let windows = |least| HeldoutWindows::new(Arc::clone(tokens), rows, seq, Some(least));
-        let heldout = windows(settings.eval_tokens)?;
-        let interim = windows(settings.interim_eval_tokens())?;
         Ok(Fit {
             engine,
             settings,

@@ -5,8 +5,8 @@
 //! for the message to whoever comes second.
 
 use std::fmt;
-use std::fs::{File, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,14 @@ pub struct OutputLock {
     /// Unlocked when it is closed.
     file: File,
     path: PathBuf,
+    /// Whether the file was made for this lock.
+    is_new: bool,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
 }
+
+/// Attempts to lock a file that others remove at the same time.
+const ATTEMPTS_MAX: usize = 100;
 
 /// Who holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,33 +67,61 @@ impl OutputLock {
     /// On a file system without locks it is taken unchecked, with a warning in the log.
     ///
     /// # Errors
-    /// [`TrainError::Locked`] naming the process that holds it; a folder that cannot be written to.
+    /// [`TrainError::Locked`] naming the process that holds it; [`TrainError::OutputFolder`] for a
+    /// folder that cannot be written to.
     pub fn acquire(folder: &Path) -> Result<OutputLock, TrainError> {
-        std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
         let path = folder.join(LOCK_FILE);
-        let mut options = File::options();
-        options.create(true).truncate(false).read(true).write(true);
-        let mut file = options.open(&path).map_err(TrainError::io(&path))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let holder = read_holder(&mut file);
-                return Err(TrainError::Locked { folder: folder.to_path_buf(), holder });
+        let unusable = |path: &Path, source| {
+            let path = path.to_path_buf();
+            Err(TrainError::OutputFolder { path, source })
+        };
+        let mut attempts = 0;
+        let (file, is_new, made) = loop {
+            attempts += 1;
+            let is_last = attempts == ATTEMPTS_MAX;
+            let made: Vec<PathBuf> = missing(folder);
+            if let Err(error) = fs::create_dir_all(folder) {
+                return unusable(folder, error);
             }
-            // Some network file systems are mounted without locks. Refusing to train there would
-            // be worse than not seeing a second run.
-            Err(TryLockError::Error(error)) => {
-                tracing::warn!("`{}` has no locks: {error}", folder.display());
+            let (mut file, is_new) = match open(&path) {
+                Ok(opened) => opened,
+                // A run that has not begun took it away.
+                Err(error) if error.kind() == ErrorKind::NotFound && !is_last => continue,
+                Err(error) => return unusable(&path, error),
+            };
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let holder = read_holder(&mut file);
+                    return Err(TrainError::Locked { folder: folder.to_path_buf(), holder });
+                }
+                // Some network file systems are mounted without locks. Refusing to train there
+                // would be worse than not seeing a second run.
+                Err(TryLockError::Error(error)) => {
+                    tracing::warn!("`{}` has no locks: {error}", folder.display());
+                }
             }
-        }
+            if is_last || is_at(&file, &path) {
+                break (file, is_new, made);
+            }
+        };
         let holder = LockHolder {
             pid: std::process::id(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             since: utc_now(),
         };
-        let mut lock = OutputLock { file, path };
+        let mut lock = OutputLock { file, path, is_new, made };
         lock.sign(&holder).map_err(TrainError::io(&lock.path))?;
         Ok(lock)
+    }
+
+    /// Removes what was made for this lock: its file, and folders that are empty.
+    pub(crate) fn remove_made(&self) {
+        // What cannot be removed stays, and keeps nobody from taking the folder.
+        if self.is_new {
+            let _ = fs::remove_file(&self.path);
+        }
+        self.made.iter().take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
     }
 
     fn sign(&mut self, holder: &LockHolder) -> io::Result<()> {
@@ -95,6 +130,36 @@ impl OutputLock {
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())
     }
+}
+
+/// Opens the file of a lock; whether it is new.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok((options.open(path)?, false)),
+        opened => Ok((opened?, true)),
+    }
+}
+
+/// A folder and those around it that are not there, the innermost first.
+fn missing(folder: &Path) -> Vec<PathBuf> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    folder.ancestors().take_while(is_missing).map(Path::to_path_buf).collect()
+}
+
+/// Whether an open file is the one that has this name: whoever held it before may have removed it.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let place = |found: fs::Metadata| (found.dev(), found.ino());
+    let [open, named] = [file.metadata(), fs::metadata(path)].map(|found| found.ok().map(place));
+    open.is_some() && open == named
+}
+
+#[cfg(not(unix))]
+fn is_at(_file: &File, path: &Path) -> bool {
+    path.exists()
 }
 
 /// What the file says; nothing while its owner is about to write it.
@@ -134,8 +199,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             format!(
-                "`{}` belongs to another run: {holder}\nhint: wait for it or stop it, or let \
-                 `--out` name another folder",
+                "`{}` is in use by {holder}\nhint: wait for it or stop it, or let `--out` name \
+                 another folder",
                 inner.display()
             )
         );
@@ -143,5 +208,39 @@ mod tests {
         OutputLock::acquire(folder.path()).unwrap();
         drop(held);
         OutputLock::acquire(&inner).unwrap();
+    }
+
+    #[test]
+    fn what_was_made_for_a_lock_can_be_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || -> Vec<_> {
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+        };
+        let inner = folder.path().join("runs/a");
+        let lock = OutputLock::acquire(&inner).unwrap();
+        // Nobody takes a file that has no name any more.
+        let waiting = File::open(inner.join(LOCK_FILE)).unwrap();
+        lock.remove_made();
+        assert!(names().is_empty(), "{:?}", names());
+        drop(lock);
+        waiting.try_lock().unwrap();
+        let again = OutputLock::acquire(&inner).unwrap();
+        assert!(matches!(OutputLock::acquire(&inner), Err(TrainError::Locked { .. })));
+        drop(again);
+        // What was there before stays.
+        OutputLock::acquire(&inner).unwrap().remove_made();
+        assert!(inner.join(LOCK_FILE).exists());
+        fs::remove_file(inner.join(LOCK_FILE)).unwrap();
+        OutputLock::acquire(&inner).unwrap().remove_made();
+        assert!(inner.exists() && !inner.join(LOCK_FILE).exists());
+    }
+
+    #[test]
+    fn an_output_folder_that_cannot_be_made_has_a_hint() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "x").unwrap();
+        let error = OutputLock::acquire(&folder.path().join("file/run")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write to the output folder `"), "{error}");
+        assert!(error.contains("\nhint: `--out` names a folder that you can write to"), "{error}");
     }
 }

@@ -17,7 +17,7 @@ pub fn anonymous_bytes() -> Option<u64> {
 }
 
 /// Bytes that a device holds now: of this process, or of a whole GPU.
-fn held_bytes(device: Device) -> Option<u64> {
+pub(crate) fn held_bytes(device: Device) -> Option<u64> {
     match device {
         // The memory of an emulated GPU is this process's.
         Device::Cpu | Device::Emulated(_) => anonymous_bytes(),
@@ -59,6 +59,13 @@ impl MemorySampler {
             })
             .ok();
         Some(MemorySampler { device, baseline_bytes, peak_bytes, stop, thread })
+    }
+
+    /// Counts so many bytes too, which the process took before and holds still.
+    #[must_use]
+    pub fn with_bytes(mut self, bytes: u64) -> MemorySampler {
+        self.baseline_bytes = self.baseline_bytes.saturating_sub(bytes);
+        self
     }
 
     /// Highest sample so far less the baseline, in bytes.

@@ -4,11 +4,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytemuck::cast_slice;
-use deepwell_ir::{Ranks, TensorPrecision, mask_documents};
-use deepwell_moe::with_router_training;
+use deepwell_ir::{Ranks, TensorPrecision};
 use deepwell_plan::format_bytes;
 use serde::{Deserialize, Serialize};
 
@@ -17,18 +16,19 @@ use crate::data::{DataOptions, Dataset, TokenCache, Tokenizer};
 use crate::elastic;
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
-use crate::fit::Fit;
+use crate::fit::{Batches, Fit};
 use crate::formats::quantized_formats;
-use crate::memory::MemorySampler;
-use crate::plan_file::PlanFile;
+use crate::memory::{self, MemorySampler};
 use crate::profile::RankProfiles;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
-use crate::{
-    CompileOptions, Documents, Engine, GemmCounts, ModelSource, Settings, TrainError, World,
-};
+use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
+
+mod prepare;
+
+use self::prepare::Prepared;
 
 /// What a run leaves in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -157,13 +157,14 @@ pub(crate) fn run_as(
 ) -> Result<RunSummary, TrainError> {
     let goes_on = matches!(options.start, Start::Resume | Start::ResumeChanged);
     let has_other_ranks = goes_on && settings.plan.is_none() && !elastic::fits(settings);
-    if !has_other_ranks {
-        settings.check()?;
+    match has_other_ranks {
+        true => settings.check_values()?,
+        false => settings.check()?,
     }
     let is_first = member.is_none_or(|member| member.is_first());
     let started = Instant::now();
     // A folder that is there is taken before anything that takes long; one that is not is made
-    // when nothing can be wrong with the settings any more.
+    // when nothing can be wrong with settings and data any more.
     let (out, start) = (settings.out.clone(), options.start);
     let claim = || RunFolder::claim(&out, start);
     let claimed = if is_first && out.exists() { Some(claim()?) } else { None };
@@ -179,55 +180,25 @@ pub(crate) fn run_as(
     for remark in &model.notes().remarks {
         progress.note(&format!("note: {remark}"));
     }
-    let policy = settings.precision_policy()?;
-    let graph = model.capture(Some(settings.seq_len))?;
-    let graph = with_router_training(&graph, &settings.router)?;
-    if let Some(path) = &settings.plan {
-        PlanFile::read(path)?.check_model(&graph)?;
-    }
-    let graph = match settings.documents {
-        Documents::Joined => graph,
-        Documents::Masked => mask_documents(&graph)?,
-    };
-    settings.resolve_learning_rate(graph.parameter_count());
-    let policy_of = &policy;
-    let options_of = move |settings: &Settings, micro_batch| CompileOptions {
-        optimizer: settings.optimizer.clone(),
-        micro_batch: settings.micro_batch.or(micro_batch),
-        recompute: settings.recompute,
-        device: settings.device,
-        parallel: settings.parallel(),
-        stage_layers: settings.pp_layers.clone(),
-        rank_timeout: Duration::from_secs(settings.rank_timeout_s),
-        ..CompileOptions::new(policy_of.clone(), settings.seq_len, settings.batch_size)
-    };
-    if has_other_ranks {
-        // All ranks choose the same, whatever memory each has for larger micro-batches.
-        let small = |settings: &Settings| Ok(options_of(settings, Some(1)));
-        let (chosen, told) = elastic::choose(&settings, &graph, &hardware, &small)?;
-        progress.note(&told);
-        settings = chosen;
-        settings.check()?;
-    }
+    // Whatever is wrong with the model, its ranks, the batch or memory is said before data is read.
+    let held_before = memory::held_bytes(settings.device);
+    let Prepared { settings, graph, compile_options, rows } =
+        Prepared::of(settings, &model, &hardware, claimed.as_ref(), goes_on, progress)?;
+    let held_after = memory::held_bytes(settings.device);
+    let planning_bytes = held_after.unwrap_or(0).saturating_sub(held_before.unwrap_or(0));
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
-    progress.note(&format!("data\n{}", dataset.summary()));
+    progress.note(dataset.summary().to_string().trim_end());
+    let document_end = settings.documents.end(settings, &dataset)?;
+    let compile_options = CompileOptions { document_end, ..compile_options };
+    // Ranks of several processes may yet have less memory, and smaller micro-batches.
+    Batches::new(settings, dataset.tokens(), if member.is_some() { 1 } else { rows })?;
     let folder = if is_first { Some(claimed.map_or_else(claim, Ok)?) } else { None };
-    let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
-    let kept = settings.out.join(export::KEPT);
-    // A run that goes on has them; before it is known to be this run, nothing is touched.
-    let has_them = goes_on && kept.exists();
-    if is_first && !has_them {
-        ModelFiles::of(&model, tokens)?.keep(&kept)?;
-    }
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
-    let sampler = MemorySampler::start(settings.device);
-    let rows = settings.batch_size / settings.parallel().data.max(1);
-    let former = folder.as_ref().and_then(|folder| folder.micro_batch(rows));
-    let document_end = settings.documents.end(settings, &dataset)?;
-    let compile_options = CompileOptions { document_end, ..options_of(settings, former) };
+    // What planning left in the process is memory of compilation.
+    let sampler = MemorySampler::start(settings.device).map(|it| it.with_bytes(planning_bytes));
     if member.is_some_and(|member| member.world_size() > 1)
         && matches!(settings.device, crate::Device::Cuda(_))
         && std::env::var_os("NCCL_ALGO").is_none()
@@ -249,12 +220,30 @@ pub(crate) fn run_as(
     let copies = checkpoint_bytes(&mut world, settings)?;
     progress.note(&memory_table(&world, &copies));
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);
-    let opened = match folder {
-        Some(ref folder) => Some(folder.begin(&fingerprint, progress)?),
+    let opened = match &folder {
+        Some(folder) => {
+            let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
+            let kept = settings.out.join(export::KEPT);
+            // A run that goes on has them; before it is known to be this run, nothing is touched.
+            if !goes_on || !kept.exists() {
+                folder.puts(&kept);
+                ModelFiles::of(&model, tokens)?.keep(&kept)?;
+            }
+            Some(folder.begin(&fingerprint, progress)?)
+        }
         None => None,
     };
     let opened = agree(&mut world, opened, &fingerprint, settings)?;
-    let fit = fit(&mut world, settings, dataset.tokens(), &opened, &stop, progress)?;
+    let tokens = dataset.tokens();
+    let fit = match &folder {
+        None => fit(&mut world, settings, tokens, &opened, &stop, progress)?,
+        Some(folder) => {
+            let progress = &mut folder.watching(progress);
+            let fit = fit(&mut world, settings, tokens, &opened, &stop, progress)?;
+            folder.has_trained();
+            fit
+        }
+    };
     if options.profile && !fit.interrupted {
         let profiles = world.on_all(RankProfiles::of)?;
         if let Some(profile) = profiles.first().filter(|_| is_first) {
@@ -296,6 +285,13 @@ fn write_masters(
         if let Some(seed) = settings.perturb_weights_seed {
             engine.perturb_masters(seed)?;
         }
+    }
+    if any_loaded && world.local_size() < world.size() {
+        let parameters = world.first().graph().parameters();
+        let names: Vec<String> = parameters.map(|(_, tensor)| tensor.name.clone()).collect();
+        let own = hash.words(&names);
+        let of_ranks = world.on_all(|engine| engine.peers.gather(&own))?;
+        of_ranks.iter().flatten().for_each(|words| hash.add_words(&names, words));
     }
     Ok(any_loaded.then(|| hash.hash()))
 }

@@ -12,6 +12,8 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use deepwell_ckpt::{CheckpointEntry, Listing};
 use serde::{Deserialize, Serialize};
@@ -21,6 +23,7 @@ use crate::TrainError;
 use crate::clock::utc_now;
 use crate::fingerprint::{Difference, Fingerprint, differences};
 use crate::lock::OutputLock;
+use crate::metrics::StepLine;
 use crate::run_report;
 use crate::trainer::{Progress, Trainer};
 
@@ -86,7 +89,39 @@ pub struct RunFolder {
     out: PathBuf,
     start: Start,
     former: Option<Former>,
-    _lock: OutputLock,
+    /// What was put there before the first step, beside the results.
+    put: Mutex<Vec<PathBuf>>,
+    /// Whether the record has been written.
+    has_begun: AtomicBool,
+    /// Whether a step of it is done, or there was none left to do.
+    has_trained: AtomicBool,
+    lock: OutputLock,
+}
+
+/// A run that ends before its first step leaves the folder as it was.
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        if self.has_trained.load(Ordering::Relaxed) {
+            return;
+        }
+        // What cannot be removed is a result, which the next run is told of.
+        let has_begun = self.has_begun.load(Ordering::Relaxed);
+        match &self.former {
+            Some(former) if has_begun && self.out.join(RECORD).exists() => {
+                let _ = self.write_record(&former.record);
+            }
+            Some(_) => {}
+            None => {
+                if has_begun {
+                    let _ = delete_results(&self.out);
+                }
+                for path in self.put.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                    let _ = fs::remove_dir_all(path);
+                }
+                self.lock.remove_made();
+            }
+        }
+    }
 }
 
 /// The run that a folder holds.
@@ -150,25 +185,46 @@ impl RunFolder {
     /// [`TrainError::Resume`] for checkpoints that are not of the folder's run.
     pub fn claim(out: &Path, start: Start) -> Result<RunFolder, TrainError> {
         let lock = OutputLock::acquire(out)?;
-        let former = match start {
-            Start::New => {
-                refuse_results(out)?;
-                None
-            }
-            Start::Overwrite => None,
-            Start::Resume | Start::ResumeChanged => former(out)?,
+        let found = match start {
+            Start::New => refuse_results(out).map(|()| None),
+            Start::Overwrite => Ok(None),
+            Start::Resume | Start::ResumeChanged => former(out),
         };
-        Ok(RunFolder { out: out.to_path_buf(), start, former, _lock: lock })
+        let former = found.inspect_err(|_| lock.remove_made())?;
+        Ok(RunFolder {
+            out: out.to_path_buf(),
+            start,
+            former,
+            put: Mutex::default(),
+            has_begun: AtomicBool::new(false),
+            has_trained: AtomicBool::new(false),
+            lock,
+        })
     }
 
-    /// The micro-batch of the run that goes on, for ranks with so many sequences of a step. Another
-    /// one, as a planner may choose it when less memory is free, would add gradients up in another
-    /// order; where it does not divide the sequences, as with other ranks, the largest part of it
-    /// that does.
-    pub fn micro_batch(&self, rows: usize) -> Option<usize> {
+    /// Says that a folder is about to be put here. Unless it is there already, it goes again with a
+    /// run that ends before its first step.
+    pub(crate) fn puts(&self, path: &Path) {
+        if !path.exists() {
+            self.put.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+        }
+    }
+
+    /// Says that a step is done, or that there is none left to do: what is in the folder stays.
+    pub(crate) fn has_trained(&self) {
+        self.has_trained.store(true, Ordering::Relaxed);
+    }
+
+    /// Progress that tells the folder of the first step.
+    pub(crate) fn watching<'a>(&'a self, progress: &'a mut dyn Progress) -> Watched<'a> {
+        Watched { folder: self, progress }
+    }
+
+    /// The micro-batch of the run that goes on. Another one, as a planner may choose it when less
+    /// memory is free, would add gradients up in another order.
+    pub(crate) fn micro_batch(&self) -> Option<usize> {
         let former = self.former.as_ref()?;
-        let former = former.fingerprint["micro_batch"].as_u64()? as usize;
-        (1..=former).rev().find(|part| former.is_multiple_of(*part) && rows.is_multiple_of(*part))
+        Some(former.fingerprint["micro_batch"].as_u64()? as usize)
     }
 
     /// Begins the run, or says after which checkpoint it goes on.
@@ -195,6 +251,7 @@ impl RunFolder {
                 fingerprint: fingerprint.clone(),
                 changes: Vec::new(),
             };
+            self.has_begun.store(true, Ordering::Relaxed);
             self.write_record(&record)?;
             return Ok(Opened { identity: RunIdentity { id, fingerprint }, from: None });
         };
@@ -217,14 +274,19 @@ impl RunFolder {
                     hint: "leave `[guards]` as `run.json` in the folder has it",
                 });
             }
+            let are_ranks = are_other_ranks(&changed);
             for difference in &changed {
-                progress.note(&format!("changed: {difference}"));
+                // Other ranks have other kernels, which the record names.
+                if !(are_ranks && difference.is_of_kernels()) {
+                    progress.note(&format!("changed: {difference}"));
+                }
             }
             let after_step = former.newest.as_ref().map_or(0, |entry| entry.step);
             record.changes.push(RunChange { after_step, differences: changed });
         }
         record.fingerprint = fingerprint.clone();
         if record != former.record || !self.out.join(RECORD).exists() {
+            self.has_begun.store(true, Ordering::Relaxed);
             self.write_record(&record)?;
         }
         let identity = RunIdentity { id: record.id, fingerprint };
@@ -237,13 +299,31 @@ impl RunFolder {
     }
 }
 
-/// Whether what differs is the ranks of the run, and what follows from them: how many sequences one
-/// of them runs at a time, and the kernels for its part of the tensors.
+/// See [`RunFolder::watching`].
+pub(crate) struct Watched<'a> {
+    folder: &'a RunFolder,
+    progress: &'a mut dyn Progress,
+}
+
+impl Progress for Watched<'_> {
+    fn step(&mut self, line: &StepLine) {
+        self.folder.has_trained();
+        self.progress.step(line);
+    }
+
+    fn evaluation(&mut self, step: u64, val_loss: f64) {
+        self.progress.evaluation(step, val_loss);
+    }
+
+    fn note(&mut self, text: &str) {
+        self.progress.note(text);
+    }
+}
+
+/// Whether what differs is how ranks share the model, and what follows from that.
 fn are_other_ranks(differences: &[Difference]) -> bool {
-    const RANKS: [&str; 4] = ["data_ranks", "context_ranks", "tensor_ranks", "expert_ranks"];
-    let of_ranks = |it: &Difference| RANKS.contains(&it.field.as_str());
-    let follows = |it: &Difference| it.field == "micro_batch" || it.field.starts_with("kernels.");
-    differences.iter().any(of_ranks) && differences.iter().all(|it| of_ranks(it) || follows(it))
+    let may_differ = |it: &Difference| it.is_of_ranks() || it.follows_ranks();
+    differences.iter().any(Difference::is_of_ranks) && differences.iter().all(may_differ)
 }
 
 /// Writes a file aside, brings it to the disk and gives it its name: whoever reads it sees the

@@ -321,6 +321,14 @@ impl Settings {
         settings_check::check(self)
     }
 
+    /// Checks what does not depend on how ranks share the model.
+    ///
+    /// # Errors
+    /// As [`Settings::check`].
+    pub(crate) fn check_values(&self) -> Result<(), TrainError> {
+        settings_check::check_values(self)
+    }
+
     /// The model that is named, as it is found.
     ///
     /// # Errors

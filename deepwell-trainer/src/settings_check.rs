@@ -1,5 +1,7 @@
 //! Values of settings that cannot be, each refused by its name before anything runs.
 
+use deepwell_plan::Parallel;
+
 use crate::{Documents, Settings, TrainError};
 
 /// What a number must be. Numbers that kernels take are looked at as the `f32` that they get.
@@ -42,14 +44,22 @@ impl Must {
 
 type Row = (&'static str, Option<f64>, Must, Option<&'static str>);
 
-/// The first value that cannot be.
-pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
+/// The first value that cannot be, however ranks share the model.
+pub(crate) fn check_values(settings: &Settings) -> Result<(), TrainError> {
     let rows = counts(settings).into_iter().chain(numbers(settings)).chain(guards(settings));
     for (setting, value, must, hint) in rows {
         let Some(value) = value.filter(|&value| !must.holds_for(value)) else { continue };
         let (got, hint) = (value.to_string(), hint.map(str::to_string));
         return Err(TrainError::Setting { setting, expected: must.expected(), got, hint });
     }
+    // No number of ranks makes another ZeRO stage of it.
+    Parallel { zero: settings.zero, ..Parallel::default() }.check()?;
+    Ok(())
+}
+
+/// The first value that cannot be.
+pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
+    check_values(settings)?;
     let parallel = settings.parallel();
     if parallel.world_size() != settings.ranks {
         let (tensor, pipeline) = (settings.tensor, settings.pipeline);

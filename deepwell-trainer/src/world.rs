@@ -26,7 +26,7 @@ use deepwell_probe::Hardware;
 
 use self::joined::Joined;
 pub use self::launched::Launched;
-pub(crate) use self::member::Member;
+pub(crate) use self::member::{Member, library_version};
 pub use self::peers::Peers;
 pub(crate) use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
@@ -86,7 +86,7 @@ impl World {
         World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
     }
 
-    /// Least time of a step of the ranks that `options` asks for, in seconds.
+    /// What a step of the ranks that `options` asks for would be, without a device.
     ///
     /// # Errors
     /// As [`World::compile`], but for those of devices.
@@ -94,8 +94,9 @@ impl World {
         graph: Graph,
         hardware: Hardware,
         options: &CompileOptions,
-    ) -> Result<f64, TrainError> {
-        Ok(Lowered::of(graph, hardware, options)?.planned.prediction.time_s)
+    ) -> Result<Predicted, TrainError> {
+        let planned = Lowered::of(graph, hardware, options)?.planned;
+        Ok(Predicted { step_s: planned.prediction.time_s, rows: planned.plan.micro_batch })
     }
 
     /// [`World::compile`] for the ranks of these communicators, whose programs exchange tensors
@@ -293,6 +294,15 @@ impl World {
         let (rank, source) = errors.swap_remove(at);
         Err(TrainError::Rank { rank, world_size, source: Box::new(source) })
     }
+}
+
+/// What a plan says before anything is compiled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Predicted {
+    /// Least time of a step, in seconds.
+    pub(crate) step_s: f64,
+    /// Sequences of a micro-batch, and of an evaluation.
+    pub(crate) rows: usize,
 }
 
 /// A plan for the ranks of a world, and the programs of those classes that were asked for.

@@ -1,5 +1,6 @@
 //! Runs that go on with what is left of their ranks.
 
+mod rank_changes;
 mod rank_runs;
 
 use std::fs;
@@ -80,9 +81,8 @@ fn degrees_are_chosen_anew_for_the_ranks_that_are_left() {
         };
         (of("data_ranks"), of("tensor_ranks"))
     });
-    // A degree of one has no field.
     let some = |text: &str| Some(text.to_string());
-    assert_eq!(ranks.collect::<Vec<_>>(), [(some("3"), None), (None, some("2"))]);
+    assert_eq!(ranks.collect::<Vec<_>>(), [(some("3"), some("1")), (some("1"), some("2"))]);
 }
 
 /// One message says how many ranks there are, how they share the model now, and why; one error that

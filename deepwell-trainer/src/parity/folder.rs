@@ -2,7 +2,7 @@
 //! another.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::RunKind;
 use crate::lock::OutputLock;
@@ -22,8 +22,8 @@ pub(super) fn seed_folder(seed: u64) -> String {
 /// # Errors
 /// [`TrainError::Locked`]; [`TrainError::Results`] for a new comparison in a folder that holds
 /// another.
-pub(super) fn claim(out: &Path, start: Start) -> Result<OutputLock, TrainError> {
-    let lock = OutputLock::acquire(out)?;
+pub(super) fn claim(out: &Path, start: Start) -> Result<Claimed, TrainError> {
+    let claimed = Claimed { lock: OutputLock::acquire(out)?, out: out.to_path_buf() };
     match start {
         Start::Resume | Start::ResumeChanged => rename_former(out)?,
         Start::New => {
@@ -42,7 +42,23 @@ pub(super) fn claim(out: &Path, start: Start) -> Result<OutputLock, TrainError> 
             }
         }
     }
-    Ok(lock)
+    Ok(claimed)
+}
+
+/// The output folder of a comparison, until this is dropped. One that ends before its first run has
+/// begun leaves nothing there.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    lock: OutputLock,
+    out: PathBuf,
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if results(&self.out).is_ok_and(|found| found.is_empty()) {
+            self.lock.remove_made();
+        }
+    }
 }
 
 /// Earlier versions called the folder of a run in low precision `mxfp8`, whatever it was.

@@ -149,6 +149,12 @@ pub(super) fn train_in_child(
     if status.success() || status.code() == Some(130) {
         return FinishedRun::read(out);
     }
+    if !out.join("run.json").exists() {
+        // It has not begun: nothing keeps a corrected command from the folder.
+        let _ = std::fs::remove_file(&run_file);
+        let seed = out.parent().into_iter();
+        std::iter::once(out.as_path()).chain(seed).try_for_each(std::fs::remove_dir).ok();
+    }
     Err(TrainError::Setting {
         setting: "run",
         expected: format!("the run `{label}` to end well"),

@@ -139,7 +139,7 @@ impl Member {
 
 /// The library that connects such devices. Without it nothing could follow, so it is looked for
 /// before anything that takes long.
-pub(super) fn library_version(device: Device) -> Result<String, TrainError> {
+pub(crate) fn library_version(device: Device) -> Result<String, TrainError> {
     match device {
         Device::Cuda(_) => nccl_version(),
         Device::Cpu | Device::Emulated(_) => mpi_version(device),

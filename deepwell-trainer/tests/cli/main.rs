@@ -361,7 +361,7 @@ fn damage_of_every_kind_ends_with_one() {
             assert_eq!(output.status.code(), Some(1), "{file}: {stdout}{stderr}");
             assert!(stdout.starts_with("damaged: ") && stdout.contains(expected), "{stdout}");
             let output = deepwell(&["ckpt", "verify", &path, "--json"]);
-            let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
             assert_eq!((output.status.code(), &report["sound"]), (Some(1), &json!(false)));
         }
         // The other commands go on with the older one, or cannot use the newer one.

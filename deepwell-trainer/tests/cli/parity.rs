@@ -157,7 +157,7 @@ fn a_folder_belongs_to_one_comparison() {
     let out = folder.path("out");
     let held = OutputLock::acquire(Path::new(&out)).expect("a lock");
     let pid = format!("process {}", std::process::id());
-    check(&["--seeds", "1"], &["belongs to another run", &pid, "hint: "]);
+    check(&["--seeds", "1"], &["is in use by process", &pid, "hint: "]);
     drop(held);
     let (_, first) = report(&folder, &["--seeds", "1"]);
     check(&["--seeds", "1"], &["holds the results", "seed-0", "`--resume`", "`--overwrite`"]);

@@ -67,13 +67,20 @@ fn environments_that_cannot_be_are_refused() {
     };
     let two = [("RANK", "1"), ("WORLD_SIZE", "2")];
     check(&[], &two, Some("launched: expected `--launched` on a rank of torchrun, which has set"));
-    check(&["--launched"], &[("RANK", "0")], Some("WORLD_SIZE: expected a number, as torchrun"));
-    check(
-        &["--launched"],
-        &[("RANK", "2"), ("WORLD_SIZE", "2")],
-        Some("RANK: expected a number be"),
-    );
-    check(&["--launched"], &[], Some("launched: expected a launcher that sets `RANK`"));
+    let on_gpus = ["--launched", "--device", "cuda"];
+    check(&on_gpus, &[("RANK", "0")], Some("WORLD_SIZE: expected a number, as torchrun"));
+    check(&on_gpus, &[("RANK", "2"), ("WORLD_SIZE", "2")], Some("RANK: expected a number be"));
+    check(&on_gpus, &[], Some("launched: expected a launcher that sets `RANK`"));
+    if cfg!(not(feature = "mpi")) {
+        // No launcher helps where nothing connects the processes.
+        for more in [&["--launched"][..], &["--launched", "--device", "cpu"]] {
+            check(
+                more,
+                &[],
+                Some("or a build with the feature `mpi`, got `cpu`\nhint: without it"),
+            );
+        }
+    }
     // A missing library is said at once, by a rank that nobody has joined yet.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
     let port = (port.expect("a port").port() - 1).to_string();

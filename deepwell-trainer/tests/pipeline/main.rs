@@ -228,7 +228,8 @@ fn stages_of_uneven_models_train_as_one_rank_does() {
     let mixture = with_router_training(&mixture, &RouterTraining::default()).expect("a graph");
     let zero_bubble = Parallel { schedule: PipelineSchedule::ZbH1, ..stages(2) };
     let interleaved = Parallel { chunks: 2, ..stages(2) };
-    let cases: [(&str, Graph, &[(Parallel, Option<Vec<usize>>)]); 4] = [
+    type Cut = (Parallel, Option<Vec<usize>>);
+    let cases: [(&str, Graph, &[Cut]); 4] = [
         (
             "llama of 3",
             llama("llama-micro", 3),

@@ -1,0 +1,87 @@
+//! What of a run can be told without its data and without a device: model, ranks, plan.
+
+use std::time::Duration;
+
+use deepwell_ir::{Graph, mask_documents};
+use deepwell_moe::with_router_training;
+use deepwell_probe::Hardware;
+
+use crate::plan_file::PlanFile;
+use crate::run_folder::RunFolder;
+use crate::trainer::Progress;
+use crate::{CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic};
+
+/// A run whose settings go together.
+pub(super) struct Prepared {
+    /// With the degrees that its ranks have.
+    pub(super) settings: Settings,
+    pub(super) graph: Graph,
+    /// All but the end of documents, which the data tells.
+    pub(super) compile_options: CompileOptions,
+    /// Sequences of an evaluation.
+    pub(super) rows: usize,
+}
+
+impl Prepared {
+    /// Settles degrees, learning rate and micro-batch of a run, which may go on in a `folder`.
+    ///
+    /// # Errors
+    /// A model that cannot be captured, ranks that cannot share it or the batch, and a step that
+    /// does not fit into memory.
+    pub(super) fn of(
+        mut settings: Settings,
+        model: &ModelSource,
+        hardware: &Hardware,
+        folder: Option<&RunFolder>,
+        goes_on: bool,
+        progress: &mut dyn Progress,
+    ) -> Result<Prepared, TrainError> {
+        let policy = settings.precision_policy()?;
+        let graph = model.capture(Some(settings.seq_len))?;
+        let graph = with_router_training(&graph, &settings.router)?;
+        if let Some(path) = &settings.plan {
+            PlanFile::read(path)?.check_model(&graph)?;
+        }
+        let graph = match settings.documents {
+            Documents::Joined => graph,
+            Documents::Masked => mask_documents(&graph)?,
+        };
+        settings.resolve_learning_rate(graph.parameter_count());
+        let options_of = move |settings: &Settings, micro_batch: Option<usize>| CompileOptions {
+            optimizer: settings.optimizer.clone(),
+            micro_batch: settings.micro_batch.or(micro_batch),
+            recompute: settings.recompute,
+            device: settings.device,
+            parallel: settings.parallel(),
+            stage_layers: settings.pp_layers.clone(),
+            rank_timeout: Duration::from_secs(settings.rank_timeout_s),
+            ..CompileOptions::new(policy.clone(), settings.seq_len, settings.batch_size)
+        };
+        let follows_ranks = goes_on && settings.plan.is_none();
+        if follows_ranks && !elastic::fits(&settings) {
+            // All ranks choose the same, whatever memory each has for larger micro-batches.
+            let small = |settings: &Settings| {
+                let settings = Settings { micro_batch: None, ..settings.clone() };
+                options_of(&settings, Some(1))
+            };
+            let (chosen, told) = elastic::choose(&settings, &graph, hardware, &small)?;
+            progress.note(&told);
+            settings = chosen;
+            settings.check()?;
+        }
+        if let Some(given) = settings.micro_batch.filter(|_| follows_ranks) {
+            settings.micro_batch = elastic::micro_batch(&settings, given).or(Some(given));
+            if let Some(now) = settings.micro_batch.filter(|&now| now != given) {
+                progress.note(&format!(
+                    "note: micro-batches of {given} sequences do not fit the ranks: they have \
+                     {now} now"
+                ));
+            }
+        }
+        let former = folder.and_then(RunFolder::micro_batch);
+        let former = former.and_then(|former| elastic::micro_batch(&settings, former));
+        let compile_options = options_of(&settings, former);
+        let planned = World::predict(graph.clone(), hardware.clone(), &compile_options)?;
+        Ok(Prepared { settings, graph, compile_options, rows: planned.rows })
+    }
+}
