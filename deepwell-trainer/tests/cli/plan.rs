@@ -44,6 +44,22 @@ fn options_of_a_plan_for_a_cluster() {
     );
 }
 
+/// A search of a minute said nothing until its page came.
+#[test]
+fn a_search_says_on_stderr_what_it_looked_at() {
+    let rule = ["--pin", "recompute=norms", "--json"];
+    let output =
+        super::deepwell(&[&["plan", "llama-134m", "--hardware", "h200-x8"], &rule[..]].concat());
+    let lines = super::text(&output.stderr);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let counts = ["considered", "fitting"].map(|name| plan["search"][name].as_u64().expect(name));
+    let digits: String = lines.chars().filter(|c| *c != ',').collect();
+    let expected = format!("plan: {} combinations {} fit\n", counts[0], counts[1]);
+    assert!(digits.contains(&expected), "expected `{expected}` in: {lines}");
+    let warning = "sequences among";
+    assert!(!plan["plan"]["warnings"].to_string().contains(warning), "{plan}");
+}
+
 /// What the trainer runs comes with the plan of its program; degrees on the command line are pins.
 #[test]
 fn small_worlds_come_with_their_program() {
@@ -225,6 +241,10 @@ fn a_run_keeps_to_its_plan() {
     let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
     refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
+    let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json"];
+    let smaller = folder.file("smaller.json", stdout_of(&smaller));
+    let compares = "what `deepwell replan` printed, which compares plans and has no programs";
+    refused(&["--plan", &smaller], &[compares, "hint: `deepwell plan MODEL --hardware CLUSTER"]);
 }
 
 /// A checkpoint of one rank loads under plans of others, and not under one of a wider model.
