@@ -40,7 +40,8 @@ impl PlanFile {
         if value.get("moves").is_some() {
             let got = "what `deepwell replan` printed, which compares plans and has no programs";
             let hint = "`deepwell plan MODEL --hardware CLUSTER --json` makes a plan with \
-                        programs, `--pin` holds its degrees; `train --resume` takes other ranks by itself";
+                        programs, `--pin` holds its degrees; `train --resume` takes other \
+                        ranks by itself";
             return Err(refuse(got.to_string(), hint));
         }
         let Some(model) = value["model"].as_str() else {
