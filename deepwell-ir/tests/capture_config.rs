@@ -352,13 +352,13 @@ fn bad_values_are_refused_in_these_words() {
             json!({"model_type": "mamba"}),
             "c: key `model_type`: value `mamba` is not supported\n\
              hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
-             `deepseek_v3`, `gpt_oss`",
+             `deepseek_v3`, `gpt_oss`, `phi3`",
         ),
         (
             json!({"model_type": null}),
             "c: key `model_type` is missing\n\
              hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
-             `deepseek_v3`, `gpt_oss`",
+             `deepseek_v3`, `gpt_oss`, `phi3`",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -449,7 +449,8 @@ fn bad_rope_is_refused_in_these_words() {
         (
             json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
             "c: key `rope_scaling.rope_type`: value `longrope` is not supported\n\
-             hint: supported: `default`, `linear`, `dynamic`, `llama3`, `yarn`",
+             hint: factors for each pair of a head are not supported; the variants of the model \
+             for its original length (`4k`) have none",
         ),
         (
             json!({"rope_scaling": "linear"}),
@@ -527,7 +528,7 @@ fn text_that_is_no_config_is_refused() {
             "{}",
             "c: key `model_type` is missing\n\
              hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
-             `deepseek_v3`, `gpt_oss`",
+             `deepseek_v3`, `gpt_oss`, `phi3`",
         ),
     ] {
         assert_eq!(LlamaConfig::from_json(text, "c").unwrap_err().to_string(), expected);

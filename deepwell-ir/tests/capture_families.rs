@@ -165,7 +165,7 @@ fn what_a_family_fixes_is_checked() {
     let windowed = LlamaConfig { sliding_window: Some(8), ..micro(ModelFamily::Qwen3, json!({})) };
     assert_eq!(
         capture(&windowed).unwrap_err().to_string(),
-        "configuration: key `sliding_window`: expected `null` in any family but mistral, mixtral \
-         and gpt_oss, and 1 or more, got `8`"
+        "configuration: key `sliding_window`: expected `null` in any family but mistral, \
+         mixtral, gpt_oss and phi3, and 1 or more, got `8`"
     );
 }

@@ -124,7 +124,7 @@ fn shards_are_read_through_their_index() {
 #[test]
 fn tensors_that_do_not_fit_are_named() {
     type Change = fn(&mut Vec<Entry>);
-    let rows: [(Change, &str); 6] = [
+    let rows: [(Change, &str); 7] = [
         (
             |all| all.retain(|entry| entry.0 != "model.layers.1.mlp.up_proj.weight"),
             "tensor `model.layers.1.mlp.up_proj.weight`: expected shape [160, 64], found in no \
@@ -155,10 +155,16 @@ fn tensors_that_do_not_fit_are_named() {
              hint: set `attention_bias` or `mlp_bias` in config.json if the model has biases",
         ),
         (
-            |all| all.iter_mut().for_each(|e| e.0 = e.0.trim_start_matches("model.").to_string()),
+            |all| all.iter_mut().for_each(|e| e.0 = format!("_orig_mod.{}", e.0)),
             "tensor `model.embed_tokens.weight`: expected shape [256, 64], found in no file of \
-             `DIR`\nhint: the files hold `embed_tokens.weight`: the model was saved without its \
-             head; save it as LlamaForCausalLM",
+             `DIR`\nhint: the files hold `_orig_mod.model.embed_tokens.weight`: take what stands \
+             before its name off all names",
+        ),
+        (
+            |all| all.retain(|entry| entry.0 != "lm_head.weight"),
+            "tensor `lm_head.weight`: expected shape [256, 64], found in no file of `DIR`\n\
+             hint: the files hold no output head: if it is the token table, set \
+             `tie_word_embeddings` to true in config.json, else save the model with its head",
         ),
     ];
     for (change, expected) in rows {
@@ -213,11 +219,11 @@ fn damaged_files_are_named() {
         ),
         (
             |folder, mut index| {
-                index["weight_map"]["lm_head.weight"] = json!("a.safetensors");
+                index["weight_map"]["lm_head.bias"] = json!("a.safetensors");
                 fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
             },
-            "`DIR/a.safetensors`: tensor `lm_head.weight` is not in it, though \
-             `model.safetensors.index.json` says so\n\
+            "`DIR/a.safetensors`: tensor `lm_head.bias` is not in it, though \
+             `model.safetensors.index.json` says so, nor in another listed file\n\
              hint: index and shards are from different versions of the model",
         ),
         (
@@ -230,11 +236,13 @@ fn damaged_files_are_named() {
         (
             |folder, _| {
                 fs::remove_file(folder.join("model.safetensors.index.json")).unwrap();
-                fs::write(folder.join("pytorch_model.bin"), b"").unwrap();
+                for file in ["a.safetensors", "b.safetensors"] {
+                    fs::remove_file(folder.join(file)).unwrap();
+                }
             },
-            "`DIR`: expected `model.safetensors` or `model.safetensors.index.json`\n\
-             hint: `pytorch_model.bin` is not read: load the model in transformers and save it \
-             again with `save_pretrained`",
+            "`DIR`: expected `model.safetensors`, or `model.safetensors.index.json` and its \
+             shards\nhint: download the weights too; the config.json alone begins from fresh \
+             weights",
         ),
     ];
     for (damage, expected) in rows {

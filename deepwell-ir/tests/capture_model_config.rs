@@ -41,7 +41,7 @@ fn an_unknown_type_is_refused_with_all_that_are_known() {
         ModelConfig::from_json(r#"{"model_type": "mamba"}"#, "c").unwrap_err().to_string(),
         "c: key `model_type`: value `mamba` is not supported\n\
          hint: supported: `gpt2`, `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
-         `deepseek_v3`, `gpt_oss`"
+         `deepseek_v3`, `gpt_oss`, `phi3`"
     );
 }
 

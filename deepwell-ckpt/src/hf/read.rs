@@ -1,17 +1,16 @@
-//! Reads `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+//! Reads the weights of a model folder: `model.safetensors`, or shards.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use deepwell_ir::capture::{CaptureError, WeightFiles};
 use half::{bf16, f16};
 use safetensors::Dtype;
-use serde::Deserialize;
 
 use super::HfError;
 use crate::io::{PIECE_BYTES, read_full};
-use crate::shard::read_header;
 
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -38,96 +37,57 @@ pub struct ModelFolder {
     tensors: BTreeMap<String, HfTensor>,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 /// Opens the weights of a Hugging Face model folder.
 ///
-/// Reads the header of `model.safetensors`, or `model.safetensors.index.json` and the header of
-/// every shard it names; no tensor yet.
+/// Reads the headers of the files that [`WeightFiles`] finds: `model.safetensors`, or shards; no
+/// tensor yet.
 ///
 /// # Errors
 ///
-/// [`NoWeights`](HfError::NoWeights) if there is neither; [`InvalidFile`](HfError::InvalidFile) if
-/// a file is malformed or truncated, or if the index and the shards do not agree;
-/// [`Io`](HfError::Io).
+/// [`NoWeights`](HfError::NoWeights) if there are none, or none in a form that is read;
+/// [`InvalidFile`](HfError::InvalidFile) if a file is missing, malformed or truncated, or if the
+/// index and the shards do not agree; [`Io`](HfError::Io).
 pub fn open_model_folder(path: &Path) -> Result<ModelFolder, HfError> {
-    let single = path.join(SINGLE_FILE);
-    let index = path.join(INDEX_FILE);
-    let tensors = if single.is_file() {
-        file_tensors(&single)?
-    } else if index.is_file() {
-        indexed_tensors(path, &index)?
-    } else {
-        return Err(no_weights(path));
-    };
-    Ok(ModelFolder { path: path.to_path_buf(), tensors })
-}
-
-fn no_weights(path: &Path) -> HfError {
-    let mut reason = format!("expected `{SINGLE_FILE}` or `{INDEX_FILE}`");
+    let no_weights = |reason| HfError::NoWeights { path: path.to_path_buf(), reason };
     if !path.is_dir() {
-        reason.push_str(", but there is no such folder");
-    } else if path.join("pytorch_model.bin").is_file()
-        || path.join("pytorch_model.bin.index.json").is_file()
-    {
-        reason
-            .push_str(", got PyTorch pickles\nhint: save the model with `safe_serialization=True`");
+        let reason = format!("expected `{SINGLE_FILE}`, but there is no such folder");
+        return Err(no_weights(reason));
     }
-    HfError::NoWeights { path: path.to_path_buf(), reason }
-}
-
-fn file_tensors(path: &Path) -> Result<BTreeMap<String, HfTensor>, HfError> {
-    let header = read_header(path)
-        .map_err(|detail| HfError::InvalidFile { path: path.to_path_buf(), detail })?;
-    let tensors = header.metadata.tensors().into_iter().map(|(name, info)| {
-        let (begin, end) = info.data_offsets;
+    let found = WeightFiles::find(path).map_err(of_capture)?;
+    let Some(mut files) = found else {
+        return Err(no_weights(format!("expected `{SINGLE_FILE}`, or `{INDEX_FILE}` and shards")));
+    };
+    let tensors = files.tensors().map_err(of_capture)?.into_iter().map(|(name, tensor)| {
         let tensor = HfTensor {
-            path: path.to_path_buf(),
-            dtype: info.dtype.to_string(),
-            shape: info.shape.clone(),
-            begin: header.data_begin + begin as u64,
-            bytes: (end - begin) as u64,
+            path: tensor.path,
+            dtype: tensor.dtype.to_string(),
+            shape: tensor.shape,
+            begin: tensor.offset_bytes,
+            bytes: tensor.size_bytes,
         };
         (name, tensor)
     });
-    Ok(tensors.collect())
+    Ok(ModelFolder { path: path.to_path_buf(), tensors: tensors.collect() })
 }
 
-fn indexed_tensors(folder: &Path, path: &Path) -> Result<BTreeMap<String, HfTensor>, HfError> {
-    let invalid = |detail: String| HfError::InvalidFile { path: path.to_path_buf(), detail };
-    let text = fs::read(path).map_err(|cause| HfError::Io {
-        action: "read",
-        path: path.to_path_buf(),
-        cause,
-    })?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
-    let mut shards: BTreeMap<&str, BTreeMap<String, HfTensor>> = BTreeMap::new();
-    for file in index.weight_map.values() {
-        if shards.contains_key(file.as_str()) {
-            continue;
+/// The same error in the words of this crate.
+fn of_capture(error: CaptureError) -> HfError {
+    match error {
+        CaptureError::Io { path, source } => HfError::Io { action: "read", path, cause: source },
+        CaptureError::UnreadWeights { folder, found, hint } => HfError::NoWeights {
+            path: folder,
+            reason: format!(
+                "expected `{SINGLE_FILE}`, or `{INDEX_FILE}` and shards, got {found}\nhint: {hint}"
+            ),
+        },
+        CaptureError::NotFound { path, expected, hint } => {
+            HfError::InvalidFile { path, detail: format!("expected {expected}\nhint: {hint}") }
         }
-        // An index from elsewhere must not lead out of the model folder.
-        if file.contains(['/', '\\', '\0']) || file == ".." {
-            return Err(invalid(format!("shard `{file}` is not a plain file name")));
+        CaptureError::WeightFile { path, problem, hint } => {
+            HfError::InvalidFile { path, detail: format!("{problem}\nhint: {hint}") }
         }
-        let shard = folder.join(file);
-        if !shard.is_file() {
-            return Err(invalid(format!("shard `{file}` is missing: incomplete download?")));
-        }
-        shards.insert(file, file_tensors(&shard)?);
+        other => HfError::InvalidFile { path: PathBuf::new(), detail: other.to_string() },
     }
-    let mut tensors = BTreeMap::new();
-    for (name, file) in &index.weight_map {
-        let Some(tensor) = shards.get_mut(file.as_str()).and_then(|shard| shard.remove(name))
-        else {
-            return Err(invalid(format!("tensor `{name}` is not in shard `{file}`")));
-        };
-        tensors.insert(name.clone(), tensor);
-    }
-    Ok(tensors)
 }
 
 /// Element types that can be read as floats.

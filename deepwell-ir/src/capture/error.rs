@@ -109,6 +109,20 @@ pub enum CaptureError {
         /// What to do.
         hint: String,
     },
+    /// Weights under a name or in a format that is not read.
+    #[error(
+        "`{}`: expected weights in `model.safetensors`, in `model.safetensors.index.json` with its \
+         shards, or in all shards `model-00001-of-0000N.safetensors`, got {found}\nhint: {hint}",
+        folder.display()
+    )]
+    UnreadWeights {
+        /// The model folder.
+        folder: PathBuf,
+        /// The files that it holds.
+        found: String,
+        /// What to do.
+        hint: String,
+    },
     /// A tensor that the config asks for is in no file.
     #[error("tensor `{name}`: expected {expected}, found in no file of `{}`\nhint: {hint}",
         folder.display())]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::json::{parse_object, read_text};
+use super::json::{edit_distance, parse_object, read_text};
 use super::{
     CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ModelFolder, ParameterRole,
     ParameterSpec, StoredPart, capture, capture_for_sequence, capture_gpt2,
@@ -65,6 +65,27 @@ impl ModelConfig {
         llama.or_else(|| Gpt2Config::preset(name).map(ModelConfig::from))
     }
 
+    /// The preset that a name which is none was probably meant as.
+    ///
+    /// ```
+    /// use deepwell_ir::capture::ModelConfig;
+    ///
+    /// assert_eq!(ModelConfig::similar_preset("lama-micro"), Some("llama-micro"));
+    /// assert_eq!(ModelConfig::similar_preset("Llama3_8B"), Some("llama-3-8b"));
+    /// assert_eq!(ModelConfig::similar_preset("./my-model"), None);
+    /// ```
+    pub fn similar_preset(name: &str) -> Option<&'static str> {
+        let letters = |name: &str| -> String {
+            let is_kept = |letter: &char| !matches!(letter, '-' | '_' | '.' | ' ');
+            name.to_lowercase().chars().filter(is_kept).collect()
+        };
+        let wanted = letters(name);
+        let distances =
+            Self::presets().map(|preset| (edit_distance(&wanted, &letters(preset)), preset));
+        let (distance, preset) = distances.min()?;
+        (distance <= 2 && distance < wanted.chars().count() / 2).then_some(preset)
+    }
+
     /// Reads the text of a `config.json`. `place` names the text in errors.
     ///
     /// # Errors
@@ -83,7 +104,10 @@ impl ModelConfig {
                     place: place.to_string(),
                     key: "model_type".to_string(),
                     value: other.to_string(),
-                    hint: format!("supported: {}", known.join(", ")),
+                    hint: match missing_for(other) {
+                        Some(missing) => format!("{missing} are not there yet"),
+                        None => format!("supported: {}", known.join(", ")),
+                    },
                 })
             }
             _ => {
@@ -170,8 +194,7 @@ impl ModelConfig {
                     config.packing.is_none() && !of_experts
                 };
                 let part = |spec: ParameterSpec| {
-                    let part =
-                        is_whole(spec.role).then(|| StoredPart::whole(&spec.name, &spec.shape));
+                    let part = is_whole(spec.role).then(|| config.parts_of(&spec).pop()).flatten();
                     (spec, part)
                 };
                 config.parameters().into_iter().map(part).collect()
@@ -240,6 +263,28 @@ impl ModelConfig {
     }
 }
 
+/// What a family that is refused needs and no graph here has.
+fn missing_for(model_type: &str) -> Option<&'static str> {
+    match model_type {
+        "gemma" => Some(
+            "Gemma's feed-forward blocks gated by GELU (tanh), norms that multiply by 1 + w and \
+             the scale of its embeddings",
+        ),
+        "gemma2" => Some(
+            "Gemma 2's feed-forward blocks gated by GELU (tanh), norms that multiply by 1 + w and \
+             stand after blocks too, the scale of its embeddings, the soft caps of its scores and \
+             logits, and windows in every other layer",
+        ),
+        "gemma3" | "gemma3_text" => Some(
+            "Gemma 3's feed-forward blocks gated by GELU (tanh), norms that multiply by 1 + w and \
+             stand after blocks too, the scale of its embeddings, and layers with a window and a \
+             rotation of their own",
+        ),
+        "phi" => Some("Phi's parallel blocks, biased norms and rotation of a part of each head"),
+        _ => None,
+    }
+}
+
 impl ModelFolder<ModelConfig> {
     /// Opens a folder of any family, as [`ModelFolder::open`] does one of the llama family.
     ///
@@ -257,8 +302,8 @@ impl ModelFolder<ModelConfig> {
 
 impl<C: Into<ModelConfig>> ModelFolder<C> {
     fn into_any(self) -> ModelFolder<ModelConfig> {
-        let ModelFolder { path, config, notes, tensors } = self;
-        ModelFolder { path, config: config.into(), notes, tensors }
+        let ModelFolder { path, config, notes, tensors, stored_names } = self;
+        ModelFolder { path, config: config.into(), notes, tensors, stored_names }
     }
 }
 

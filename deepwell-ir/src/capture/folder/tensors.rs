@@ -2,25 +2,26 @@
 //! the configuration asks for. No weight is read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
-use serde_json::Value;
 
+use super::weight_files::{INDEX, SINGLE, WeightFiles, WeightTensor};
 use crate::capture::{
     CaptureError, CaptureNotes, LlamaConfig, ModelFamily, StoredDType, StoredElement,
 };
-use crate::{SafetensorsError, SafetensorsHeader};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// What `save_pretrained` puts before the names of all tensors but the head; a base model is saved
+/// without it.
+const PREFIX: &str = "model.";
+/// The output head, which may be stored in place of the token table that it is tied to.
+pub(in crate::capture) const HEAD: &str = "lm_head.weight";
 
 /// A tensor as it lies in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name in the file; that of a [`ParameterSpec`](crate::capture::ParameterSpec) or
-    /// [`StoredPart`](crate::capture::StoredPart), save for a `transformer.` before the latter.
+    /// Name in the file, which [`ModelFolder::stored_name`] gives for that of a
+    /// [`StoredPart`](crate::capture::StoredPart).
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -47,48 +48,64 @@ pub struct ModelFolder<C = LlamaConfig> {
     /// [`LlamaConfig::stored_tensors`]: one per parameter, unless experts are stored one by one or
     /// weights are packed.
     pub tensors: Vec<StoredTensor>,
+    /// Names in the files, by the names of [`StoredPart`](crate::capture::StoredPart)s that they
+    /// differ from.
+    pub stored_names: BTreeMap<String, String>,
 }
 
-/// A header entry and the file it is from.
-pub(in crate::capture) struct Found {
-    pub(in crate::capture) path: PathBuf,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    offset_bytes: u64,
-    size_bytes: u64,
+impl<C> ModelFolder<C> {
+    /// The name in the files of a tensor that a part names.
+    pub fn stored_name<'a>(&'a self, part: &'a str) -> &'a str {
+        self.stored_names.get(part).map_or(part, String::as_str)
+    }
 }
 
 impl ModelFolder {
-    /// Opens a folder with `config.json` and `model.safetensors`, or shards listed in
-    /// `model.safetensors.index.json`. F32, BF16 and F16 weights are taken.
+    /// Opens a folder with `config.json` and the weights that [`WeightFiles`] finds. F32, BF16 and
+    /// F16 weights are taken.
+    ///
+    /// As in transformers, files of a base model lack `model.` before the names, and a table that
+    /// is the output head too may be stored as `lm_head.weight` alone.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_path`]; a file that is missing, truncated or has a broken
-    /// header; a tensor that is missing, not part of the model, or of another shape or element
-    /// type.
+    /// Those of [`LlamaConfig::from_path`] and [`WeightFiles::find`]; a file that is missing,
+    /// truncated or has a broken header; a tensor that is missing, not part of the model, or of
+    /// another shape or element type.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder, CaptureError> {
         let folder = path.as_ref().to_path_buf();
         let (config, mut notes) = LlamaConfig::from_path(folder.join("config.json"))?;
         let mut found = find_tensors(&folder, &mut notes)?;
+        let is_base = !found.keys().any(|name| name.starts_with(PREFIX));
         let specs = config.stored_tensors();
         let mut tensors = Vec::with_capacity(specs.len());
+        let mut stored_names = BTreeMap::new();
         for spec in &specs {
-            let Some(stored) = found.remove(&spec.name) else {
+            let bare = spec.name.strip_prefix(PREFIX).filter(|_| is_base);
+            let is_table = spec.name == "model.embed_tokens.weight";
+            let head = (config.tie_word_embeddings && is_table).then_some(HEAD);
+            let name = [Some(spec.name.as_str()), bare, head]
+                .into_iter()
+                .flatten()
+                .find(|name| found.contains_key(*name));
+            let Some((name, stored)) = name.and_then(|name| found.remove_entry(name)) else {
                 return Err(missing_tensor(
                     &folder,
                     &spec.name,
                     &spec.shape,
                     &found,
-                    config.family.architecture(),
+                    config.tie_word_embeddings,
                 ));
             };
-            tensors.push(stored.check_as(&spec.name, &spec.shape, spec.element)?);
+            tensors.push(stored.check_as(&name, &spec.shape, spec.element)?);
+            if name != spec.name {
+                stored_names.insert(spec.name.clone(), name);
+            }
         }
         let mut further = 0;
         for (name, stored) in found {
             if config.family == ModelFamily::DeepseekV3 && layer_of(&name) >= config.num_layers {
                 further += 1;
-            } else if config.tie_word_embeddings && name == "lm_head.weight" {
+            } else if config.tie_word_embeddings && name == HEAD {
                 stored.check(&name, &[config.vocab_size, config.hidden_size])?;
                 notes.remarks.push(
                     "`lm_head.weight` is stored but tied: the token table is used for it"
@@ -108,7 +125,7 @@ impl ModelFolder {
             ));
         }
         note_dtypes(config.torch_dtype, &tensors, &mut notes);
-        Ok(ModelFolder { path: folder, config, notes, tensors })
+        Ok(ModelFolder { path: folder, config, notes, tensors, stored_names })
     }
 }
 
@@ -118,7 +135,7 @@ fn layer_of(name: &str) -> usize {
     rest.split('.').next().and_then(|layer| layer.parse().ok()).unwrap_or(0)
 }
 
-impl Found {
+impl WeightTensor {
     pub(in crate::capture) fn check(
         self,
         name: &str,
@@ -184,112 +201,22 @@ impl Found {
     }
 }
 
-/// All header entries of a folder by name.
+/// All tensors of a folder's weight files by name.
 pub(in crate::capture) fn find_tensors(
     folder: &Path,
     notes: &mut CaptureNotes,
-) -> Result<BTreeMap<String, Found>, CaptureError> {
-    let single = folder.join(SINGLE);
-    let index = folder.join(INDEX);
-    if single.is_file() {
-        if index.is_file() {
-            notes.remarks.push(format!("`{INDEX}` is ignored: `{SINGLE}` holds the whole model"));
-        }
-        return read_header(&single);
-    }
-    if index.is_file() {
-        return read_shards(folder, &index);
-    }
-    let hint = if folder.join("pytorch_model.bin").is_file()
-        || folder.join("pytorch_model.bin.index.json").is_file()
-    {
-        "`pytorch_model.bin` is not read: load the model in transformers and save it again with \
-         `save_pretrained`"
-    } else {
-        "download the weights too, or train from nothing with the config.json alone"
+) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
+    let Some(mut files) = WeightFiles::find(folder)? else {
+        return Err(CaptureError::NotFound {
+            path: folder.to_path_buf(),
+            expected: format!("`{SINGLE}`, or `{INDEX}` and its shards"),
+            hint: "download the weights too; the config.json alone begins from fresh weights"
+                .to_string(),
+        });
     };
-    Err(CaptureError::NotFound {
-        path: folder.to_path_buf(),
-        expected: format!("`{SINGLE}` or `{INDEX}`"),
-        hint: hint.to_string(),
-    })
-}
-
-fn read_shards(folder: &Path, index: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
-    let broken = |problem: String| CaptureError::WeightFile {
-        path: index.to_path_buf(),
-        problem,
-        hint: "download the file again".to_string(),
-    };
-    let bytes = std::fs::read(index).map_err(|source| io_error(index, source))?;
-    let json: Value =
-        serde_json::from_slice(&bytes).map_err(|error| broken(format!("not JSON: {error}")))?;
-    let map = json
-        .get("weight_map")
-        .and_then(Value::as_object)
-        .ok_or_else(|| broken("expected an object `weight_map` of tensor to file".to_string()))?;
-
-    let mut expected: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (name, file) in map {
-        // Only plain names, so that an index cannot point out of its folder.
-        let file = file
-            .as_str()
-            .filter(|file| Path::new(file).file_name().is_some_and(|plain| plain == *file))
-            .ok_or_else(|| broken(format!("tensor `{name}`: expected a file name, got {file}")))?;
-        expected.entry(file).or_default().insert(name);
-    }
-    let mut all = BTreeMap::new();
-    for (file, names) in expected {
-        let path = folder.join(file);
-        if !path.is_file() {
-            return Err(CaptureError::NotFound {
-                path,
-                expected: format!("a shard listed in `{INDEX}`"),
-                hint: "download the missing shard".to_string(),
-            });
-        }
-        let found = read_header(&path)?;
-        if let Some(name) = names.iter().find(|name| !found.contains_key(**name)) {
-            return Err(CaptureError::WeightFile {
-                path,
-                problem: format!("tensor `{name}` is not in it, though `{INDEX}` says so"),
-                hint: "index and shards are from different versions of the model".to_string(),
-            });
-        }
-        for (name, stored) in found {
-            if !names.contains(name.as_str()) {
-                return Err(unexpected_tensor(name, stored.path));
-            }
-            all.insert(name, stored);
-        }
-    }
-    Ok(all)
-}
-
-/// The entries of one safetensors file, whose length must fit them.
-fn read_header(path: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
-    let file = File::open(path).map_err(|source| io_error(path, source))?;
-    let SafetensorsHeader { metadata, data_begin } =
-        SafetensorsHeader::read(&file).map_err(|error| match error {
-            SafetensorsError::Io(source) => io_error(path, source),
-            error => CaptureError::WeightFile {
-                path: path.to_path_buf(),
-                problem: error.to_string(),
-                hint: "download or save the file again".to_string(),
-            },
-        })?;
-    let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
-        let (start, end) = info.data_offsets;
-        let stored = Found {
-            path: path.to_path_buf(),
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            offset_bytes: data_begin + start as u64,
-            size_bytes: (end - start) as u64,
-        };
-        (name, stored)
-    };
-    Ok(metadata.tensors().into_iter().map(entry).collect())
+    let tensors = files.tensors()?;
+    notes.remarks.append(&mut files.remarks);
+    Ok(tensors)
 }
 
 pub(in crate::capture) fn note_dtypes(
@@ -315,25 +242,25 @@ pub(in crate::capture) fn note_dtypes(
     }
 }
 
-fn io_error(path: &Path, source: std::io::Error) -> CaptureError {
-    CaptureError::Io { path: path.to_path_buf(), source }
-}
-
+/// The error for a tensor that no file holds, though the files may hold it in another form.
 pub(in crate::capture) fn missing_tensor(
     folder: &Path,
     name: &str,
     shape: &[usize],
-    rest: &BTreeMap<String, Found>,
-    architecture: &str,
+    rest: &BTreeMap<String, WeightTensor>,
+    is_tied: bool,
 ) -> CaptureError {
-    let bare = name.strip_prefix("model.").filter(|bare| rest.contains_key(*bare));
-    let hint = match bare {
-        Some(bare) => format!(
-            "the files hold `{bare}`: the model was saved without its head; save it as \
-             {architecture}"
-        ),
-        None => "config.json and the weights are of different models, or a file is incomplete"
-            .to_string(),
+    let longer = |other: &&String| other.strip_suffix(name).is_some_and(|it| it.ends_with('.'));
+    let hint = if let Some(other) = rest.keys().find(longer) {
+        format!("the files hold `{other}`: take what stands before its name off all names")
+    } else if name == HEAD && !is_tied {
+        "the files hold no output head: if it is the token table, set `tie_word_embeddings` to \
+         true in config.json, else save the model with its head"
+            .to_string()
+    } else if rest.is_empty() {
+        "the files hold no other tensor: they are incomplete".to_string()
+    } else {
+        "config.json and the weights are of different models, or a file is incomplete".to_string()
     };
     CaptureError::MissingTensor {
         name: name.to_string(),

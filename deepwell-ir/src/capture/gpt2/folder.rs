@@ -1,8 +1,9 @@
 //! Folders of GPT-2 models.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::capture::folder::{find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
+use crate::capture::folder::{HEAD, find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
 use crate::capture::{CaptureError, Gpt2Config, ModelFolder, StoredTensor};
 
 /// What `save_pretrained` puts before the names; the files first published are without it.
@@ -21,25 +22,30 @@ impl ModelFolder<Gpt2Config> {
         let (config, mut notes) = Gpt2Config::from_path(&folder)?;
         let mut found = find_tensors(&folder, &mut notes)?;
         let prefixed = found.keys().any(|name| name.starts_with(PREFIX));
-        let stored_name = |name: &str| {
-            let plain = !prefixed || name == "lm_head.weight";
-            if plain { name.to_string() } else { format!("{PREFIX}{name}") }
-        };
         let mut tensors: Vec<StoredTensor> = Vec::new();
+        let mut stored_names = BTreeMap::new();
         for (_, part) in config.parameters_and_parts() {
-            let name = stored_name(&part.name);
-            if tensors.iter().any(|tensor| tensor.name == name) {
+            let plain = !prefixed || part.name == HEAD;
+            let expected = if plain { part.name.clone() } else { format!("{PREFIX}{}", part.name) };
+            let seen = stored_names.get(&part.name).unwrap_or(&expected);
+            if tensors.iter().any(|tensor| tensor.name == *seen) {
                 continue;
             }
-            let Some(stored) = found.remove(&name) else {
-                let architecture = "GPT2LMHeadModel";
-                return Err(missing_tensor(&folder, &name, &part.shape, &found, architecture));
+            let is_table = config.tie_word_embeddings && part.name == "wte.weight";
+            let is_head = is_table && !found.contains_key(&expected);
+            let name = if is_head { HEAD } else { expected.as_str() };
+            let Some(stored) = found.remove(name) else {
+                let is_tied = config.tie_word_embeddings;
+                return Err(missing_tensor(&folder, &expected, &part.shape, &found, is_tied));
             };
-            tensors.push(stored.check(&name, &part.shape)?);
+            tensors.push(stored.check(name, &part.shape)?);
+            if name != part.name {
+                stored_names.insert(part.name, name.to_string());
+            }
         }
         let mut masks = 0;
         for (name, stored) in found {
-            if config.tie_word_embeddings && name == "lm_head.weight" {
+            if config.tie_word_embeddings && name == HEAD {
                 stored.check(&name, &[config.vocab_size, config.hidden_size])?;
                 notes.remarks.push(
                     "`lm_head.weight` is stored but tied: the token table is used for it"
@@ -57,6 +63,6 @@ impl ModelFolder<Gpt2Config> {
                 .push(format!("{masks} stored attention masks are ignored: they are fixed"));
         }
         note_dtypes(config.torch_dtype, &tensors, &mut notes);
-        Ok(ModelFolder { path: folder, config, notes, tensors })
+        Ok(ModelFolder { path: folder, config, notes, tensors, stored_names })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::known_keys::{RESTRICTED, WITHOUT_EFFECT};
+use super::known_keys::{RESTRICTED, WITHOUT_EFFECT, says_nothing_special};
 use crate::capture::CaptureError;
 
 /// A value as JSON, short enough for a message.
@@ -190,8 +190,11 @@ impl<'a> Keys<'a> {
     }
 
     /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
-    /// sorted. `architecture` is the class that `architectures` may name. `null` means absent, so
-    /// that any key may have it: transformers 5 writes `null` for whatever is not set.
+    /// sorted. `architecture` is the class that `architectures` may name.
+    ///
+    /// `null` means absent, so that any key may have it: transformers 5 writes `null` for whatever
+    /// is not set. A key that is not known has no effect where its value says "off", unless it is
+    /// one letter away from a key that is read.
     pub(in crate::capture) fn finish_config(
         self,
         architecture: &str,
@@ -213,7 +216,10 @@ impl<'a> Keys<'a> {
                     return Err(self.unsupported(key, value, rule.hint));
                 }
             } else if !WITHOUT_EFFECT.contains(&key.as_str()) {
-                return Err(self.unknown(key, value));
+                let is_slip = self.known.iter().any(|known| edit_distance(key, known) == 1);
+                if is_slip || !says_nothing_special(key, value) {
+                    return Err(self.unknown(key, value));
+                }
             }
             without_effect.push(key.clone());
         }
@@ -224,7 +230,7 @@ impl<'a> Keys<'a> {
     /// Refuses keys that nobody asked for. `owner` says who takes none of them.
     pub(in crate::capture) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
         let is_unknown = |&(key, value): &(&String, &Value)| {
-            !self.known.contains(key.as_str()) && !value.is_null()
+            !self.known.contains(key.as_str()) && !says_nothing_special(key, value)
         };
         match self.object.iter().find(is_unknown) {
             None => Ok(()),
@@ -268,7 +274,7 @@ impl<'a> Keys<'a> {
 }
 
 /// Insertions, deletions and substitutions that turn one word into the other (Levenshtein).
-fn edit_distance(a: &str, b: &str) -> usize {
+pub(in crate::capture) fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut previous: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {

@@ -9,13 +9,16 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
+    "_experts_implementation",
     "_flash_attn_2_enabled",
     "_name_or_path",
+    "_num_labels",
     "attn_implementation",
     "bad_words_ids",
     "begin_suppress_tokens",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "cls_token_id",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -26,15 +29,23 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "finetuning_task",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "gradient_checkpointing",
     "id2label",
     "is_decoder",
+    "keys_to_ignore_at_inference",
     "label2id",
     "length_penalty",
+    "mask_token_id",
     "max_length",
+    "max_new_tokens",
+    "max_sequence_length",
     "min_length",
+    "model_max_length",
+    "name_or_path",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
+    "num_labels",
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
@@ -54,12 +65,16 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "top_k",
     "top_p",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
     "use_bfloat16",
     "use_cache",
+    "use_flash_attn",
+    "use_return_dict",
 ];
 
 /// A key that is harmless with some values and changes the mathematics with all others.
@@ -81,6 +96,10 @@ fn is_false(value: &Value) -> bool {
     value.as_bool() == Some(false)
 }
 
+fn is_true(value: &Value) -> bool {
+    value.as_bool() == Some(true)
+}
+
 fn is_never(_: &Value) -> bool {
     false
 }
@@ -91,6 +110,56 @@ fn is_empty(value: &Value) -> bool {
 
 fn is_full_attention(value: &Value) -> bool {
     value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
+}
+
+/// Keys of which "off" takes something away that the models here have.
+const ON_BY_DEFAULT: &[&str] = &[
+    "causal",
+    "do_layer_norm_before",
+    "elementwise_affine",
+    "gated_mlp",
+    "glu",
+    "is_causal",
+    "is_gated_act",
+    "norm_elementwise_affine",
+    "normalize_before",
+    "pre_norm",
+    "residual",
+    "rms_norm",
+    "rope",
+    "rotary",
+    "scale_attention",
+    "scale_attn",
+    "use_causal_mask",
+    "use_gated_mlp",
+    "use_glu",
+    "use_pre_norm",
+    "use_residual",
+    "use_rms_norm",
+    "use_rmsnorm",
+    "use_rope",
+    "use_rotary",
+    "use_rotary_embeddings",
+    "use_swiglu",
+];
+/// What ends the names of factors, of which 0 leaves nothing.
+const FACTORS: [&str; 6] = ["_factor", "_multiplier", "_scale", "_scaling", "_temperature", "_pct"];
+
+/// Whether the value of a key that is not known says that the model has nothing special: `null`,
+/// `false`, 0, an empty text, list or object, and lists and objects of such values.
+pub(super) fn says_nothing_special(key: &str, value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(is_on) => !is_on && !ON_BY_DEFAULT.contains(&key),
+        Value::Number(_) => {
+            is_zero(value)
+                && !ON_BY_DEFAULT.contains(&key)
+                && !FACTORS.iter().any(|ending| key.ends_with(ending))
+        }
+        Value::String(text) => text.is_empty(),
+        Value::Array(all) => all.iter().all(|value| says_nothing_special(key, value)),
+        Value::Object(all) => all.iter().all(|(key, value)| says_nothing_special(key, value)),
+    }
 }
 
 /// As for every key, `null` counts as absent.
@@ -107,7 +176,7 @@ pub(super) const RESTRICTED: &[Restricted] = &[
     },
     Restricted {
         key: "compression_config",
-        allowed: is_never,
+        allowed: is_empty,
         hint: "start from weights in BF16, F16 or F32",
     },
     Restricted {
@@ -116,10 +185,16 @@ pub(super) const RESTRICTED: &[Restricted] = &[
         hint: "only decoders without cross-attention are supported: `null`",
     },
     Restricted {
+        key: "embd_pdrop",
+        allowed: is_zero,
+        hint: "dropout is not supported; set it to 0 to train without",
+    },
+    Restricted {
         key: "is_encoder_decoder",
         allowed: is_false,
         hint: "only decoders are supported: `false`",
     },
+    Restricted { key: "is_llama_config", allowed: is_true, hint: "supported: `true`" },
     Restricted {
         key: "layer_types",
         allowed: is_full_attention,
@@ -148,9 +223,19 @@ pub(super) const RESTRICTED: &[Restricted] = &[
     },
     Restricted {
         key: "quantization_config",
-        allowed: is_never,
+        allowed: is_empty,
         hint: "start from weights in BF16, F16 or F32; the precision of training is set by the \
                precision policy",
+    },
+    Restricted {
+        key: "resid_pdrop",
+        allowed: is_zero,
+        hint: "dropout is not supported; set it to 0 to train without",
+    },
+    Restricted {
+        key: "rope_interleaved",
+        allowed: is_false,
+        hint: "supported: `false`, pairs of elements half a head apart",
     },
     Restricted {
         key: "sliding_window",
@@ -161,6 +246,11 @@ pub(super) const RESTRICTED: &[Restricted] = &[
         key: "tie_encoder_decoder",
         allowed: is_false,
         hint: "only decoders are supported: `false`",
+    },
+    Restricted {
+        key: "use_mrope",
+        allowed: is_false,
+        hint: "positions of several axes are not supported: `false`",
     },
     Restricted {
         key: "use_sliding_window",

@@ -4,5 +4,5 @@ mod keys;
 mod known_keys;
 mod text;
 
-pub(super) use keys::{Keys, kind};
+pub(super) use keys::{Keys, edit_distance, kind};
 pub(super) use text::{parse_object, read_text};

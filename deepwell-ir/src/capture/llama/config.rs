@@ -144,6 +144,15 @@ impl LlamaConfig {
                         plain model of its type, remove the key";
             return Err(keys.unsupported("auto_map", value, hint));
         }
+        for (key, has) in family.stated() {
+            if let Some(value) = keys.boolean(key)? {
+                if value != has {
+                    let hint = format!("supported with {}: `{has}`", family.model_type());
+                    return Err(keys.unsupported(key, &json!(value), &hint));
+                }
+                notes.without_effect.push(key.to_string());
+            }
+        }
         for key in family.keys_without_effect() {
             if keys.get(key).is_some() {
                 notes.without_effect.push(key.to_string());

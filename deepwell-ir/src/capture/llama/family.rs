@@ -46,11 +46,13 @@ pub enum ModelFamily {
     DeepseekV3,
     /// gpt-oss: attention with sinks, windows in some layers, experts with biases.
     GptOss,
+    /// Phi-3: query, key and value projections are stored as one tensor, gate and up as another.
+    Phi3,
 }
 
 impl ModelFamily {
     /// All families.
-    pub const ALL: [ModelFamily; 8] = [
+    pub const ALL: [ModelFamily; 9] = [
         ModelFamily::Llama,
         ModelFamily::Mistral,
         ModelFamily::Qwen2,
@@ -59,6 +61,7 @@ impl ModelFamily {
         ModelFamily::Qwen3Moe,
         ModelFamily::DeepseekV3,
         ModelFamily::GptOss,
+        ModelFamily::Phi3,
     ];
 
     /// The value of `model_type` in a `config.json`.
@@ -72,6 +75,7 @@ impl ModelFamily {
             ModelFamily::Qwen3Moe => "qwen3_moe",
             ModelFamily::DeepseekV3 => "deepseek_v3",
             ModelFamily::GptOss => "gpt_oss",
+            ModelFamily::Phi3 => "phi3",
         }
     }
 
@@ -86,6 +90,7 @@ impl ModelFamily {
             ModelFamily::Qwen3Moe => "Qwen3MoeForCausalLM",
             ModelFamily::DeepseekV3 => "DeepseekV3ForCausalLM",
             ModelFamily::GptOss => "GptOssForCausalLM",
+            ModelFamily::Phi3 => "Phi3ForCausalLM",
         }
     }
 
@@ -115,6 +120,12 @@ impl ModelFamily {
         matches!(self, ModelFamily::GptOss)
     }
 
+    /// Whether projections with the same input are stored as one tensor: `qkv_proj`,
+    /// `gate_up_proj`.
+    pub const fn stores_fused(self) -> bool {
+        matches!(self, ModelFamily::Phi3)
+    }
+
     /// Whether the output projection of attention has a bias where the other three have one.
     pub const fn output_takes_bias(self) -> bool {
         !matches!(self, ModelFamily::Qwen2)
@@ -132,12 +143,18 @@ impl ModelFamily {
 
     /// Whether a window may limit attention.
     const fn takes_window(self) -> bool {
-        matches!(self, ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::GptOss)
+        matches!(
+            self,
+            ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::GptOss | ModelFamily::Phi3
+        )
     }
 
     /// Whether `attention_bias` is a choice; else the family fixes it.
     const fn chooses_attention_bias(self) -> bool {
-        !matches!(self, ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::Qwen2)
+        !matches!(
+            self,
+            ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::Qwen2 | ModelFamily::Phi3
+        )
     }
 
     /// Whether `key` stands in a `config.json` of the family.
@@ -173,7 +190,8 @@ impl ModelFamily {
             ),
             (
                 "sliding_window",
-                "`null` in any family but mistral, mixtral and gpt_oss, and 1 or more".to_string(),
+                "`null` in any family but mistral, mixtral, gpt_oss and phi3, and 1 or more"
+                    .to_string(),
                 shown,
                 window.is_none_or(|tokens| tokens > 0 && self.takes_window()),
             ),
@@ -191,15 +209,29 @@ impl ModelFamily {
         }
     }
 
-    /// Whether `auto_map` names only the code that DeepSeek published with its weights, which
-    /// transformers has taken over.
+    /// Keys that some configurations state though the family has one value of them.
+    pub(super) fn stated(self) -> [(&'static str, bool); 2] {
+        [("qkv_bias", self == ModelFamily::Qwen2), ("use_qk_norm", self.has_head_norms())]
+    }
+
+    /// Whether `auto_map` names only the code that DeepSeek and Microsoft published with their
+    /// weights, which transformers has taken over.
     pub(super) fn knows_code(self, auto_map: &Value) -> bool {
+        let stem = match self {
+            ModelFamily::DeepseekV3 => "deepseek",
+            ModelFamily::Phi3 => "phi3",
+            _ => return false,
+        };
         let known = |class: &Value| {
             let name = class.as_str().unwrap_or_default();
-            name.starts_with("configuration_deepseek.") || name.starts_with("modeling_deepseek.")
+            ["configuration_", "modeling_"].iter().any(|kind| {
+                name.strip_prefix(kind)
+                    .and_then(|it| it.strip_prefix(stem))
+                    .is_some_and(|it| it.starts_with('.'))
+            })
         };
         let classes = auto_map.as_object();
-        self == ModelFamily::DeepseekV3 && classes.is_some_and(|map| map.values().all(known))
+        classes.is_some_and(|map| map.values().all(known))
     }
 
     /// Reads `model_type`.
@@ -226,7 +258,7 @@ impl ModelFamily {
     /// `rms_norm_eps` that transformers takes when none is stated.
     pub(super) fn default_eps(self) -> f64 {
         match self {
-            ModelFamily::Mixtral | ModelFamily::GptOss => 1e-5,
+            ModelFamily::Mixtral | ModelFamily::GptOss | ModelFamily::Phi3 => 1e-5,
             _ => 1e-6,
         }
     }
@@ -240,7 +272,7 @@ impl ModelFamily {
         }
     }
 
-    /// Reads `num_key_value_heads`. Llama takes the number of query heads for it, latent attention
+    /// Reads `num_key_value_heads`. Llama and Phi-3 take the number of query heads for it, latent attention
     /// has no other; the rest have a number of their own that fits one published size.
     pub(super) fn read_kv_heads(
         self,
@@ -254,7 +286,8 @@ impl ModelFamily {
                 Err(keys.wrong("num_key_value_heads", &expected, &json!(heads), hint))
             }
             Some(heads) => Ok(heads),
-            None if self == ModelFamily::Llama || self.has_latent_attention() => Ok(num_heads),
+            None if matches!(self, ModelFamily::Llama | ModelFamily::Phi3) => Ok(num_heads),
+            None if self.has_latent_attention() => Ok(num_heads),
             None => Err(keys.missing(
                 "num_key_value_heads",
                 "transformers would take that of one published size; state it",
@@ -284,9 +317,10 @@ impl ModelFamily {
             ModelFamily::Llama | ModelFamily::DeepseekV3 => Ok(None),
             ModelFamily::Mistral if !keys.holds("sliding_window") => Ok(Some(MISTRAL_WINDOW)),
             ModelFamily::GptOss if !keys.holds("sliding_window") => Ok(Some(GPT_OSS_WINDOW)),
-            ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::GptOss => {
-                keys.size("sliding_window")
-            }
+            ModelFamily::Mistral
+            | ModelFamily::Mixtral
+            | ModelFamily::GptOss
+            | ModelFamily::Phi3 => keys.size("sliding_window"),
             ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
                 keys.size("sliding_window")?;
                 keys.get("max_window_layers");

@@ -118,6 +118,11 @@ fn read_scaling(
             })
         }
         "yarn" => read_yarn(keys, lengths, notes).map(RopeScaling::Yarn),
+        "longrope" | "su" => {
+            let hint = "factors for each pair of a head are not supported; the variants of the \
+                        model for its original length (`4k`) have none";
+            Err(keys.unsupported("rope_type", &json!(rope_type), hint))
+        }
         other => Err(keys.unsupported("rope_type", &json!(other), SUPPORTED)),
     }
 }

@@ -1,5 +1,5 @@
-//! The tensors that the weight files of a model hold, where they are not its parameters one by
-//! one: experts stored one by one or two projections in one, and packed weights.
+//! The tensors of a model's weight files, where they are not its parameters one by one. Experts may
+//! be stored one by one, several projections in one tensor, and weights packed.
 
 use super::parameters::ParameterSpec;
 use crate::Role;
@@ -39,8 +39,8 @@ impl LlamaConfig {
     /// The tensors of the weight files, in the order of [`LlamaConfig::parameters`].
     ///
     /// One for each parameter, except that mixtral, qwen3_moe and deepseek_v3 store each expert by
-    /// itself and gpt_oss gate and up projections in one, and that packed weights are data and
-    /// scales.
+    /// itself, gpt_oss and phi3 gate and up projections in one, phi3 those of queries, keys and
+    /// values too, and that packed weights are data and scales.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -63,6 +63,11 @@ impl LlamaConfig {
         if self.family == ModelFamily::GptOss && spec.role.precision_role() == Role::Expert {
             return vec![self.part_of_fused(spec)];
         }
+        if self.family.stores_fused()
+            && let Some(part) = self.part_of_projections(spec)
+        {
+            return vec![part];
+        }
         let packed = |part: StoredPart| StoredPart {
             packing: self.packing_of(&part.shape, spec.role),
             ..part
@@ -75,6 +80,24 @@ impl LlamaConfig {
             packed(StoredPart::of_stack(&name, &spec.shape[1..], expert))
         };
         (0..spec.shape[0]).map(part).collect()
+    }
+
+    /// A projection of Phi-3 that is stored one below the other with those of the same input.
+    fn part_of_projections(&self, spec: &ParameterSpec) -> Option<StoredPart> {
+        use ParameterRole as R;
+        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        let (own, fused, start, outputs) = match spec.role {
+            R::Query => ("q_proj", "qkv_proj", 0, queries + 2 * keys),
+            R::Key => ("k_proj", "qkv_proj", queries, queries + 2 * keys),
+            R::Value => ("v_proj", "qkv_proj", queries + keys, queries + 2 * keys),
+            R::Gate => ("gate_proj", "gate_up_proj", 0, 2 * self.intermediate_size),
+            R::Up => {
+                ("up_proj", "gate_up_proj", self.intermediate_size, 2 * self.intermediate_size)
+            }
+            _ => return None,
+        };
+        let name = spec.name.replace(own, fused);
+        Some(StoredPart { start, ..StoredPart::whole(&name, &[outputs, *spec.shape.get(1)?]) })
     }
 
     /// Experts of gpt-oss: gate and up projections take turns in one tensor, and inputs come first

@@ -1,0 +1,317 @@
+//! The safetensors files that hold the weights of a model folder, and which tensors are in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Dtype;
+use serde_json::Value;
+
+use super::foreign_weights;
+use crate::capture::CaptureError;
+use crate::{SafetensorsError, SafetensorsHeader};
+
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// The weight files of a model folder.
+///
+/// A folder holds its weights in `model.safetensors`, else in the shards that
+/// `model.safetensors.index.json` lists, else in a whole set of shards
+/// `model-00001-of-0000N.safetensors`. As in transformers, every tensor of a listed shard counts,
+/// whichever shard the index maps it to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightFiles {
+    folder: PathBuf,
+    /// The files, in the order of their names.
+    pub files: Vec<PathBuf>,
+    /// What was ignored; sentences.
+    pub remarks: Vec<String>,
+    /// Which file the index maps a tensor to; empty without an index.
+    mapped: BTreeMap<String, PathBuf>,
+}
+
+/// A tensor in a weight file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightTensor {
+    /// The file that holds it.
+    pub path: PathBuf,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+    /// Where its bytes begin, from the start of the file.
+    pub offset_bytes: u64,
+    /// How many bytes it takes.
+    pub size_bytes: u64,
+}
+
+impl WeightFiles {
+    /// Finds the weight files of a folder; `None` if it has no weights in any form, as a folder of
+    /// a `config.json` and a tokenizer. No file of weights is opened.
+    ///
+    /// # Errors
+    /// Weights under another name or in another format, an incomplete set of shards, a link that
+    /// leads nowhere, a broken index.
+    pub fn find(folder: &Path) -> Result<Option<WeightFiles>, CaptureError> {
+        let files = |files| WeightFiles {
+            folder: folder.to_path_buf(),
+            files,
+            remarks: Vec::new(),
+            mapped: BTreeMap::new(),
+        };
+        let [single, index] = [SINGLE, INDEX].map(|name| folder.join(name));
+        if is_there(&single)? {
+            let mut found = files(vec![single]);
+            if index.is_file() {
+                let remark = format!("`{INDEX}` is ignored: `{SINGLE}` holds the whole model");
+                found.remarks.push(remark);
+            }
+            return Ok(Some(found));
+        }
+        if is_there(&index)? {
+            let mapped = read_index(folder, &index)?;
+            let listed: BTreeSet<&PathBuf> = mapped.values().collect();
+            for path in &listed {
+                if !is_there(path)? {
+                    return Err(CaptureError::NotFound {
+                        path: path.to_path_buf(),
+                        expected: format!("a shard listed in `{INDEX}`"),
+                        hint: "download the missing shard".to_string(),
+                    });
+                }
+            }
+            let mut found = files(listed.into_iter().cloned().collect());
+            found.mapped = mapped;
+            found.remarks.extend(
+                found
+                    .unlisted()
+                    .into_iter()
+                    .map(|name| format!("`{name}` is ignored: `{INDEX}` lists no tensor of it")),
+            );
+            return Ok(Some(found));
+        }
+        let names = names_in(folder)?;
+        if let Some(shards) = whole_shards(folder, &names)? {
+            return Ok(Some(files(shards)));
+        }
+        foreign_weights::refuse(folder, &names)?;
+        Ok(None)
+    }
+
+    /// All tensors by name: the headers of the files are read.
+    ///
+    /// # Errors
+    /// A file with a broken header or of another length, a tensor that the index lists and no file
+    /// holds, and one that two files hold.
+    pub fn tensors(&mut self) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
+        let mut all: BTreeMap<String, WeightTensor> = BTreeMap::new();
+        for path in &self.files {
+            for (name, tensor) in read_header(path)? {
+                let Some(other) = all.get(&name) else {
+                    all.insert(name, tensor);
+                    continue;
+                };
+                match self.mapped.get(&name) {
+                    Some(mapped) if *mapped == other.path => {}
+                    Some(mapped) if *mapped == tensor.path => {
+                        all.insert(name, tensor);
+                    }
+                    _ => {
+                        let other = other.path.file_name().unwrap_or_default().to_string_lossy();
+                        return Err(CaptureError::WeightFile {
+                            path: path.clone(),
+                            problem: format!("tensor `{name}` is in it and in `{other}`"),
+                            hint: "the shards are of different versions of the model: download \
+                                   them again"
+                                .to_string(),
+                        });
+                    }
+                }
+            }
+        }
+        let missing = self.mapped.iter().find(|(name, _)| !all.contains_key(*name));
+        if let Some((name, path)) = missing {
+            return Err(self.missing(name, path));
+        }
+        let elsewhere = self.mapped.iter().filter(|(name, path)| all[*name].path != **path);
+        let elsewhere = elsewhere.count();
+        if elsewhere > 0 {
+            self.remarks.push(format!(
+                "`{INDEX}` maps {elsewhere} tensors to other shards than hold them: they are \
+                 taken from where they are"
+            ));
+        }
+        Ok(all)
+    }
+
+    /// The error for a tensor that the index lists and none of its files holds.
+    fn missing(&self, name: &str, path: &Path) -> CaptureError {
+        let holds = |file: &String| {
+            read_header(&self.folder.join(file)).is_ok_and(|tensors| tensors.contains_key(name))
+        };
+        let hint = match self.unlisted().into_iter().find(holds) {
+            Some(file) => format!("`{file}` holds it, and `{INDEX}` does not list that file"),
+            None => "index and shards are from different versions of the model".to_string(),
+        };
+        CaptureError::WeightFile {
+            path: path.to_path_buf(),
+            problem: format!(
+                "tensor `{name}` is not in it, though `{INDEX}` says so, nor in another listed file"
+            ),
+            hint,
+        }
+    }
+
+    /// Shards by their names that the index does not list.
+    fn unlisted(&self) -> Vec<String> {
+        let names = names_in(&self.folder).unwrap_or_default();
+        let is_listed = |name: &String| self.files.contains(&self.folder.join(name));
+        names.into_iter().filter(|name| shard_of(name).is_some() && !is_listed(name)).collect()
+    }
+}
+
+/// Whether there is a file of this name; a link that leads nowhere is an error, as is a folder.
+fn is_there(path: &Path) -> Result<bool, CaptureError> {
+    if path.is_file() {
+        return Ok(true);
+    }
+    let Ok(entry) = path.symlink_metadata() else { return Ok(false) };
+    let (problem, hint) = if entry.is_symlink() {
+        let target = std::fs::read_link(path).unwrap_or_default();
+        let target = target.display();
+        (
+            format!("expected a file, got a link to `{target}`, where there is none"),
+            "bring the file itself to where the link leads, or download it again",
+        )
+    } else {
+        ("expected a file, got a folder or a device".to_string(), "move it away")
+    };
+    let (path, hint) = (path.to_path_buf(), hint.to_string());
+    Err(CaptureError::WeightFile { path, problem, hint })
+}
+
+/// The names in a folder, sorted; none if it is no folder.
+fn names_in(folder: &Path) -> Result<Vec<String>, CaptureError> {
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(folder).map_err(|source| io_error(folder, source))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| io_error(folder, source))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The number of a shard and how many there are, from the name that transformers gives it.
+fn shard_of(name: &str) -> Option<(usize, usize)> {
+    let numbers = name.strip_prefix("model-")?.strip_suffix(".safetensors")?;
+    let (number, count) = numbers.split_once("-of-")?;
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let (number, count) = Some((number, count)).filter(|(a, b)| is_number(a) && is_number(b))?;
+    Some((number.parse().ok()?, count.parse().ok()?))
+}
+
+/// A whole set of shards, which need no index.
+fn whole_shards(folder: &Path, names: &[String]) -> Result<Option<Vec<PathBuf>>, CaptureError> {
+    let shards: Vec<(&String, (usize, usize))> =
+        names.iter().filter_map(|name| Some((name, shard_of(name)?))).collect();
+    let Some(&(_, (_, count))) = shards.first() else { return Ok(None) };
+    let mut paths = Vec::with_capacity(shards.len());
+    for (name, _) in &shards {
+        let path = folder.join(name);
+        is_there(&path)?;
+        paths.push(path);
+    }
+    let numbers: Vec<usize> = shards.iter().map(|(_, (number, _))| *number).collect();
+    let is_whole = shards.iter().all(|(_, (_, all))| *all == count)
+        && numbers.len() == count
+        && numbers.iter().copied().eq(1..=count);
+    if is_whole {
+        return Ok(Some(paths));
+    }
+    let shown: Vec<String> = shards.iter().take(4).map(|(name, _)| format!("`{name}`")).collect();
+    Err(CaptureError::UnreadWeights {
+        folder: folder.to_path_buf(),
+        found: format!("{} of the shards: {}", numbers.len(), shown.join(", ")),
+        hint: format!("download the others, or `{INDEX}`, which lists the right ones"),
+    })
+}
+
+/// The file that an index maps each tensor to.
+fn read_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, CaptureError> {
+    let broken = |problem: String| CaptureError::WeightFile {
+        path: index.to_path_buf(),
+        problem,
+        hint: "download the file again".to_string(),
+    };
+    let bytes = std::fs::read(index).map_err(|source| io_error(index, source))?;
+    if let Some(error) = lfs_pointer(index, &bytes) {
+        return Err(error);
+    }
+    let json: Value =
+        serde_json::from_slice(&bytes).map_err(|error| broken(format!("not JSON: {error}")))?;
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .filter(|map| !map.is_empty())
+        .ok_or_else(|| broken("expected an object `weight_map` of tensor to file".to_string()))?;
+    let mut mapped = BTreeMap::new();
+    for (name, file) in map {
+        // Only plain names, so that an index cannot point out of its folder.
+        let file = file
+            .as_str()
+            .filter(|file| Path::new(file).file_name().is_some_and(|plain| plain == *file))
+            .ok_or_else(|| broken(format!("tensor `{name}`: expected a file name, got {file}")))?;
+        mapped.insert(name.clone(), folder.join(file));
+    }
+    Ok(mapped)
+}
+
+/// The error for a file that Git LFS has left for one of its own.
+fn lfs_pointer(path: &Path, bytes: &[u8]) -> Option<CaptureError> {
+    bytes.starts_with(b"version https://git-lfs").then(|| CaptureError::WeightFile {
+        path: path.to_path_buf(),
+        problem: "expected weights, got a pointer of Git LFS".to_string(),
+        hint: "`git lfs pull` in the folder downloads the file".to_string(),
+    })
+}
+
+/// The entries of one safetensors file. The length of the file must fit them.
+fn read_header(path: &Path) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    let header = SafetensorsHeader::read(&file).map_err(|error| match error {
+        SafetensorsError::Io(source) => io_error(path, source),
+        error => {
+            let mut beginning = Vec::new();
+            let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut beginning));
+            let pointer = read.ok().and_then(|_| lfs_pointer(path, &beginning));
+            pointer.unwrap_or_else(|| CaptureError::WeightFile {
+                path: path.to_path_buf(),
+                problem: error.to_string(),
+                hint: "download or save the file again".to_string(),
+            })
+        }
+    })?;
+    let SafetensorsHeader { metadata, data_begin } = header;
+    let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
+        let (start, end) = info.data_offsets;
+        let tensor = WeightTensor {
+            path: path.to_path_buf(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            offset_bytes: data_begin + start as u64,
+            size_bytes: (end - start) as u64,
+        };
+        (name, tensor)
+    };
+    Ok(metadata.tensors().into_iter().map(entry).collect())
+}
+
+fn io_error(path: &Path, source: std::io::Error) -> CaptureError {
+    CaptureError::Io { path: path.to_path_buf(), source }
+}
