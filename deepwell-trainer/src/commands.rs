@@ -55,7 +55,8 @@ pub struct TrainArgs {
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote [default: bytes]
+    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
+    /// that of the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Documents that a sequence is cut from: joined, as one text, or masked, so that none sees
@@ -347,7 +348,8 @@ pub struct ParityArgs {
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote [default: bytes]
+    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
+    /// that of the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Folder of the token cache

@@ -99,6 +99,8 @@ pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
 pub use run_report::RankPlace;
 pub use schedule::Schedule;
 pub use settings::Settings;
-pub use source::{ModelSource, StoredParameter};
+pub use source::{
+    BYTES, ChosenTokenizer, ModelSource, SpecialTokens, StoredParameter, open_tokenizer,
+};
 pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};
 pub use world::{Launched, Peers, World};

@@ -12,7 +12,7 @@ use deepwell_plan::format_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
-use crate::data::{DataOptions, Dataset, TokenCache, Tokenizer};
+use crate::data::{DataOptions, Dataset, DatasetSummary, TokenCache};
 use crate::elastic;
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
@@ -24,7 +24,9 @@ use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
-use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
+use crate::{
+    CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World, open_tokenizer,
+};
 
 mod prepare;
 
@@ -37,6 +39,12 @@ pub struct RunSummary {
     pub settings: Settings,
     /// How it ended.
     pub fit: FitReport,
+    /// Where the weights came from that it began with.
+    #[serde(default)]
+    pub weights: String,
+    /// What it was trained on.
+    #[serde(default)]
+    pub data: DataFacts,
     /// Trained values.
     pub params: u64,
     /// Tokens per step.
@@ -89,18 +97,37 @@ pub struct RunSummary {
     pub wall_s: f64,
 }
 
+/// What a run was trained on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFacts {
+    /// The inputs.
+    pub source: String,
+    /// The tokenizer.
+    pub tokenizer: String,
+    /// Every token is below this.
+    pub vocab_size: u64,
+    /// Tokens of the training part.
+    pub tokens_train: u64,
+    /// Tokens of the held-out part.
+    pub tokens_heldout: u64,
+}
+
+impl DataFacts {
+    fn of(data: &DatasetSummary) -> DataFacts {
+        let DatasetSummary { vocab_size, tokens_train, tokens_heldout, .. } = *data;
+        let (source, tokenizer) = (data.source.clone(), data.tokenizer.clone());
+        DataFacts { source, tokenizer, vocab_size, tokens_train, tokens_heldout }
+    }
+}
+
 /// The data of a run.
 ///
 /// # Errors
 /// Data that cannot be used.
 pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
-    let tokenizer = match &settings.tokenizer {
-        Some(path) => Tokenizer::from_file(path)?,
-        None => Tokenizer::bytes(),
-    };
     let options = DataOptions {
         inputs: settings.data.clone(),
-        tokenizer,
+        tokenizer: open_tokenizer(settings.tokenizer.as_deref())?,
         cache_dir: settings.cache_dir.clone(),
         heldout_tokens_min: {
             let largest = settings.eval_tokens.max(settings.interim_eval_tokens());
@@ -180,6 +207,11 @@ pub(crate) fn run_as(
     for remark in &model.notes().remarks {
         progress.note(&format!("note: {remark}"));
     }
+    if let Some(note) = settings.resolve_tokenizer(&model)? {
+        progress.note(&format!("note: {note}"));
+    }
+    let weights_origin = model.weights_origin(settings.seed);
+    progress.note(&format!("weights  {weights_origin}"));
     // Whatever is wrong with the model, its ranks, the batch or memory is said before data is read.
     let held_before = memory::held_bytes(settings.device);
     let Prepared { settings, graph, compile_options, rows } =
@@ -189,6 +221,9 @@ pub(crate) fn run_as(
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
+    if let Some(note) = model.note_on_vocabulary(dataset.vocab_size()) {
+        progress.note(&format!("note: {note}"));
+    }
     progress.note(dataset.summary().to_string().trim_end());
     let document_end = settings.documents.end(settings, &dataset)?;
     let compile_options = CompileOptions { document_end, ..compile_options };
@@ -260,7 +295,11 @@ pub(crate) fn run_as(
         progress.note("the run has ended already; its summary stays");
         return Ok(summary);
     }
-    let summary = summarize(&world, settings, fit, &copies, measured, started);
+    let summary = RunSummary {
+        weights: weights_origin,
+        data: DataFacts::of(dataset.summary()),
+        ..summarize(&world, settings, fit, &copies, measured, started)
+    };
     if is_first {
         let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
         write_whole(&path, &text)?;
@@ -372,6 +411,8 @@ fn summarize(
     RunSummary {
         settings: settings.clone(),
         fit,
+        weights: String::new(),
+        data: DataFacts::default(),
         params: engine.graph().parameter_count(),
         tokens_per_step: engine.tokens_per_step() as u64,
         ranks: world.size(),

@@ -13,7 +13,7 @@ use crate::report::{
     Bar, BarTable, Block, KeyValueTable, LineChart, Section, Series, Table, expert_charts,
     html_page,
 };
-use crate::run::RunSummary;
+use crate::run::{DataFacts, RunSummary};
 use crate::run_folder::write_whole;
 use crate::{ExpertRecord, ExpertRows, Record, Settings, TrainError, Trainer};
 
@@ -96,7 +96,12 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     let last = records.iter().rev().find_map(|record| record.val_loss);
     let pairs = KeyValueTable::default()
         .row("model", format!("{}, {} parameters", settings.model, grouped(summary.params)))
+        .row("weights", summary.weights.clone())
+        .row("data", summary.data.source.clone())
+        .row("tokens", tokens(&summary.data))
+        .row("tokenizer", tokenizer(&summary.data))
         .row("precision", settings.precision.clone())
+        .row("learning rate", format!("{:e}", settings.schedule().peak))
         .row("device", summary.device.clone())
         .row("ranks", format!("{} ({})", summary.ranks, settings.parallel()))
         .row("steps", format!("{} of {}", grouped(summary.fit.step), grouped(settings.steps)))
@@ -223,6 +228,17 @@ fn flatten(key: &str, value: &Value, flat: &mut BTreeMap<String, String>) {
         }
         Value::Bool(_) => put(value.to_string()),
     }
+}
+
+/// How many tokens the data has.
+fn tokens(data: &DataFacts) -> String {
+    let [train, heldout] = [data.tokens_train, data.tokens_heldout].map(grouped);
+    format!("{train} of training, {heldout} held out")
+}
+
+/// Which tokenizer made them.
+fn tokenizer(data: &DataFacts) -> String {
+    format!("{}, vocabulary {}", data.tokenizer, grouped(data.vocab_size))
 }
 
 /// The map of ranks, and how long each worked.

@@ -54,7 +54,8 @@ pub struct Settings {
     pub train_frozen: bool,
     /// Files and folders of text, or token files; none takes the default corpus.
     pub data: Vec<PathBuf>,
-    /// A Hugging Face `tokenizer.json`; none takes bytes as tokens.
+    /// A Hugging Face `tokenizer.json`, or `bytes`; none takes that beside the model's
+    /// `config.json`, and bytes where a model that begins from fresh weights has none.
     pub tokenizer: Option<PathBuf>,
     /// Whether the documents that a sequence is cut from see each other, `joined` or `masked`.
     #[serde(skip_serializing_if = "is_joined")]
@@ -327,6 +328,16 @@ impl Settings {
     /// As [`Settings::check`].
     pub(crate) fn check_values(&self) -> Result<(), TrainError> {
         settings_check::check_values(self)
+    }
+
+    /// Takes the tokenizer that belongs to the model where none is named.
+    ///
+    /// # Errors
+    /// As [`ModelSource::choose_tokenizer`].
+    pub fn resolve_tokenizer(&mut self, model: &ModelSource) -> Result<Option<String>, TrainError> {
+        let chosen = model.choose_tokenizer(self.tokenizer.as_deref(), &self.data)?;
+        self.tokenizer = chosen.file;
+        Ok(chosen.note)
     }
 
     /// The model that is named, as it is found.

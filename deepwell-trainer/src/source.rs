@@ -5,13 +5,20 @@ use std::path::{Path, PathBuf};
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{
     ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, ParameterRole, Pt2Model,
-    StoredPart, StoredTensor,
+    StoredPart, StoredTensor, WeightFiles,
 };
 use deepwell_ir::{Graph, Role, TensorKind};
 use serde_json::Value;
 
 use crate::TrainError;
 use crate::weights::{self, MasterWeights};
+
+mod special_tokens;
+mod tokenizer;
+mod weights_origin;
+
+pub use special_tokens::SpecialTokens;
+pub use tokenizer::{BYTES, ChosenTokenizer, open_tokenizer};
 
 /// What describes a model.
 #[derive(Debug)]
@@ -45,6 +52,8 @@ pub struct ModelSource {
     /// The folder, if it holds weights.
     folder: Option<PathBuf>,
     stored: Option<Vec<StoredTensor>>,
+    /// What is to be said of weights beside a `config.json` that are not read.
+    unread_weights: Option<String>,
 }
 
 /// A parameter, or a matrix of it, and where it lies in the weight files.
@@ -65,8 +74,12 @@ impl ModelSource {
     /// Finds a model by the name of a preset, or the path of a `config.json`, of a model folder or
     /// of a `.pt2` archive. A preset goes before a file or folder of the same name.
     ///
+    /// A folder gives its weights. Only one without weights in any form begins from fresh weights,
+    /// as a preset does, and a `config.json` that is named itself, whatever lies beside it.
+    ///
     /// # Errors
-    /// Nothing of that name, and whatever of it cannot be captured.
+    /// Nothing of that name, a folder with weights that are not read, and whatever of it cannot be
+    /// captured.
     pub fn open(name: &str) -> Result<ModelSource, TrainError> {
         let source = |description, notes, folder, stored| ModelSource {
             name: name.to_string(),
@@ -75,6 +88,7 @@ impl ModelSource {
             config_file: None,
             folder,
             stored,
+            unread_weights: None,
         };
         let config = |config| Description::Config(Box::new(config));
         if let Some(preset) = ModelConfig::preset(name) {
@@ -82,16 +96,7 @@ impl ModelSource {
         }
         let path = Path::new(name);
         if !path.exists() {
-            let presets: Vec<&str> = ModelConfig::presets().collect();
-            return Err(TrainError::Setting {
-                setting: "model",
-                expected: format!(
-                    "a preset ({}), a `config.json`, a model folder or a `.pt2` archive",
-                    presets.join(", ")
-                ),
-                got: format!("`{name}`"),
-                hint: Some("there is no such file or folder".to_string()),
-            });
+            return Err(no_such_model(name));
         }
         let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
         let with_file = |model| ModelSource { config_file: Some(file), ..model };
@@ -100,14 +105,22 @@ impl ModelSource {
             let notes = CaptureNotes { remarks: model.remarks.clone(), ..CaptureNotes::default() };
             return Ok(source(Description::Exported(Box::new(model)), notes, None, None));
         }
-        if weights::has_weights(path) {
+        if path.is_dir() && WeightFiles::find(path)?.is_some() {
             let folder = ModelFolder::open_any(path)?;
             let stored = Some(folder.tensors);
             let model = source(config(folder.config), folder.notes, Some(folder.path), stored);
             return Ok(with_file(model));
         }
         let (read, notes) = ModelConfig::from_path(path)?;
-        Ok(with_file(source(config(read), notes, None, None)))
+        let unread_weights =
+            if path.is_file() { weights_origin::unread_beside(path) } else { None };
+        let model = source(config(read), notes, None, None);
+        Ok(with_file(ModelSource { unread_weights, ..model }))
+    }
+
+    /// The file that its configuration is from.
+    pub(crate) fn config_file(&self) -> Option<&Path> {
+        self.config_file.as_deref()
     }
 
     /// Its name, as it was given.
@@ -344,6 +357,23 @@ impl ModelSource {
         }
         target.refresh_copies()?;
         Ok(true)
+    }
+}
+
+/// The error for a name that is neither a preset nor a path.
+fn no_such_model(name: &str) -> TrainError {
+    let presets: Vec<&str> = ModelConfig::presets().collect();
+    TrainError::Setting {
+        setting: "model",
+        expected: format!(
+            "a preset ({}), a `config.json`, a model folder or a `.pt2` archive",
+            presets.join(", ")
+        ),
+        got: format!("`{name}`"),
+        hint: Some(match ModelConfig::similar_preset(name) {
+            Some(preset) => format!("did you mean `{preset}`?"),
+            None => "there is no such file or folder".to_string(),
+        }),
     }
 }
 

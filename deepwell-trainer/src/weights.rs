@@ -45,18 +45,16 @@ impl MasterWeights for Engine {
     }
 }
 
-/// Whether a folder holds weights beside its `config.json`.
-pub fn has_weights(path: &Path) -> bool {
-    ["model.safetensors", "model.safetensors.index.json"]
-        .iter()
-        .any(|name| path.join(name).is_file())
-}
-
 /// Refuses a stored output head that is not the token table which it is tied to: transformers
 /// would train two tensors there.
 fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<(), TrainError> {
     const HEAD: &str = "lm_head.weight";
-    let tables = ["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
+    let tables = [
+        "model.embed_tokens.weight",
+        "embed_tokens.weight",
+        "transformer.wte.weight",
+        "wte.weight",
+    ];
     let table = stored.iter().find(|tensor| tables.contains(&tensor.name.as_str()));
     let is_ignored = folder.tensor(HEAD).is_ok() && stored.iter().all(|t| t.name != HEAD);
     let Some(table) = table.filter(|_| is_ignored) else { return Ok(()) };
@@ -98,10 +96,7 @@ pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<
         let parts = parts.get(&state.name).map(Vec::as_slice).unwrap_or_default();
         let mut values = vec![0.0; shape.iter().product()];
         for part in parts {
-            // GPT-2's files put `transformer.` before a name, or not.
-            let prefixed = format!("transformer.{}", part.name);
-            let is_prefixed = model.tensors.iter().any(|tensor| tensor.name == prefixed);
-            let stored = if is_prefixed { &prefixed } else { &part.name };
+            let stored = model.stored_name(&part.name);
             let (elements, shape) = part.elements_of(&shape);
             let values = &mut values[elements];
             if part.shape == shape && !part.transposed && part.packing.is_none() {

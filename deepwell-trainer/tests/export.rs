@@ -242,7 +242,10 @@ fn exported_modules_come_back_as_their_state() {
         let export = ExportOptions { config, ..options(checkpoint, to.clone()) };
         let exported = export_hf(&export, &mut |_, _| {}).unwrap();
         let remarks = beside + usize::from(!has_config);
-        assert_eq!(exported.remarks.len(), remarks, "{name}: {:?}", exported.remarks);
+        // Bytes are more tokens than these modules have, too.
+        let of_tokens = exported.remarks.iter().filter(|it| it.contains("has 256 tokens")).count();
+        let others = exported.remarks.len() - of_tokens;
+        assert_eq!(others, remarks, "{name}: {:?}", exported.remarks);
         assert_eq!(to.join("config.json").is_file(), has_config, "{name}");
 
         let weights = open_model_folder(&to).unwrap();

@@ -8,7 +8,7 @@ use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::data::Tokenizer;
 use deepwell_trainer::generate::{Forward, OpenOptions, Request, Sampling, Stop, TextModel};
 use deepwell_trainer::weights::MasterWeights;
-use deepwell_trainer::{CompileOptions, Device, ModelSource, compile};
+use deepwell_trainer::{CompileOptions, Device, ModelSource, SpecialTokens, compile};
 use safetensors::SafeTensors;
 
 /// Target that the loss does not count.
@@ -171,6 +171,7 @@ fn why_a_text_ends() {
         step: None,
         precision: "f32".to_string(),
         tokenizer: Tokenizer::bytes(),
+        special: SpecialTokens::default(),
         window_max: None,
         forward: Forward::open(&graph, &policy, 32, Device::Cpu, &hardware()).unwrap(),
     };

@@ -48,6 +48,7 @@ mod skip;
 mod source;
 mod split;
 mod summary;
+mod token_files;
 mod tokenizer;
 mod workspace;
 
@@ -62,6 +63,7 @@ pub use skip::{SkipReason, Skipped};
 pub use split::Split;
 pub use summary::DatasetSummary;
 pub(crate) use summary::grouped;
+pub(crate) use token_files::are_token_files;
 pub use tokenizer::{TextStream, Tokenizer};
 
 /// What [`Dataset::prepare`] or [`bpe::train`] is busy with.

@@ -16,6 +16,8 @@ pub struct Tokenizer {
     kind: Kind,
     vocab_size: u32,
     separator: Option<u32>,
+    /// What stands before a prompt where `tokenizer_config.json` says so in place of the template.
+    begin: Option<Option<u32>>,
     hash: [u8; 32],
     name: String,
 }
@@ -38,6 +40,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             vocab_size: 256,
             separator: Some(0),
+            begin: None,
             hash: *blake3::hash(b"deepwell byte-level tokenizer, separator 0").as_bytes(),
             name: "byte level".to_owned(),
         }
@@ -81,11 +84,24 @@ impl Tokenizer {
             .filter(|&size| size <= 1 << 31)
             .ok_or_else(|| fail(format!("a vocabulary of {vocab_size} is above 2^31")))?;
 
-        let separator = match configured_eos(path)? {
-            Some(eos) => Some(inner.token_to_id(&eos).ok_or_else(|| {
-                fail(format!("`tokenizer_config.json` names `{eos}` as eos, not in the vocabulary"))
-            })?),
+        let id_of = |role: &str, token: &str| {
+            let message =
+                format!("`tokenizer_config.json` names `{token}` as {role}, not in the vocabulary");
+            inner.token_to_id(token).ok_or_else(|| fail(message))
+        };
+        let config = read_config(path)?;
+        let separator = match special_token(&config, "eos_token") {
+            Some(eos) => Some(id_of("eos", &eos)?),
             None => END_OF_TEXT.iter().find_map(|name| inner.token_to_id(name)),
+        };
+        let states = |key: &str| config[key].as_bool();
+        let begin = match (states("add_bos_token"), states("add_eos_token")) {
+            (None, None) => None,
+            (Some(true), _) => {
+                let bos = special_token(&config, "bos_token");
+                Some(bos.map(|bos| id_of("bos", &bos)).transpose()?)
+            }
+            _ => Some(None),
         };
 
         let mut hasher = blake3::Hasher::new();
@@ -96,6 +112,7 @@ impl Tokenizer {
             kind: Kind::HuggingFace(Box::new(inner)),
             vocab_size,
             separator,
+            begin,
             hash: *hasher.finalize().as_bytes(),
             name,
         })
@@ -149,8 +166,9 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
-    /// Tokens of a prompt: a Hugging Face tokenizer puts the special tokens before it that models
-    /// of its family expect, which its file says.
+    /// Tokens of a prompt. A Hugging Face tokenizer puts the special tokens of its template before
+    /// the text. As in transformers, `add_bos_token` of the `tokenizer_config.json` beside the file
+    /// replaces the template.
     ///
     /// # Errors
     ///
@@ -159,6 +177,10 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => self.encode("prompt", text.as_bytes()),
             Kind::HuggingFace(inner) => {
+                if let Some(begin) = self.begin {
+                    let tokens = self.encode("prompt", text.as_bytes())?;
+                    return Ok(begin.into_iter().chain(tokens).collect());
+                }
                 let encoding = guarded(|| inner.encode_fast(text, true))
                     .map_err(|message| DataError::Encode { name: "prompt".to_owned(), message })?;
                 let mut tokens = encoding.get_ids().to_vec();
@@ -263,21 +285,29 @@ fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     })
 }
 
-/// `eos_token` of the `tokenizer_config.json` beside the tokenizer: a string, or an object with
-/// `content`.
-pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
+/// The `tokenizer_config.json` beside a tokenizer; null if there is none.
+fn read_config(tokenizer: &Path) -> Result<serde_json::Value, DataError> {
     let path: PathBuf = tokenizer.with_file_name("tokenizer_config.json");
     let text = match std::fs::read(&path) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
+            return Ok(serde_json::Value::Null);
         }
         Err(source) => return Err(DataError::Read { path, source }),
     };
-    let config: serde_json::Value = serde_json::from_slice(&text)
-        .map_err(|error| DataError::Tokenizer { path, message: error.to_string() })?;
-    let eos = &config["eos_token"];
-    Ok(eos.as_str().or_else(|| eos["content"].as_str()).map(str::to_owned))
+    serde_json::from_slice(&text)
+        .map_err(|error| DataError::Tokenizer { path, message: error.to_string() })
+}
+
+/// A special token of a `tokenizer_config.json`: a string, or an object with `content`.
+fn special_token(config: &serde_json::Value, key: &str) -> Option<String> {
+    let token = &config[key];
+    token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
+}
+
+/// `eos_token` of the `tokenizer_config.json` beside the tokenizer.
+pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
+    Ok(special_token(&read_config(tokenizer)?, "eos_token"))
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use deepwell_ir::capture::ModelConfig;
 use deepwell_ir::ops::CollectiveKind;
 use deepwell_ir::{
     Call, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId,
@@ -21,7 +20,7 @@ use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::device::{Device, OpenDevice};
 use crate::world::Peers;
-use crate::{Settings, TrainError};
+use crate::{ModelSource, Settings, TrainError};
 
 /// What to compile for.
 #[derive(Clone, Debug)]
@@ -305,14 +304,12 @@ pub fn optimize(
     batch_size: usize,
     device: Device,
 ) -> Result<Engine, TrainError> {
-    let (config, _) = ModelConfig::from_path(&model)?;
-    let graph = config.capture(Some(seq_len))?;
+    let mut source = ModelSource::open(&model.as_ref().display().to_string())?;
+    let graph = source.capture(Some(seq_len))?;
     let policy = PrecisionPolicy::preset(precision)?;
     let options = CompileOptions { device, ..CompileOptions::new(policy, seq_len, batch_size) };
     let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
     engine.initialize(0)?;
-    if crate::weights::has_weights(model.as_ref()) {
-        crate::weights::load_model_folder(&mut engine, model.as_ref())?;
-    }
+    source.load_weights(&mut engine)?;
     Ok(engine)
 }

@@ -7,7 +7,7 @@ use deepwell_ckpt::CkptDtype;
 use serde_json::{Map, Value, json};
 
 use crate::data::Tokenizer;
-use crate::{ModelSource, TrainError};
+use crate::{BYTES, ModelSource, TrainError};
 
 pub(super) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -15,18 +15,21 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// What may lie beside a `tokenizer.json` and belongs to it.
-const BESIDE_TOKENIZER: [&str; 3] =
-    [TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
-
-/// All that this module writes.
-const ALL: [&str; 6] = [
-    CONFIG,
-    GENERATION,
-    TOKENIZER,
+const BESIDE_TOKENIZER: [&str; 8] = [
     TOKENIZER_CONFIG,
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
 ];
+
+/// All that this module writes.
+fn all() -> impl Iterator<Item = &'static str> {
+    [CONFIG, GENERATION, TOKENIZER].into_iter().chain(BESIDE_TOKENIZER)
+}
 
 /// What the tokens of a run stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,7 @@ impl<'a> TokensOf<'a> {
     /// Of a run with the `tokenizer.json` at `tokenizer`, or none, on token files or on text.
     pub fn run(tokenizer: Option<&'a Path>, has_token_files: bool) -> TokensOf<'a> {
         match tokenizer {
+            Some(path) if path.as_os_str() == BYTES => TokensOf::Bytes,
             Some(path) => TokensOf::File(path),
             None if has_token_files => TokensOf::Unknown,
             None => TokensOf::Bytes,
@@ -76,7 +80,8 @@ impl ModelFiles {
     /// The files of a model that is trained on such tokens.
     ///
     /// A model's own `config.json` is taken as it is; a preset is written as one, with the end of
-    /// text of the tokenizer.
+    /// text of the tokenizer. So is the end of text of a model that has another tokenizer of its
+    /// own, whose ids mean other tokens here.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -91,8 +96,13 @@ impl ModelFiles {
                 Tokenizer::bytes().separator()
             }
         };
+        let has_own_ids = match tokens {
+            TokensOf::File(path) => model.fits_tokenizer(Some(path)),
+            TokensOf::Bytes => model.own_tokenizer().is_none(),
+            TokensOf::Unknown => true,
+        };
         if let Some((mut config, is_own)) = model.config_json()? {
-            if let (false, Some(object)) = (is_own, config.as_object_mut()) {
+            if let (false, Some(object)) = (is_own && has_own_ids, config.as_object_mut()) {
                 // Between two documents stands the byte 0, so it also begins one.
                 let begin = separator.filter(|_| tokens == TokensOf::Bytes);
                 object.insert("bos_token_id".to_string(), json!(begin));
@@ -102,7 +112,7 @@ impl ModelFiles {
             }
             files.insert(CONFIG.to_string(), pretty(&config));
         }
-        if let Some(path) = model.generation_config() {
+        if let Some(path) = model.generation_config().filter(|_| has_own_ids) {
             files.insert(GENERATION.to_string(), read(&path)?);
         }
         Ok(ModelFiles { files })
@@ -111,7 +121,7 @@ impl ModelFiles {
     /// Those that a run's folder has.
     pub(super) fn read(folder: &Path) -> Result<ModelFiles, TrainError> {
         let mut files = BTreeMap::new();
-        for name in ALL {
+        for name in all() {
             let path = folder.join(name);
             if path.is_file() {
                 files.insert(name.to_string(), read(&path)?);
@@ -126,7 +136,7 @@ impl ModelFiles {
     /// A folder that cannot be written.
     pub fn keep(&self, folder: &Path) -> Result<(), TrainError> {
         std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
-        for name in ALL {
+        for name in all() {
             let path = folder.join(name);
             let Some(contents) = self.files.get(name) else {
                 match std::fs::remove_file(&path) {
@@ -141,6 +151,12 @@ impl ModelFiles {
             std::fs::rename(&partial, &path).map_err(TrainError::io(&path))?;
         }
         Ok(())
+    }
+
+    /// Tokens of the tokenizer among them, whose files would lie in `folder`.
+    pub(super) fn tokens(&self, folder: &Path) -> Option<u64> {
+        let tokenizer = Tokenizer::from_bytes(&folder.join(TOKENIZER), self.files.get(TOKENIZER)?);
+        Some(u64::from(tokenizer.ok()?.vocab_size()))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {

@@ -96,6 +96,8 @@ pub fn export_hf(
             remarks.push(format!("no {name}: {remark}"));
         }
     }
+    let tokens = files.tokens(&kept);
+    remarks.extend(tokens.and_then(|tokens| tensors.model().note_on_vocabulary(tokens)));
     let family = tensors.model().family();
     let total = tensors.bytes(options.dtype);
     let folder = write_folder(
@@ -129,7 +131,7 @@ fn settings_of(checkpoint: &Checkpoint) -> Result<Settings, TrainError> {
 }
 
 /// Where the run that a checkpoint is of keeps its [`ModelFiles`]: beside `checkpoints`.
-fn kept_folder(checkpoint: &Path) -> PathBuf {
+pub(crate) fn kept_folder(checkpoint: &Path) -> PathBuf {
     let checkpoint = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.to_path_buf());
     let root = checkpoint.parent().unwrap_or(Path::new("."));
     match root.file_name() {

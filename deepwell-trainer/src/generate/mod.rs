@@ -24,7 +24,9 @@ use crate::TrainError;
 /// What is asked of a model.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Text to continue; none begins a document, behind the token that separates documents.
+    /// Text to continue. None begins a text, with what the template of the tokenizer puts before
+    /// each; where that is nothing, with `bos_token_id` of the model's files, else with the token
+    /// that separates documents.
     pub prompt: String,
     /// Tokens that are made at most.
     pub tokens_max: usize,
@@ -40,7 +42,8 @@ pub struct Request {
 pub enum Stop {
     /// As many tokens as were asked for.
     TokensMax,
-    /// The model ended the document.
+    /// The model ended the text, with the tokenizer's end of text or a token that
+    /// `generation_config.json` or `config.json` names.
     EndOfText,
     /// Nobody reads on.
     ReaderGone,
@@ -70,8 +73,8 @@ impl TextModel {
     /// Once prompt and new tokens are more than the model's window, the oldest are no longer seen.
     ///
     /// # Errors
-    /// A prompt that is longer than the window, a prompt without tokens where the tokenizer has no
-    /// separator, sampling that cannot be, or what the device failed with.
+    /// A prompt that is longer than the window or has a token that the model has no row for, a
+    /// prompt without tokens where nothing says how a text begins, sampling that cannot be, or what the device failed with.
     pub fn generate(
         &mut self,
         request: &Request,
@@ -79,8 +82,11 @@ impl TextModel {
     ) -> Result<Generation, TrainError> {
         request.sampling.check()?;
         let prompt_tokens = self.prompt_tokens(&request.prompt)?;
-        let known = self.tokenizer.vocab_size() as usize;
-        let end = self.tokenizer.separator().filter(|_| !request.ignores_end);
+        let known = (self.tokenizer.vocab_size() as usize).min(self.forward.vocab_size());
+        let ends: Vec<u32> = match request.ignores_end {
+            true => Vec::new(),
+            false => self.special.ends.iter().copied().chain(self.tokenizer.separator()).collect(),
+        };
         let mut stream = self.tokenizer.text_stream(&prompt_tokens);
         let mut tokens = prompt_tokens.clone();
         let mut text = Vec::new();
@@ -90,7 +96,7 @@ impl TextModel {
             // Rows of the head beyond the tokenizer's vocabulary stand for nothing.
             let logits = &self.forward.logits(&tokens)?[..known];
             let token = request.sampling.pick(logits, index as u64)?;
-            if Some(token) == end {
+            if ends.contains(&token) {
                 stop = Stop::EndOfText;
                 break;
             }
@@ -122,13 +128,23 @@ impl TextModel {
         let refuse = |expected: String, got: String, hint: String| {
             Err(TrainError::Setting { setting: "prompt", expected, got, hint: Some(hint) })
         };
-        let tokens = match self.tokenizer.separator() {
-            Some(separator) if prompt.is_empty() => vec![separator],
-            _ => self.tokenizer.encode_prompt(prompt)?,
-        };
+        let mut tokens = self.tokenizer.encode_prompt(prompt)?;
         if tokens.is_empty() {
-            let hint = "the tokenizer has no token that begins a document; give `--prompt` a text";
+            tokens.extend(self.special.begin.or(self.tokenizer.separator()));
+        }
+        if tokens.is_empty() {
+            let hint = "neither tokenizer nor configuration names a token that begins a text; give \
+                        `--prompt` a text";
             return refuse("at least one token".to_string(), "none".to_string(), hint.to_string());
+        }
+        let rows = self.forward.vocab_size();
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= rows) {
+            let text = self.tokenizer.token_text(*token).unwrap_or_default();
+            return refuse(
+                format!("tokens below {rows}, for which the model has rows"),
+                format!("token {token}, `{text}`"),
+                "`--tokenizer` names the one that the model was trained with".to_string(),
+            );
         }
         let window = self.forward.window();
         if tokens.len() > window {

@@ -9,15 +9,16 @@ use deepwell_probe::probe;
 
 use super::Forward;
 use crate::data::Tokenizer;
+use crate::export::kept_folder;
 use crate::weights::MasterWeights;
-use crate::{Device, ModelSource, Settings, TrainError};
+use crate::{BYTES, Device, ModelSource, Settings, SpecialTokens, TrainError, open_tokenizer};
 
 /// What is not taken from the checkpoint or the model folder.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The model's configuration, in place of the one that the run names.
     pub model: Option<String>,
-    /// A `tokenizer.json`, in place of the one that the run or the folder has.
+    /// A `tokenizer.json` or `bytes`, in place of the one that the run or the folder has.
     pub tokenizer: Option<PathBuf>,
     /// Name of a precision preset, in place of what the run trained in; a folder's is BF16.
     pub precision: Option<String>,
@@ -40,6 +41,9 @@ pub struct TextModel {
     pub precision: String,
     /// Tokens and text.
     pub tokenizer: Tokenizer,
+    /// What the files of the model name as the begin and the ends of a text, beside the
+    /// tokenizer's end.
+    pub special: SpecialTokens,
     /// Longest sequence that the model is made for, if that is known.
     pub window_max: Option<usize>,
     /// Tokens and logits.
@@ -88,8 +92,8 @@ impl TextModel {
             (error, _) => error,
         })?;
         let tokenizer = match (&options.tokenizer, &settings.tokenizer) {
-            (Some(path), _) => Tokenizer::from_file(path)?,
-            (None, Some(path)) if !path.exists() => {
+            (Some(path), _) => open_tokenizer(Some(path))?,
+            (None, Some(path)) if path.as_os_str() != BYTES && !path.exists() => {
                 return Err(TrainError::Setting {
                     setting: "tokenizer",
                     expected: format!("`{}`, which the run used", path.display()),
@@ -97,45 +101,51 @@ impl TextModel {
                     hint: Some("`--tokenizer` says where it is now".to_string()),
                 });
             }
-            (None, Some(path)) => Tokenizer::from_file(path)?,
-            (None, None) => Tokenizer::bytes(),
+            (None, named) => open_tokenizer(named.as_deref())?,
+        };
+        // The files that the run has kept fit its tokenizer.
+        let kept = kept_folder(path);
+        let special = match &options.tokenizer {
+            None if kept.is_dir() => SpecialTokens::of_folder(&kept)?,
+            named => {
+                let named = named.as_deref().or(settings.tokenizer.as_deref());
+                SpecialTokens::of_model(&model, named)?
+            }
         };
         let window = options.window.unwrap_or(settings.seq_len);
         let mut forward = open_forward(&model, &policy, window, options.device)?;
         load_masters(&checkpoint, &mut forward)?;
-        TextModel {
+        Ok(TextModel {
             path: path.to_path_buf(),
             step: Some(checkpoint.step()),
             precision,
             tokenizer,
+            special,
             window_max: model.seq_max(),
             forward,
-        }
-        .checked()
+        })
     }
 
-    /// Opens a Hugging Face model folder: `config.json`, safetensors weights, `tokenizer.json`. A
-    /// model of 256 tokens needs no tokenizer: its tokens are bytes.
+    /// Opens a Hugging Face model folder: `config.json`, safetensors weights, `tokenizer.json`, and
+    /// `generation_config.json` if it is there. A model of 256 tokens needs no tokenizer: its tokens
+    /// are bytes.
     ///
     /// # Errors
     /// Weights that are not those of the configuration, or no tokenizer.
     pub fn from_folder(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
         let name = path.display().to_string();
         let mut model = ModelSource::open(&name)?;
-        let beside = path.join("tokenizer.json");
-        let tokenizer = match &options.tokenizer {
-            Some(path) => Tokenizer::from_file(path)?,
-            None if beside.exists() => Tokenizer::from_file(&beside)?,
-            None if model.vocab_size() == 256 => Tokenizer::bytes(),
-            None => {
-                return Err(TrainError::Setting {
-                    setting: "tokenizer",
-                    expected: format!("`{}`", beside.display()),
-                    got: "no such file".to_string(),
-                    hint: Some("`--tokenizer` names a file elsewhere".to_string()),
-                });
-            }
-        };
+        if !model.has_weights() {
+            return Err(TrainError::Setting {
+                setting: "model",
+                expected: format!("weights in `{name}`"),
+                got: "a configuration alone".to_string(),
+                hint: Some("`deepwell train --model` trains it from fresh weights".to_string()),
+            });
+        }
+        let chosen = model.choose_tokenizer(options.tokenizer.as_deref(), &[])?;
+        let tokenizer = open_tokenizer(chosen.file.as_deref())?;
+        let special = SpecialTokens::of_model(&model, options.tokenizer.as_deref())?;
         let precision = options.precision.clone().unwrap_or_else(|| "bf16".to_string());
         let policy = PrecisionPolicy::preset(&precision)?;
         let wanted = options.tokens_wanted.next_multiple_of(WINDOW_STEP).max(WINDOW_STEP);
@@ -145,21 +155,7 @@ impl TextModel {
         model.load_weights(&mut forward)?;
         let window_max = model.seq_max();
         let path = path.to_path_buf();
-        TextModel { path, step: None, precision, tokenizer, window_max, forward }.checked()
-    }
-
-    /// Checks that the model has a row for every token.
-    fn checked(self) -> Result<TextModel, TrainError> {
-        let (vocab, tokens) = (self.forward.vocab_size(), self.tokenizer.vocab_size());
-        if tokens as usize <= vocab {
-            return Ok(self);
-        }
-        Err(TrainError::Setting {
-            setting: "tokenizer",
-            expected: format!("at most {vocab} tokens, the model's vocabulary"),
-            got: format!("{tokens} of {}", self.tokenizer.name()),
-            hint: Some("`--tokenizer` names the one that the model was trained with".to_string()),
-        })
+        Ok(TextModel { path, step: None, precision, tokenizer, special, window_max, forward })
     }
 }
 

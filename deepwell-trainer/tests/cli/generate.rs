@@ -74,7 +74,7 @@ fn a_hugging_face_folder() {
     let to = folder.path("model.safetensors");
     safetensors::serialize_to_file(weights, None, Path::new(&to)).unwrap();
     let here = folder.path(".");
-    check_error(&["generate", &here], 2, &["tokenizer: expected `", "tokenizer.json`", "hint: "]);
+    check_error(&["generate", &here], 2, &["tokenizer: expected a tokenizer.json", "hint: "]);
     folder.file("tokenizer.json", WORDS);
     let args = ["generate", &here, "--prompt", "deep water", "--max-tokens", "5", "--json"];
     let report = json_of(&args);
@@ -106,7 +106,8 @@ fn what_generate_refuses() {
     check(&["--model", "parity-3m"], &["tensor", "expected"]);
     check(&["--device", "cuda"], &["expected a GPU for", "`--device cpu` needs none"]);
     let large = folder.file("large.json", WORDS.replace("\"water\": 4", "\"water\": 400"));
-    check(&["--tokenizer", &large], &["tokenizer: expected at most 256 tokens", "hint: "]);
+    let prompt = ["--tokenizer", &large, "--prompt", "deep water"];
+    check(&prompt, &["prompt: expected tokens below 256", "got token 400, `water`", "hint: "]);
 }
 
 /// A run's tokenizer that is no longer there is named, with what to do.

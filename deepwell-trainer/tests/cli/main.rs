@@ -10,6 +10,7 @@ mod documented;
 mod export;
 mod generate;
 mod help;
+mod model_folder;
 mod parity;
 mod plan;
 mod quantize;

@@ -1,15 +1,15 @@
 //! `deepwell generate`.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use deepwell_precision::PRESETS;
+use deepwell_trainer::Device;
 use deepwell_trainer::generate::{Generation, OpenOptions, Request, Sampling, TextModel};
-use deepwell_trainer::{Device, weights};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -20,6 +20,10 @@ const AFTER_HELP: &str = "\
 PATH is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run, of
 which the newest complete one is taken; or a Hugging Face folder with config.json, safetensors and
 tokenizer.json. A run's tokenizer, precision and sequence length are its own.
+
+An empty prompt is what the tokenizer's template puts before a text, else `bos_token_id` of
+generation_config.json or config.json, else the end of text. The text ends at each `eos_token_id` of
+generation_config.json, or of config.json where that names none, and at the tokenizer's end of text.
 
 The text goes to stdout as it is made, the prompt not with it (--echo); what else is to be said goes
 to stderr. Each token is one forward pass over a window of tokens, without a cache of keys and
@@ -43,7 +47,7 @@ pub(crate) struct GenerateArgs {
     /// Checkpoint, folder of checkpoints, output folder of a run, or Hugging Face folder
     #[arg(default_value = "target/deepwell-run")]
     path: PathBuf,
-    /// Text to continue [default: none, a document begins]
+    /// Text to continue [default: none, a text begins]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// File with the text to continue, `-` for stdin
@@ -67,7 +71,7 @@ pub(crate) struct GenerateArgs {
     /// Always take the most probable token
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
     greedy: bool,
-    /// Go on where the model ends the document
+    /// Go on where the model ends the text
     #[arg(long)]
     ignore_end: bool,
     /// Print the prompt first
@@ -80,7 +84,7 @@ pub(crate) struct GenerateArgs {
     /// The model that the run was started with, where it has moved: preset, config.json or folder
     #[arg(long)]
     model: Option<String>,
-    /// Tokenizer, where it has moved: a Hugging Face tokenizer.json
+    /// Tokenizer, where it has moved: a Hugging Face tokenizer.json, or `bytes`
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Precision of the GEMMs [default: that of the run; of a Hugging Face folder bf16]
@@ -210,10 +214,19 @@ impl GenerateArgs {
                 self.path.display()
             );
         }
-        if weights::has_weights(&self.path) {
+        if is_model(&self.path) {
             return Ok(TextModel::from_folder(&self.path, &options)?);
         }
         let checkpoint = find(&self.path, Wanted::NewestComplete)?;
         Ok(TextModel::from_checkpoint(&checkpoint, &options)?)
     }
+}
+
+/// Whether a path is a model and no run: a folder with a configuration or weights, a `config.json`.
+fn is_model(path: &Path) -> bool {
+    if path.is_file() {
+        return path.extension().is_some_and(|extension| extension == "json");
+    }
+    let has = |name: &str| path.join(name).symlink_metadata().is_ok();
+    ["config.json", "model.safetensors", "model.safetensors.index.json"].into_iter().any(has)
 }

@@ -1,0 +1,23 @@
+//! Whether inputs are token files, before any of them is read as a whole.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+use super::skip::Skipped;
+use super::{bin, source};
+
+/// Whether token files are among the inputs: text may not stand beside them, so that no tokenizer
+/// is needed.
+pub(crate) fn are_token_files(inputs: &[PathBuf]) -> bool {
+    let candidates = source::list(inputs, &mut Skipped::default()).unwrap_or_default();
+    candidates.iter().any(|candidate| {
+        let is_bin = candidate.path.extension().is_some_and(|extension| extension == "bin");
+        if !is_bin || candidate.is_named {
+            return is_bin;
+        }
+        let mut start = [0; 4];
+        let read = File::open(&candidate.path).and_then(|mut file| file.read_exact(&mut start));
+        read.is_ok() && bin::has_magic(&start)
+    })
+}

@@ -1,0 +1,146 @@
+//! The tokens that a text begins and ends with, as the files of a model name them.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::ModelSource;
+use crate::TrainError;
+
+/// Where a multimodal configuration keeps that of its decoder.
+const DECODERS: [&str; 3] = ["decoder", "generator", "text_config"];
+
+/// The tokens that a generated text begins and ends with.
+///
+/// As in transformers, `generation_config.json` decides. `config.json`, and the `text_config` in
+/// it, are asked where there is no such file or it names none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// What an empty prompt stands for.
+    pub begin: Option<u32>,
+    /// Each of them ends the text.
+    pub ends: Vec<u32>,
+}
+
+impl SpecialTokens {
+    /// Those of a model, by the files beside its `config.json`. None where another tokenizer than
+    /// its own is named: the ids mean other tokens there.
+    ///
+    /// # Errors
+    /// As [`SpecialTokens::of_folder`].
+    pub fn of_model(
+        model: &ModelSource,
+        tokenizer: Option<&Path>,
+    ) -> Result<SpecialTokens, TrainError> {
+        match model.config_file().and_then(Path::parent) {
+            Some(folder) if model.fits_tokenizer(tokenizer) => SpecialTokens::of_folder(folder),
+            _ => Ok(SpecialTokens::default()),
+        }
+    }
+
+    /// Those of a model folder, or of the folder of a `config.json`.
+    ///
+    /// # Errors
+    /// A file that is no JSON, or that names something else than tokens.
+    pub fn of_folder(folder: &Path) -> Result<SpecialTokens, TrainError> {
+        let mut sources = Vec::new();
+        for name in ["generation_config.json", "config.json"] {
+            let path = folder.join(name);
+            if !path.is_file() {
+                continue;
+            }
+            let text = std::fs::read(&path).map_err(TrainError::io(&path))?;
+            let json = serde_json::from_slice::<Value>(&text);
+            let json = json.map_err(std::io::Error::other).map_err(TrainError::io(&path))?;
+            let decoder = DECODERS.iter().find_map(|key| json.get(key)).cloned();
+            sources.push((path.clone(), json));
+            sources.extend(decoder.map(|json| (path, json)));
+        }
+        let first = |key: &str| -> Result<Vec<u32>, TrainError> {
+            for (path, json) in &sources {
+                let found = tokens(path, key, &json[key])?;
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+            }
+            Ok(Vec::new())
+        };
+        let begin = first("bos_token_id")?.first().copied();
+        Ok(SpecialTokens { begin, ends: first("eos_token_id")? })
+    }
+}
+
+/// A token, a list of tokens, or null for none. A negative number stands for none, too.
+fn tokens(path: &Path, key: &str, value: &Value) -> Result<Vec<u32>, TrainError> {
+    let refuse = || TrainError::Setting {
+        setting: "model",
+        expected: format!("a token or a list of tokens under `{key}` of `{}`", path.display()),
+        got: format!("`{value}`"),
+        hint: None,
+    };
+    let token = |value: &Value| match value.as_i64() {
+        Some(token) if token < 0 => Ok(None),
+        Some(token) => u32::try_from(token).map(Some).map_err(|_| refuse()),
+        None => Err(refuse()),
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(all) => Ok(all.iter().map(token).collect::<Result<Vec<_>, _>>()?)
+            .map(|all| all.into_iter().flatten().collect()),
+        one => Ok(token(one)?.into_iter().collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `generation_config.json`, `config.json`, and what comes of the two.
+    fn check(generation: Value, config: Value, begin: Option<u32>, ends: &[u32]) {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, value) in [("generation_config.json", &generation), ("config.json", &config)] {
+            if !value.is_null() {
+                std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+            }
+        }
+        let found = SpecialTokens::of_folder(folder.path()).unwrap();
+        let expected = SpecialTokens { begin, ends: ends.to_vec() };
+        assert_eq!(found, expected, "{generation} {config}");
+    }
+
+    #[test]
+    fn end_tokens_are_numbers_or_lists_of_either_file() {
+        let none = Value::Null;
+        check(none.clone(), none.clone(), None, &[]);
+        check(json!({"eos_token_id": [0, 206]}), json!({"eos_token_id": 2}), None, &[0, 206]);
+        check(json!({"eos_token_id": 7}), none.clone(), None, &[7]);
+        check(none.clone(), json!({"eos_token_id": [5, 6], "bos_token_id": 1}), Some(1), &[5, 6]);
+        check(json!({"bos_token_id": 4}), json!({"eos_token_id": 6}), Some(4), &[6]);
+        check(
+            json!({"eos_token_id": null}),
+            json!({"text_config": {"eos_token_id": 9}}),
+            None,
+            &[9],
+        );
+        check(
+            json!({}),
+            json!({"eos_token_id": 3, "text_config": {"eos_token_id": 9, "bos_token_id": 8}}),
+            Some(8),
+            &[3],
+        );
+        check(json!({"eos_token_id": [-1, 4]}), json!({"bos_token_id": -1}), None, &[4]);
+    }
+
+    #[test]
+    fn what_is_no_token_is_an_error() {
+        for value in [json!("2"), json!([1, "2"]), json!(1.5), json!({}), json!(1_u64 << 40)] {
+            let folder = tempfile::tempdir().unwrap();
+            let text = json!({ "eos_token_id": value }).to_string();
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            let error = SpecialTokens::of_folder(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("a token or a list of tokens under `eos_token_id`"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Where the weights come from that a model begins with.
+
+use std::path::Path;
+
+use deepwell_ir::capture::{CaptureError, WeightFiles};
+
+use super::{Description, ModelSource};
+
+impl ModelSource {
+    /// Whether it comes with weights: those of a folder or of an archive.
+    pub fn has_weights(&self) -> bool {
+        self.stored().is_some() || matches!(self.description, Description::Exported(_))
+    }
+
+    /// Where the weights come from that a run with this seed begins with, for people.
+    pub fn weights_origin(&self, seed: u64) -> String {
+        if matches!(self.description, Description::Exported(_)) {
+            return format!("{}, the archive", self.name);
+        }
+        let Some(stored) = self.stored() else {
+            let unread = self.unread_weights.as_ref();
+            let unread = unread.map(|unread| format!("; {unread}")).unwrap_or_default();
+            return format!("random, seed {seed}{unread}");
+        };
+        let mut files: Vec<&Path> = stored.iter().map(|tensor| tensor.file.as_path()).collect();
+        files.sort_unstable();
+        files.dedup();
+        let first = files.first().map(|file| file.display().to_string()).unwrap_or_default();
+        let more = match files.len() {
+            0 | 1 => String::new(),
+            count => format!(" and {} more", count - 1),
+        };
+        format!("{first}{more}, {} tensors", stored.len())
+    }
+}
+
+/// What is to be said of weights beside a `config.json` that is named itself: they are not read.
+pub(super) fn unread_beside(config: &Path) -> Option<String> {
+    let folder = config.parent()?;
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    match WeightFiles::find(folder) {
+        Ok(Some(files)) => {
+            let file = files.files.first()?;
+            Some(format!("`{}` is not read, `{}` takes it", file.display(), folder.display()))
+        }
+        Err(CaptureError::UnreadWeights { found, .. }) => Some(format!("{found} is not read")),
+        Err(CaptureError::WeightFile { path, .. } | CaptureError::NotFound { path, .. }) => {
+            Some(format!("`{}` is not read", path.display()))
+        }
+        _ => None,
+    }
+}
