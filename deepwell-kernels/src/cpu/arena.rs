@@ -17,9 +17,15 @@ use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
 
 use crate::KernelError;
 
+/// Alignment that every allocator gives.
+const ALLOCATOR_ALIGNMENT_BYTES: usize = 16;
+
 /// Owned bytes, zeroed at first; pages are touched only when they are used.
 pub(crate) struct Arena {
+    /// The first aligned byte of the allocation.
     start: NonNull<u8>,
+    bytes: usize,
+    allocation: NonNull<u8>,
     layout: Layout,
 }
 
@@ -30,15 +36,20 @@ unsafe impl Send for Arena {}
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Result<Arena, KernelError> {
         let out_of_memory = || KernelError::OutOfMemory { bytes };
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT_BYTES), ALIGNMENT_BYTES)
+        // What is aligned further than this, the allocator would zero byte by byte and so touch.
+        let allocated = bytes.checked_add(ALIGNMENT_BYTES).ok_or_else(out_of_memory)?;
+        let layout = Layout::from_size_align(allocated, ALLOCATOR_ALIGNMENT_BYTES)
             .map_err(|_| out_of_memory())?;
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
-        Ok(Arena { start, layout })
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        let skipped = allocation.as_ptr().align_offset(ALIGNMENT_BYTES);
+        // SAFETY: fewer than `ALIGNMENT_BYTES` are skipped, which the allocation has beside `bytes`.
+        let start = unsafe { allocation.add(skipped) };
+        Ok(Arena { start, bytes, allocation, layout })
     }
 
     fn contains(&self, range: ByteRange) -> bool {
-        range.end() <= self.layout.size()
+        range.end() <= self.bytes
     }
 
     /// The bytes of a range, for copies between calls.
@@ -74,7 +85,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and dropped once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
@@ -126,5 +137,36 @@ impl<T: Pod> Out<T> {
         // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`,
         // and this is the running call's only view of the range.
         unsafe { std::slice::from_raw_parts_mut(arena.pointer::<T>(self.range), length) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_begins_aligned() {
+        for bytes in [0, 1, 255, 256, 4097] {
+            let mut arena = Arena::new(bytes).unwrap();
+            assert_eq!(arena.start.as_ptr().align_offset(ALIGNMENT_BYTES), 0);
+            let whole = ByteRange { offset: 0, bytes };
+            assert!(arena.bytes(whole).is_some_and(|all| all.iter().all(|&byte| byte == 0)));
+            assert!(arena.bytes(ByteRange { offset: 1, bytes }).is_none());
+        }
+    }
+
+    /// Zeroing touched every page, those too that are reserved for layers that fall back.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_are_touched_when_they_are_used() {
+        let resident_bytes = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        };
+        let before = resident_bytes();
+        let arena = Arena::new(2 << 30).unwrap();
+        let after = resident_bytes();
+        assert!(after < before + (1 << 30), "{before} and {after} bytes");
+        assert_eq!(arena.bytes, 2 << 30);
     }
 }
