@@ -9,7 +9,7 @@ use crate::lower::expand_experts;
 use crate::{
     DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
     arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
-    lower_fallback,
+    lower_fallback, memory_limit_bytes,
 };
 
 /// What the user wants trained.
@@ -23,7 +23,7 @@ pub struct PlanRequest {
     pub policy: PrecisionPolicy,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// Memory that may be used; none takes 90 % of what the device has free.
+    /// Memory that may be used on each device; none takes what [`memory_limit_bytes`] gives.
     pub memory_limit_bytes: Option<u64>,
     /// Fixes the micro-batch.
     pub micro_batch: Option<usize>,
@@ -114,9 +114,9 @@ pub fn autoplan_ranks(
 ///
 /// Recomputation only adds work and smaller micro-batches only read weights more often, so
 /// candidates are tried from the least predicted time upwards: the least recomputation first, the
-/// largest micro-batch first within it. The first one that fits into memory is taken. In a pipeline
-/// smaller micro-batches have stages wait less: of those that fit the one with the least time is
-/// taken.
+/// largest micro-batch first within it. The first one that fits into memory is taken, or a larger
+/// micro-batch whose passes fit on one stream, where that takes less time. In a pipeline smaller
+/// micro-batches have stages wait less: of those that fit the one with the least time is taken.
 ///
 /// # Errors
 /// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
@@ -144,88 +144,61 @@ pub fn autoplan_stages(
         Some(rule) => vec![rule],
         None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
     };
-    let limit_bytes = request.memory_limit_bytes.unwrap_or_else(|| {
-        // Ranks of a processor, or of the GPUs that it emulates, share its memory.
-        let sharing = if target.gpu.is_none() { parallel.world_size() as u64 } else { 1 };
-        free_bytes(hardware, target) / sharing
-    });
+    let limit_bytes = request
+        .memory_limit_bytes
+        .unwrap_or_else(|| memory_limit_bytes(hardware, target, parallel.world_size()));
     let stages = stages_of(graph, request, parallel, layers)?;
     let base = Plan { parallel, stages, ..base_plan(graph, request, target) };
     // Fails early, with the graph's own words, on a graph that cannot be trained at all.
     differentiate(&expand_experts(graph, &request.policy)?)?;
-    let mut best: Option<Planned> = None;
-    let mut rejected = Vec::new();
+    let attempt =
+        |candidate: Plan| attempt(graph, candidate, hardware, catalog, target, limit_bytes);
+    let mut best = Best::default();
     for &rule in &rules {
+        // On several streams: the larger micro-batches that do not fit are tried on one.
+        let mut too_large = Vec::new();
         for &micro_batch in &micro_batches {
-            let count = rows / micro_batch;
-            let candidate = with_batches(&base, micro_batch, count, rule);
-            let mut programs = lower_stages(graph, &candidate, catalog, target)?;
-            let mut prediction = dryrun_stages(&programs, parallel, hardware);
-            let mut fallbacks = Vec::new();
-            for program in &programs {
-                let target = &program.target;
-                let fallback = lower_fallback(graph, &candidate, program, catalog, target)?;
-                prediction.reserve(arena_bytes_with_fallback(program, fallback.as_ref()), target);
-                fallbacks.extend(fallback);
+            let candidate = with_batches(&base, micro_batch, rows / micro_batch, rule);
+            match attempt(candidate.clone())? {
+                Attempt::TooLarge(reason) => {
+                    best.rejected.push(reason);
+                    too_large.push(candidate);
+                    continue;
+                }
+                Attempt::Fits(planned) => best.consider(*planned),
             }
-            let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
-            let peak_bytes = prediction.peak_bytes();
-            if peak_bytes > limit_bytes {
-                rejected.push(format!(
-                    "{name}: needs {}, {} may be used",
-                    format_bytes(peak_bytes),
-                    format_bytes(limit_bytes)
-                ));
-                continue;
-            }
-            let in_bf16 = match fallbacks.as_slice() {
-                [] => None,
-                fallbacks => Some(dryrun_stages(fallbacks, parallel, hardware)),
-            };
-            prediction.expected_speedup_over_bf16 =
-                in_bf16.as_ref().map(|in_bf16| in_bf16.time_s / prediction.time_s);
-            let is_pipeline = programs.len() > 1;
-            let before_s = best.as_ref().map(|best: &Planned| best.prediction.time_s);
-            let slower = |time_s: f64| format!("at least {:.3} ms a step", time_s * 1e3);
-            if before_s.is_some_and(|before_s| before_s <= prediction.time_s) {
-                rejected.push(format!("{name}: {}", slower(prediction.time_s)));
-                continue;
-            }
-            if let Some(Planned { plan: Plan { micro_batch, micro_batches, .. }, .. }) = &best {
-                let slower = slower(before_s.unwrap_or_default());
-                rejected.push(format!(
-                    "micro-batch {micro_batch} x {micro_batches}, recompute {rule}: {slower}"
-                ));
-            }
-            let linear_flops = programs.iter().map(linear_flops).sum();
-            let (plan, program) = (candidate, programs.swap_remove(0));
-            let fallback = fallbacks.into_iter().next();
-            best = Some(Planned {
-                plan,
-                program,
-                fallback,
-                prediction,
-                linear_flops,
-                in_bf16,
-                rejected: Vec::new(),
-            });
-            if is_pipeline {
+            if parallel.pipeline > 1 {
                 continue;
             }
             // Smaller micro-batches read the same weights more often and save nothing else.
             let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
-            rejected
+            best.rejected
                 .extend(smaller.map(|size| {
                     format!("micro-batch {size}, recompute {rule}: a larger one fits")
                 }));
             break;
         }
-        if best.is_some() {
+        for candidate in too_large {
+            if target.arch == "cpu" || candidate.has_one_stream() {
+                break;
+            }
+            match attempt(Plan { one_stream: true, ..candidate })? {
+                Attempt::TooLarge(reason) => best.rejected.push(reason),
+                Attempt::Fits(planned) => {
+                    best.consider(*planned);
+                    if parallel.pipeline == 1 {
+                        break;
+                    }
+                }
+            }
+        }
+        if best.planned.is_some() {
             // More recomputation only adds work.
             break;
         }
     }
-    let Some(mut best) = best else {
+    let Best { planned, rejected } = best;
+    let Some(mut best) = planned else {
         return Err(PlanError::NothingFits { limit_bytes, rejected });
     };
     best.plan.precision = best.program.precision.clone();
@@ -233,6 +206,98 @@ pub fn autoplan_stages(
     best.plan.tuned = catalog.tables(target);
     best.rejected = rejected;
     Ok(best)
+}
+
+/// What came of a candidate.
+enum Attempt {
+    Fits(Box<Planned>),
+    /// Why it does not fit.
+    TooLarge(String),
+}
+
+/// Lowers a candidate and predicts it.
+fn attempt(
+    graph: &Graph,
+    candidate: Plan,
+    hardware: &Hardware,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+    limit_bytes: u64,
+) -> Result<Attempt, PlanError> {
+    let parallel = candidate.parallel;
+    let mut programs = lower_stages(graph, &candidate, catalog, target)?;
+    let mut prediction = dryrun_stages(&programs, parallel, hardware);
+    let mut fallbacks = Vec::new();
+    for program in &programs {
+        let target = &program.target;
+        let fallback = lower_fallback(graph, &candidate, program, catalog, target)?;
+        prediction.reserve(arena_bytes_with_fallback(program, fallback.as_ref()), target);
+        fallbacks.extend(fallback);
+    }
+    let peak_bytes = prediction.peak_bytes();
+    if peak_bytes > limit_bytes {
+        let (name, needed) = (name_of(&candidate), format_bytes(peak_bytes));
+        let limit = format_bytes(limit_bytes);
+        return Ok(Attempt::TooLarge(format!("{name}: needs {needed}, {limit} may be used")));
+    }
+    let in_bf16 = match fallbacks.as_slice() {
+        [] => None,
+        fallbacks => Some(dryrun_stages(fallbacks, parallel, hardware)),
+    };
+    prediction.expected_speedup_over_bf16 =
+        in_bf16.as_ref().map(|in_bf16| in_bf16.time_s / prediction.time_s);
+    let linear_flops = programs.iter().map(linear_flops).sum();
+    Ok(Attempt::Fits(Box::new(Planned {
+        plan: candidate,
+        program: programs.swap_remove(0),
+        fallback: fallbacks.into_iter().next(),
+        prediction,
+        linear_flops,
+        in_bf16,
+        rejected: Vec::new(),
+    })))
+}
+
+/// A candidate as lists of rejected ones have it.
+fn name_of(plan: &Plan) -> String {
+    let Plan { micro_batch, micro_batches, recompute, .. } = plan;
+    let streams = if plan.one_stream { ", one stream" } else { "" };
+    format!("micro-batch {micro_batch} x {micro_batches}, recompute {recompute}{streams}")
+}
+
+/// The candidate of those that fit that takes the least time.
+#[derive(Default)]
+struct Best {
+    planned: Option<Planned>,
+    rejected: Vec<String>,
+}
+
+impl Best {
+    fn consider(&mut self, planned: Planned) {
+        let Some(best) = &self.planned else {
+            self.planned = Some(planned);
+            return;
+        };
+        let slower = if priced_s(best) <= priced_s(&planned) { &planned } else { best };
+        let time_ms = priced_s(slower) * 1e3;
+        self.rejected.push(format!("{}: at least {time_ms:.3} ms a step", name_of(&slower.plan)));
+        if priced_s(best) > priced_s(&planned) {
+            self.planned = Some(planned);
+        }
+    }
+}
+
+/// Predicted time of a step, to compare candidates by. A prediction does not see how calls of
+/// several streams fill each other's gaps: one stream was 1.8 % slower for llama-1.1b in MXFP8 and
+/// 14.7 % for moe-1b-a300m (`benchmarks/train_h200_2026-11-27.md`).
+fn priced_s(planned: &Planned) -> f64 {
+    let has_experts = planned.prediction.ranks.iter().any(|rank| rank.expert_room.is_some());
+    let price = match (planned.plan.one_stream, has_experts) {
+        (false, _) => 1.0,
+        (true, false) => 1.018,
+        (true, true) => 1.147,
+    };
+    planned.prediction.time_s * price
 }
 
 /// Layers of each stage of a pipeline: those asked for, or balanced; none where there is one stage.
@@ -312,14 +377,6 @@ fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
     Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
 }
 
-fn free_bytes(hardware: &Hardware, target: &Target) -> u64 {
-    let free = match gpu_of(hardware, target) {
-        Some(gpu) => gpu.memory_free_bytes,
-        None => hardware.cpu.memory_available_bytes,
-    };
-    free / 10 * 9
-}
-
 /// What runs on a target, as a device is named on the command line.
 fn device_name(target: &Target) -> String {
     match target.gpu {
@@ -345,6 +402,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         kernels: Vec::new(),
         optimizer: request.optimizer.clone(),
         bucket_bytes: Plan::BUCKET_BYTES,
+        one_stream: false,
         parallel: Parallel::default(),
         stages: Vec::new(),
         tuned: Vec::new(),

@@ -28,7 +28,7 @@ pub struct GpuModel {
     pub fp8_flops: f64,
     /// Bytes a second of the device memory, of the datasheet.
     pub memory_bytes_per_s: f64,
-    /// Bytes of memory.
+    /// Bytes of memory; of a machine that was probed, the free ones.
     pub memory_bytes: f64,
     /// SMs.
     pub sms: f64,

@@ -23,6 +23,7 @@
 
 pub mod arena;
 mod autoplan;
+mod budget;
 pub mod collectives;
 mod dryrun;
 mod error;
@@ -40,6 +41,7 @@ pub mod step_time;
 mod strategy;
 
 pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
+pub use budget::{memory_limit_bytes, usable_bytes};
 pub use dryrun::{
     Bound, DryRun, ExchangeTime, ExpertRoom, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
     dryrun_world, roofline,

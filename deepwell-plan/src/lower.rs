@@ -147,10 +147,7 @@ pub fn lower_scheduled(
     match scheduling.stream_of {
         Some(stream_of) => streams::assign(calls, bodies, stream_of),
         None if target.arch == "cpu" => streams::assign(calls, bodies, &|_| 0),
-        None => {
-            let in_turns = plan.parallel.zero >= 2;
-            streams::assign_on_gpu(calls, bodies, &lowering.values, in_turns);
-        }
+        None => streams::assign_on_gpu(calls, bodies, &lowering.values, plan),
     }
     lowering.finish(Mode::Train, precision, None)
 }

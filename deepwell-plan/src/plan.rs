@@ -87,6 +87,10 @@ pub struct Plan {
     /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
     /// split: one with more is alone in its bucket.
     pub bucket_bytes: usize,
+    /// Whether forward and backward passes of a GPU compute on one stream. On several, what runs
+    /// beside a layer keeps its operands longer: it takes more memory and less time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_stream: bool,
     /// Over how many ranks.
     #[serde(default, skip_serializing_if = "Parallel::is_single")]
     pub parallel: Parallel,
@@ -102,6 +106,12 @@ impl Plan {
     /// As large as the buckets of Megatron-LM, 40 Mi parameters: the optimizer moves 1.2 GB over
     /// one, so that where one launch ends and the next begins costs little; a model of 1B has 24.
     pub const BUCKET_BYTES: usize = 160 << 20;
+
+    /// Whether passes of a GPU compute on one stream: where the plan says so, and with ZeRO 2 and
+    /// 3, whose gathered weights of a layer make room for those of the next.
+    pub const fn has_one_stream(&self) -> bool {
+        self.one_stream || self.parallel.zero >= 2
+    }
 
     /// Tokens of a sequence that a rank has.
     pub const fn rank_seq(&self) -> usize {
@@ -134,6 +144,9 @@ impl fmt::Display for Plan {
             writeln!(f, "  stages        of {} layers", layers.join(", "))?;
         }
         writeln!(f, "  recompute     {}", self.recompute)?;
+        if self.one_stream {
+            writeln!(f, "  streams       one for each pass, as memory is short")?;
+        }
         writeln!(f, "  optimizer     in buckets of {bucket} of gradients")?;
         for table in &self.tuned {
             writeln!(f, "  tuned         by {table}")?;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use deepwell_ir::{Graph, Program, Target};
 use deepwell_kernels::{Comm, CommError, InProcess, Monitor};
-use deepwell_plan::{Planned, lower_evaluation};
+use deepwell_plan::{Planned, lower_evaluation, usable_bytes};
 use deepwell_probe::Hardware;
 
 use self::joined::Joined;
@@ -141,7 +141,7 @@ impl World {
         let Joined { rank, device, mut peers, free_bytes } = joined;
         let given = options.micro_batch.map_or(0, |rows| rows as u64);
         let all = peers.gather(&[free_bytes, given])?;
-        let least_bytes = all.iter().map(|words| words[0]).min().unwrap_or(0) / 10 * 9;
+        let least_bytes = usable_bytes(all.iter().map(|words| words[0]).min().unwrap_or(0));
         let micro_batch = Some(all[0][1] as usize).filter(|&rows| rows > 0);
         let options = CompileOptions {
             memory_limit_bytes: options.memory_limit_bytes.or(Some(least_bytes)),

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily, Pt2Model};
-use deepwell_ir::{Graph, Program, Recompute, Target};
+use deepwell_ir::{Graph, Phase, Program, Recompute, Target};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_plan::{
     OptimizerSpec, PlanError, PlanRequest, Planned, autoplan, lower_evaluation, lower_inference,
+    usable_bytes,
 };
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
@@ -286,6 +287,44 @@ fn an_emulated_gpu_has_the_memory_of_the_processor() {
     hardware.cpu.memory_available_bytes = rank.peak_bytes;
     assert!(plan(&graph, &hardware, device, &request).is_err_and(|error| {
         matches!(error, PlanError::NothingFits { limit_bytes, .. }
-            if limit_bytes == rank.peak_bytes / 10 * 9)
+            if limit_bytes == usable_bytes(rank.peak_bytes))
     }));
+}
+
+/// Streams take memory for time: where it is short, a plan leaves them out before it recomputes.
+#[test]
+fn passes_have_one_stream_where_memory_is_short() {
+    let hardware = Hardware::preset("h200").unwrap();
+    let graph = preset("llama-134m", 1024);
+    let planned = |limit_bytes: Option<u64>, micro_batch: Option<usize>| {
+        let request = PlanRequest {
+            memory_limit_bytes: limit_bytes,
+            micro_batch,
+            recompute: Some(Recompute::Full),
+            ..request("mxfp8-128", 1024, 32)
+        };
+        plan(&graph, &hardware, Device::Cuda(0), &request)
+    };
+    let with_streams = planned(None, Some(32)).unwrap();
+    let peak = |planned: &Planned| planned.prediction.peak_bytes();
+    assert!(!with_streams.plan.one_stream);
+    let streams = |planned: &Planned| {
+        let passes = planned.program.calls.iter().filter(|call| call.phase != Phase::Weights);
+        passes.map(|call| call.stream).max()
+    };
+    assert!(streams(&with_streams) > Some(0));
+
+    let short = planned(Some(peak(&with_streams) - 1), Some(32)).unwrap();
+    assert!(short.plan.one_stream && peak(&short) < peak(&with_streams), "{}", short.plan);
+    assert_eq!(streams(&short), Some(0));
+    assert!(short.rejected[0].starts_with("micro-batch 32 x 1, recompute full: needs"));
+    assert!(short.plan.to_string().contains("streams       one for each pass"), "{}", short.plan);
+    assert!(planned(Some(peak(&short) - 1), Some(32)).is_err());
+
+    // Half of the sequences at a time on several streams take less time than all of them on one.
+    let free = planned(Some(peak(&with_streams) - 1), None).unwrap();
+    let (sizes, ways) = ((free.plan.micro_batch, free.plan.one_stream), &free.rejected);
+    assert!(matches!(sizes, (16, false) | (32, true)), "{sizes:?}");
+    let other = if sizes.1 { "micro-batch 16 x 2" } else { "recompute full, one stream: at least" };
+    assert!(ways.iter().any(|rejected| rejected.contains(other)), "{ways:?}");
 }

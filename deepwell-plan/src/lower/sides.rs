@@ -128,22 +128,32 @@ impl Placed {
     }
 }
 
-/// Adds to what calls wait for: a layer begins when those of side streams are over that were there
-/// before the layer before it. What they use is kept for one layer, and not for all.
-pub(super) fn within_two_layers(calls: &[Call], waits: &mut [Vec<usize>]) {
-    // The last call of each side stream: now, when the layer began, and when the one before it did.
+/// How many layers wait at most for calls that run beside them: what those use is kept as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// A layer begins when the side streams are done with the layer before it. For steps that
+    /// recompute, where what a layer uses is most of what is alive.
+    OneLayer,
+    /// They may still be busy with the layer before it, and with none before that one.
+    TwoLayers,
+}
+
+/// Adds to what calls wait for so that side streams keep no more than `kept`.
+pub(super) fn keep(calls: &[Call], waits: &mut [Vec<usize>], kept: Kept) {
+    // The last call of each side stream: now, and when the last layer began.
     let mut last: [Option<usize>; STREAMS] = [None; STREAMS];
-    let (mut at_layer, mut before_layer) = (last, last);
+    let (mut at_layer, mut waited_for) = (last, last);
     let mut layer = None;
     for (index, call) in calls.iter().enumerate() {
         if is_exchange(call) || call.phase == Phase::Weights {
             continue;
         }
         if layer != Some(call.layer) {
-            (layer, before_layer, at_layer) = (Some(call.layer), at_layer, last);
+            waited_for = if kept == Kept::OneLayer { last } else { at_layer };
+            (layer, at_layer) = (Some(call.layer), last);
         }
         match call.stream {
-            0 => waits[index].extend(std::mem::take(&mut before_layer).iter().flatten()),
+            0 => waits[index].extend(std::mem::take(&mut waited_for).iter().flatten()),
             side => last[side as usize] = Some(index),
         }
     }

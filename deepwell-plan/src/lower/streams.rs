@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, Op, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Op, Recompute, StreamId, Value, ValueId};
 
-use super::sides;
+use super::sides::{self, Kept};
+use crate::Plan;
 
 /// Who used a value last within a body.
 #[derive(Default)]
@@ -26,8 +27,10 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
 
 /// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and
 /// exchanges have a stream, which waits for what computes and is waited for so that as much is kept
-/// for them as for one layer, and not for all. `in_turns`: passes compute on one stream.
-pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], in_turns: bool) {
+/// for them as for one layer, and not for all.
+pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], plan: &Plan) {
+    let in_turns = plan.has_one_stream();
+    let kept = if plan.recompute == Recompute::None { Kept::TwoLayers } else { Kept::OneLayer };
     for body in bodies {
         sides::spread(&mut calls[body.calls.clone()], body.phase, in_turns);
     }
@@ -38,7 +41,7 @@ pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value
     };
     connect(calls, bodies, &|calls| {
         let mut waits = beside_one_layer(calls, &frees);
-        sides::within_two_layers(calls, &mut waits);
+        sides::keep(calls, &mut waits, kept);
         waits
     });
 }

@@ -111,7 +111,7 @@ impl GpuModel {
             bf16_flops,
             fp8_flops: peak(NumberFormat::Fp8, known.fp8_flops),
             memory_bytes_per_s: gpu.hbw_gbps * 1e9,
-            memory_bytes: gpu.memory_bytes as f64,
+            memory_bytes: gpu.memory_free_bytes as f64,
             sms: gpu.sm_count.map_or(known.sms, f64::from),
             ..known
         })

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::memory::{CONTEXT_BYTES, MemoryRules, OUTSIDE_BYTES};
 use crate::step_time::{StepRules, StepTime, step_time_estimate};
-use crate::{ModelShape, PlanError, Strategy};
+use crate::{ModelShape, PlanError, Strategy, usable_bytes};
 
 use super::{Machines, Pin};
 
@@ -25,7 +25,8 @@ pub struct SearchRequest {
     pub memory: MemoryRules,
     /// Context and NCCL of a rank among others, outside of the allocator.
     pub outside_bytes: f64,
-    /// Memory that a GPU may use; none is 95 % of what it has.
+    /// Memory that a GPU may use; none is what [`usable_bytes`](crate::usable_bytes) leaves of the
+    /// free one.
     pub gpu_memory_bytes: Option<f64>,
     /// Fixed or forbidden values.
     pub pins: Vec<Pin>,
@@ -63,7 +64,8 @@ impl SearchRequest {
 
     /// Bytes that a GPU may use.
     pub fn memory_limit_bytes(&self) -> f64 {
-        self.gpu_memory_bytes.unwrap_or(0.95 * self.machines.gpu.memory_bytes)
+        self.gpu_memory_bytes
+            .unwrap_or_else(|| usable_bytes(self.machines.gpu.memory_bytes as u64) as f64)
     }
 
     /// Bytes outside of the allocator on a GPU of `gpus`: NCCL where there is someone to talk to.

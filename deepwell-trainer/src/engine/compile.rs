@@ -33,7 +33,7 @@ pub struct CompileOptions {
     pub policy: PrecisionPolicy,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// Memory that may be used; none takes 90 % of what is free.
+    /// Memory that may be used; none takes what [`deepwell_plan::memory_limit_bytes`] gives.
     pub memory_limit_bytes: Option<u64>,
     /// Fixes the micro-batch.
     pub micro_batch: Option<usize>,

@@ -28,16 +28,18 @@ impl Joined {
         options: &CompileOptions,
     ) -> Result<Joined, TrainError> {
         use deepwell_kernels::KernelError;
-        use deepwell_kernels::cuda::{DeviceComm, Driver};
+        use deepwell_kernels::cuda::DeviceComm;
 
-        let mut driver = options.device.open_driver()?;
+        let driver = options.device.open_driver()?;
         let nccl = member.connect(&driver)?;
         let ranks = options.parallel.ranks(nccl.rank() as usize);
         nccl.join(&ranks.groups).map_err(KernelError::from)?;
         let peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
         let peers = peers.counting_in(member.begun());
-        // What the library has taken for its connections is not free any more.
-        let (free_bytes, _) = driver.memory().map_err(KernelError::from)?;
+        // As it was before this process came: a prediction counts the context and what NCCL takes.
+        let target = options.device.target(hardware)?;
+        let gpu = target.gpu.and_then(|index| hardware.gpus.get(index));
+        let free_bytes = gpu.map_or(0, |gpu| gpu.memory_free_bytes);
         let is_single = options.parallel.is_single();
         let comm = (!is_single).then(|| Box::new(nccl.device()) as Box<dyn DeviceComm>);
         let device = options.device.with_driver(hardware, driver, comm)?;

@@ -42,7 +42,7 @@ pub(crate) struct PlanningArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
-    /// Memory of a device that may be used, such as 2GiB [default: 90 % of what is free]
+    /// Memory of a device that may be used, such as 2GiB [default: 98 % of what is free]
     #[arg(long, visible_alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
     pub(crate) memory_limit: Option<u64>,
     /// Plan for another machine: the JSON of `deepwell probe --json`, a preset such as h200-x2, or
