@@ -155,7 +155,9 @@ mod tests {
             let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.001;
             assert!(near(found.bf16_flops, known.bf16_flops), "{name}");
             assert!(near(found.fp8_flops, known.fp8_flops), "{name}");
-            assert!(near(found.memory_bytes, known.memory_bytes), "{name}");
+            // The driver keeps 615 MiB.
+            let used = 1.0 - found.memory_bytes / known.memory_bytes;
+            assert!((0.0..0.01).contains(&used), "{name}: {used}");
             assert!(near(found.memory_bytes_per_s, known.memory_bytes_per_s), "{name}");
         }
     }
