@@ -93,7 +93,7 @@ fn orders<'a>(
 ) -> impl Iterator<Item = Vec<usize>> + 'a {
     let size = |life: &Lifetime| Reverse(align(life.bytes));
     let area = |life: &Lifetime| Reverse(align(life.bytes) * life.calls());
-    // The most that is alive at one of its calls.
+    // Bytes alive at the fullest call of a life.
     let load = |life: &Lifetime| alive[life.first..=life.last].iter().copied().max().unwrap_or(0);
     let class_bytes = (alive.iter().copied().max().unwrap_or(0) / LOAD_CLASSES).max(1);
     (0..5).map(move |way| {
@@ -183,8 +183,9 @@ mod tests {
         assert_eq!(packing.bytes, packing.lower_bound_bytes);
     }
 
-    /// Steps of more than 2,000 values were packed as a stack alone, which suits lives that nest. Those
-    /// of calls on several streams overlap. Steps of presets are in the trainer's `predicted_peaks`.
+    /// Steps of more than 2,000 values were packed as a stack alone, which suits lives that nest.
+    /// Calls on several streams make lives that overlap. The trainer's test `predicted_peaks` has
+    /// the steps of presets.
     #[test]
     fn many_lives_that_do_not_nest_are_packed_by_first_fit() {
         let layers = 1000;

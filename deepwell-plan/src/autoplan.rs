@@ -265,7 +265,7 @@ fn name_of(plan: &Plan) -> String {
     format!("micro-batch {micro_batch} x {micro_batches}, recompute {recompute}{streams}")
 }
 
-/// The candidate of those that fit that takes the least time.
+/// The fastest candidate that fits.
 #[derive(Default)]
 struct Best {
     planned: Option<Planned>,

@@ -208,7 +208,7 @@ fn machine(sku: &Sku, count: u32) -> Hardware {
     Hardware { cpu, gpus, gpus_absent: None, links, software: Software::none() }
 }
 
-/// What the driver keeps of an idle GPU for itself: an H200 has 143,771 MiB and 143,156 of them free.
+/// Memory of an idle GPU that the driver keeps for itself: an H200 has 143,771 MiB, 143,156 free.
 /// No other SKU has been read.
 const DRIVER_BYTES: u64 = 615 << 20;
 

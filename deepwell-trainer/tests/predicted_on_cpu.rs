@@ -5,9 +5,9 @@ use std::process::Command;
 
 use deepwell_trainer::run::RunSummary;
 
-/// Predictions are within a tenth of what is measured, where what a process holds beside its arena
-/// counts most: 7 to 17 MB in all. Smaller arenas may lie where data was read to, which was resident
-/// before the run. The reserve of layers that fall back was touched and not predicted: 27 % off.
+/// Predictions are within a tenth of the measurement in runs of 7 to 17 MB, where memory beside the
+/// arena counts most. Smaller arenas may lie in memory that was resident before the run, from
+/// reading the data. The reserve of layers that fall back was touched and not predicted: 27 % off.
 #[cfg(target_os = "linux")]
 #[test]
 fn small_runs_hold_what_was_predicted() {

@@ -43,7 +43,7 @@ impl Arena {
         // SAFETY: the size is not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
         let skipped = allocation.as_ptr().align_offset(ALIGNMENT_BYTES);
-        // SAFETY: fewer than `ALIGNMENT_BYTES` are skipped, which the allocation has beside `bytes`.
+        // SAFETY: fewer than `ALIGNMENT_BYTES` are skipped; the allocation is larger by as many.
         let start = unsafe { allocation.add(skipped) };
         Ok(Arena { start, bytes, allocation, layout })
     }

@@ -134,7 +134,7 @@ pub(super) enum Kept {
     /// A layer begins when the side streams are done with the layer before it. For steps that
     /// recompute, where what a layer uses is most of what is alive.
     OneLayer,
-    /// They may still be busy with the layer before it, and with none before that one.
+    /// Side streams may still be busy with the layer before, with no earlier one.
     TwoLayers,
 }
 
