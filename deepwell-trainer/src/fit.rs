@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use deepwell_ir::Phase;
 use deepwell_precision::{GuardEventKind, Guards};
 
 use crate::audit::Audit;
@@ -324,10 +325,13 @@ impl<'r> Fit<'r> {
     /// Shows the step to the guards and does what they decide.
     fn guard(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
         let step = self.position.step;
-        let statistics = self.engine.statistics_of_ranks()?;
+        let statistics = self.engine.statistics_by_phase()?;
         let guards = &mut self.position.guards;
-        for (layer, stats) in &statistics {
-            guards.observe_tensor(step, *layer, stats);
+        for (layer, phase, stats) in &statistics {
+            match phase {
+                Phase::Backward => guards.observe_backward_tensor(step, *layer, stats),
+                _ => guards.observe_tensor(step, *layer, stats),
+            }
         }
         guards.observe_loss(step, outcome.loss, outcome.grad_norm);
         let events = guards.decide(step)?;

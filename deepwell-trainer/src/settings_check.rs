@@ -201,6 +201,7 @@ fn guards(settings: &Settings) -> Vec<Row> {
         ),
         ("guards.spike_deviations", of(guards.spike_deviations), BePositive, None),
         ("guards.spike_fraction_min", of(guards.spike_fraction_min), NotBeNegative, None),
+        ("guards.spike_departure_min", of(guards.spike_departure_min), BePositive, None),
         (
             "guards.nonfinite_steps_max",
             Some(f64::from(guards.nonfinite_steps_max)),

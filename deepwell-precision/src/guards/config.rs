@@ -70,11 +70,24 @@ pub struct GuardConfig {
     ///
     /// Default 0.1, so that a loss with next to no noise does not spike over nothing.
     pub spike_fraction_min: f32,
+    /// How far a measure of a layer has to be above its median, as a factor, for a loss spike to be
+    /// laid at the layer's door. Judged once the history is full.
+    ///
+    /// Default 2. Measures of a layer change by a few percent from step to step; a spike without
+    /// any that doubled has another cause, such as an odd batch.
+    #[serde(skip_serializing_if = "is_default_departure")]
+    pub spike_departure_min: f32,
     /// Steps in a row with a non-finite loss or gradient norm after which the run is given up.
     /// Each of them is skipped, so that weights stay finite meanwhile.
     ///
     /// Default 8: layers at fault are in BF16 after the first, so later ones have another cause.
     pub nonfinite_steps_max: u32,
+}
+
+/// Whether it need not be written down: records of runs from before it was there have it so.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_departure(factor: &f32) -> bool {
+    *factor == GuardConfig::default().spike_departure_min
 }
 
 impl Default for GuardConfig {
@@ -93,6 +106,7 @@ impl Default for GuardConfig {
             loss_warmup: 32,
             spike_deviations: 8.0,
             spike_fraction_min: 0.1,
+            spike_departure_min: 2.0,
             nonfinite_steps_max: 8,
         }
     }

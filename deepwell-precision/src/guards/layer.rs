@@ -15,6 +15,7 @@ use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
 use super::GuardConfig;
+use super::departure::{Departure, History};
 use super::window::Window;
 use crate::{BLOCK, QuantStats};
 
@@ -40,11 +41,14 @@ pub enum LayerState {
 /// Evidence of the current step, the worst over the tensors of the layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Evidence {
-    observed: bool,
-    amax: f32,
-    underflow_fraction: f64,
-    saturation_fraction: f64,
-    scale_clamp_fraction: f64,
+    pub(super) observed: bool,
+    pub(super) amax: f32,
+    /// Of what the backward pass quantizes: gradients, and what is computed again.
+    #[serde(default)]
+    pub(super) backward_amax: f32,
+    pub(super) underflow_fraction: f64,
+    pub(super) saturation_fraction: f64,
+    pub(super) scale_clamp_fraction: f64,
     pub(super) nonfinite: u64,
 }
 
@@ -55,6 +59,9 @@ pub(super) struct Layer {
     /// Sum over the run.
     pub(super) counters: QuantStats,
     pub(super) amax_history: Window,
+    /// The other measures of the same steps.
+    #[serde(default)]
+    pub(super) history: History,
     pub(super) evidence: Evidence,
     /// Steps in a row that counted against the layer.
     pub(super) strikes: u32,
@@ -70,6 +77,7 @@ impl Layer {
             state: LayerState::Low,
             counters: QuantStats::default(),
             amax_history: Window::new(config.amax_history_len),
+            history: History::default(),
             evidence: Evidence::default(),
             strikes: 0,
             fallbacks: 0,
@@ -77,10 +85,13 @@ impl Layer {
         }
     }
 
-    pub(super) fn observe(&mut self, stats: &QuantStats) {
+    pub(super) fn observe(&mut self, stats: &QuantStats, is_backward: bool) {
         self.counters.merge(stats);
         if stats.elements == 0 {
             return;
+        }
+        if is_backward {
+            self.evidence.backward_amax = self.evidence.backward_amax.max(stats.amax);
         }
         let blocks = stats.elements.div_ceil(BLOCK as u64);
         let evidence = &mut self.evidence;
@@ -102,6 +113,7 @@ impl Layer {
         }
         let reason = self.crossed_threshold(config);
         self.amax_history.push(evidence.amax);
+        self.history.push(&evidence, config.amax_history_len);
         self.strikes = if reason.is_some() { self.strikes + 1 } else { 0 };
         reason
     }
@@ -134,6 +146,13 @@ impl Layer {
                 share(clamps, evidence.scale_clamp_fraction, config.scale_clamp_fraction_max)
             })
             .or_else(growth)
+    }
+
+    /// What of the step stands out most from those before; nothing where it was not computed in low
+    /// precision, or too few steps are known.
+    pub(super) fn departure(&self) -> Option<Departure> {
+        let is_judged = self.is_low() && self.evidence.observed;
+        is_judged.then(|| self.history.departure(&self.evidence, &self.amax_history))?
     }
 
     pub(super) fn is_low(&self) -> bool {

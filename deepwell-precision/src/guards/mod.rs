@@ -9,6 +9,12 @@
 //! - A step counts against a layer when one of its tensors crosses a threshold of
 //!   [`GuardConfig`]; several such steps in a row are an *offence*. A loss spike makes every layer
 //!   with a step against it offend at once.
+//! - A loss spike also makes the layers offend that stand out from their own history most, whether
+//!   a threshold was crossed or not. The measures are amax, amax of the backward pass, and the
+//!   shares of underflow, saturation and clamped scales, each over its median in the last
+//!   [`GuardConfig::amax_history_len`] steps. A layer's departure is the largest of these ratios.
+//!   Layers offend whose departure is at least [`GuardConfig::spike_departure_min`] and at least
+//!   the square root of the largest one. Where no layer departs so far, none moves.
 //! - Non-finite values are an offence of the first layer that reported them in the step, and of no
 //!   other: they spread through everything computed afterwards. Nothing else is judged in such a
 //!   step.
@@ -23,12 +29,14 @@ use serde::{Deserialize, Serialize};
 use crate::{Fallback, QuantStats};
 
 mod config;
+mod departure;
 mod event;
 mod layer;
 mod loss;
 mod window;
 
 pub use config::GuardConfig;
+use departure::Departure;
 pub use event::{GuardError, GuardEvent, GuardEventKind};
 pub use layer::LayerState;
 use layer::{Evidence, Layer};
@@ -92,9 +100,19 @@ impl Guards {
     /// Takes note of what quantizing one tensor of `layer` counted. Call it in execution order: the
     /// first layer with non-finite values is the one held responsible. An index for which
     /// [`Guards::new`] got no name is ignored. Does not allocate.
-    pub fn observe_tensor(&mut self, _step: u64, layer: usize, stats: &QuantStats) {
+    pub fn observe_tensor(&mut self, step: u64, layer: usize, stats: &QuantStats) {
+        self.observe(step, layer, stats, false);
+    }
+
+    /// [`Guards::observe_tensor`] of a tensor that the backward pass quantizes: its amax has a
+    /// history of its own, as gradients are smaller than activations.
+    pub fn observe_backward_tensor(&mut self, step: u64, layer: usize, stats: &QuantStats) {
+        self.observe(step, layer, stats, true);
+    }
+
+    fn observe(&mut self, _step: u64, layer: usize, stats: &QuantStats, is_backward: bool) {
         let Some(guarded) = self.layers.get_mut(layer) else { return };
-        guarded.observe(stats);
+        guarded.observe(stats, is_backward);
         if stats.nonfinite > 0 && self.nonfinite_layer.is_none() {
             self.nonfinite_layer = Some(layer);
         }
@@ -124,6 +142,7 @@ impl Guards {
             let spiked = matches!(verdict, LossVerdict::Spike { .. });
             let unjudged =
                 nonfinite_layer.is_some() || matches!(verdict, LossVerdict::NonFinite { .. });
+            let mut departed = if spiked && !unjudged { self.departed() } else { Vec::new() };
             for index in 0..self.layers.len() {
                 let offence = if nonfinite_layer == Some(index) {
                     let count = self.layers[index].evidence.nonfinite;
@@ -131,7 +150,8 @@ impl Guards {
                 } else if unjudged {
                     None
                 } else {
-                    self.offence(index, spiked)
+                    let departed = departed.get_mut(index).and_then(Option::take);
+                    self.offence(index, spiked, departed)
                 };
                 self.move_layer(step, index, offence, &mut fresh)?;
             }
@@ -192,17 +212,34 @@ impl Guards {
         Ok(())
     }
 
-    /// Whether the layer offends by its thresholds, and why.
-    fn offence(&mut self, index: usize, spiked: bool) -> Option<String> {
+    /// Of each layer, how it stands out in a step whose loss spiked, if it is among those that do
+    /// most.
+    fn departed(&self) -> Vec<Option<Departure>> {
+        let found: Vec<_> = self.layers.iter().map(Layer::departure).collect();
+        let ratios = found.iter().flatten().map(|departure| departure.ratio);
+        let most = ratios.fold(0.0, f32::max);
+        let least = self.config.spike_departure_min;
+        // In binades, at least half of the largest.
+        let stands_out = |it: &Departure| it.ratio >= least && it.ratio * it.ratio >= most;
+        found.into_iter().map(|departure| departure.filter(stands_out)).collect()
+    }
+
+    /// Whether the layer offends, by its thresholds or as it stands out in a step whose loss
+    /// spiked, and why.
+    fn offence(
+        &mut self,
+        index: usize,
+        spiked: bool,
+        departed: Option<Departure>,
+    ) -> Option<String> {
         let layer = &mut self.layers[index];
-        let reason = layer.judge(&self.config)?;
-        let strikes = layer.strikes;
-        if strikes >= self.config.strikes_max {
-            Some(format!("{reason}, {strikes} steps in a row"))
-        } else if spiked {
-            Some(format!("{reason}, in a step whose loss spiked"))
-        } else {
-            None
+        let strikes_max = self.config.strikes_max;
+        match layer.judge(&self.config) {
+            Some(reason) if layer.strikes >= strikes_max => {
+                Some(format!("{reason}, {} steps in a row", layer.strikes))
+            }
+            Some(reason) if spiked => Some(format!("{reason}, in a step whose loss spiked")),
+            _ => Some(format!("{}, in a step whose loss spiked", departed?.reason())),
         }
     }
 

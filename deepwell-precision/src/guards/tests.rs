@@ -293,3 +293,64 @@ fn counters_history_and_the_cap_on_events() {
     assert_eq!(guards.events().len(), EVENTS_MAX);
     assert_eq!(guards.events_dropped(), 5);
 }
+
+/// A spike moves the layers that depart most from what they were, and none where nothing changed.
+#[test]
+fn a_loss_spike_alone_moves_the_layers_that_stand_out() {
+    let base = QuantStats { underflows: 10, ..good() };
+    let config = || GuardConfig { underflow_fraction_max: 0.9, ..config() };
+    // What three layers count in the step of the spike, as (forward, backward).
+    let check = |config: GuardConfig, spiked: [(QuantStats, QuantStats); 3], expected: &[&str]| {
+        let names = ["a", "b", "c"].map(String::from).to_vec();
+        let mut guards = Guards::new(config, names, Fallback::Safe);
+        let mut told = Vec::new();
+        for now in 1..=6 {
+            let calm = (base, QuantStats { amax: 1e-4, ..base });
+            let counted = if now == 6 { spiked } else { [calm; 3] };
+            for (layer, (forward, backward)) in counted.iter().enumerate() {
+                guards.observe_tensor(now, layer, forward);
+                guards.observe_backward_tensor(now, layer, backward);
+            }
+            guards.observe_loss(now, if now == 6 { 9.0 } else { 2.0 }, 1.0);
+            let json = serde_json::to_string(&guards).unwrap();
+            guards = serde_json::from_str(&json).unwrap();
+            for event in guards.decide(now).unwrap() {
+                assert_eq!(now, 6, "{event:?}");
+                let is_move = matches!(event.kind, ToBf16 { .. });
+                told.extend(is_move.then(|| format!("{}: {}", event.layer, event.reason)));
+            }
+        }
+        let suffix = ", in a step whose loss spiked";
+        let expected: Vec<String> = expected.iter().map(|it| format!("{it}{suffix}")).collect();
+        assert_eq!(told, expected);
+    };
+    let (forward, backward) = (base, QuantStats { amax: 1e-4, ..base });
+    let calm = (forward, backward);
+    check(config(), [calm; 3], &[]);
+    let louder = |amax| (QuantStats { amax, ..forward }, backward);
+    check(config(), [calm, louder(1.9), calm], &[]);
+    check(config(), [calm, louder(4.0), calm], &["b: amax rose from 1e0 to 4e0"]);
+    // Half as far in binades is as far as it goes.
+    check(
+        config(),
+        [louder(2.0), louder(16.0), louder(4.0)],
+        &["b: amax rose from 1e0 to 1.6e1", "c: amax rose from 1e0 to 4e0"],
+    );
+    // Gradients have a history of their own, far below that of activations.
+    let steep = (forward, QuantStats { amax: 8e-3, ..base });
+    check(config(), [steep, calm, calm], &["a: amax of the backward pass rose from 1e-4 to 8e-3"]);
+    let vanishing = (QuantStats { underflows: 400, ..forward }, backward);
+    check(
+        config(),
+        [calm, calm, vanishing],
+        &["c: underflow to zero rose from 1.000 % to 40.000 %"],
+    );
+    let clamped = (QuantStats { scale_clamps: 3, ..forward }, backward);
+    let lenient = GuardConfig { scale_clamp_fraction_max: 1.0, ..config() };
+    check(lenient, [clamped, calm, calm], &["a: clamped scales rose from 0.000 % to 9.375 %"]);
+    let clipped = (QuantStats { saturations: 20, ..forward }, backward);
+    check(config(), [calm, clipped, calm], &["b: saturation rose from 0.000 % to 2.000 %"]);
+    // Another factor.
+    let strict = GuardConfig { spike_departure_min: 32.0, ..config() };
+    check(strict, [calm, louder(16.0), calm], &[]);
+}

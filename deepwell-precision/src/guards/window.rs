@@ -20,6 +20,13 @@ impl Window {
         Self { values: Vec::with_capacity(capacity), capacity, next: 0 }
     }
 
+    /// Holds so many values from here on; what it had is gone where it held another number.
+    pub(super) fn reserve(&mut self, capacity: usize) {
+        if self.capacity != capacity.max(1) {
+            *self = Window::new(capacity);
+        }
+    }
+
     pub(super) fn push(&mut self, value: f32) {
         debug_assert!(value.is_finite(), "JSON holds no other");
         if self.values.len() < self.capacity {

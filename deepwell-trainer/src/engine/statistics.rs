@@ -82,8 +82,23 @@ impl Engine {
     /// # Errors
     /// Ranks that have failed.
     pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
+        let all = self.statistics_by_phase()?;
+        Ok(all.into_iter().map(|(layer, _, stats)| (layer, stats)).collect())
+    }
+
+    /// [`Engine::statistics_of_ranks`] with the phase that quantized each tensor.
+    ///
+    /// # Errors
+    /// Ranks that have failed.
+    pub(crate) fn statistics_by_phase(
+        &mut self,
+    ) -> Result<Vec<(usize, Phase, QuantStats)>, TrainError> {
         if self.peers.world_size() == 1 {
-            return Ok(self.statistics().to_vec());
+            let passes = self.passes_of_statistics().iter();
+            let own = self.statistics().iter().zip(passes);
+            return Ok(own
+                .map(|(&(layer, stats), &(_, phase, _))| (layer, phase, stats))
+                .collect());
         }
         let passes = self.passes_of_statistics().iter();
         let own = self.statistics().iter().zip(passes);
@@ -104,7 +119,7 @@ impl Engine {
                 sum.stats.merge(&other.stats);
             }
         }
-        Ok(as_one_rank(stages).into_iter().map(|it| (it.layer, it.stats)).collect())
+        Ok(as_one_rank(stages).into_iter().map(|it| (it.layer, it.phase, it.stats)).collect())
     }
 
     /// [`Engine::expert_loads`] of all stages of this rank's pipeline, by layer.

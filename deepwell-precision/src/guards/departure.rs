@@ -1,0 +1,98 @@
+//! How far a step of a layer departs from the layer's own history, by which the layers are found
+//! that a loss spike is laid to.
+//!
+//! Of each measure the ratio to its median over the last steps counts, so that measures and layers
+//! of any size compare. A layer's departure is its largest ratio.
+
+use alloc::format;
+use alloc::string::String;
+
+use serde::{Deserialize, Serialize};
+
+use super::layer::Evidence;
+use super::window::Window;
+
+/// Added to shares before they are compared: less than a thousandth of a tensor is noise.
+const SHARE_NOISE: f32 = 1.0 / 1024.0;
+
+/// The measures of the last steps, but for amax, which the layer keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct History {
+    backward_amax: Window,
+    underflow: Window,
+    saturation: Window,
+    scale_clamp: Window,
+}
+
+impl Default for History {
+    fn default() -> History {
+        let [backward_amax, underflow, saturation, scale_clamp] = [(); 4].map(|()| Window::new(1));
+        History { backward_amax, underflow, saturation, scale_clamp }
+    }
+}
+
+/// What stands out most.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Departure {
+    /// Over the median of the layer's last steps.
+    pub(super) ratio: f32,
+    measure: &'static str,
+    now: f32,
+    median: f32,
+    is_share: bool,
+}
+
+impl Departure {
+    /// In words.
+    pub(super) fn reason(&self) -> String {
+        let Departure { measure, now, median, .. } = self;
+        match self.is_share {
+            true => {
+                let [now, median] = [now, median].map(|share| share * 100.0);
+                format!("{measure} rose from {median:.3} % to {now:.3} %")
+            }
+            false => format!("{measure} rose from {median:e} to {now:e}"),
+        }
+    }
+}
+
+impl History {
+    /// Adds a step to the last `len`.
+    pub(super) fn push(&mut self, evidence: &Evidence, len: usize) {
+        let History { backward_amax, underflow, saturation, scale_clamp } = self;
+        for (window, value) in [
+            (backward_amax, evidence.backward_amax),
+            (underflow, evidence.underflow_fraction as f32),
+            (saturation, evidence.saturation_fraction as f32),
+            (scale_clamp, evidence.scale_clamp_fraction as f32),
+        ] {
+            window.reserve(len);
+            window.push(value);
+        }
+    }
+
+    /// How far a step departs from those before, by its worst measure; none while the history is
+    /// not full.
+    pub(super) fn departure(&self, evidence: &Evidence, amax: &Window) -> Option<Departure> {
+        let History { backward_amax, underflow, saturation, scale_clamp } = self;
+        let rows = [
+            ("amax", amax, evidence.amax, false),
+            ("amax of the backward pass", backward_amax, evidence.backward_amax, false),
+            ("underflow to zero", underflow, evidence.underflow_fraction as f32, true),
+            ("saturation", saturation, evidence.saturation_fraction as f32, true),
+            ("clamped scales", scale_clamp, evidence.scale_clamp_fraction as f32, true),
+        ];
+        // A layer that an earlier version watched has one full history and four new ones.
+        if !amax.is_full() || amax.len() != underflow.len() {
+            return None;
+        }
+        let of_row = |(measure, window, now, is_share): (&'static str, &Window, f32, bool)| {
+            let (median, _) = window.median_and_deviation()?;
+            let noise = if is_share { SHARE_NOISE } else { 0.0 };
+            let ratio = (now + noise) / (median + noise);
+            ratio.is_finite().then_some(Departure { ratio, measure, now, median, is_share })
+        };
+        // The first of equal ones.
+        rows.into_iter().filter_map(of_row).reduce(|a, b| if b.ratio > a.ratio { b } else { a })
+    }
+}
