@@ -2,7 +2,8 @@
 //!
 //! libtest knows only while it compiles whether a test is ignored. Whether there is a GPU shows
 //! when a test runs: then it calls [`skip`], and the line of the test says `ignored` and why.
-//! Filters and flags are libtest's; several names run the tests of each, as there.
+//! Filters and flags are libtest's; several names run the tests of each, as there. The line of a
+//! test says how many seconds it took, and the slowest tests are listed at the end.
 //!
 //! ```no_run
 //! use deepwell_trials::{skip, trial};
@@ -18,6 +19,8 @@
 //! }
 //! ```
 
+mod times;
+
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, resume_unwind};
 use std::process::ExitCode;
@@ -25,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[doc(hidden)]
 pub use inventory;
-use libtest_mimic::{Arguments, Completion, Trial};
+use libtest_mimic::{Arguments, Completion};
 
 /// Flags whose value is an argument of its own.
 const WITH_VALUE: [&str; 6] =
@@ -96,23 +99,25 @@ pub fn note(line: impl FnOnce() -> String) {
     }
 }
 
-/// Runs the tests of this binary that the command line asks for.
+/// Runs the tests of this binary that the command line asks for, and prints how long each took.
 pub fn run() -> ExitCode {
     let (mut arguments, names) = arguments(std::env::args());
-    // What one test does with the default stream of a GPU ends what another records at that time.
+    // Tests of a GPU measure its time and its free memory, which others would change.
     if std::path::Path::new("/dev/nvidiactl").exists() {
         arguments.test_threads.get_or_insert(1);
     }
     IS_VERBOSE.store(arguments.nocapture, Ordering::Relaxed);
+    let fits = |path: &str, name: &String| {
+        if arguments.exact { path == name } else { path.contains(name.as_str()) }
+    };
     let is_asked_for = |path: &str| {
-        let fits = |name: &String| if arguments.exact { path == name } else { path.contains(name) };
-        names.is_empty() || names.iter().any(fits)
+        !arguments.skip.iter().any(|name| fits(path, name))
+            && (names.is_empty() || names.iter().any(|name| fits(path, name)))
     };
     let tests = inventory::iter::<Test>.into_iter().map(|test| (test.path(), test));
-    let tests: BTreeMap<String, &Test> = tests.filter(|(path, _)| is_asked_for(path)).collect();
-    let trials =
-        tests.into_iter().map(|(path, test)| Trial::ignorable_test(path, || Ok(test.run())));
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    let tests: BTreeMap<String, &'static Test> =
+        tests.filter(|(path, _)| is_asked_for(path)).collect();
+    times::run(&arguments, tests)
 }
 
 /// Flags, and names of tests: libtest-mimic takes one name at most.
