@@ -45,8 +45,8 @@ pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Ou
 }
 
 fn row(text: &mut String, name: &str, value: &str) {
-    // Writing to a text does not fail.
-    let _ = writeln!(text, "  {name:<14}{value}");
+    // A space in any case, however long the name is. Writing to a text does not fail.
+    let _ = writeln!(text, "  {name:<13} {value}");
 }
 
 fn compared(comparison: &Comparison) -> String {
@@ -89,7 +89,7 @@ fn hazard_text(text: &mut String, hazard: &Hazard, lines: &SourceLines) {
     let times = if *count > 1 { format!(", {} times", grouped(*count)) } else { String::new() };
     let _ = writeln!(text, "  {severity}: {}{times}", kind.name());
     row(text, "  this", &access(later, lines));
-    row(text, "  is not after", &access(earlier, lines));
+    row(text, "  not after", &access(earlier, lines));
     if let Some(place) = place {
         row(text, "  at", &place.to_string());
     }
@@ -258,4 +258,49 @@ pub(crate) fn failure(error: &EmulatorError, lines: &SourceLines) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_emulator::hazard::{Actor, HazardKind, Site, Unit};
+
+    use super::*;
+
+    #[test]
+    fn a_value_never_touches_its_name() {
+        let check = |name: &str, expected: &str| {
+            let mut text = String::new();
+            row(&mut text, name, "value");
+            assert_eq!(text, expected);
+        };
+        check("at", "  at            value\n");
+        check("123456789_123", "  123456789_123 value\n");
+        check("123456789_1234", "  123456789_1234 value\n");
+        check("123456789_123456789", "  123456789_123456789 value\n");
+    }
+
+    #[test]
+    fn both_accesses_of_a_hazard_stand_apart_from_their_names() {
+        let access = |ptx_line: u32, write: bool| Access {
+            site: Site { ptx_line, source: None },
+            actor: Actor { cluster: 0, rank: 0, warp: 3, lanes: 1 << 5, unit: Unit::Thread },
+            write,
+        };
+        let hazard = Hazard {
+            kind: HazardKind::MissingSynchronization,
+            missing: "a barrier between them".to_string(),
+            earlier: access(17, false),
+            later: access(21, true),
+            place: None,
+            count: 2,
+        };
+        let mut text = String::new();
+        hazard_text(&mut text, &hazard, &SourceLines::default());
+        let expected = [
+            "    this          write by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 21",
+            "    not after     read by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 17",
+            "  hint          a barrier between them",
+        ];
+        assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), expected);
+    }
 }
