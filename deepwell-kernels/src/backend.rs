@@ -53,9 +53,11 @@ pub struct CallTime {
     pub begin_s: f64,
     /// When it ended.
     pub end_s: f64,
-    /// Share of the device's SMs (or of the processor) that it had work for, at most 1; 1 where
-    /// nothing is known.
-    pub device_share: f64,
+    /// CTAs of its largest launch over the SMs of the device, at most 1. It follows from the grid
+    /// alone: no counter is read, and a persistent kernel, which launches a CTA for each SM, has 1
+    /// whatever its CTAs do. `None` where no grid is known: on a CPU, of a library's GEMM, of a
+    /// copy or an exchange.
+    pub grid_fill: Option<f64>,
 }
 
 /// How long a device took for what lies before a readback, by its own clock.

@@ -40,8 +40,10 @@ pub struct CallProfile {
     pub flops: u64,
     /// Bytes that have to be moved.
     pub bytes: u64,
-    /// Share of the device's SMs that it had work for.
-    pub device_share: f64,
+    /// CTAs of its largest launch over the SMs, at most 1: a property of the grid, nothing that is
+    /// measured. `None` where no grid is known (a CPU, a library's GEMM, an exchange).
+    #[serde(default)]
+    pub grid_fill: Option<f64>,
     /// How often a step runs it.
     pub runs: usize,
 }
@@ -72,9 +74,10 @@ pub struct OpProfile {
     pub gbps: f64,
     /// Least time by the roofline over the time taken.
     pub roof_share: f64,
-    /// Time weighted with the share of the SMs that had work.
-    #[serde(alias = "multiprocessor_time_s")]
-    pub sm_time_s: f64,
+    /// Mean of [`CallProfile::grid_fill`] over the time of the calls for which it is known; `None`
+    /// where it is for none.
+    #[serde(default)]
+    pub grid_fill: Option<f64>,
 }
 
 /// The profile of one step.
@@ -134,7 +137,7 @@ impl Profile {
                 roofline_s: roofline(program, call, hardware).0,
                 flops: call.cost.flops,
                 bytes: call.cost.bytes(),
-                device_share: time.device_share,
+                grid_fill: time.grid_fill,
             })
             .collect();
         let time_s: f64 = calls.iter().map(|call| call.in_step(call.time_s)).sum();
@@ -233,12 +236,23 @@ fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
                 tflops: ratio(sum(|call| call.flops as f64), time_s) / 1e12,
                 gbps: ratio(sum(|call| call.bytes as f64), time_s) / 1e9,
                 roof_share: ratio(sum(|call| call.roofline_s), time_s),
-                sm_time_s: sum(|call| call.time_s * call.device_share),
+                grid_fill: mean_grid_fill(of_op()),
             }
         })
         .collect();
     ops.sort_by(|a, b| b.time_s.total_cmp(&a.time_s));
     ops
+}
+
+/// The mean over the time of the calls whose grid is known.
+fn mean_grid_fill<'a>(calls: impl Iterator<Item = &'a CallProfile>) -> Option<f64> {
+    let known = calls.filter_map(|call| Some((call.in_step(call.time_s), call.grid_fill?)));
+    let (mut time_s, mut filled_s) = (0.0, 0.0);
+    for (call_s, fill) in known {
+        time_s += call_s;
+        filled_s += call_s * fill;
+    }
+    (time_s > 0.0).then(|| filled_s / time_s)
 }
 
 impl fmt::Display for Profile {
@@ -253,13 +267,13 @@ impl fmt::Display for Profile {
         )?;
         writeln!(
             f,
-            "  {:<28} {:<26} {:>5} {:>9} {:>6} {:>8} {:>8} {:>6} {:>9}",
-            "op", "kernel", "calls", "ms", "share", "TFLOP/s", "GB/s", "roof", "SM ms"
+            "  {:<28} {:<26} {:>5} {:>9} {:>6} {:>8} {:>8} {:>6} {:>6}",
+            "op", "kernel", "calls", "ms", "share", "TFLOP/s", "GB/s", "roof", "grid"
         )?;
         for op in &self.ops {
             writeln!(
                 f,
-                "  {:<28} {:<26} {:>5} {:>9.3} {:>5.1}% {:>8.1} {:>8.1} {:>5.1}% {:>9.3}",
+                "  {:<28} {:<26} {:>5} {:>9.3} {:>5.1}% {:>8.1} {:>8.1} {:>5.1}% {:>6}",
                 op.op,
                 op.kernel,
                 op.calls,
@@ -268,7 +282,7 @@ impl fmt::Display for Profile {
                 op.tflops,
                 op.gbps,
                 op.roof_share * 100.0,
-                op.sm_time_s * 1e3
+                op.grid_fill.map_or("-".to_string(), |fill| format!("{:.1}%", fill * 100.0))
             )?;
         }
         Ok(())

@@ -129,7 +129,7 @@ impl Backend for CpuBackend {
             .map(|&call| {
                 let begin_s = start.elapsed().as_secs_f64();
                 self.enqueue(call)?;
-                Ok(CallTime { begin_s, end_s: start.elapsed().as_secs_f64(), device_share: 1.0 })
+                Ok(CallTime { begin_s, end_s: start.elapsed().as_secs_f64(), grid_fill: None })
             })
             .collect()
     }

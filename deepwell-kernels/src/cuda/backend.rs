@@ -181,17 +181,6 @@ impl CudaBackend {
         }
     }
 
-    /// Share of the SMs that the CTAs of a call's largest launch can fill.
-    fn device_share(&self, call: PreparedCall) -> f64 {
-        let sm_count = f64::from(self.driver.properties().sm_count.max(1));
-        let ctas = self.steps(call).iter().map(|step| match step {
-            Step::Launch(launch) => launch.grid.iter().map(|&size| f64::from(size)).product(),
-            // A library does not say how it launches.
-            _ => sm_count,
-        });
-        (ctas.fold(0.0, f64::max) / sm_count).min(1.0)
-    }
-
     /// Makes events with timing until there are `count`.
     fn reserve_marks(&mut self, count: usize) -> Result<(), DriverError> {
         while self.marks.len() < count {
@@ -414,7 +403,7 @@ impl Backend for CudaBackend {
         for (index, &call) in calls.iter().enumerate() {
             let (from, to) = (self.marks[index], self.marks[index + 1]);
             let end_s = begin_s + f64::from(self.driver.elapsed_ms(from, to)?) * 1e-3;
-            times.push(CallTime { begin_s, end_s, device_share: self.device_share(call) });
+            times.push(CallTime { begin_s, end_s, grid_fill: self.grid_fill(call) });
             begin_s = end_s;
         }
         Ok(times)

@@ -84,6 +84,24 @@ impl CudaBackend {
         })
     }
 
+    /// CTAs of a call's largest launch over the SMs, at most 1; `None` where there is a step whose
+    /// launches a library keeps to itself, or no launch.
+    pub(super) fn grid_fill(&self, call: PreparedCall) -> Option<f64> {
+        let mut ctas_max: Option<f64> = None;
+        for step in self.steps(call) {
+            match step {
+                Step::Launch(launch) => {
+                    let ctas = launch.grid.iter().map(|&size| f64::from(size)).product();
+                    ctas_max = Some(ctas_max.map_or(ctas, |known: f64| known.max(ctas)));
+                }
+                Step::Matmul(_) | Step::Exchange(_) => return None,
+                Step::Copy { .. } | Step::Fill { .. } => {}
+            }
+        }
+        let sm_count = f64::from(self.driver.properties().sm_count.max(1));
+        ctas_max.map(|ctas| (ctas / sm_count).min(1.0))
+    }
+
     /// A recorded graph as a recording.
     pub(super) fn keep(&mut self, graph: CapturedGraph) -> Result<Recording, KernelError> {
         self.graphs.push(graph);
