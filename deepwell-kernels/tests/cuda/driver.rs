@@ -11,18 +11,18 @@ use crate::device::open_driver;
 use crate::harness::uniform;
 
 const ELEMENTS: usize = 1000;
-const BYTES: usize = 2 * ELEMENTS;
+pub(crate) const BYTES: usize = 2 * ELEMENTS;
 const THREADS: u32 = 256;
 
 /// A driver with the kernel of `add.cu` and one stream.
-struct Fixture {
-    driver: CudarcDriver,
+pub(crate) struct Fixture {
+    pub(crate) driver: CudarcDriver,
     add: Function,
-    stream: Stream,
+    pub(crate) stream: Stream,
 }
 
 impl Fixture {
-    fn open() -> Fixture {
+    pub(crate) fn open() -> Fixture {
         let mut driver = open_driver();
         let capability = driver.properties().capability;
         let image = KernelImages::discover().image("add", capability).unwrap();
@@ -33,13 +33,13 @@ impl Fixture {
         Fixture { driver, add, stream }
     }
 
-    fn upload(&mut self, values: &[bf16]) -> DevicePtr {
+    pub(crate) fn upload(&mut self, values: &[bf16]) -> DevicePtr {
         let pointer = self.driver.allocate(size_of_val(values)).unwrap();
         self.driver.upload(pointer, bytemuck::cast_slice(values)).unwrap();
         pointer
     }
 
-    fn download(&mut self, pointer: DevicePtr) -> Vec<bf16> {
+    pub(crate) fn download(&mut self, pointer: DevicePtr) -> Vec<bf16> {
         let mut bytes = vec![0; BYTES];
         self.driver.download(&mut bytes, pointer).unwrap();
         bytemuck::pod_collect_to_vec(&bytes)
@@ -62,17 +62,17 @@ impl Fixture {
         }
     }
 
-    fn add(&mut self, a: DevicePtr, b: DevicePtr, sum: DevicePtr) {
+    pub(crate) fn add(&mut self, a: DevicePtr, b: DevicePtr, sum: DevicePtr) {
         let launch = self.launch_of(a, b, sum);
         self.driver.launch(&launch, self.stream).unwrap();
     }
 }
 
-fn random(seed: u64) -> Vec<bf16> {
+pub(crate) fn random(seed: u64) -> Vec<bf16> {
     uniform(ELEMENTS, seed, 4.0).into_iter().map(bf16::from_f32).collect()
 }
 
-fn sum(a: &[bf16], b: &[bf16]) -> Vec<bf16> {
+pub(crate) fn sum(a: &[bf16], b: &[bf16]) -> Vec<bf16> {
     a.iter().zip(b).map(|(x, y)| bf16::from_f32(x.to_f32() + y.to_f32())).collect()
 }
 

@@ -51,6 +51,7 @@ mod bf16_grouped_gemm;
 mod bias_grad;
 mod blas;
 mod calibration;
+mod captures;
 #[path = "../../src/ops/cast/tests/cuda.rs"]
 mod cast;
 mod compare;

@@ -118,7 +118,8 @@ impl Driver for CudarcDriver {
     fn synchronize_device(&mut self) -> DriverResult<()> {
         self.context.enter()?;
         // SAFETY: takes nothing; the context is current.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+        let code = self.context.alone("cuCtxSynchronize", || unsafe { sys::cuCtxSynchronize() })?;
+        check("cuCtxSynchronize", code)
     }
 
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32> {

@@ -7,12 +7,13 @@
 //! node what the next work comes behind.
 //!
 //! Recordings are relaxed: a library may load its kernels while it is recorded, and other threads
-//! may allocate.
+//! may allocate. `captures.rs` says which calls of other threads have to wait.
 
 use std::ptr;
 
 use cudarc::driver::sys;
 
+use super::captures::CAPTURES;
 use super::context::{Context, StreamSlot, new_stream, slot_of};
 use super::error::check;
 use crate::cuda::driver::{DriverError, DriverResult, Stream};
@@ -116,13 +117,15 @@ impl Position {
 
 impl Context {
     pub(super) fn begin_capture(&self, stream: Stream) -> DriverResult<()> {
+        // Before the slots are locked: this may wait for another thread.
+        let open = CAPTURES.open(self.device());
         let mut slots = self.slots();
         let slot = slot_of(&mut slots, stream)?;
-        if slot.is_recorded {
+        if slot.recording.is_some() {
             return Err(DriverError::new("begin_capture", "the stream is recorded already"));
         }
         begin(slot.raw)?;
-        slot.is_recorded = true;
+        slot.recording = Some(open);
         Ok(())
     }
 
@@ -191,13 +194,12 @@ impl Context {
     pub(super) fn end_capture(&self, stream: Stream) -> DriverResult<LaunchableGraph> {
         let mut slots = self.slots();
         let slot = slot_of(&mut slots, stream)?;
-        if !slot.is_recorded {
+        let Some(_until_the_end) = slot.recording.take() else {
             return Err(DriverError::new(
                 "end_capture",
                 "expected a stream that is recorded, got one that is not",
             ));
-        }
-        slot.is_recorded = false;
+        };
         // A group that was not ended is thrown away with the recording, whatever it holds.
         let open_group = take_group(slot);
         let recorded = end(slot.raw)?;
@@ -220,8 +222,7 @@ impl Context {
     pub(super) fn abandon_captures(&self) {
         for slot in self.slots().iter_mut() {
             let _ = take_group(slot);
-            if slot.is_recorded {
-                slot.is_recorded = false;
+            if let Some(_until_the_end) = slot.recording.take() {
                 let _ = end(slot.raw);
             }
         }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
+use super::captures::{CAPTURES, OpenCapture};
 use super::error::check;
 use crate::cuda::driver::{DriverError, DriverResult, Priority, Stream};
 
@@ -20,7 +21,7 @@ pub(super) struct StreamSlot {
     /// Takes the work of groups; made when the first one begins.
     pub(super) private: Option<sys::CUstream>,
     /// Between the begin and the end of a recording that began with this stream.
-    pub(super) is_recorded: bool,
+    pub(super) recording: Option<OpenCapture>,
     /// Between the begin and the end of a group.
     pub(super) is_grouped: bool,
 }
@@ -102,13 +103,7 @@ impl Context {
         };
         let raw = new_stream(priority)?;
         let mut slots = self.slots();
-        slots.push(StreamSlot {
-            raw,
-            priority,
-            private: None,
-            is_recorded: false,
-            is_grouped: false,
-        });
+        slots.push(StreamSlot { raw, priority, private: None, recording: None, is_grouped: false });
         Ok(Stream(slots.len() as u64 - 1))
     }
 
@@ -120,6 +115,11 @@ impl Context {
             Some(private) if slot.is_grouped => private,
             _ => slot.raw,
         })
+    }
+
+    /// Makes a call that would end the captures of this device, when there are none.
+    pub(super) fn alone<T>(&self, name: &str, call: impl FnOnce() -> T) -> DriverResult<T> {
+        CAPTURES.alone(self.device, name, call)
     }
 
     /// Waits for all streams that are not being recorded.

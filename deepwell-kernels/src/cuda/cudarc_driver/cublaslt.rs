@@ -107,8 +107,10 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
+            // It waits for the whole device. Where this thread captures, the handle stays.
             // SAFETY: created once, destroyed once.
-            let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+            let destroy = || unsafe { sys::cublasLtDestroy(self.handle) };
+            let _ = self.context.alone("cublasLtDestroy", destroy);
         }
     }
 }

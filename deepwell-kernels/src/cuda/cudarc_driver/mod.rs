@@ -9,6 +9,7 @@
 
 mod calls;
 mod capture;
+mod captures;
 mod context;
 mod cublaslt;
 mod error;
@@ -47,7 +48,9 @@ struct EventSlot {
 /// Made by [`CudarcDriver::open`]. It uses the device's primary context, makes that context
 /// current in each call, and so may move between threads. Its streams do not wait for the legacy
 /// stream. Recordings are relaxed: while one is in progress, calls that cannot be recorded (an
-/// allocation, an upload) run at once.
+/// allocation, an upload) run at once. Calls that would end the recordings of other threads wait
+/// for those: [`Driver::synchronize_device`](super::Driver::synchronize_device), and the end of a
+/// driver or of a library.
 pub struct CudarcDriver {
     properties: DeviceProperties,
     memory: HashMap<DevicePtr, usize>,
@@ -106,10 +109,13 @@ impl Drop for CudarcDriver {
             // SAFETY: an event of ours, destroyed once; no work is under way.
             let _ = unsafe { sys::cuEventDestroy_v2(event.raw) };
         }
-        for module in self.modules.drain(..) {
-            // SAFETY: a module of ours, unloaded once; none of its kernels runs.
-            let _ = unsafe { sys::cuModuleUnload(module) };
-        }
+        // Where this thread captures with another driver, they stay until the context ends.
+        let _ = self.context.alone("cuModuleUnload", || {
+            for module in self.modules.drain(..) {
+                // SAFETY: a module of ours, unloaded once; none of its kernels runs.
+                let _ = unsafe { sys::cuModuleUnload(module) };
+            }
+        });
         for (pointer, _) in self.memory.drain() {
             // SAFETY: memory of ours, freed once; no work uses it.
             let _ = unsafe { sys::cuMemFree_v2(pointer.0) };
