@@ -7,6 +7,7 @@ use deepwell_kernels::cuda::{
 use deepwell_precision::e4m3;
 use deepwell_trials::skip;
 use half::bf16;
+use rayon::prelude::*;
 
 use crate::compare::assert_biased_within;
 use crate::device::open_driver;
@@ -190,8 +191,7 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
     // four steps follow each other: with a largest term of an eighth of the magnitudes, 2^-9.
     let per_magnitude = if case.scaling == NO_SCALES { 2f64.powi(-20) } else { 2f64.powi(-9) };
     let rounding = if case.out == DType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
-    let (mut sums, mut bounds) = (Vec::new(), Vec::new());
-    for (index, &before) in before.iter().enumerate() {
+    let of_element = |(index, &before): (usize, &f64)| {
         let (row, column) = (index / case.n, index % case.n);
         let row_of_a = &a[row * case.k..][..case.k];
         let row_of_b = &b[column * case.k..][..case.k];
@@ -202,9 +202,10 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
         let expected = product + added;
         // A product may be rounded before something is added to it.
         let rounded = expected.abs() + if added == 0.0 { 0.0 } else { product.abs() + added.abs() };
-        sums.push(expected);
-        bounds.push(magnitude * per_magnitude + rounded * rounding);
-    }
+        (expected, magnitude * per_magnitude + rounded * rounding)
+    };
+    let (sums, bounds): (Vec<f64>, Vec<f64>) =
+        before.par_iter().enumerate().map(of_element).unzip();
     // What is cut off has the sign of what it is cut from.
     assert_biased_within(&format!("{case:?}"), got, &sums, &bounds, per_magnitude);
 }

@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
+use crate::ops::linear::oracle::{add_scaled, dot};
+
 /// Sizes and settings; query head `h` reads key and value head `h * kv_heads / heads`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
@@ -122,10 +126,6 @@ pub struct Backward {
     pub dsinks: Vec<f64>,
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
 /// One row of `softmax(scale q k^T)` and its lse: the weight of each key up to the last that
 /// `token` sees, zero for one before its window
 /// or its document. `sinks` has one score for each head, or none.
@@ -154,25 +154,36 @@ pub fn probabilities(
 }
 
 /// `out = softmax(scale q k^T) v` and lse, head by head. `sinks` has one score for each head, or
-/// none.
+/// none. Rows go over all cores.
 pub fn forward(shape: &Shape, q: &[f64], k: &[f64], v: &[f64], sinks: &[f64]) -> Forward {
-    let width = shape.value_dim();
-    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
-    let mut lse = Vec::new();
-    for row in shape.rows() {
-        let (batch, head, token) = row;
-        let (probabilities, row_lse) = probabilities(shape, q, k, sinks, row);
-        lse.push(row_lse);
-        let out = &mut out[shape.out(batch, token, head)..][..width];
-        for (key, p) in probabilities.iter().enumerate() {
-            let value = &v[shape.value(batch, key, head)..][..width];
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += p * value);
-        }
-    }
-    Forward { out, lse }
+    forward_of_rows(shape, v, |row| probabilities(shape, q, k, sinks, row))
 }
 
-/// The gradients for `dout`, of the shape of out.
+/// `out` and lse from the weights of the keys of each row, and its lse.
+pub(super) fn forward_of_rows(
+    shape: &Shape,
+    v: &[f64],
+    weights: impl Fn((usize, usize, usize)) -> (Vec<f64>, f64) + Sync,
+) -> Forward {
+    let width = shape.value_dim();
+    let of_row = |row: (usize, usize, usize)| {
+        let (weights, lse) = weights(row);
+        let mut out = vec![0.0; width];
+        for (key, &weight) in weights.iter().enumerate() {
+            add_scaled(&mut out, weight, &v[shape.value(row.0, key, row.1)..][..width]);
+        }
+        (out, lse)
+    };
+    let rows: Vec<(usize, usize, usize)> = shape.rows().collect();
+    let of_rows: Vec<(Vec<f64>, f64)> = rows.par_iter().map(|&row| of_row(row)).collect();
+    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
+    for (&(batch, head, token), (of_row, _)) in rows.iter().zip(&of_rows) {
+        out[shape.out(batch, token, head)..][..width].copy_from_slice(of_row);
+    }
+    Forward { out, lse: of_rows.into_iter().map(|(_, lse)| lse).collect() }
+}
+
+/// The gradients for `dout`, of the shape of out. Rows go over all cores.
 pub fn backward(
     shape: &Shape,
     dout: &[f64],
@@ -181,36 +192,82 @@ pub fn backward(
     v: &[f64],
     sinks: &[f64],
 ) -> Backward {
-    let (width, value_width) = (shape.head_dim, shape.value_dim());
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    let mut dsinks = vec![0.0; sinks.len()];
-    for row in shape.rows() {
+    let width = shape.value_dim();
+    let of_row = |row: (usize, usize, usize)| {
         let (batch, head, token) = row;
-        let (probabilities, lse) = probabilities(shape, q, k, sinks, row);
-        let query = shape.query(batch, token, head);
-        let dout = &dout[shape.out(batch, token, head)..][..value_width];
-        let value_of = |key: usize| shape.value(batch, key, head);
-        let dp: Vec<f64> = (0..probabilities.len())
-            .map(|key| dot(dout, &v[value_of(key)..][..value_width]))
+        let (weights, lse) = probabilities(shape, q, k, sinks, row);
+        let dout = &dout[shape.out(batch, token, head)..][..width];
+        let dp: Vec<f64> = (0..weights.len())
+            .map(|key| dot(dout, &v[shape.value(batch, key, head)..][..width]))
             .collect();
         // The softmax's Jacobian: ds_j = p_j (dp_j - sum_l p_l dp_l). The dp of a sink is zero.
-        let mean = dot(&probabilities, &dp);
-        if let Some(sink) = sinks.get(head) {
-            dsinks[head] -= (sink - lse).exp() * mean;
-        }
-        for (index, (p, dp)) in probabilities.iter().zip(&dp).enumerate() {
-            let (key, value) = (shape.key(batch, index, head), value_of(index));
-            let dscore = shape.scale * p * (dp - mean);
-            for d in 0..width {
-                dq[query + d] += dscore * k[key + d];
-                dk[key + d] += dscore * q[query + d];
-            }
-            for d in 0..value_width {
-                dv[value + d] += p * dout[d];
-            }
-        }
+        let mean = dot(&weights, &dp);
+        let dscores = weights.iter().zip(&dp).map(|(p, dp)| shape.scale * p * (dp - mean));
+        let dsink = sinks.get(head).map_or(0.0, |sink| (sink - lse).exp() * mean);
+        (RowGradient { dscores: dscores.collect(), weights }, dsink)
+    };
+    let rows: Vec<(usize, usize, usize)> = shape.rows().collect();
+    let (of_rows, of_sinks): (Vec<RowGradient>, Vec<f64>) =
+        rows.par_iter().map(|&row| of_row(row)).unzip();
+    let mut dsinks = vec![0.0; sinks.len()];
+    if !sinks.is_empty() {
+        rows.iter().zip(of_sinks).for_each(|(&(_, head, _), dsink)| dsinks[head] -= dsink);
     }
-    Backward { dq, dk, dv, dsinks }
+    Backward { dsinks, ..backward_of_rows(shape, dout, q, k, &of_rows) }
+}
+
+/// Of a row of scores: the weight of each key from the first on, and the gradient of its score.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowGradient {
+    /// The weights.
+    pub weights: Vec<f64>,
+    /// The gradients of the scores.
+    pub dscores: Vec<f64>,
+}
+
+/// The gradients of q, k and v, of sinks none, from what rows of scores have, in the order of
+/// [`Shape::rows`].
+pub fn backward_of_rows(
+    shape: &Shape,
+    dout: &[f64],
+    q: &[f64],
+    k: &[f64],
+    rows: &[RowGradient],
+) -> Backward {
+    let Shape { batch, seq, heads, kv_heads, head_dim: width, .. } = *shape;
+    let value_width = shape.value_dim();
+    let row = |batch: usize, head: usize, token: usize| &rows[(batch * heads + head) * seq + token];
+    let mut dq = vec![0.0; q.len()];
+    dq.par_chunks_exact_mut(width.max(1)).enumerate().for_each(|(index, dq)| {
+        let (batch, token, head) = (index / heads / seq, index / heads % seq, index % heads);
+        for (key, &dscore) in row(batch, head, token).dscores.iter().enumerate() {
+            add_scaled(dq, dscore, &k[shape.key(batch, key, head)..][..width]);
+        }
+    });
+    // One key and value after the other, with every query that sees it.
+    let keys = batch * seq * kv_heads;
+    let (dk, dv): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (0..keys)
+        .into_par_iter()
+        .map(|index| {
+            let (batch, key) = (index / kv_heads / seq, index / kv_heads % seq);
+            let (mut dk, mut dv) = (vec![0.0; width], vec![0.0; value_width]);
+            let of_key = |&head: &usize| head * kv_heads / heads == index % kv_heads;
+            for head in (0..heads).filter(of_key) {
+                for token in 0..seq {
+                    let RowGradient { weights, dscores } = row(batch, head, token);
+                    let (Some(&weight), Some(&dscore)) = (weights.get(key), dscores.get(key))
+                    else {
+                        continue;
+                    };
+                    add_scaled(&mut dk, dscore, &q[shape.query(batch, token, head)..][..width]);
+                    let dout = &dout[shape.out(batch, token, head)..][..value_width];
+                    add_scaled(&mut dv, weight, dout);
+                }
+            }
+            (dk, dv)
+        })
+        .unzip();
+    Backward { dq, dk: dk.concat(), dv: dv.concat(), dsinks: Vec::new() }
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use deepwell_ir::ops::KeySource;
 
-use super::oracle::{Backward, Forward, Shape};
+use rayon::prelude::*;
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
+use super::oracle::{Backward, Forward, RowGradient, Shape, backward_of_rows, forward_of_rows};
+use crate::ops::linear::oracle::dot;
 
 /// The scaled scores of the keys that a row sees, the first of the rank's on. `shape` is that of
 /// what a rank has; of what it says about masks only whether they are causal counts.
@@ -23,23 +22,13 @@ fn scores(
 
 /// out and lse of these keys alone: zeros and -∞ where a row sees none.
 pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forward {
-    let (shape, width) = (of.0, of.0.value_dim());
-    let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
-    let mut lse = Vec::new();
-    for row in shape.rows() {
-        let (batch, head, token) = row;
+    forward_of_rows(of.0, v, |row| {
         let scores = scores(of, q, k, row);
         let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
-        lse.push(greatest + total.ln());
-        let out = &mut out[shape.out(batch, token, head)..][..width];
-        for (key, score) in scores.iter().enumerate() {
-            let p = (score - greatest).exp() / total;
-            let value = &v[shape.value(batch, key, head)..][..width];
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += p * value);
-        }
-    }
-    Forward { out, lse }
+        let weights = scores.iter().map(|score| (score - greatest).exp() / total);
+        (weights.collect(), greatest + total.ln())
+    })
 }
 
 /// Of a row with this lse of all keys: the weight of each of these that it sees.
@@ -60,27 +49,23 @@ pub fn backward(
     [q, k, v]: [&[f64]; 3],
     whole: &Forward,
 ) -> Backward {
-    let shape = of.0;
-    let (width, value_width) = (shape.head_dim, shape.value_dim());
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    for (row, &lse) in shape.rows().zip(&whole.lse) {
-        let (batch, head, token) = row;
-        let (query, out) = (shape.query(batch, token, head), shape.out(batch, token, head));
-        let dout = &dout[out..][..value_width];
-        let delta = dot(dout, &whole.out[out..][..value_width]);
-        for (index, p) in probabilities(of, q, k, lse, row).into_iter().enumerate() {
-            let (key, value) = (shape.key(batch, index, head), shape.value(batch, index, head));
-            let ds = shape.scale * p * (dot(dout, &v[value..][..value_width]) - delta);
-            for d in 0..width {
-                dq[query + d] += ds * k[key + d];
-                dk[key + d] += ds * q[query + d];
-            }
-            for d in 0..value_width {
-                dv[value + d] += p * dout[d];
-            }
-        }
-    }
-    Backward { dq, dk, dv, dsinks: Vec::new() }
+    let (shape, width) = (of.0, of.0.value_dim());
+    let of_row = |(row, &lse): (&(usize, usize, usize), &f64)| {
+        let (batch, head, token) = *row;
+        let out = shape.out(batch, token, head);
+        let dout = &dout[out..][..width];
+        let delta = dot(dout, &whole.out[out..][..width]);
+        let weights = probabilities(of, q, k, lse, *row);
+        let dscore = |(key, p): (usize, &f64)| {
+            let value = &v[shape.value(batch, key, head)..][..width];
+            shape.scale * p * (dot(dout, value) - delta)
+        };
+        let dscores = weights.iter().enumerate().map(dscore).collect();
+        RowGradient { weights, dscores }
+    };
+    let rows: Vec<(usize, usize, usize)> = shape.rows().collect();
+    let of_rows: Vec<RowGradient> = rows.par_iter().zip(&whole.lse).map(of_row).collect();
+    backward_of_rows(shape, dout, q, k, &of_rows)
 }
 
 /// out and lse of all keys from those of each part: zeros and -∞ where a row sees none.

@@ -1,4 +1,8 @@
-//! Output head and cross-entropy.
+//! Output head and cross-entropy, tokens on all cores.
+
+use rayon::prelude::*;
+
+use crate::ops::linear::oracle::{add_scaled, dot};
 
 /// A target with this value takes no part in the loss.
 pub const IGNORED: i32 = -100;
@@ -16,8 +20,7 @@ pub struct Backward {
 
 /// The logits of a token, and the logarithm of the sum of their exponentials.
 fn logits_and_lse(x: &[f64], w: &[f64]) -> (Vec<f64>, f64) {
-    let logits: Vec<f64> =
-        w.chunks_exact(x.len()).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect();
+    let logits: Vec<f64> = w.chunks_exact(x.len()).map(|w| dot(x, w)).collect();
     let greatest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let lse = greatest + logits.iter().map(|logit| (logit - greatest).exp()).sum::<f64>().ln();
     (logits, lse)
@@ -26,12 +29,13 @@ fn logits_and_lse(x: &[f64], w: &[f64]) -> (Vec<f64>, f64) {
 /// `loss_scale` times the sum over tokens of `lse - logit[target]`, where `logits = x w^T`:
 /// x `[tokens, hidden]`, w `[vocab, hidden]`, targets `[tokens]` below vocab or [`IGNORED`].
 pub fn forward(x: &[f64], w: &[f64], targets: &[i32], hidden: usize, loss_scale: f64) -> f64 {
-    let tokens = x.chunks_exact(hidden).zip(targets).filter(|(_, target)| **target != IGNORED);
+    let tokens = x.par_chunks_exact(hidden).zip(targets).filter(|(_, target)| **target != IGNORED);
     let losses = tokens.map(|(x, &target)| {
         let (logits, lse) = logits_and_lse(x, w);
         lse - logits[target as usize]
     });
-    loss_scale * losses.sum::<f64>()
+    // Collected, so that their sum has one order.
+    loss_scale * losses.collect::<Vec<f64>>().iter().sum::<f64>()
 }
 
 /// The gradients of [`forward`].
@@ -39,19 +43,25 @@ pub fn backward(x: &[f64], w: &[f64], targets: &[i32], hidden: usize, loss_scale
     let vocab = w.len() / hidden;
     let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
     let mut dlogits = vec![0.0; targets.len() * vocab];
-    for (token, &target) in targets.iter().enumerate().filter(|(_, target)| **target != IGNORED) {
-        let row = &x[token * hidden..][..hidden];
-        let (logits, lse) = logits_and_lse(row, w);
-        for (word, logit) in logits.iter().enumerate() {
-            let one_hot = if word == target as usize { 1.0 } else { 0.0 };
-            let dlogit = loss_scale * ((logit - lse).exp() - one_hot);
-            dlogits[token * vocab + word] = dlogit;
-            for d in 0..hidden {
-                dx[token * hidden + d] += dlogit * w[word * hidden + d];
-                dw[word * hidden + d] += dlogit * row[d];
-            }
+    let of_token = x.par_chunks_exact(hidden).zip(targets);
+    let gradients = dx.par_chunks_exact_mut(hidden).zip(dlogits.par_chunks_exact_mut(vocab));
+    of_token.zip(gradients).for_each(|((x, &target), (dx, dlogits))| {
+        if target == IGNORED {
+            return;
         }
-    }
+        let (logits, lse) = logits_and_lse(x, w);
+        for (word, (dlogit, logit)) in dlogits.iter_mut().zip(&logits).enumerate() {
+            let one_hot = if word == target as usize { 1.0 } else { 0.0 };
+            *dlogit = loss_scale * ((logit - lse).exp() - one_hot);
+            add_scaled(dx, *dlogit, &w[word * hidden..][..hidden]);
+        }
+    });
+    dw.par_chunks_exact_mut(hidden).enumerate().for_each(|(word, dw)| {
+        let tokens = dlogits.chunks_exact(vocab).zip(x.chunks_exact(hidden)).zip(targets);
+        for ((dlogits, x), _) in tokens.filter(|(_, target)| **target != IGNORED) {
+            add_scaled(dw, dlogits[word], x);
+        }
+    });
     Backward { dx, dw, dlogits }
 }
 

@@ -2,7 +2,10 @@
 
 use deepwell_ir::DType;
 use deepwell_ir::ops::AttentionBackward;
-use deepwell_kernels::ops::attention::oracle::{backward, forward, probabilities};
+use deepwell_kernels::ops::attention::oracle::{
+    RowGradient, backward, backward_of_rows, forward, probabilities,
+};
+use rayon::prelude::*;
 
 use crate::attention::{
     Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, document_cases, extended_cases,
@@ -15,53 +18,53 @@ use crate::harness::{Gpu, HostTensor, RunOptions};
 /// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
 fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 5]) -> [Vec<f64>; 4] {
     let [_, q, k, _, sinks] = inputs;
-    let rows = case.shape.rows().map(|row| {
+    let rows: Vec<_> = case.shape.rows().collect();
+    let rows = rows.par_iter().map(|&row| {
         let (p, lse) = probabilities(&case.shape, q, k, sinks, row);
         (row, p, lse)
     });
     backward_bounds_of(case, out, inputs, rows)
 }
 
-/// [`backward_bounds`] of rows with these probabilities of the first keys, and lse.
+/// [`backward_bounds`] of rows in their order, with the probabilities of the first keys and lse.
 pub(crate) fn backward_bounds_of(
     case: &Case,
     out: &[f64],
     inputs: [&[f64]; 5],
-    rows: impl Iterator<Item = ((usize, usize, usize), Vec<f64>, f64)>,
+    rows: impl IndexedParallelIterator<Item = ((usize, usize, usize), Vec<f64>, f64)>,
 ) -> [Vec<f64>; 4] {
     let [dout, q, k, v, sinks] = inputs;
-    let (shape, width) = (&case.shape, case.shape.head_dim);
-    let values = shape.value_dim();
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    let mut dsinks = vec![0.0; sinks.len()];
-    for ((batch, head, token), p, lse) in rows {
-        let query = shape.query(batch, token, head);
+    let (shape, values) = (&case.shape, case.shape.value_dim());
+    let of_row = |((batch, head, token), p, lse): ((usize, usize, usize), Vec<f64>, f64)| {
         let out_at = shape.out(batch, token, head);
         let dout = &dout[out_at..][..values];
         // delta is summed from an output that was rounded.
         let delta: f64 = (0..values).map(|d| dout[d] * out[out_at + d]).sum();
         let delta_error: f64 =
             (0..values).map(|d| HALF_ULP * (dout[d] * out[out_at + d]).abs()).sum();
-        if let Some(sink) = sinks.get(head) {
-            dsinks[head] += (sink - lse).exp() * (delta_error + 2f64.powi(-13) * delta.abs());
-        }
-        for (index, p) in p.iter().enumerate() {
-            let key = shape.key(batch, index, head);
+        let of_sink = sinks
+            .get(head)
+            .map_or(0.0, |sink| (sink - lse).exp() * (delta_error + 2f64.powi(-13) * delta.abs()));
+        // FP32 holds p to 2^-13 as long as scores stay below 2^10.
+        let relative = HALF_ULP + 2f64.powi(-13);
+        let error = |(index, p): (usize, &f64)| {
             let value = shape.value(batch, index, head);
             let dp: f64 = (0..values).map(|d| dout[d] * v[value + d]).sum();
-            // FP32 holds p to 2^-13 as long as scores stay below 2^10.
-            let relative = HALF_ULP + 2f64.powi(-13);
-            let error = shape.scale * p * (relative * (dp - delta).abs() + delta_error);
-            for d in 0..width {
-                dq[query + d] += error * k[key + d].abs();
-                dk[key + d] += error * q[query + d].abs();
-            }
-            for d in 0..values {
-                dv[value + d] += relative * p * dout[d].abs();
-            }
-        }
+            shape.scale * p * (relative * (dp - delta).abs() + delta_error)
+        };
+        let dscores = p.iter().enumerate().map(error).collect();
+        let weights = p.iter().map(|p| relative * p).collect();
+        (RowGradient { weights, dscores }, (head, of_sink))
+    };
+    let (rows, of_sinks): (Vec<RowGradient>, Vec<(usize, f64)>) = rows.map(of_row).unzip();
+    let mut dsinks = vec![0.0; sinks.len()];
+    if !sinks.is_empty() {
+        of_sinks.into_iter().for_each(|(head, of_sink)| dsinks[head] += of_sink);
     }
-    [dq, dk, dv, dsinks]
+    // Errors add up as the gradients do, whatever the signs.
+    let sizes = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let bounds = backward_of_rows(shape, &sizes(dout), &sizes(q), &sizes(k), &rows);
+    [bounds.dq, bounds.dk, bounds.dv, dsinks]
 }
 
 pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {

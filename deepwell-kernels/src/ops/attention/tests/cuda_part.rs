@@ -4,6 +4,7 @@ use deepwell_ir::DType;
 use deepwell_ir::ops::{AttentionPart, AttentionPartBackward, KeySource, MergeAttention};
 use deepwell_kernels::ops::attention::oracle::{self, Forward, Shape};
 use deepwell_kernels::ops::attention::oracle_part::{backward, forward, merge, probabilities};
+use rayon::prelude::*;
 
 use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK};
 use crate::attention_backward::backward_bounds_of;
@@ -86,7 +87,7 @@ fn check_backward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
         case,
         &whole.out,
         [&dout64, &q64, &k64, &v64, &[]],
-        rows.iter().map(|&(row, lse)| (row, probabilities(of, &q64, &k64, lse, row), lse)),
+        rows.par_iter().map(|&(row, lse)| (row, probabilities(of, &q64, &k64, lse, row), lse)),
     );
     let out = HostTensor::bf16(&case.out_shape(), &narrow(&whole.out));
     let lse = HostTensor::f32(&case.lse_shape(), &narrow(&whole.lse));

@@ -5,6 +5,7 @@ use deepwell_ir::ops::Attention;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::attention::oracle::probabilities;
 use deepwell_trials::skip;
+use rayon::prelude::*;
 
 use crate::attention::{
     Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, check_forward_with, document_cases,
@@ -109,8 +110,9 @@ fn check_rows(gpu: &mut Gpu, case: &Case) {
     let count = lse.len();
     // A step that has no factor in common with sequences: rows of all heads, and all remainders.
     let step = count.div_ceil(ROWS_COMPARED) | 1;
-    let (mut found, mut expected, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, row @ (batch, head, token)) in shape.rows().enumerate().step_by(step) {
+    let of_row = |&(index, row): &(usize, (usize, usize, usize))| {
+        let (batch, head, token) = row;
+        let (mut found, mut expected, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
         let (p, row_lse) = probabilities(shape, &q, &k, &[], row);
         let difference = (lse[index] - row_lse).abs();
         let is_same = difference <= 1e-4 || lse[index].is_nan() && row_lse.is_nan();
@@ -126,7 +128,12 @@ fn check_rows(gpu: &mut Gpu, case: &Case) {
             // Weights are rounded to BF16, and the result is.
             bounds.push(SLACK * HALF_ULP * (of(f64::abs) + out.abs()));
         }
-    }
+        [found, expected, bounds]
+    };
+    let rows: Vec<_> = shape.rows().enumerate().step_by(step).collect();
+    let of_rows: Vec<[Vec<f64>; 3]> = rows.par_iter().map(of_row).collect();
+    let [found, expected, bounds] = [0, 1, 2]
+        .map(|of| of_rows.iter().flat_map(|row| row[of].iter().copied()).collect::<Vec<f64>>());
     assert_within(&format!("{}: out", case.name()), &found, &expected, &bounds);
 }
 

@@ -1,8 +1,9 @@
 //! `expert_swiglu.cu` and `expert_swiglu_quantize.cu`.
 
 use deepwell_ir::DType;
-use deepwell_ir::ops::{ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Quantize};
+use deepwell_ir::ops::{Axis, ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Quantize};
 use deepwell_kernels::ops::expert_swiglu::oracle;
+use deepwell_precision::{Granularity, QuantFormat};
 
 use crate::compare::assert_within;
 use crate::fused_quantize::{check_fused, each_mixture};
@@ -156,11 +157,18 @@ trial!(experts_are_quantized_on_their_way);
 fn experts_are_quantized_on_their_way() {
     let mut gpu = Gpu::open();
     check_all_quantized(&mut gpu);
+    // More tiles than a GPU holds at a time: each activation once, with dropped pairs and without.
     if gpu.runs(1, 0) {
         let large = Mixture { tokens: 2000, experts: 64, top_k: 4, ..HARD[8] };
-        each_mixture(|_, _, capacity, how| {
-            check_quantized(&mut gpu, ExpertActivation::SwiGlu, large, 1408, capacity, how);
-        });
+        let of = |granularity| Quantize {
+            format: QuantFormat::MXFP8.with_granularity(granularity),
+            axis: Axis::Both,
+        };
+        let (fine, wide) = (of(Granularity::G32), of(Granularity::G128));
+        let ways = [(usize::MAX, [fine.clone(), fine.clone()]), (100, [wide, fine])];
+        for (activation, (capacity, how)) in ACTIVATIONS.into_iter().zip(ways) {
+            check_quantized(&mut gpu, activation, large, 1408, capacity, &how);
+        }
     }
 }
 
