@@ -247,6 +247,10 @@ ops! {
     Gelu,
     /// Gradient of [`Op::Gelu`].
     GeluBackward,
+    /// Rectified linear unit.
+    Relu,
+    /// Gradient of [`Op::Relu`].
+    ReluBackward,
     /// The experts of each token, and their gates.
     Route,
     /// Gradient of [`Op::Route`].

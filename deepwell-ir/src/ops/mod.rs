@@ -28,6 +28,7 @@ mod linear_cross_entropy;
 mod opaque;
 mod permute;
 mod quantize;
+mod relu;
 mod rms_norm;
 mod rope;
 mod route;
@@ -75,6 +76,7 @@ pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEn
 pub use opaque::{Opaque, OpaqueOutput};
 pub use permute::{AddUnpermute, Permute, Unpermute};
 pub use quantize::{Axis, Quantize};
+pub use relu::{Relu, ReluBackward};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use route::{Route, RouteBackward, RouteGroups, RouteScore};

@@ -118,6 +118,7 @@ fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool
                     | Op::SwiGlu(_)
                     | Op::ExpertSwiGlu(_)
                     | Op::Gelu(_)
+                    | Op::Relu(_)
             )
         }
         Recompute::Full => !node.outputs.iter().any(|output| crossing.contains(output)),

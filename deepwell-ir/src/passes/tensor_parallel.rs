@@ -263,7 +263,7 @@ impl<'a> Splitter<'a> {
                 self.replace(node, op, &[x], Layout::Columns)
             }
             Op::Attention(op) => self.attention(node, op),
-            Op::Gelu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
+            Op::Gelu(_) | Op::Relu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
             Op::LinearCrossEntropy(_) => self.head(node),
             Op::RouterLoss(op) => self.router_loss(node, op),
             op => {

@@ -3,8 +3,8 @@
 //! In a folder, `oracle.rs` is the reference: plain loops in `f64`, forward and backward, written
 //! from the formulas. Kernels of every backend are compared with it on the numbers they were really
 //! given (BF16 rounded, MXFP8 dequantized), so that only the kernel's own arithmetic is measured.
-//! Each backward is itself compared with finite differences of its forward. Nothing in an oracle is
-//! meant for speed, and lengths that do not fit the shapes panic.
+//! Each backward is itself compared with finite differences of its forward. Nothing in an oracle
+//! is meant for speed, but large ones go over all cores; lengths that do not fit the shapes panic.
 //!
 //! `cpu.rs` is the CPU kernel, a `.cu` file a CUDA kernel, `cuda*.rs` or one of the kernel's name
 //! its launcher, `tests/` what runs on a GPU or the emulator (`tests/cuda/main.rs` includes it).
@@ -35,6 +35,7 @@ pub mod linear;
 pub mod linear_cross_entropy;
 pub mod permute;
 pub mod quantize;
+pub mod relu;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
@@ -87,6 +88,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     selection_bias::KERNELS,
     split_columns::KERNELS,
     quantize::KERNELS,
+    relu::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
     route::KERNELS,

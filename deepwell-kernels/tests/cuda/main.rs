@@ -112,6 +112,8 @@ mod permute;
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]
 mod quantize;
+#[path = "../../src/ops/relu/tests/cuda.rs"]
+mod relu;
 #[path = "../../src/ops/rms_norm/tests/cuda.rs"]
 mod rms_norm;
 #[path = "../../src/ops/rms_norm/tests/cuda_backward.rs"]

@@ -155,6 +155,8 @@ fn section_of(op: &Op) -> Option<Section> {
         | Op::SwiGluBackward(_)
         | Op::Gelu(_)
         | Op::GeluBackward(_)
+        | Op::Relu(_)
+        | Op::ReluBackward(_)
         | Op::Rope(_)
         | Op::RopeBackward(_)
         | Op::Add(_)

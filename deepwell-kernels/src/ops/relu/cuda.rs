@@ -1,0 +1,50 @@
+//! `relu.cu`: the rectified linear unit and its backward.
+
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::{all_bf16, grid_of};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Threads of a CTA, as in the source.
+const THREADS: u32 = 256;
+/// Elements that a thread takes at a time.
+const WIDTH: usize = 8;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_relu",
+    ops: &["relu", "relu_backward"],
+    epilogue: no_epilogue,
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    predict: roofline,
+    workspace_bytes: no_workspace,
+    select_tile: None,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let operands: Vec<usize> = (0..request.operands.len()).collect();
+    all_bf16(request, &operands)
+}
+
+/// Operands in the op's order, and then the number of elements.
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let entry = match &call.call.op {
+        Op::Relu(_) => "relu_bf16",
+        Op::ReluBackward(_) => "relu_backward_bf16",
+        _ => return Err(call.refuse("expected a relu")),
+    };
+    let elements = call.input(0).elements();
+    let function = device.function("relu", entry, 0)?;
+    let ctas = grid_of(elements.div_ceil(WIDTH), THREADS, device.sm_count());
+    let operands = 0..call.call.operands.len();
+    let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
+    arguments.push(Argument::U64(elements as u64));
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
+}

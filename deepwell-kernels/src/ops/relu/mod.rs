@@ -1,0 +1,16 @@
+//! Rectified linear unit, and its backward.
+
+pub mod cpu;
+mod cuda;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("relu", cpu::prepare_forward),
+        CpuKernel::new("relu_backward", cpu::prepare_backward),
+    ],
+    cuda: &[cuda::SPECS],
+};
