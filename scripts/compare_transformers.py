@@ -248,6 +248,55 @@ class MaskFill(torch.nn.Module):
         return self.head(x + self.proj(y.transpose(1, 2).contiguous().view(batch, seq, 32)))
 
 
+class Encoder(torch.nn.Module):
+    """A language model of PyTorch's own modules."""
+
+    def __init__(self, causal, **options):
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(VOCAB, 32), torch.nn.Embedding(32, 32)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, **options)
+        last = torch.nn.LayerNorm(32) if options.get("norm_first") else None
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, norm=last, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(32, VOCAB, bias=False)
+        self.causal, self.turned = causal, not options.get("batch_first", False)
+
+    def forward(self, input_ids):
+        seq = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.positions(torch.arange(seq))
+        x = x.transpose(0, 1) if self.turned else x
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(seq) if self.causal else None
+        x = self.encoder(x, mask=mask, is_causal=self.causal)
+        return self.head(x.transpose(0, 1) if self.turned else x)
+
+
+class OnAttention(torch.nn.Module):
+    """A GPT whose blocks are made of nn.MultiheadAttention."""
+
+    def __init__(self, batch_first, need_weights):
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(VOCAB, 32), torch.nn.Embedding(32, 32)
+        block = lambda: torch.nn.ModuleDict(dict(
+            norm=torch.nn.LayerNorm(32),
+            attn=torch.nn.MultiheadAttention(32, 4, batch_first=batch_first),
+            mlp=torch.nn.Sequential(torch.nn.LayerNorm(32), torch.nn.Linear(32, 48),
+                                    torch.nn.ReLU(), torch.nn.Linear(48, 32))))
+        self.blocks = torch.nn.ModuleList(block() for _ in range(2))
+        self.head = torch.nn.Linear(32, VOCAB, bias=False)
+        self.turned, self.need_weights = not batch_first, need_weights
+
+    def forward(self, input_ids):
+        seq = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.positions(torch.arange(seq))
+        mask = torch.triu(torch.ones(seq, seq, dtype=torch.bool), diagonal=1)
+        for block in self.blocks:
+            h = block["norm"](x)
+            h = h.transpose(0, 1) if self.turned else h
+            h, _ = block["attn"](h, h, h, attn_mask=mask, need_weights=self.need_weights)
+            x = x + (h.transpose(0, 1) if self.turned else h)
+            x = x + block["mlp"](x)
+        return self.head(x)
+
+
 EAGER = dict(attn_implementation="eager")
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 # Name: model, and whether it is decomposed to Core ATen first.
@@ -266,6 +315,14 @@ ARCHIVES = {
     # With eight letters the first line of the zip's list of entries has 76 bytes.
     "maskfill": (MaskFill, False),
     "maskfill core": (MaskFill, True),
+    "encoder": (lambda: Encoder(causal=True, batch_first=True), False),
+    "encoder core": (lambda: Encoder(causal=True, batch_first=True, norm_first=True), True),
+    "encoder seq first": (lambda: Encoder(causal=True, norm_first=True, activation="gelu"), False),
+    "encoder both ways": (lambda: Encoder(causal=False, activation="gelu", bias=False), False),
+    "mha": (lambda: OnAttention(batch_first=True, need_weights=False), False),
+    "mha seq first": (lambda: OnAttention(batch_first=False, need_weights=False), False),
+    "mha weights": (lambda: OnAttention(batch_first=True, need_weights=True), False),
+    "mha weights core": (lambda: OnAttention(batch_first=False, need_weights=True), True),
 }
 
 
@@ -277,7 +334,7 @@ def fresh(make, number):
         noise = torch.randn_like(parameter)
         is_gain = parameter.ndim == 1 and bool((parameter == 1).all())
         parameter.data = 1 + 0.2 * noise if is_gain else 0.2 * noise
-    model.options = {} if isinstance(model, MaskFill) else dict(use_cache=False)
+    model.options = dict(use_cache=False) if hasattr(model, "config") else {}
     return model
 
 

@@ -108,10 +108,54 @@ class MaskFill(torch.nn.Module):
         return self.head(x + self.proj(y))
 
 
+class Encoder(torch.nn.Module):
+    """What PyTorch's own modules make of a language model."""
+
+    def __init__(self, causal, **options):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(32, 16)
+        self.positions = torch.nn.Embedding(32, 16)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, **options)
+        self.encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(16, 32, bias=False)
+        self.causal, self.turned = causal, not options.get("batch_first", False)
+
+    def forward(self, input_ids):
+        seq = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.positions(torch.arange(seq))
+        x = x.transpose(0, 1) if self.turned else x
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(seq) if self.causal else None
+        x = self.encoder(x, mask=mask, is_causal=self.causal)
+        return self.head(x.transpose(0, 1) if self.turned else x)
+
+
+class WithWeights(torch.nn.Module):
+    """A block on nn.MultiheadAttention, asked for its weights, with its mask as booleans."""
+
+    def __init__(self, batch_first, head_bias=False):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(32, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.attn = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first)
+        self.head = torch.nn.Linear(16, 32, bias=head_bias)
+        self.turned = not batch_first
+
+    def forward(self, input_ids):
+        seq = input_ids.shape[1]
+        x = self.tokens(input_ids)
+        h = self.norm(x)
+        h = h.transpose(0, 1) if self.turned else h
+        mask = torch.triu(torch.ones(seq, seq, dtype=torch.bool), diagonal=1)
+        h, _ = self.attn(h, h, h, attn_mask=mask, need_weights=True)
+        return self.head(x + (h.transpose(0, 1) if self.turned else h))
+
+
 def save(folder, name, model, seed, decompose=False, dynamic=False, options=None):
     model = with_random_weights(model, seed)
     torch.manual_seed(seed + 1)
-    input_ids = torch.randint(0, VOCAB, (BATCH, SEQ))
+    own = isinstance(model, (Encoder, WithWeights))
+    vocab = model.tokens.num_embeddings if own else VOCAB
+    input_ids = torch.randint(0, vocab, (BATCH, SEQ))
     shapes = {"input_ids": {0: Dim("batch", max=64), 1: Dim("seq", min=2, max=32)}}
     if options is not None:
         shapes.update({key: None for key in options})
@@ -164,6 +208,12 @@ def main():
     special = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     phi3 = Phi3ForCausalLM(Phi3Config(num_hidden_layers=1, **special, **SIZES))
     save(folder, "phi3", phi3, 11, options=plain)
+    save(folder, "encoder", Encoder(causal=True, batch_first=True), 12)
+    last = Encoder(causal=False, norm_first=True, activation="gelu")
+    save(folder, "encoder_both_ways", last, 13, dynamic=True)
+    save(folder, "mha", WithWeights(batch_first=False), 14)
+    save(folder, "mha_core", WithWeights(batch_first=True), 15, decompose=True)
+    save(folder, "head_bias", WithWeights(batch_first=True, head_bias=True), 16)
 
 
 if __name__ == "__main__":

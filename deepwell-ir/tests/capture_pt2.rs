@@ -96,6 +96,40 @@ fn fused_projections_and_masked_softmax_are_found_and_counted_once() {
     }
 }
 
+/// `nn.TransformerEncoder` and `nn.MultiheadAttention`, by sequences and by tokens first, with a
+/// mask, with `is_causal` and with neither, asked for weights and not: width 16, 2 heads of 8,
+/// feed-forward 24, vocabulary 32, 32 positions.
+#[test]
+fn modules_of_pytorch_are_graphs_of_known_ops() {
+    let attention = 48 * 16 + 48 + 16 * 16 + 16;
+    let encoder = 2 * 32 * 16 + attention + 2 * 24 * 16 + 24 + 16 + 4 * 16 + 32 * 16;
+    let block = 32 * 16 + 2 * 16 + attention + 32 * 16;
+    for (name, count, expected, activation, causal) in [
+        ("encoder", encoder, "attn 6 embed 2 head 1 mlp 4 norm 2", Some("relu"), true),
+        ("encoder_both_ways", encoder, "attn 6 embed 2 head 1 mlp 4 norm 2", Some("gelu"), false),
+        ("mha", block, "attn 6 embed 1 head 1 norm 1", None, true),
+        ("mha_core", block, "attn 6 embed 1 head 1 norm 1", None, true),
+    ] {
+        let model = open(name);
+        assert_eq!(model.opaque(), [], "{name}");
+        assert_eq!(model.remarks, [""; 0], "{name}");
+        assert_eq!(model.graph.parameter_count(), count, "{name}");
+        assert_eq!(tags(&model.graph), expected, "{name}");
+        let activations = model.graph.nodes.iter().map(|node| node.op.name().to_string());
+        let activations: Vec<String> =
+            activations.filter(|name| ["relu", "gelu"].contains(&name.as_str())).collect();
+        assert_eq!(activations, Vec::from_iter(activation), "{name}");
+        let heads = model.graph.nodes.iter().find_map(|node| match &node.op {
+            Op::Attention(op) => Some(op.heads.clone()),
+            _ => None,
+        });
+        let heads = heads.unwrap();
+        assert_eq!((heads.heads, heads.head_dim, heads.causal), (2, 8, causal), "{name}");
+        assert!((heads.scale - 8f64.powf(-0.5)).abs() < 1e-7, "{name}: {heads:?}");
+        differentiate(&model.graph).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
 /// The mask of `maskfill` as the file has it, but with another triangle: not causal.
 #[test]
 fn a_mask_that_is_none_of_the_known_is_no_attention() {

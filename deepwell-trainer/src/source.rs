@@ -7,7 +7,7 @@ use deepwell_ir::capture::{
     ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, ParameterRole, Pt2Model,
     StoredPart, StoredTensor, WeightFiles,
 };
-use deepwell_ir::{Graph, Role, TensorKind};
+use deepwell_ir::{Graph, Op, Role, TensorKind};
 use serde_json::Value;
 
 use crate::TrainError;
@@ -284,8 +284,8 @@ impl ModelSource {
     /// other.
     ///
     /// # Errors
-    /// An exported graph with calls that no op here stands for, without a table of tokens, or with
-    /// such parameters.
+    /// An exported graph with calls that no op here stands for, without a table of tokens or an
+    /// output head, or with such parameters.
     pub fn check_trainable(&self, trains_frozen: bool) -> Result<(), TrainError> {
         let Description::Exported(model) = &self.description else { return Ok(()) };
         let refuse = |expected: &str, got: String, hint: &str| {
@@ -307,6 +307,20 @@ impl ModelSource {
                 "an exported graph that looks token ids up in a table",
                 "none".to_string(),
                 "use `torch.nn.Embedding` for the tokens and export again",
+            );
+        }
+        if model.graph.loss.is_none() {
+            let last = model.graph.nodes.last().map(|node| (node.name.as_str(), &node.op));
+            return refuse(
+                "an exported graph whose first output is that of a linear layer without bias",
+                match last {
+                    Some((name, Op::Linear(op))) if op.bias => format!("`{name}` with a bias"),
+                    Some((name, op)) => format!("`{name}` (`{}`)", op.name()),
+                    None => "no node".to_string(),
+                },
+                "the loss is computed together with the output head: make that \
+                 `torch.nn.Linear(width, vocabulary, bias=False)`, give its logits first, and \
+                 export again",
             );
         }
         match model.frozen.as_slice() {

@@ -121,6 +121,10 @@ fn logits_are_those_of_pytorch() {
         "phi3",
         "maskfill",
         "maskcore",
+        "encoder",
+        "encoder_both_ways",
+        "mha",
+        "mha_core",
     ] {
         let mut model = Pt2Model::open(fixture(&format!("{name}.pt2"))).unwrap();
         assert_eq!(model.opaque(), [], "{name}");

@@ -309,6 +309,19 @@ fn exports_that_cannot_be_trained_as_pytorch_does_are_refused() {
     };
     check("maskfill", false, None);
     check("maskcore", true, None);
+    for name in ["encoder", "encoder_both_ways", "mha", "mha_core"] {
+        check(name, false, None);
+    }
+    check(
+        "head_bias",
+        false,
+        Some(
+            "model: expected an exported graph whose first output is that of a linear layer \
+             without bias, got `head` with a bias\nhint: the loss is computed together with the \
+             output head: make that `torch.nn.Linear(width, vocabulary, bias=False)`, give its \
+             logits first, and export again",
+        ),
+    );
     check(
         "maskcore",
         false,

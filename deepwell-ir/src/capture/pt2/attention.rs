@@ -5,7 +5,7 @@ use super::exported::Arg;
 use super::layout::Layout;
 use super::rules::Call;
 use super::trace::arg;
-use super::value::{Exprs, Heads, Kind, Operand, Value, View};
+use super::value::{Exprs, Heads, Kind, Operand, Value, View, single};
 use crate::ops::AttentionHeads;
 
 /// What is added to a score that does not count: `-inf`, or a number far below any score.
@@ -52,15 +52,19 @@ pub(super) fn by_hand(
     let softmax =
         exprs.pending(weights, "_softmax").or_else(|| exprs.pending(weights, "softmax"))?;
     let scores = &softmax.first()?.value;
-    let (scores, mask) = masked(exprs, scores)?;
-    let Value::View(scores) = scores else { return None };
-    let scale = scores.scale;
-    let product = Value::View(View { scale: 1.0, ..scores.clone() });
-    let product = ["bmm", "matmul"].into_iter().find_map(|op| exprs.pending(&product, op))?;
-    let [q, k] = product else { return None };
-    let (Value::View(q), Value::View(k), Value::View(v)) = (&q.value, &k.value, values) else {
-        return None;
+    let (q, k, scale, mask) = match product_on_mask(exprs, scores) {
+        Some((q, k, mask)) => (q, k, 1.0, mask),
+        None => {
+            let (scores, mask) = masked(exprs, scores)?;
+            let Value::View(scores) = scores else { return None };
+            let product = Value::View(View { scale: 1.0, ..scores.clone() });
+            let product =
+                ["bmm", "matmul"].into_iter().find_map(|op| exprs.pending(&product, op))?;
+            let [q, k] = product else { return None };
+            (&q.value, &k.value, scores.scale, mask)
+        }
     };
+    let (Value::View(q), Value::View(k), Value::View(v)) = (q, k, values) else { return None };
     let batch = exprs.sizes.batch as i64;
     let by_head = |view: &View| -> Option<View> {
         let layout = match *view.layout.shape() {
@@ -75,6 +79,18 @@ pub(super) fn by_hand(
     let (q, mut k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
     k.layout = k.layout.swapped(-1, -2)?;
     attention(call, exprs, [q, k, v], scale, mask)
+}
+
+/// Queries, keys and the mask of `baddbmm(mask, q, kᵀ)`, which `nn.MultiheadAttention` makes where
+/// its weights are asked for.
+fn product_on_mask<'e>(exprs: &'e Exprs, scores: &Value) -> Option<(&'e Value, &'e Value, Mask)> {
+    let operands = exprs.pending(scores, "baddbmm")?;
+    let of = |name: &str| operands.iter().find(|operand| operand.name == name);
+    let is_one = |name: &str| of(name).is_none_or(|factor| single(&factor.value) == Some(1.0));
+    let Value::Known(mask) = &of("self")?.value else { return None };
+    let fits = is_one("alpha") && is_one("beta");
+    let (q, k) = (&of("batch1")?.value, &of("batch2")?.value);
+    fits.then_some((q, k, mask_of(mask, exprs.sizes.seq)?))
 }
 
 /// Scores without the mask that is put on them, and the mask: added to them, or chosen in their
@@ -126,7 +142,7 @@ pub(super) fn without_guard(call: &Call<'_>, exprs: &Exprs) -> Option<Value> {
             .or_else(|| exprs.pending_of(view.base, "zeros_like"))
             .is_some_and(|operands| match operands.get(1) {
                 None => true,
-                Some(fill) => super::value::single(&fill.value) == Some(0.0),
+                Some(fill) => single(&fill.value) == Some(0.0),
             }),
     };
     let zeros = call.named("self").filter(|value| is_zero(value));

@@ -180,6 +180,10 @@ impl Lowering<'_> {
                 let inputs = vec![self.whole_source(x)];
                 self.node("gelu", &path, ops::Gelu { tanh }, inputs)
             }
+            Kind::Relu { x } => {
+                let inputs = vec![self.whole_source(x)];
+                self.node("relu", &path, ops::Relu {}, inputs)
+            }
             Kind::Add { a, b } => {
                 let inputs = vec![self.whole_source(a), self.whole_source(b)];
                 self.node("residual", &path, ops::Add {}, inputs)

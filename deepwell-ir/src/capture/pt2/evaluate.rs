@@ -154,7 +154,7 @@ impl Call<'_> {
                 let values = (0..condition.count()).map(pick).collect();
                 Some(Constant::new(shape, values, yes.is_float || no.is_float))
             }
-            "masked_fill" => {
+            "masked_fill" | "masked_fill_" => {
                 let (x, mask) = (x()?, self.tensor(&["mask"])?);
                 let value = self.tensor(&["value"])?.single()?;
                 let mask = mask.expanded(&x.shape)?;
@@ -203,9 +203,12 @@ impl Call<'_> {
             "new_ones" | "ones" => self.filled(Constant::scalar(1.0, float.unwrap_or(true))),
             "new_zeros" | "zeros" => self.filled(Constant::scalar(0.0, float.unwrap_or(true))),
             "full" => self.filled(self.tensor(&["fill_value"])?),
-            "full_like" => self.tensor(&["fill_value"])?.expanded(&x()?.shape),
-            "ones_like" => Some(x()?.mapped(x()?.is_float, |_| 1.0)),
-            "zeros_like" => Some(x()?.mapped(x()?.is_float, |_| 0.0)),
+            "full_like" => {
+                let fill = self.tensor(&["fill_value"])?.single()?;
+                Some(x()?.mapped(float.unwrap_or(x()?.is_float), |_| fill))
+            }
+            "ones_like" => Some(x()?.mapped(float.unwrap_or(x()?.is_float), |_| 1.0)),
+            "zeros_like" => Some(x()?.mapped(float.unwrap_or(x()?.is_float), |_| 0.0)),
             "scalar_tensor" => {
                 let value = self.tensor(&["s"])?;
                 Some(Constant { is_float: float.unwrap_or(true), ..value })

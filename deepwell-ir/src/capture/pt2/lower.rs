@@ -6,6 +6,7 @@ use super::Part;
 use super::exported::{Exported, InputKind};
 use super::tags::{Piece, tags};
 use super::trace::Trace;
+use super::turned;
 use super::value::{Columns, Exprs, Id, Kind, Value, Weight};
 use crate::capture::CaptureError;
 use crate::ops;
@@ -125,8 +126,11 @@ impl Lowering<'_> {
     /// The operand and the weight of the output head, if the output is one: a linear layer
     /// without bias that gives a number for each token of a vocabulary.
     fn head_of(&self, output: &Value) -> Option<(Id, Weight)> {
-        let id = self.trace.exprs.rows(output)?;
-        match self.trace.exprs.kind(id) {
+        let exprs = &self.trace.exprs;
+        // The loss is a mean over tokens in whatever order.
+        let id =
+            exprs.rows(output).or_else(|| exprs.rows(&turned::by_sequences(exprs, output)?))?;
+        match exprs.kind(id) {
             Kind::Linear { x, weight, bias: None } if !weight.transposed => {
                 Some((*x, weight.clone()))
             }
@@ -240,7 +244,8 @@ fn reads_of(
         | Kind::Linear { x, .. }
         | Kind::RmsNorm { x, .. }
         | Kind::LayerNorm { x, .. }
-        | Kind::Gelu { x, .. } => vec![(Err(*x), "")],
+        | Kind::Gelu { x, .. }
+        | Kind::Relu { x } => vec![(Err(*x), "")],
         Kind::Rope { x, .. } => vec![(Ok(x.clone()), label)],
         Kind::Attention { q, k, v, .. } => {
             vec![(Ok(q.clone()), "q"), (Ok(k.clone()), "k"), (Ok(v.clone()), "v")]

@@ -5,8 +5,9 @@
 //! [`Pt2Model::open`] reads the archive: the graph of ATen ops that PyTorch traced, as JSON, and
 //! the table of its weights. The graph is gone through once. What depends on sizes alone
 //! (positions, masks, sines and cosines) is worked out; ops that only move values become views;
-//! the rest is matched with the patterns that Llama- and GPT-2-style modules make, before and
-//! after PyTorch's decomposition to Core ATen. The result is a [`Graph`] of the same ops that a
+//! the rest is matched with the patterns that Llama- and GPT-2-style modules and PyTorch's own
+//! (`nn.TransformerEncoder`, `nn.MultiheadAttention`) make, before and after PyTorch's
+//! decomposition to Core ATen. The result is a [`Graph`] of the same ops that a
 //! `config.json` gives, over open batch and sequence sizes, with tags. A call that no pattern
 //! takes stays as [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`]
 //! lists those.
@@ -25,6 +26,7 @@ mod rules;
 mod schema;
 mod tags;
 mod trace;
+mod turned;
 mod value;
 
 use std::collections::HashMap;

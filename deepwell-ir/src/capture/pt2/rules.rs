@@ -59,6 +59,10 @@ impl Call<'_> {
                 let x = exprs.rows(&self.operands.first()?.value)?;
                 Some(self.result(exprs, Kind::Gelu { x, tanh }))
             }
+            "relu" => {
+                let x = exprs.rows(&self.operands.first()?.value)?;
+                Some(self.result(exprs, Kind::Relu { x }))
+            }
             "rms_norm" => self.rms_norm(exprs),
             "layer_norm" | "native_layer_norm" => self.layer_norm(exprs),
             "where" => attention::without_guard(self, exprs),

@@ -13,6 +13,7 @@ use super::evaluate::Call;
 use super::exported::{Arg, AtenNode, Exported, InputKind, TensorMeta};
 use super::layout::{Layout, axis, elements};
 use super::rules;
+use super::turned;
 use super::value::{Exprs, Id, Kind, Operand, Sizes, Value, View};
 use crate::capture::CaptureError;
 
@@ -189,6 +190,12 @@ impl<'a> Tracer<'a> {
             && let Some(result) = (Call { node, known: &known }).evaluate()
             && self.budget.admits(&result)
         {
+            // What is changed in place is read under its old name, too.
+            if bare_name(&node.target).ends_with('_')
+                && let Some((_, Arg::Tensor(changed))) = node.args.first()
+            {
+                self.values.insert(changed, Value::Known(result.clone()));
+            }
             self.values.insert(first, Value::Known(result));
             return;
         }
@@ -203,12 +210,18 @@ impl<'a> Tracer<'a> {
             }
             return;
         }
+        // Of attention's weights, which only a fused attention drops by itself.
+        let dropped = arg(node, &["dropout_p"]);
+        self.drops |= matches!(dropped, Some(Arg::Float(share)) if *share > 0.0);
         let operands: Rc<[Operand]> = self.operands(node).into();
         let shape = self.exported.tensors.get(first).map(|meta| meta.shape.clone());
         let shape = shape.unwrap_or_default();
         let buffers = &self.buffers;
         let call = rules::Call { op: bare, node, operands: &operands, shape: &shape, index };
-        if let Some(value) = call.apply(&mut self.exprs, buffers) {
+        let value = call
+            .apply(&mut self.exprs, buffers)
+            .or_else(|| turned::apply(&call, &mut self.exprs, buffers));
+        if let Some(value) = value {
             self.values.insert(first, value);
             return;
         }
@@ -273,7 +286,12 @@ impl<'a> Tracer<'a> {
         let source = view(first)?;
         if IDENTITIES.contains(&op) {
             let training = arg(node, &["train", "training"]) == Some(&Arg::Bool(true));
-            self.drops |= op.contains("dropout") && training;
+            let drops = match arg(node, &["p"]) {
+                Some(Arg::Float(share)) => *share > 0.0,
+                Some(Arg::Int(share)) => *share > 0,
+                _ => true,
+            };
+            self.drops |= op.contains("dropout") && training && drops;
             return Some(vec![Value::View(source)]);
         }
         let scaled = |factor: f64| {

@@ -93,6 +93,9 @@ pub(super) enum Kind {
         x: Id,
         tanh: bool,
     },
+    Relu {
+        x: Id,
+    },
     Add {
         a: Id,
         b: Id,
