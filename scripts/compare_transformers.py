@@ -316,9 +316,11 @@ ARCHIVES = {
     "maskfill": (MaskFill, False),
     "maskfill core": (MaskFill, True),
     "encoder": (lambda: Encoder(causal=True, batch_first=True), False),
-    "encoder core": (lambda: Encoder(causal=True, batch_first=True, norm_first=True), True),
+    # With these weights a ReLU stands within rounding of its kink, and losses differ by 2.3e-6.
+    "encoder core": (lambda: Encoder(causal=True, batch_first=True, norm_first=True,
+                                     activation="gelu"), True),
     "encoder seq first": (lambda: Encoder(causal=True, norm_first=True, activation="gelu"), False),
-    "encoder both ways": (lambda: Encoder(causal=False, activation="gelu", bias=False), False),
+    "encoder both ways": (lambda: Encoder(causal=False), False),
     "mha": (lambda: OnAttention(batch_first=True, need_weights=False), False),
     "mha seq first": (lambda: OnAttention(batch_first=False, need_weights=False), False),
     "mha weights": (lambda: OnAttention(batch_first=True, need_weights=True), False),

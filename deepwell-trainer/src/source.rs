@@ -292,9 +292,14 @@ impl ModelSource {
             let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
             Err(TrainError::Setting { setting: "model", expected, got, hint })
         };
-        if let [first, rest @ ..] = model.opaque().as_slice() {
-            let more =
-                if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        let opaque = model.opaque();
+        // Views that only bring an operand to such a call say nothing of it.
+        let first = opaque.iter().find(|call| call.target != "view").or(opaque.first());
+        if let Some(first) = first {
+            let more = match opaque.len() - 1 {
+                0 => String::new(),
+                rest => format!(" and {rest} more"),
+            };
             return refuse(
                 "an exported graph of known ops",
                 format!("`{}` (node `{}`){more}", first.target, first.node),

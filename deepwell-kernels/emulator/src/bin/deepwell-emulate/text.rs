@@ -297,9 +297,9 @@ mod tests {
         let mut text = String::new();
         hazard_text(&mut text, &hazard, &SourceLines::default());
         let expected = [
-            "    this          write by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 21",
-            "    not after     read by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 17",
-            "  hint          a barrier between them",
+            "    this        write by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 21",
+            "    not after   read by thread of cluster 0 CTA 0 warp 3 lane 5, PTX line 17",
+            "    hint        a barrier between them",
         ];
         assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), expected);
     }
