@@ -89,7 +89,8 @@ fn issue_31_weights_in_other_forms_are_refused_by_name() {
         let error = found(folder.path()).unwrap_err();
         let expected = format!(
             "`DIR`: expected weights in `model.safetensors`, in `model.safetensors.index.json` \
-             with its shards, or in all shards `model-00001-of-0000N.safetensors`, got {got}\nhint: "
+             with its shards, or in all shards `model-00001-of-0000N.safetensors`, got {got}\n\
+             hint: "
         );
         assert!(error.starts_with(&expected), "{files:?}: {error}");
         assert!(error.contains(hint), "{files:?}: {error}");

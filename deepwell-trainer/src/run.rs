@@ -210,8 +210,6 @@ pub(crate) fn run_as(
     if let Some(note) = settings.resolve_tokenizer(&model)? {
         progress.note(&format!("note: {note}"));
     }
-    let weights_origin = model.weights_origin(settings.seed);
-    progress.note(&format!("weights  {weights_origin}"));
     // Whatever is wrong with the model, its ranks, the batch or memory is said before data is read.
     let held_before = memory::held_bytes(settings.device);
     let Prepared { settings, graph, compile_options, rows } =
@@ -219,6 +217,8 @@ pub(crate) fn run_as(
     let held_after = memory::held_bytes(settings.device);
     let planning_bytes = held_after.unwrap_or(0).saturating_sub(held_before.unwrap_or(0));
     let settings = &settings;
+    let weights_origin = model.weights_origin(settings.seed);
+    progress.note(&format!("weights  {weights_origin}"));
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     if let Some(note) = model.note_on_vocabulary(dataset.vocab_size()) {

@@ -73,8 +73,9 @@ impl TextModel {
     /// Once prompt and new tokens are more than the model's window, the oldest are no longer seen.
     ///
     /// # Errors
-    /// A prompt that is longer than the window or has a token that the model has no row for, a
-    /// prompt without tokens where nothing says how a text begins, sampling that cannot be, or what the device failed with.
+    /// A prompt that is longer than the window, has a token without a row of the model, or has no
+    /// token where nothing says how a text begins; sampling that cannot be; what the device failed
+    /// with.
     pub fn generate(
         &mut self,
         request: &Request,

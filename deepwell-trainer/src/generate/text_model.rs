@@ -127,8 +127,8 @@ impl TextModel {
     }
 
     /// Opens a Hugging Face model folder: `config.json`, safetensors weights, `tokenizer.json`, and
-    /// `generation_config.json` if it is there. A model of 256 tokens needs no tokenizer: its tokens
-    /// are bytes.
+    /// `generation_config.json` if it is there. A model of 256 tokens needs no tokenizer: bytes are
+    /// its tokens.
     ///
     /// # Errors
     /// Weights that are not those of the configuration, or no tokenizer.

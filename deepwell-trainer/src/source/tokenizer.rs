@@ -119,7 +119,7 @@ impl ModelSource {
         if other.is_none() && self.exported().is_some() {
             // An archive has no place for a tokenizer.
             let note = format!(
-                "bytes are the tokens, though `{}` has {} of them: `--tokenizer FILE` names its own",
+                "bytes are the tokens, though `{}` has {} others: `--tokenizer FILE` names those",
                 self.name(),
                 self.vocab_size()
             );

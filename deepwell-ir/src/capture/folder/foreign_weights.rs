@@ -136,8 +136,8 @@ fn way_on(name: &str, files: usize) -> String {
              `model.safetensors.index.json`"
         }
         "bin" | "pt" | "pth" | "ckpt" | "pkl" | "pickle" => {
-            "pickles of PyTorch are not read: load the model in transformers and save it again with \
-             `save_pretrained`, which writes safetensors"
+            "pickles of PyTorch are not read: load the model in transformers and save it again \
+             with `save_pretrained`, which writes safetensors"
         }
         "pt2" => "name the archive itself",
         "gguf" | "ggml" => {

@@ -272,8 +272,8 @@ impl ModelFamily {
         }
     }
 
-    /// Reads `num_key_value_heads`. Llama and Phi-3 take the number of query heads for it, latent attention
-    /// has no other; the rest have a number of their own that fits one published size.
+    /// Reads `num_key_value_heads`. Llama and Phi-3 take the number of query heads for it, latent
+    /// attention has no other; the rest have a number of their own that fits one published size.
     pub(super) fn read_kv_heads(
         self,
         keys: &mut Keys<'_>,
