@@ -52,9 +52,17 @@ pub struct TrainArgs {
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
     pub train_frozen: bool,
-    /// Text files, folders, globs or token files [default: sources of the locked dependencies]
+    /// Text, .jsonl, .parquet, folders, globs or token files [default: sources of the locked
+    /// dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
+    /// The same to evaluate on [default: a share of --data is held out]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub eval_data: Vec<PathBuf>,
+    /// Field of a record that is its text or its messages [default: text, content, messages or
+    /// conversations, the first that is there]
+    #[arg(long, value_name = "NAME")]
+    pub text_field: Option<String>,
     /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
     /// that of the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
@@ -88,7 +96,7 @@ pub struct TrainArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of an evaluation, at least [default: 131072]
+    /// Held-out tokens of an evaluation, at least [default: 131072, or all where there are fewer]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
     /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
@@ -204,6 +212,7 @@ impl TrainArgs {
         settings.model = args.model.unwrap_or(settings.model);
         settings.train_frozen |= args.train_frozen;
         settings.tokenizer = args.tokenizer.or(settings.tokenizer);
+        settings.text_field = args.text_field.or(settings.text_field);
         settings.documents = args.documents.unwrap_or(settings.documents);
         settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
         settings.precision = args.precision.unwrap_or(settings.precision);
@@ -214,6 +223,7 @@ impl TrainArgs {
         settings.micro_batch = args.micro_batch.or(settings.micro_batch);
         settings.recompute = args.recompute.or(settings.recompute);
         settings.eval_tokens = args.eval_tokens.unwrap_or(settings.eval_tokens);
+        settings.needs_eval_tokens |= args.eval_tokens.is_some();
         settings.learning_rate = args.learning_rate.or(settings.learning_rate);
         settings.warmup_steps = args.warmup_steps.or(settings.warmup_steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
@@ -270,6 +280,9 @@ impl TrainArgs {
         settings.no_checkpoints |= args.no_checkpoints;
         if !args.data.is_empty() {
             settings.data = args.data;
+        }
+        if !args.eval_data.is_empty() {
+            settings.eval_data = args.eval_data;
         }
         if let Some(plan) = &plan {
             plan.apply(&mut settings, &planned)?;
@@ -345,9 +358,14 @@ pub struct ParityArgs {
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
     pub train_frozen: bool,
-    /// Text files, folders, globs or token files [default: sources of the locked dependencies]
+    /// Text, .jsonl, .parquet, folders, globs or token files [default: sources of the locked
+    /// dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
+    /// Field of a record that is its text or its messages [default: text, content, messages or
+    /// conversations, the first that is there]
+    #[arg(long, value_name = "NAME")]
+    pub text_field: Option<String>,
     /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
     /// that of the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
@@ -441,6 +459,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         model: args.model,
         train_frozen: args.train_frozen,
         data: args.data,
+        text_field: args.text_field,
         tokenizer: args.tokenizer,
         cache_dir: args.cache_dir,
         device: args.device,

@@ -56,6 +56,15 @@ impl Documents {
         if self == Documents::Joined {
             return Ok(None);
         }
+        if data.ends_turns() {
+            return Err(TrainError::Setting {
+                setting: "documents",
+                expected: "an end-of-text token that ends each document, and nothing within one"
+                    .to_string(),
+                got: "a chat template that ends each turn with it".to_string(),
+                hint: Some("`--documents joined`".to_string()),
+            });
+        }
         let is_unknown = data.has_token_files() && settings.tokenizer.is_none();
         match data.separator().filter(|_| !is_unknown) {
             Some(end) => Ok(Some(end as i32)),

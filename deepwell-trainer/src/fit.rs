@@ -69,19 +69,21 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Batches of a run that evaluates so many sequences at a time, from the first one on.
+    /// Batches of a run that evaluates so many sequences at a time, from the first one on. `end` is
+    /// the token that ends a document, where documents are told apart.
     ///
     /// # Errors
-    /// Data that is too short for them.
+    /// Data that is too short for them, or a held-out part with nothing to predict.
     pub(crate) fn new(
         settings: &Settings,
         tokens: &Arc<TokenCache>,
         rows: usize,
+        end: Option<i32>,
     ) -> Result<Batches, TrainError> {
         let Settings { batch_size, seq_len: seq, .. } = *settings;
         let seed = settings.data_seed.unwrap_or(settings.seed);
         let loader = Loader::new(Arc::clone(tokens), Split::Train, batch_size, seq, seed)?;
-        let windows = |least| HeldoutWindows::new(Arc::clone(tokens), rows, seq, Some(least));
+        let windows = |least| heldout_windows(settings, tokens, rows, seq, least, end);
         let heldout = windows(settings.eval_tokens)?;
         let interim = windows(settings.interim_eval_tokens())?;
         Ok(Batches { loader, heldout, interim })
@@ -95,6 +97,8 @@ struct InFlight {
     next_batch: u64,
     learning_rate: f64,
     tokens: usize,
+    /// Whether any target counts in the loss.
+    has_targets: bool,
     /// The device had nothing to do before it.
     is_first: bool,
     /// When it began, and how long this rank had been in exchanges by then.
@@ -136,7 +140,8 @@ impl<'r> Fit<'r> {
             next_batch: 0,
             audit: None,
         };
-        let batches = Batches::new(settings, tokens, engine.evaluation_rows())?;
+        let (rows, end) = (engine.evaluation_rows(), engine.document_end());
+        let batches = Batches::new(settings, tokens, rows, end)?;
         let Batches { mut loader, heldout, interim } = batches;
         let mut resumed_after = None;
         if let Some(entry) = &opened.from {
@@ -149,6 +154,14 @@ impl<'r> Fit<'r> {
             true => Some(Log::open(&settings.out, position.step, progress)?),
             false => None,
         };
+        if heldout.is_whole() {
+            progress.note(&format!(
+                "note: each evaluation predicts all of the {} held-out tokens, which are less than \
+                 {}",
+                tokens.len(Split::Heldout),
+                settings.eval_tokens
+            ));
+        }
         Ok(Fit {
             engine,
             settings,
@@ -212,6 +225,7 @@ impl<'r> Fit<'r> {
         let clip = self.settings.max_grad_norm;
         let batch = self.loader.next_batch()?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
+        let has_targets = batch.counted(self.engine.document_end()) > 0;
         let is_first = self.in_flight.is_none();
         if is_first {
             self.last_end = Instant::now();
@@ -232,6 +246,7 @@ impl<'r> Fit<'r> {
             next_batch: batch.index + 1,
             learning_rate,
             tokens: inputs.len(),
+            has_targets,
             is_first,
             began,
             waited_before,
@@ -280,7 +295,7 @@ impl<'r> Fit<'r> {
         let line = StepLine {
             step: flight.step,
             steps_total: self.settings.steps,
-            loss: f64::from(outcome.loss),
+            loss: flight.has_targets.then(|| f64::from(outcome.loss)),
             grad_norm: f64::from(outcome.grad_norm),
             tokens_per_s,
             speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
@@ -296,7 +311,7 @@ impl<'r> Fit<'r> {
             }
         }
         self.progress.step(&line);
-        self.guard(&outcome)
+        self.guard(&outcome, flight.has_targets)
     }
 
     /// How long each rank has worked since a step began, where that is known: a device that goes on
@@ -323,7 +338,7 @@ impl<'r> Fit<'r> {
     }
 
     /// Shows the step to the guards and does what they decide.
-    fn guard(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
+    fn guard(&mut self, outcome: &StepOutcome, has_loss: bool) -> Result<(), TrainError> {
         let step = self.position.step;
         let statistics = self.engine.statistics_by_phase()?;
         let guards = &mut self.position.guards;
@@ -333,7 +348,9 @@ impl<'r> Fit<'r> {
                 _ => guards.observe_tensor(step, *layer, stats),
             }
         }
-        guards.observe_loss(step, outcome.loss, outcome.grad_norm);
+        if has_loss {
+            guards.observe_loss(step, outcome.loss, outcome.grad_norm);
+        }
         let events = guards.decide(step)?;
         let switches = events.iter().any(|event| {
             matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
@@ -360,20 +377,28 @@ impl<'r> Fit<'r> {
         let windows = if last { &self.heldout } else { &self.interim };
         let losses = losses_on(self.engine, windows)?;
         let end = self.engine.document_end();
-        let val_loss = match end {
-            None => losses.iter().sum::<f64>() / losses.len() as f64,
-            // As many tokens count in each as are not behind the end of a document.
-            Some(_) => {
-                let counts = windows.counts(end);
+        let counts = windows.counts(end);
+        let tokens = counts.iter().sum();
+        let is_even = end.is_none() && counts.iter().all(|&count| count == counts[0]);
+        let val_loss = match tokens {
+            // A mean over nothing has no value.
+            0 => None,
+            _ if is_even => Some(losses.iter().sum::<f64>() / losses.len() as f64),
+            // As many tokens count in each as are targets, and not behind the end of a document.
+            _ => {
                 let terms = losses.iter().zip(&counts).map(|(loss, &count)| loss * count as f64);
-                terms.sum::<f64>() / (counts.iter().sum::<u64>().max(1)) as f64
+                Some(terms.sum::<f64>() / tokens as f64)
             }
         };
-        let tokens = windows.counts(end).iter().sum();
         if let Some(log) = &mut self.log {
             log.evaluation(step, val_loss, tokens)?;
         }
-        self.progress.evaluation(step, val_loss);
+        match val_loss {
+            Some(val_loss) => self.progress.evaluation(step, val_loss),
+            None => self.progress.note(&format!("step {step}: nothing to predict, no loss")),
+        }
+        let counted = losses.iter().zip(&counts).filter(|(_, count)| **count > 0);
+        let losses: Vec<f64> = counted.map(|(loss, _)| *loss).collect();
         if last {
             self.heldout_losses = losses;
         }
@@ -429,7 +454,10 @@ impl<'r> Fit<'r> {
             // Resumed after the last evaluation, whose line has the mean alone, and whose GEMMs the
             // checkpoint has counted.
             let counts = self.engine.counts();
-            self.heldout_losses = losses_on(self.engine, &self.heldout)?;
+            let losses = losses_on(self.engine, &self.heldout)?;
+            let of_windows = self.heldout.counts(self.engine.document_end());
+            let counted = losses.into_iter().zip(of_windows).filter(|(_, count)| *count > 0);
+            self.heldout_losses = counted.map(|(loss, _)| loss).collect();
             self.engine.set_counts(counts);
         }
         self.speeds.sort_by(f64::total_cmp);
@@ -449,6 +477,25 @@ impl<'r> Fit<'r> {
             heldout_losses: if are_finite { self.heldout_losses } else { Vec::new() },
         })
     }
+}
+
+/// The windows of an evaluation: as many as cover `least` tokens, or all that there are where the
+/// number is nobody's wish.
+fn heldout_windows(
+    settings: &Settings,
+    tokens: &Arc<TokenCache>,
+    rows: usize,
+    seq: usize,
+    least: u64,
+    end: Option<i32>,
+) -> Result<HeldoutWindows, TrainError> {
+    let tokens = Arc::clone(tokens);
+    let windows = match settings.takes_what_is_there() {
+        true => HeldoutWindows::at_most(tokens, rows, seq, least)?,
+        false => HeldoutWindows::new(tokens, rows, seq, Some(least))?,
+    };
+    windows.check_targets(end)?;
+    Ok(windows)
 }
 
 /// Windows that a rank evaluates before all tell each other their losses: no stage of a pipeline is

@@ -1,6 +1,8 @@
 //! Initial weights: a pure function of seed, parameter name and index.
 
-use deepwell_ir::Init;
+use std::collections::HashMap;
+
+use deepwell_ir::{Graph, Init, TensorKind};
 use deepwell_precision::random::split_mix64 as mix;
 use rayon::prelude::*;
 
@@ -18,6 +20,15 @@ fn stream(seed: u64, name: &str) -> u64 {
     let mut key = [0u8; 8];
     key.copy_from_slice(&hash.as_bytes()[..8]);
     mix(seed ^ u64::from_le_bytes(key))
+}
+
+/// How each parameter of a graph begins, by its name.
+pub(crate) fn initial_values(graph: &Graph) -> HashMap<String, Init> {
+    let parameters = graph.parameters().filter_map(|(_, tensor)| match tensor.kind {
+        TensorKind::Parameter { init, .. } => Some((tensor.name.clone(), init)),
+        _ => None,
+    });
+    parameters.collect()
 }
 
 /// Flips the last bit of about half of the `values` of parameter `name`. Zeros stay, as their

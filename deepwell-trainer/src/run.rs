@@ -1,5 +1,6 @@
 //! One training run from settings to summary: data, model, compile, fit.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub struct RunSummary {
     /// Arena size and its lower bound.
     pub arena_bytes: [u64; 2],
     /// Predicted bytes by kind at the peak.
-    pub bytes_at_peak: std::collections::BTreeMap<String, u64>,
+    pub bytes_at_peak: BTreeMap<String, u64>,
     /// FLOPs of a step.
     pub flops_per_step: u64,
     /// Least predicted time of a step.
@@ -110,13 +111,17 @@ pub struct DataFacts {
     pub tokens_train: u64,
     /// Tokens of the held-out part.
     pub tokens_heldout: u64,
+    /// All files that were passed over, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped_files: BTreeMap<String, Vec<String>>,
 }
 
 impl DataFacts {
     fn of(data: &DatasetSummary) -> DataFacts {
         let DatasetSummary { vocab_size, tokens_train, tokens_heldout, .. } = *data;
         let (source, tokenizer) = (data.source.clone(), data.tokenizer.clone());
-        DataFacts { source, tokenizer, vocab_size, tokens_train, tokens_heldout }
+        let skipped_files = data.skipped_files.clone();
+        DataFacts { source, tokenizer, vocab_size, tokens_train, tokens_heldout, skipped_files }
     }
 }
 
@@ -127,6 +132,8 @@ impl DataFacts {
 pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
     let options = DataOptions {
         inputs: settings.data.clone(),
+        heldout_inputs: settings.eval_data.clone(),
+        text_field: settings.text_field.clone(),
         tokenizer: open_tokenizer(settings.tokenizer.as_deref())?,
         cache_dir: settings.cache_dir.clone(),
         heldout_tokens_min: {
@@ -224,11 +231,15 @@ pub(crate) fn run_as(
     if let Some(note) = model.note_on_vocabulary(dataset.vocab_size()) {
         progress.note(&format!("note: {note}"));
     }
-    progress.note(dataset.summary().to_string().trim_end());
+    let summary = dataset.summary();
+    let tokens_per_step = (settings.batch_size * settings.seq_len) as u64;
+    let epochs = summary.epochs(settings.steps, tokens_per_step);
+    progress.note(&format!("{summary}  {:<10}{epochs}", "run"));
     let document_end = settings.documents.end(settings, &dataset)?;
     let compile_options = CompileOptions { document_end, ..compile_options };
     // Ranks of several processes may yet have less memory, and smaller micro-batches.
-    Batches::new(settings, dataset.tokens(), if member.is_some() { 1 } else { rows })?;
+    let rows = if member.is_some() { 1 } else { rows };
+    Batches::new(settings, dataset.tokens(), rows, document_end)?;
     let folder = if is_first { Some(claimed.map_or_else(claim, Ok)?) } else { None };
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());

@@ -61,7 +61,7 @@ impl Log {
         self.jsonl.write(&Record {
             ranks: ranks.to_vec(),
             experts: loads.iter().map(ExpertRecord::from).collect(),
-            loss: Some(line.loss),
+            loss: line.loss,
             grad_norm: Some(line.grad_norm),
             learning_rate: Some(learning_rate),
             tokens_per_s: Some(line.tokens_per_s),
@@ -69,8 +69,8 @@ impl Log {
             skipped,
             ..Record::at(line.step)
         })?;
+        let loss = line.loss.map(|loss| ("train/loss", loss as f32));
         let scalars = [
-            ("train/loss", line.loss as f32),
             ("train/grad_norm", line.grad_norm as f32),
             ("train/learning_rate", learning_rate as f32),
             ("train/tokens_per_s", line.tokens_per_s as f32),
@@ -79,24 +79,27 @@ impl Log {
         let of_experts: Vec<(String, f32)> =
             loads.iter().flat_map(expert_scalars).chain(of_ranks).collect();
         let of_experts = of_experts.iter().map(|(tag, value)| (tag.as_str(), *value));
-        let scalars: Vec<(&str, f32)> = scalars.into_iter().chain(of_experts).collect();
+        let scalars: Vec<(&str, f32)> = loss.into_iter().chain(scalars).chain(of_experts).collect();
         Ok(self.events.scalars(line.step, &scalars)?)
     }
 
-    /// An evaluation that predicted `tokens` held-out tokens.
+    /// An evaluation that predicted `tokens` held-out tokens; no loss where these are none.
     pub(crate) fn evaluation(
         &mut self,
         step: u64,
-        val_loss: f64,
+        val_loss: Option<f64>,
         tokens: u64,
     ) -> Result<(), TrainError> {
         self.jsonl.write(&Record {
-            val_loss: Some(val_loss),
-            val_ppl: Some(val_loss.exp()),
+            val_loss,
+            val_ppl: val_loss.map(f64::exp),
             val_tokens: Some(tokens),
             ..Record::at(step)
         })?;
-        Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?)
+        match val_loss {
+            Some(val_loss) => Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
@@ -145,7 +148,7 @@ mod tests {
     }
 
     fn line(step: u64) -> StepLine {
-        let (loss, grad_norm) = (1.0 / step as f64, 1.0);
+        let (loss, grad_norm) = (Some(1.0 / step as f64), 1.0);
         StepLine { step, steps_total: 9, loss, grad_norm, tokens_per_s: 1.0, speed_of_light: None }
     }
 
@@ -179,7 +182,7 @@ mod tests {
         let mut log = Log::open(out, 0, &mut notes).unwrap();
         for step in 1..=written {
             log.step(&line(step), 0.1, false, &[], &[]).unwrap();
-            log.evaluation(step, f64::NAN, 8).unwrap();
+            log.evaluation(step, Some(f64::NAN), 8).unwrap();
         }
         log.sync().unwrap();
         drop(log);
@@ -189,7 +192,7 @@ mod tests {
         let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
         for step in resumed_after + 1..=9 {
             log.step(&line(step), 0.1, false, &[], &[]).unwrap();
-            log.evaluation(step, f64::NAN, 8).unwrap();
+            log.evaluation(step, Some(f64::NAN), 8).unwrap();
         }
         log.sync().unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -215,6 +218,21 @@ mod tests {
         check(4, "{\"step\":", 4, false);
         // Lines that somebody took away are missed.
         check(2, "", 4, true);
+    }
+
+    /// A mean over no target was 0, and its perplexity 1.
+    #[test]
+    fn issue_31_a_mean_over_nothing_has_no_value() {
+        let out = tempfile::tempdir().unwrap();
+        let mut log = Log::open(out.path(), 0, &mut Notes::default()).unwrap();
+        log.step(&StepLine { loss: None, ..line(1) }, 0.1, false, &[], &[]).unwrap();
+        log.evaluation(1, None, 0).unwrap();
+        log.sync().unwrap();
+        let scalars = read_events(log.events.path()).unwrap();
+        assert!(scalars.iter().all(|scalar| !scalar.tag.contains("loss")), "{scalars:?}");
+        let text = std::fs::read_to_string(Trainer::metrics_path(out.path())).unwrap();
+        assert!(text.contains("\"val_tokens\":0"), "{text}");
+        assert!(!text.contains("loss") && !text.contains("ppl"), "{text}");
     }
 
     #[test]

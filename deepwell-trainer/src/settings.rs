@@ -52,8 +52,15 @@ pub struct Settings {
     /// Whether parameters that were exported with `requires_grad = false` are trained like any
     /// other; else a model that has some is refused.
     pub train_frozen: bool,
-    /// Files and folders of text, or token files; none takes the default corpus.
+    /// Files and folders of text or of records, or token files; none takes the default corpus.
     pub data: Vec<PathBuf>,
+    /// More of the same to evaluate on; none holds out a share of `data`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub eval_data: Vec<PathBuf>,
+    /// The field of a record that is its text or its messages; none takes the first of `text`,
+    /// `content`, `messages` and `conversations`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_field: Option<String>,
     /// A Hugging Face `tokenizer.json`, or `bytes`; none takes that beside the model's
     /// `config.json`, and bytes where a model that begins from fresh weights has none.
     pub tokenizer: Option<PathBuf>,
@@ -139,6 +146,10 @@ pub struct Settings {
     pub eval_every: Option<u64>,
     /// Held-out tokens of the last evaluation, at least.
     pub eval_tokens: u64,
+    /// Whether a held-out part with fewer tokens is an error also where `eval_tokens` is the
+    /// default. Otherwise each evaluation reads all of it then.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub needs_eval_tokens: bool,
     /// The same of each evaluation before; none takes `eval_tokens`.
     pub interim_eval_tokens: Option<u64>,
     /// Steps between two checkpoints; none takes a fifth of the run.
@@ -189,6 +200,8 @@ impl Default for Settings {
             model: "parity-3m".to_string(),
             train_frozen: false,
             data: Vec::new(),
+            eval_data: Vec::new(),
+            text_field: None,
             tokenizer: None,
             documents: Documents::Joined,
             cache_dir: PathBuf::from("target/deepwell-cache"),
@@ -222,6 +235,7 @@ impl Default for Settings {
             router: RouterTraining::default(),
             eval_every: None,
             eval_tokens: EVAL_TOKENS,
+            needs_eval_tokens: false,
             interim_eval_tokens: None,
             checkpoint_every: None,
             no_checkpoints: false,
@@ -403,6 +417,14 @@ impl Settings {
     /// Held-out tokens of an evaluation before the last one, at least.
     pub fn interim_eval_tokens(&self) -> u64 {
         self.interim_eval_tokens.unwrap_or(self.eval_tokens)
+    }
+
+    /// Whether an evaluation reads what held-out part there is: the number of its tokens is the
+    /// default, and nobody asked for it.
+    pub(crate) fn takes_what_is_there(&self) -> bool {
+        !self.needs_eval_tokens
+            && self.eval_tokens == EVAL_TOKENS
+            && self.interim_eval_tokens.is_none()
     }
 
     /// Steps between two checkpoints.

@@ -42,6 +42,32 @@ pub fn lower_inference(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Inference, PlanError> {
+    lower_forward(graph, policy, seq, catalog, target, false)
+}
+
+/// As [`lower_inference`], with the loss behind the output head: for measuring how well a model
+/// predicts a text.
+///
+/// # Errors
+/// As [`lower_inference`].
+pub fn lower_scoring(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    seq: usize,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Inference, PlanError> {
+    lower_forward(graph, policy, seq, catalog, target, true)
+}
+
+fn lower_forward(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    seq: usize,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+    keeps_loss: bool,
+) -> Result<Inference, PlanError> {
     let request = PlanRequest {
         seq,
         global_batch: 1,
@@ -65,8 +91,10 @@ pub fn lower_inference(
             got: format!("`{}`, which has none", graph.name),
         });
     };
-    let loss = graph.nodes.remove(loss);
-    let (rows, head) = (loss.inputs[0], loss.inputs[1]);
+    let (rows, head) = (graph.nodes[loss].inputs[0], graph.nodes[loss].inputs[1]);
+    if !keeps_loss {
+        graph.nodes.remove(loss);
+    }
 
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);

@@ -1,11 +1,15 @@
-//! Token files as llm.c writes them.
+//! Token files as llm.c and modded-nanogpt write them.
 //!
 //! ```text
 //! byte 0     256 x i32, little endian: [0] magic, [1] version, [2] number of tokens, rest 0
-//! byte 1024  tokens, little endian: u16 with magic 20240520, u32 with magic 20240801
+//! byte 1024  tokens, little endian
+//!
+//! magic     version  tokens
+//! 20240520  1        u16, of GPT-2
+//! 20240801  7        u32, of Llama 3; version 1 is read as well
 //! ```
 //!
-//! Both carry version 1. (The second magic is that of the Llama 3 tokens.)
+//! The constants are `HEADERS_INFO` of `dev/data/data_common.py` in karpathy/llm.c.
 
 use std::path::Path;
 
@@ -16,6 +20,23 @@ pub const HEADER_BYTES: u64 = 1024;
 
 const MAGIC_U16: i32 = 20_240_520;
 const MAGIC_U32: i32 = 20_240_801;
+
+/// What begins with other numbers: other files of llm.c.
+const OTHERS: [(i32, &str); 4] = [
+    (20_240_326, "this is a model of llm.c"),
+    (20_240_327, "this is a state of llm.c's optimizer"),
+    (20_240_328, "this is a tokenizer of llm.c"),
+    (20_240_522, "this is a set of questions of llm.c, such as HellaSwag"),
+];
+
+/// Of a file that may be anything.
+const NO_HEADER: &str = "nanoGPT's files have no header: write 256 i32 before the tokens, which \
+     are 20240520, 1, the number of tokens, and zeros; text files must not end in `.bin`";
+
+/// The versions that go with a magic number, for people.
+pub(crate) fn versions(magic: i32) -> &'static str {
+    if magic == MAGIC_U32 { "7 or 1" } else { "1" }
+}
 
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +71,15 @@ pub fn parse_header(path: &Path, start: &[u8], bytes_file: u64) -> Result<BinHea
     let width: u8 = match field(0) {
         MAGIC_U16 => 2,
         MAGIC_U32 => 4,
-        magic => return Err(DataError::BinMagic { path, magic }),
+        magic => {
+            let other = OTHERS.iter().find(|(other, _)| *other == magic);
+            let hint = other.map_or(NO_HEADER, |(_, hint)| hint);
+            return Err(DataError::BinMagic { path, magic, hint });
+        }
     };
-    if field(1) != 1 {
-        return Err(DataError::BinVersion { path, version: field(1) });
+    let (magic, version) = (field(0), field(1));
+    if version != 1 && (magic, version) != (MAGIC_U32, 7) {
+        return Err(DataError::BinVersion { path, magic, version });
     }
     // The field is read as unsigned, so that files of 2^31 to 2^32 tokens are read too.
     let tokens = u64::from(field(2) as u32);
@@ -106,6 +132,7 @@ pub(crate) mod tests {
             assert_eq!(parsed.map_err(|error| error.to_string()), expected.map_err(str::to_owned));
         };
         check(&build(20_240_520, 1, 2, &[1, 0, 2, 0]), Ok((2, 2)));
+        check(&build(20_240_801, 7, 1, &[1, 0, 2, 0]), Ok((4, 1)));
         check(&build(20_240_801, 1, 1, &[1, 0, 2, 0]), Ok((4, 1)));
         check(
             b"Once upon a time",
@@ -114,11 +141,23 @@ pub(crate) mod tests {
         check(
             &build(20_240_521, 1, 2, &[1, 0, 2, 0]),
             Err("token file `a.bin`: expected magic number 20240520 (u16 tokens) or 20240801 \
-                 (u32 tokens), got 20240521\nhint: text files must not end in `.bin`"),
+                 (u32 tokens), got 20240521\nhint: nanoGPT's files have no header: write 256 i32 \
+                 before the tokens, which are 20240520, 1, the number of tokens, and zeros; text \
+                 files must not end in `.bin`"),
         );
         check(
-            &build(20_240_520, 2, 2, &[1, 0, 2, 0]),
-            Err("token file `a.bin`: expected version 1, got 2"),
+            &build(20_240_522, 1, 2, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: expected magic number 20240520 (u16 tokens) or 20240801 \
+                 (u32 tokens), got 20240522\nhint: this is a set of questions of llm.c, such as \
+                 HellaSwag"),
+        );
+        check(
+            &build(20_240_520, 7, 2, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: expected version 1 with magic number 20240520, got 7"),
+        );
+        check(
+            &build(20_240_801, 2, 1, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: expected version 7 or 1 with magic number 20240801, got 2"),
         );
         check(
             &build(20_240_520, 1, 3, &[1, 0, 2, 0]),

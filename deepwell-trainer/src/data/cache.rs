@@ -10,6 +10,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use deepwell_ir::ops::IGNORED_TARGET;
+
+use super::bits::{self, Bits};
 use super::cache_header::{HEADER_BYTES, Header};
 use super::map::ReadMap;
 use super::{DataError, Split};
@@ -39,14 +42,16 @@ struct Part {
     tokens: u64,
     token_max: u32,
     documents: u64,
-    /// Of the tokens as they are stored.
+    /// Tokens that count as targets.
+    counted: u64,
+    /// Of the tokens as they are stored, and of what says which count.
     hash: [u8; 32],
 }
 
 #[derive(Debug)]
 enum Store {
     Mapped { map: ReadMap, width: u8 },
-    Memory(Vec<u32>),
+    Memory(Vec<u32>, Bits),
 }
 
 /// The tokens of one part as they are stored.
@@ -81,12 +86,23 @@ impl Tokens<'_> {
 impl TokenCache {
     /// A data set in memory, for tests and for tokens that another program made.
     pub fn in_memory(train: &[u32], heldout: &[u32]) -> Self {
-        let part = |tokens: &[u32]| Part {
-            store: Store::Memory(tokens.to_vec()),
-            tokens: tokens.len() as u64,
-            token_max: tokens.iter().copied().max().unwrap_or(0),
-            documents: 1,
-            hash: *blake3::hash(bytemuck::cast_slice(tokens)).as_bytes(),
+        let all = |tokens: &[u32]| vec![true; tokens.len()];
+        Self::in_memory_counted((train, &all(train)), (heldout, &all(heldout)))
+    }
+
+    /// A data set in memory, each part with what says of each token whether it counts as a target.
+    pub(crate) fn in_memory_counted(train: (&[u32], &[bool]), heldout: (&[u32], &[bool])) -> Self {
+        let part = |(tokens, counts): (&[u32], &[bool])| {
+            let mut bits = Bits::default();
+            counts.iter().for_each(|&counts| bits.push(counts));
+            Part {
+                tokens: tokens.len() as u64,
+                token_max: tokens.iter().copied().max().unwrap_or(0),
+                documents: 1,
+                counted: bits.count(),
+                hash: *blake3::hash(bytemuck::cast_slice(tokens)).as_bytes(),
+                store: Store::Memory(tokens.to_vec(), bits),
+            }
         };
         Self { train: part(train), heldout: part(heldout) }
     }
@@ -122,6 +138,11 @@ impl TokenCache {
         self.part(split).documents
     }
 
+    /// Number of tokens of one part that count as targets: all, but for conversations.
+    pub fn counted(&self, split: Split) -> u64 {
+        self.part(split).counted
+    }
+
     /// Hash of the tokens of both parts, which were hashed when they were written or opened.
     pub fn content_hash(&self) -> String {
         let hash = blake3::hash(&[self.train.hash, self.heldout.hash].concat());
@@ -139,6 +160,37 @@ impl TokenCache {
         for (i, out) in out.iter_mut().enumerate() {
             // Tokens are below 2^31: checked when they were written.
             *out = tokens.get(start + i) as i32;
+        }
+    }
+
+    /// Copies the tokens from `start` on into `out` as targets: those that do not count are
+    /// [`IGNORED_TARGET`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::copy_i32`].
+    pub fn copy_targets(&self, split: Split, start: u64, out: &mut [i32]) {
+        self.copy_i32(split, start, out);
+        if self.counted(split) == self.len(split) {
+            return;
+        }
+        for (i, out) in out.iter_mut().enumerate() {
+            if !self.counts(split, start as usize + i) {
+                *out = IGNORED_TARGET;
+            }
+        }
+    }
+
+    /// Whether a token counts as a target.
+    pub(crate) fn counts(&self, split: Split, index: usize) -> bool {
+        let part = self.part(split);
+        match &part.store {
+            _ if part.counted == part.tokens => true,
+            Store::Memory(_, counts) => counts.get(index as u64),
+            Store::Mapped { map, width } => {
+                let start = HEADER_BYTES + part.tokens as usize * usize::from(*width);
+                bits::is_set(&map.bytes()[start..], index)
+            }
         }
     }
 
@@ -172,14 +224,17 @@ impl TokenCache {
     }
 
     pub(crate) fn tokens(&self, split: Split) -> Tokens<'_> {
-        match &self.part(split).store {
-            Store::Memory(tokens) => Tokens::Native(tokens),
-            // The map starts on a page and the header is a multiple of 4: the casts cannot fail.
-            Store::Mapped { map, width: 2 } => {
-                Tokens::U16(bytemuck::cast_slice(&map.bytes()[HEADER_BYTES..]))
-            }
-            Store::Mapped { map, .. } => {
-                Tokens::U32(bytemuck::cast_slice(&map.bytes()[HEADER_BYTES..]))
+        let part = self.part(split);
+        // The map starts on a page and the header is a multiple of 4: the casts cannot fail.
+        match &part.store {
+            Store::Memory(tokens, _) => Tokens::Native(tokens),
+            Store::Mapped { map, width } => {
+                let bytes = part.tokens as usize * usize::from(*width);
+                let bytes = &map.bytes()[HEADER_BYTES..HEADER_BYTES + bytes];
+                match width {
+                    2 => Tokens::U16(bytemuck::cast_slice(bytes)),
+                    _ => Tokens::U32(bytemuck::cast_slice(bytes)),
+                }
             }
         }
     }
@@ -222,14 +277,15 @@ impl Part {
         if header.key != *key || header.split != split {
             return damaged("made for other data");
         }
-        if payload.len() as u64 != header.tokens.saturating_mul(u64::from(header.width)) {
+        if payload.len() as u64 != header.payload_bytes() {
             return damaged("not as long as its header says");
         }
         if *blake3::hash(payload).as_bytes() != header.payload_hash {
             return damaged("tokens do not match their checksum");
         }
-        let Header { tokens, token_max, documents, width, payload_hash: hash, .. } = header;
-        Ok(Self { store: Store::Mapped { map, width }, tokens, token_max, documents, hash })
+        let Header { tokens, token_max, documents, counted, width, .. } = header;
+        let (store, hash) = (Store::Mapped { map, width }, header.payload_hash);
+        Ok(Self { store, tokens, token_max, documents, counted, hash })
     }
 }
 
@@ -287,7 +343,9 @@ mod tests {
     #[test]
     fn every_flipped_bit_and_every_cut_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), 256, Split::Train, &[1, 2, 3]);
+        let mut writer = TokenWriter::new(folder.path(), 256).unwrap();
+        writer.push_counted(&[1, 2, 3], [true, false, true]).unwrap();
+        writer.finish(&KEY, Split::Train).unwrap().publish().unwrap();
         write(folder.path(), 256, Split::Heldout, &[4]);
         let path = file_path(folder.path(), &KEY, Split::Train);
         let good = std::fs::read(&path).unwrap();
@@ -307,6 +365,31 @@ mod tests {
         check(&[good.as_slice(), b"12"].concat(), "two bytes more".to_owned());
         std::fs::write(&path, &good).unwrap();
         assert!(TokenCache::open(folder.path(), &KEY).is_ok());
+    }
+
+    #[test]
+    fn tokens_that_do_not_count_are_ignored_targets() {
+        let folder = tempfile::tempdir().unwrap();
+        for vocab in [256, 70_000] {
+            let mut writer = TokenWriter::new(folder.path(), vocab).unwrap();
+            writer.push(&[1, 2, 3]).unwrap();
+            writer.push_counted(&[4, 5, 6], [false, true, false]).unwrap();
+            writer.push(&[7]).unwrap();
+            let mut heldout = TokenWriter::new(folder.path(), vocab).unwrap();
+            let train = writer.move_tail(5, &mut heldout).unwrap();
+            train.finish(&KEY, Split::Train).unwrap().publish().unwrap();
+            heldout.finish(&KEY, Split::Heldout).unwrap().publish().unwrap();
+            let cache = TokenCache::open(folder.path(), &KEY).unwrap();
+            let of = |split, start, count| {
+                let (mut tokens, mut targets) = (vec![0; count], vec![0; count]);
+                cache.copy_i32(split, start, &mut tokens);
+                cache.copy_targets(split, start, &mut targets);
+                (tokens, targets, cache.counted(split))
+            };
+            let ignored = IGNORED_TARGET;
+            assert_eq!(of(Split::Train, 1, 4), (vec![2, 3, 4, 5], vec![2, 3, ignored, 5], 4));
+            assert_eq!(of(Split::Heldout, 0, 2), (vec![6, 7], vec![ignored, 7], 1));
+        }
     }
 
     #[test]

@@ -8,18 +8,19 @@
 //!     24    u32  largest token
 //!     28    u32  part: 0 training, 1 held-out
 //!     32    key: blake3 of everything that the tokens depend on
-//!     64    blake3 of the tokens
+//!     64    blake3 of what follows the header
 //!     96    u64  number of documents
-//!    104    zeros
+//!    104    u64  number of tokens that count as targets
+//!    112    zeros
 //!    124    u32  CRC-32C of bytes 0 to 124
-//!    128    tokens, little endian
+//!    128    tokens, little endian; where not all count, a bit for each that says whether it does
 //! ```
 
 use super::Split;
 use super::cache::Key;
 
 /// Raised whenever the same input would give other files.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"DWTOKENS";
 /// Bytes before the tokens.
@@ -38,9 +39,16 @@ pub(crate) struct Header {
     pub(crate) key: Key,
     pub(crate) payload_hash: [u8; 32],
     pub(crate) documents: u64,
+    pub(crate) counted: u64,
 }
 
 impl Header {
+    /// Bytes that follow the header.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        let bits = if self.counted < self.tokens { self.tokens.div_ceil(8) } else { 0 };
+        self.tokens.saturating_mul(u64::from(self.width)).saturating_add(bits)
+    }
+
     pub(crate) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -53,6 +61,7 @@ impl Header {
         put(32, &self.key);
         put(64, &self.payload_hash);
         put(96, &self.documents.to_le_bytes());
+        put(104, &self.counted.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -95,6 +104,7 @@ impl Header {
             key: hash_at(32),
             payload_hash: hash_at(64),
             documents: u64_at(96),
+            counted: u64_at(104),
         })
     }
 }

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
 use super::bin;
+use super::bits::Bits;
 use super::cache::{Key, file_path};
 use super::cache_header::{HEADER_BYTES, Header};
 use super::map::ReadMap;
@@ -23,6 +25,8 @@ pub(crate) struct TokenWriter {
     tokens: u64,
     token_max: u32,
     documents: u64,
+    /// Which tokens count as targets, once one does not.
+    counts: Option<Bits>,
     bytes: Vec<u8>,
 }
 
@@ -48,6 +52,7 @@ impl TokenWriter {
             tokens: 0,
             token_max: 0,
             documents: 0,
+            counts: None,
             bytes: Vec::new(),
         })
     }
@@ -56,8 +61,27 @@ impl TokenWriter {
         self.tokens
     }
 
-    /// Adds tokens, each below the `vocab` given to [`Self::new`].
+    /// Adds tokens, each below the `vocab` given to [`Self::new`]. All count as targets.
     pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
+        if let Some(counts) = &mut self.counts {
+            tokens.iter().for_each(|_| counts.push(true));
+        }
+        self.write(tokens)
+    }
+
+    /// Adds tokens, and says for each whether it counts as a target.
+    pub(crate) fn push_counted(
+        &mut self,
+        tokens: &[u32],
+        counts: impl IntoIterator<Item = bool>,
+    ) -> Result<(), DataError> {
+        let before = self.tokens;
+        let bits = self.counts.get_or_insert_with(|| Bits::ones(before));
+        counts.into_iter().take(tokens.len()).for_each(|counts| bits.push(counts));
+        self.write(tokens)
+    }
+
+    fn write(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         self.bytes.clear();
         for &token in tokens {
             self.token_max = self.token_max.max(token);
@@ -77,20 +101,21 @@ impl TokenWriter {
     }
 
     /// Moves the tokens from `start` on to the end of `other`, reading them back from the disk.
-    pub(crate) fn move_tail(mut self, start: u64, other: &mut Self) -> Result<Self, DataError> {
+    pub(crate) fn move_tail(self, start: u64, other: &mut Self) -> Result<Self, DataError> {
         let mut head = Self { documents: 1, ..Self::new(&self.folder, self.vocab())? };
         other.documents = 1;
+        let written = self.into_reader()?;
+        written.copy(0..start, &mut head)?;
+        written.copy(start..written.tokens, other)?;
+        Ok(head)
+    }
+
+    /// What was written so far, to be read back.
+    pub(crate) fn into_reader(mut self) -> Result<Written, DataError> {
         self.file.flush().map_err(|source| self.fail(source))?;
         let map = ReadMap::open(self.file.get_ref().path()).map_err(|source| self.fail(source))?;
-        let width = self.width;
-        let payload = &map.bytes()[HEADER_BYTES..];
-        let (first, second) = payload.split_at(start as usize * usize::from(width));
-        for (part, writer) in [(first, &mut head), (second, other)] {
-            for block in part.chunks(1 << 20) {
-                writer.push(&bin::decode(block, width))?;
-            }
-        }
-        Ok(head)
+        let Self { file, width, tokens, counts, .. } = self;
+        Ok(Written { map, width, tokens, counts, _file: file })
     }
 
     fn vocab(&self) -> u32 {
@@ -104,6 +129,12 @@ impl TokenWriter {
 
     /// Writes the header and brings everything to the disk.
     pub(crate) fn finish(mut self, key: &Key, split: Split) -> Result<FinishedTokens, DataError> {
+        let counts = self.counts.take().filter(|counts| counts.count() < self.tokens);
+        if let Some(counts) = &counts {
+            self.hasher.update(counts.bytes());
+            let written = self.file.write_all(counts.bytes());
+            written.map_err(|source| self.fail(source))?;
+        }
         let header = Header {
             width: self.width,
             tokens: self.tokens,
@@ -112,6 +143,7 @@ impl TokenWriter {
             key: *key,
             payload_hash: *self.hasher.finalize().as_bytes(),
             documents: self.documents,
+            counted: counts.map_or(self.tokens, |counts| counts.count()),
         };
         let write = |file: &mut BufWriter<NamedTempFile>| {
             file.flush()?;
@@ -125,6 +157,36 @@ impl TokenWriter {
         // Nothing is left in the buffer: it was flushed.
         let (file, _) = self.file.into_parts();
         Ok(FinishedTokens { file, path, folder: self.folder })
+    }
+}
+
+/// Tokens that were written aside and are read back.
+#[derive(Debug)]
+pub(crate) struct Written {
+    map: ReadMap,
+    width: u8,
+    tokens: u64,
+    counts: Option<Bits>,
+    _file: BufWriter<NamedTempFile>,
+}
+
+impl Written {
+    /// Adds the tokens of a range, with what counts of them, to another file.
+    pub(crate) fn copy(&self, range: Range<u64>, to: &mut TokenWriter) -> Result<(), DataError> {
+        let width = u64::from(self.width);
+        let payload = &self.map.bytes()[HEADER_BYTES..];
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + (1 << 18));
+            let tokens =
+                bin::decode(&payload[(at * width) as usize..(end * width) as usize], self.width);
+            match &self.counts {
+                None => to.push(&tokens)?,
+                Some(counts) => to.push_counted(&tokens, (at..end).map(|i| counts.get(i)))?,
+            }
+            at = end;
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::records::Fields;
 use super::skip::Skipped;
 use super::source::{self, Document};
 use super::{DataError, Progress, workspace};
@@ -18,21 +19,27 @@ pub(crate) struct Corpus {
 impl Corpus {
     /// Reads `inputs`, or the default corpus of `workspace` if there are none. `needs_utf8`: what
     /// is no UTF-8 is passed over.
+    ///
+    /// `heldout` is held out whole.
     pub(crate) fn open(
         inputs: &[PathBuf],
+        heldout: &[PathBuf],
         workspace: &Path,
         needs_utf8: bool,
+        fields: &Fields,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, DataError> {
         let mut skipped = Skipped::default();
         let is_default = inputs.is_empty();
         let (candidates, source) = if is_default {
-            let (candidates, packages) = workspace::list(workspace, &mut skipped)?;
+            let (mut candidates, packages) = workspace::list(workspace, &mut skipped)?;
+            candidates.extend(source::list(&[], heldout, &mut skipped)?);
             (candidates, format!("default corpus: Rust sources of {packages} locked packages"))
         } else {
-            (source::list(inputs, &mut skipped)?, list_inputs(inputs))
+            (source::list(inputs, heldout, &mut skipped)?, list_inputs(inputs))
         };
-        let documents = source::scan(candidates, needs_utf8, is_default, &mut skipped, progress)?;
+        let documents =
+            source::scan(candidates, needs_utf8, fields, is_default, &mut skipped, progress)?;
         if documents.is_empty() {
             return Err(DataError::Empty { inputs: source, skipped: skipped.to_string() });
         }

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::build::Build;
 use super::cache::{self, Key, TokenCache, Unusable};
 use super::cache_header::FORMAT_VERSION;
-use super::cache_writer::TokenWriter;
+use super::chat::Chat;
 use super::corpus::Corpus;
-use super::encode::{Encoded, encode};
+use super::records::Fields;
 use super::source::{Document, Format};
-use super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
-use super::{DataError, DatasetSummary, Progress, Split, Tokenizer};
+use super::split::{Choice, HELDOUT_ONE_IN, choose, total};
+use super::{DataError, DatasetSummary, HeldoutWindows, Progress, Split, Tokenizer};
 
 /// Held-out tokens asked for by default: 131,072 to evaluate on, and half as many again, because
 /// evaluation takes whole batches.
@@ -19,9 +20,16 @@ pub const HELDOUT_TOKENS_MIN: u64 = 131_072 + 65_536;
 /// What to read and how.
 #[derive(Clone, Debug)]
 pub struct DataOptions {
-    /// Files and folders of text, patterns such as `texts/**/*.txt`, or token files. Empty: the
-    /// default corpus.
+    /// Files and folders of text or of records, patterns such as `texts/**/*.txt`, or token files.
+    /// Empty: the default corpus.
     pub inputs: Vec<PathBuf>,
+    /// More of the same that is held out whole, in place of a share of `inputs`.
+    pub heldout_inputs: Vec<PathBuf>,
+    /// Whether all of `inputs` is held out, for an evaluation alone.
+    pub holds_out_all: bool,
+    /// The field of a record that is its text or its messages; none takes the first of `text`,
+    /// `content`, `messages` and `conversations`.
+    pub text_field: Option<String>,
     /// Cargo workspace whose locked dependencies are the default corpus.
     pub workspace: PathBuf,
     /// Turns text into tokens. Token files do not use it.
@@ -40,6 +48,9 @@ impl Default for DataOptions {
     fn default() -> Self {
         Self {
             inputs: Vec::new(),
+            heldout_inputs: Vec::new(),
+            holds_out_all: false,
+            text_field: None,
             workspace: PathBuf::from("."),
             tokenizer: Tokenizer::bytes(),
             cache_dir: PathBuf::from("target/deepwell-cache"),
@@ -55,10 +66,8 @@ pub struct Dataset {
     summary: DatasetSummary,
     tokenizer_hash: [u8; 32],
     separator: Option<u32>,
+    ends_turns: bool,
 }
-
-/// Tokens without which there is nothing to split: an input and a target in each part.
-const TOKENS_MIN: u64 = 4;
 
 impl Dataset {
     /// Reads the inputs, splits and tokenizes them, or takes the tokens from the cache if the
@@ -66,7 +75,8 @@ impl Dataset {
     /// scanned and for every few megabytes that are tokenized.
     ///
     /// After every document comes the separator of the tokenizer, if it has one. A single document
-    /// is split by position and gets none, and token files are taken as they are.
+    /// is split by position and gets none, and token files are taken as they are. A record is a
+    /// document; of a conversation only the answers count as targets.
     ///
     /// # Errors
     ///
@@ -76,23 +86,33 @@ impl Dataset {
         options: &DataOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, DataError> {
+        let fields = Fields { text: options.text_field.clone() };
         let Corpus { documents, source, skipped } = Corpus::open(
             &options.inputs,
+            &options.heldout_inputs,
             &options.workspace,
             options.tokenizer.needs_utf8(),
+            &fields,
             progress,
         )?;
+        let chats: u64 = documents.iter().map(|document| document.chats).sum();
+        let chat = (chats > 0).then(|| options.tokenizer.chat()).transpose()?;
 
-        let choice = choose(&documents);
+        let choice = match options.holds_out_all {
+            true => Choice::Named((0..documents.len()).collect()),
+            false => choose(&documents),
+        };
         let content_hash = content_hash(&documents);
-        let key = key(&content_hash, options);
+        let key = key(&content_hash, options, chat.as_ref());
         let (tokens, is_from_cache) = match TokenCache::open(&options.cache_dir, &key) {
             Ok(tokens) => (tokens, true),
             Err(unusable) => {
                 if let Unusable::Damaged(what) = unusable {
                     tracing::warn!("a file of the token cache is {what}; making it again");
                 }
-                build(&documents, &choice, options, &key, progress)?;
+                let (documents, choice, chat) = (&documents[..], &choice, chat.as_ref());
+                Build { documents, choice, chat, options, fields: &fields, key: &key }
+                    .run(progress)?;
                 let reopened = TokenCache::open(&options.cache_dir, &key);
                 let tokens = reopened.map_err(|unusable| DataError::Read {
                     path: cache::file_path(&options.cache_dir, &key, Split::Train),
@@ -104,12 +124,16 @@ impl Dataset {
 
         let mut notes = Vec::new();
         let is_tokens = matches!(documents[0].format, Format::Tokens(_));
-        if choice == Choice::Position {
+        let records: u64 = documents.iter().map(|document| document.records).sum();
+        if choice == Choice::Position && records == documents.len() as u64 {
             let share = 100 / HELDOUT_ONE_IN;
             notes.push(format!(
                 "split by position, not by file: no choice of whole files holds out {share} to 50 \
                  % of the text"
             ));
+        }
+        if let Some(text) = documents.iter().find(|document| is_markup(document)) {
+            notes.push(format!("`{}` is read as it is, tags included", text.name));
         }
         let heldout = tokens.len(Split::Heldout);
         if heldout < options.heldout_tokens_min && !matches!(choice, Choice::Named(_)) {
@@ -137,11 +161,16 @@ impl Dataset {
             files_train: tokens.documents(Split::Train),
             files_heldout: tokens.documents(Split::Heldout),
             files: documents.len() as u64,
+            records: (records > documents.len() as u64 || chats > 0).then_some(records),
+            conversations: (chats > 0).then_some(chats),
+            targets_train: tokens.counted(Split::Train),
+            targets_heldout: tokens.counted(Split::Heldout),
             bytes: total(&documents),
             tokens_train: tokens.len(Split::Train),
             tokens_heldout: heldout,
             vocab_size,
             tokenizer,
+            skipped_files: skipped.names(),
             skipped,
             notes,
             content_hash: content_hash.to_hex().to_string(),
@@ -150,7 +179,8 @@ impl Dataset {
         };
         let tokenizer_hash = *options.tokenizer.hash();
         let separator = options.tokenizer.separator();
-        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash, separator })
+        let ends_turns = chat.zip(separator).is_some_and(|(chat, end)| chat.ends_turns_with(end));
+        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash, separator, ends_turns })
     }
 
     /// The tokens of both parts.
@@ -163,6 +193,15 @@ impl Dataset {
         blake3::Hash::from_bytes(self.tokenizer_hash).to_hex().to_string()
     }
 
+    /// Checks that there is a held-out token to predict.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::TooShort`], [`DataError::NothingToPredict`].
+    pub fn check_targets(&self) -> Result<(), DataError> {
+        HeldoutWindows::whole(Arc::clone(&self.tokens), 1, 1024)?.check_targets(None)
+    }
+
     /// What the data set is made of.
     pub fn summary(&self) -> &DatasetSummary {
         &self.summary
@@ -171,6 +210,11 @@ impl Dataset {
     /// The token behind each document of several, if the tokenizer has one.
     pub fn separator(&self) -> Option<u32> {
         self.separator
+    }
+
+    /// Whether the separator also ends the turns of conversations, and so tells no documents apart.
+    pub fn ends_turns(&self) -> bool {
+        self.ends_turns
     }
 
     /// Whether the tokens came from token files: nobody says what they stand for.
@@ -196,96 +240,33 @@ fn content_hash(documents: &[Document]) -> blake3::Hash {
             hasher.update(text.as_bytes());
         }
         hasher.update(document.hash.as_bytes());
+        if document.is_heldout {
+            hasher.update(b"held out");
+        }
     }
     hasher.finalize()
 }
 
-fn key(content_hash: &blake3::Hash, options: &DataOptions) -> Key {
+fn key(content_hash: &blake3::Hash, options: &DataOptions, chat: Option<&Chat>) -> Key {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&FORMAT_VERSION.to_le_bytes());
     hasher.update(content_hash.as_bytes());
     hasher.update(options.tokenizer.hash());
     hasher.update(&options.heldout_tokens_min.to_le_bytes());
+    hasher.update(&[u8::from(options.holds_out_all)]);
+    if let Some(chat) = chat {
+        hasher.update(chat.hash().as_bytes());
+    }
+    if let Some(field) = &options.text_field {
+        hasher.update(field.as_bytes());
+    }
     *hasher.finalize().as_bytes()
 }
 
-/// Writes both parts of the cache.
-fn build(
-    documents: &[Document],
-    choice: &Choice,
-    options: &DataOptions,
-    key: &Key,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(), DataError> {
-    let vocab = stored_vocab(documents, &options.tokenizer);
-    let mut train = TokenWriter::new(&options.cache_dir, vocab)?;
-    let mut heldout = TokenWriter::new(&options.cache_dir, vocab)?;
-    let is_text = documents[0].format == Format::Text;
-    let separator = options.tokenizer.separator().filter(|_| is_text && documents.len() > 1);
-    let bytes_total = total(documents);
-    let mut bytes_done = 0;
-    let mut write = |documents: &[&Document], writer: &mut TokenWriter| {
-        let mut sink = |encoded: Encoded<'_>| match encoded {
-            Encoded::Tokens(tokens) => writer.push(tokens),
-            Encoded::EndOfDocument => {
-                writer.end_document();
-                writer.push(separator.as_slice())
-            }
-        };
-        encode(documents, &options.tokenizer, &mut bytes_done, bytes_total, progress, &mut sink)
-    };
-
-    let mut is_heldout = vec![false; documents.len()];
-    match choice {
-        Choice::Position => {}
-        Choice::Named(named) => {
-            for &i in named {
-                is_heldout[i] = true;
-                write(&[&documents[i]], &mut heldout)?;
-            }
-        }
-        Choice::Ranked(ranked) => {
-            let mut bytes = HeldoutBytes::new(bytes_total);
-            for &i in ranked {
-                if bytes.has_share() && heldout.tokens() >= options.heldout_tokens_min {
-                    break;
-                }
-                if bytes.take_if_it_fits(documents[i].bytes) {
-                    is_heldout[i] = true;
-                    write(&[&documents[i]], &mut heldout)?;
-                }
-            }
-        }
-    }
-    let rest: Vec<&Document> =
-        documents.iter().zip(&is_heldout).filter(|(_, held)| !**held).map(|(d, _)| d).collect();
-    write(&rest, &mut train)?;
-
-    let found = train.tokens() + heldout.tokens();
-    if found < TOKENS_MIN {
-        return Err(DataError::CannotSplit { found, needed: TOKENS_MIN });
-    }
-    if *choice == Choice::Position {
-        let wanted = (found / HELDOUT_ONE_IN).max(options.heldout_tokens_min);
-        let tail = wanted.clamp(2, found / 2);
-        train = train.move_tail(found - tail, &mut heldout)?;
-    }
-    let train = train.finish(key, Split::Train)?;
-    heldout.finish(key, Split::Heldout)?.publish()?;
-    train.publish()
-}
-
-/// A number of tokens, at most 2^31, that decides on the width in which they are stored.
-fn stored_vocab(documents: &[Document], tokenizer: &Tokenizer) -> u32 {
-    let width = |document: &Document| match document.format {
-        Format::Text => None,
-        Format::Tokens(header) => Some(header.width),
-    };
-    match documents.iter().filter_map(width).max() {
-        None => tokenizer.vocab_size(),
-        Some(2) => 1 << 16,
-        Some(_) => 1 << 31,
-    }
+fn is_markup(document: &Document) -> bool {
+    let name = document.name.to_lowercase();
+    document.format == Format::Text
+        && [".html", ".htm", ".xml"].iter().any(|end| name.ends_with(end))
 }
 
 #[cfg(test)]

@@ -1,88 +1,136 @@
 //! Documents to tokens, in order, some megabytes at a time on all cores.
 
-use std::fs::File;
+use std::borrow::Cow;
 use std::io;
 
 use rayon::prelude::*;
 
+use super::chat::{Chat, Encoded as Tokens};
+use super::compressed::Content;
+use super::cuts::Cuts;
+use super::records::{self, Conversation, Fields, Record, Turn};
 use super::source::{Document, Format, read_full};
 use super::{DataError, Progress, Stage, Tokenizer, bin};
 
-/// A longer text is cut after a newline into pieces of at most this size, each tokenized by
-/// itself. Byte-level tokens do not notice; a tokenizer that merges across newlines may give one
-/// other token a megabyte.
+/// A longer text is cut into pieces of about this size, each tokenized by itself, where [`Cuts`]
+/// says that the tokens are those of the whole. Where there is no such cut a piece is longer.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Text that is in memory at once.
+/// Text that is in memory at once, but for longer pieces.
 const GROUP_BYTES: usize = 8 << 20;
 
 /// Something the encoder tells its sink, in document order.
 pub(crate) enum Encoded<'a> {
     /// The next tokens of the current document.
-    Tokens(&'a [u32]),
-    /// The current document is complete.
-    EndOfDocument,
+    Tokens(&'a Tokens),
+    /// The current document is complete. Whether its end counts as a target.
+    EndOfDocument { counts: bool },
 }
 
 /// A stretch of one document.
 pub(crate) struct Piece<'a> {
     pub(crate) document: &'a Document,
+    /// Text, or the tokens of a token file.
     pub(crate) data: Vec<u8>,
+    /// In place of a text, what a chat template makes one of.
+    pub(crate) chat: Option<Box<Conversation>>,
     pub(crate) ends_document: bool,
 }
 
-/// Encodes `documents` in order. `bytes_done` and `bytes_total` are for the progress.
-///
-/// Every file is hashed again while it is read: [`DataError::Changed`] if it is not what the scan
-/// saw.
-pub(crate) fn encode(
-    documents: &[&Document],
-    tokenizer: &Tokenizer,
-    bytes_done: &mut u64,
-    bytes_total: u64,
-    progress: &mut dyn FnMut(Progress),
-    sink: &mut dyn FnMut(Encoded<'_>) -> Result<(), DataError>,
-) -> Result<(), DataError> {
-    for_each_group(documents, &mut |group| {
-        let tokens: Vec<Result<Vec<u32>, DataError>> = group
-            .par_iter()
-            .map(|piece| match piece.document.format {
-                Format::Text => tokenizer.encode(&piece.document.name, &piece.data),
-                Format::Tokens(header) => {
-                    let tokens = bin::decode(&piece.data, header.width);
-                    match tokens.iter().find(|&&token| token > i32::MAX as u32) {
-                        None => Ok(tokens),
-                        Some(&token) => {
-                            Err(DataError::BinToken { path: piece.document.path.clone(), token })
-                        }
-                    }
+/// What turns documents into tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct Encoder<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Of corpora with conversations.
+    pub(crate) chat: Option<&'a Chat>,
+    pub(crate) fields: &'a Fields,
+}
+
+impl Encoder<'_> {
+    /// Encodes `documents` in order. `bytes_done` and `bytes_total` are for the progress.
+    ///
+    /// Every file is hashed again while it is read: [`DataError::Changed`] if it is not what the
+    /// scan saw.
+    pub(crate) fn encode(
+        self,
+        documents: &[&Document],
+        bytes_done: &mut u64,
+        bytes_total: u64,
+        progress: &mut dyn FnMut(Progress),
+        sink: &mut dyn FnMut(Encoded<'_>) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        for_each_group(documents, self.tokenizer.cuts(), self.fields, &mut |group| {
+            let tokens: Vec<Result<Tokens, DataError>> =
+                group.par_iter().map(|piece| self.tokens(piece)).collect();
+            for (piece, tokens) in group.iter().zip(tokens) {
+                sink(Encoded::Tokens(&tokens?))?;
+                if piece.ends_document {
+                    sink(Encoded::EndOfDocument { counts: piece.chat.is_none() })?;
                 }
-            })
-            .collect();
-        for (piece, tokens) in group.iter().zip(tokens) {
-            sink(Encoded::Tokens(&tokens?))?;
-            if piece.ends_document {
-                sink(Encoded::EndOfDocument)?;
+                *bytes_done += piece.bytes() as u64;
             }
-            *bytes_done += piece.data.len() as u64;
+            progress(Progress { stage: Stage::Tokenize, bytes_done: *bytes_done, bytes_total });
+            Ok(())
+        })
+    }
+
+    fn tokens(self, piece: &Piece<'_>) -> Result<Tokens, DataError> {
+        let path = || piece.document.path.clone();
+        if let Some(conversation) = &piece.chat {
+            let Some(chat) = self.chat else { return Err(DataError::Changed { path: path() }) };
+            return chat.encode(&piece.document.path, conversation);
         }
-        progress(Progress { stage: Stage::Tokenize, bytes_done: *bytes_done, bytes_total });
-        Ok(())
-    })
+        let tokens = match piece.document.format {
+            Format::Text | Format::Records(_) => {
+                self.tokenizer.encode(&piece.document.name, &piece.data)?
+            }
+            Format::Tokens(header) => {
+                let tokens = bin::decode(&piece.data, header.width);
+                if let Some(&token) = tokens.iter().find(|&&token| token > i32::MAX as u32) {
+                    return Err(DataError::BinToken { path: path(), token });
+                }
+                tokens
+            }
+        };
+        Ok(Tokens { tokens, counts: None })
+    }
+}
+
+impl Piece<'_> {
+    /// The text, of a conversation what its messages say.
+    pub(crate) fn text(&self) -> Cow<'_, [u8]> {
+        match &self.chat {
+            None => Cow::Borrowed(&self.data),
+            Some(chat) => {
+                Cow::Owned(chat.turns.iter().map(Turn::text).collect::<String>().into_bytes())
+            }
+        }
+    }
+
+    /// Bytes of text.
+    fn bytes(&self) -> usize {
+        match &self.chat {
+            None => self.data.len(),
+            Some(chat) => chat.turns.iter().map(|turn| turn.bytes() as usize).sum(),
+        }
+    }
 }
 
 /// Reads `documents` in order and hands them out in groups of pieces, some megabytes at a time, for
 /// work on all cores. The last group may be empty.
 pub(crate) fn for_each_group<'a>(
     documents: &[&'a Document],
+    cuts: Cuts,
+    fields: &Fields,
     work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut group: Vec<Piece<'a>> = Vec::new();
     let mut group_bytes = 0;
     for &document in documents {
-        for_each_piece(document, |data, ends_document| {
-            group_bytes += data.len();
-            group.push(Piece { document, data, ends_document });
+        for_each_piece(document, cuts, fields, &mut |piece| {
+            // A record is text, and something beside it.
+            group_bytes += piece.bytes() + 64;
+            group.push(piece);
             if group_bytes >= GROUP_BYTES {
                 work(&group)?;
                 group_bytes = 0;
@@ -94,60 +142,90 @@ pub(crate) fn for_each_group<'a>(
     work(&group)
 }
 
-/// Reads one document piece by piece; the flag marks its last piece.
-fn for_each_piece(
+/// Reads one file piece by piece.
+fn for_each_piece<'a>(
+    document: &'a Document,
+    cuts: Cuts,
+    fields: &Fields,
+    work: &mut dyn FnMut(Piece<'a>) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    let Format::Records(format) = document.format else {
+        let cuts = match document.format {
+            Format::Tokens(_) => Cuts::Anywhere,
+            _ => cuts,
+        };
+        return for_each_text(document, cuts, &mut |data, ends_document| {
+            work(Piece { document, data, chat: None, ends_document })
+        });
+    };
+    let mut records = 0;
+    let mut of_record = |record: Record| {
+        records += 1;
+        let text = match record {
+            Record::Text(text) => text.into_bytes(),
+            Record::Chat(chat) => {
+                let chat = Some(chat);
+                return work(Piece { document, data: Vec::new(), chat, ends_document: true });
+            }
+        };
+        let mut rest = text;
+        while rest.len() >= 2 * PIECE_BYTES {
+            let Some(cut) = cuts.last(&rest[..PIECE_BYTES], 1) else { break };
+            let after = rest.split_off(cut.start);
+            rest.truncate(cut.end);
+            work(Piece { document, data: rest, chat: None, ends_document: false })?;
+            rest = after;
+        }
+        work(Piece { document, data: rest, chat: None, ends_document: true })
+    };
+    let hash =
+        records::for_each(&document.path, document.compression, format, fields, &mut of_record)?;
+    match hash == document.hash && records == document.records {
+        true => Ok(()),
+        false => Err(DataError::Changed { path: document.path.clone() }),
+    }
+}
+
+/// Reads the text or the tokens of a file piece by piece; the flag marks the last piece.
+fn for_each_text(
     document: &Document,
-    mut f: impl FnMut(Vec<u8>, bool) -> Result<(), DataError>,
+    cuts: Cuts,
+    work: &mut dyn FnMut(Vec<u8>, bool) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let fail = |source: io::Error| DataError::Read { path: document.path.clone(), source };
     let changed = || DataError::Changed { path: document.path.clone() };
-    let mut file = File::open(&document.path).map_err(fail)?;
-    let mut hasher = blake3::Hasher::new();
+    let mut file = Content::open_as(&document.path, document.compression).map_err(fail)?;
     let mut bytes_left = document.bytes;
     if let Format::Tokens(_) = document.format {
         let mut header = [0; bin::HEADER_BYTES as usize];
         read_full(&mut file, &mut header).map_err(fail)?;
-        hasher.update(&header);
     }
-    let mut carry: Vec<u8> = Vec::new();
+    let mut data: Vec<u8> = Vec::new();
     while bytes_left > 0 {
-        let mut data = carry;
+        // Before `start` there is no cut, but for the text that a cut left behind.
         let start = data.len();
-        let wanted = PIECE_BYTES.min(start + bytes_left as usize);
-        data.resize(wanted, 0);
-        if read_full(&mut file, &mut data[start..]).map_err(fail)? < wanted - start {
+        let room = if start < PIECE_BYTES { PIECE_BYTES - start } else { PIECE_BYTES / 4 };
+        let more = room.min(bytes_left as usize);
+        data.resize(start + more, 0);
+        if read_full(&mut file, &mut data[start..]).map_err(fail)? < more {
             return Err(changed());
         }
-        hasher.update(&data[start..]);
-        bytes_left -= (wanted - start) as u64;
-        let is_last = bytes_left == 0;
-        if is_last {
-            // Nothing may be handed out from a file that grew or was rewritten.
-            let more = read_full(&mut file, &mut [0]).map_err(fail)?;
-            if more > 0 || hasher.finalize() != document.hash {
-                return Err(changed());
-            }
+        bytes_left -= more as u64;
+        if bytes_left == 0 {
+            break;
         }
-        let cut = match document.format {
-            Format::Text if !is_last => cut_after_newline(&data),
-            _ => data.len(),
-        };
-        carry = data.split_off(cut);
-        f(data, is_last)?;
+        if let Some(cut) = cuts.last(&data, start.saturating_sub(8)) {
+            let after = data.split_off(cut.start);
+            data.truncate(cut.end);
+            work(std::mem::replace(&mut data, after), false)?;
+        }
     }
-    Ok(())
-}
-
-/// Where to cut a full piece: after its last newline, else before its last character.
-fn cut_after_newline(data: &[u8]) -> usize {
-    if let Some(newline) = data.iter().rposition(|&byte| byte == b'\n') {
-        return newline + 1;
+    // Nothing may be handed out as whole from a file that grew or was rewritten.
+    let more = read_full(&mut file, &mut [0]).map_err(fail)?;
+    if more > 0 || file.hash().map_err(fail)? != document.hash {
+        return Err(changed());
     }
-    let is_start = |byte: &u8| byte & 0xc0 != 0x80;
-    match data.iter().rposition(is_start) {
-        Some(start) if start > 0 && data.len() - start <= 4 => start,
-        _ => data.len(),
-    }
+    work(data, true)
 }
 
 #[cfg(test)]
@@ -161,20 +239,13 @@ mod tests {
             split_key: "a".to_owned(),
             path: path.to_owned(),
             format: Format::Text,
+            compression: super::super::compressed::Compression::None,
+            records: 1,
+            chats: 0,
+            is_heldout: false,
             bytes: text.len() as u64,
             hash: blake3::hash(text),
         }
-    }
-
-    #[test]
-    fn cuts() {
-        let check = |data: &[u8], expected| assert_eq!(cut_after_newline(data), expected);
-        check(b"ab\ncd\nef", 6);
-        check(b"abcd", 3);
-        check("ab\u{20ac}".as_bytes(), 2);
-        check("ab\u{20ac}".as_bytes().split_last().unwrap().1, 2);
-        check(&[0x80; 9], 9);
-        check(b"a", 1);
     }
 
     #[test]
@@ -189,7 +260,7 @@ mod tests {
         text.extend("\u{20ac}".repeat(PIECE_BYTES / 2).as_bytes());
         let document = document(&path, &text);
         let mut pieces = Vec::new();
-        for_each_piece(&document, |data, is_last| {
+        for_each_text(&document, Cuts::Lines, &mut |data, is_last| {
             assert!(data.len() <= PIECE_BYTES);
             assert!(str::from_utf8(&data).is_ok());
             pieces.push((data, is_last));
@@ -205,21 +276,18 @@ mod tests {
         let mut tokens = 0;
         let mut ends = 0;
         let mut bytes_done = 0;
-        encode(
-            &[&document, &document],
-            &Tokenizer::bytes(),
-            &mut bytes_done,
-            2 * document.bytes,
-            &mut |_| {},
-            &mut |encoded| {
-                match encoded {
-                    Encoded::Tokens(more) => tokens += more.len(),
-                    Encoded::EndOfDocument => ends += 1,
-                }
-                Ok(())
-            },
-        )
-        .unwrap();
+        let (tokenizer, fields) = (Tokenizer::bytes(), Fields::default());
+        let encoder = Encoder { tokenizer: &tokenizer, chat: None, fields: &fields };
+        let documents = [&document, &document];
+        let bytes = 2 * document.bytes;
+        let mut sink = |encoded: Encoded<'_>| {
+            match encoded {
+                Encoded::Tokens(more) => tokens += more.tokens.len(),
+                Encoded::EndOfDocument { counts } => ends += usize::from(counts),
+            }
+            Ok(())
+        };
+        encoder.encode(&documents, &mut bytes_done, bytes, &mut |_| {}, &mut sink).unwrap();
         assert_eq!((tokens, ends, bytes_done), (2 * text.len(), 2, 2 * document.bytes));
     }
 
@@ -230,7 +298,7 @@ mod tests {
         for changed in ["deep wall", "deep wel", "deep wells"] {
             let document = document(&path, b"deep well");
             std::fs::write(&path, changed).unwrap();
-            let error = for_each_piece(&document, |_, _| Ok(())).unwrap_err();
+            let error = for_each_text(&document, Cuts::Lines, &mut |_, _| Ok(())).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!(

@@ -13,8 +13,8 @@ use super::bpe::END_OF_TEXT;
 pub enum DataError {
     /// An input path does not exist.
     #[error(
-        "no file or folder `{}`\nhint: `--data` takes text files, folders of text files, patterns \
-         such as `texts/**/*.txt` and token files (`.bin`)", path.display()
+        "no file or folder `{}`\nhint: `--data` takes text files, `.jsonl`, `.parquet`, folders of \
+         them, patterns such as `texts/**/*.txt` and token files (`.bin`)", path.display()
     )]
     Missing {
         /// The path as it was given.
@@ -80,6 +80,93 @@ pub enum DataError {
         /// What was passed over and why, as a list for people.
         skipped: String,
     },
+    /// A file that was given by its name is no text, and none of the formats that hold text.
+    #[error("`{}` is {what}\nhint: {hint}", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// What it is, for people.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A record has no field that is taken as its text.
+    #[error(
+        "`{}`, {place}: expected {expected}, got {found}\nhint: `--text-field NAME` names the \
+         field; a copy that ends in `.txt` is trained on as it is", path.display()
+    )]
+    RecordField {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: String,
+        /// What a record may be.
+        expected: String,
+        /// The fields that it has, for people.
+        found: String,
+    },
+    /// A file of records is damaged.
+    #[error("`{}`, {place}: {message}", path.display())]
+    RecordSyntax {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: String,
+        /// What the parser said.
+        message: String,
+    },
+    /// Conversations need a chat template.
+    #[error(
+        "records with messages need a chat template, and `{}` has no chat template\nhint: expected \
+         `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`, beside the \
+         tokenizer; `--text-field NAME` takes a field of text instead", folder.display()
+    )]
+    NoChatTemplate {
+        /// The folder of the tokenizer.
+        folder: PathBuf,
+    },
+    /// Conversations need a tokenizer with a chat template.
+    #[error(
+        "records with messages need a tokenizer with a chat template, got byte-level tokens\nhint: \
+         `--tokenizer FOLDER/tokenizer.json`, or `--text-field NAME` for a field of text"
+    )]
+    ChatOfBytes,
+    /// A chat template cannot be understood.
+    #[error("chat template of `{}`: {message}", path.display())]
+    ChatTemplate {
+        /// The file that holds it.
+        path: PathBuf,
+        /// What the parser said.
+        message: String,
+    },
+    /// A conversation cannot be rendered, or its answers cannot be found.
+    #[error("`{}`, {place}: the chat template: {message}", path.display())]
+    Chat {
+        /// The file of the record.
+        path: PathBuf,
+        /// Where in it.
+        place: String,
+        /// What went wrong.
+        message: String,
+    },
+    /// An evaluation has tokens, and none of them is a target.
+    #[error(
+        "the {split} part has {tokens} tokens, and nothing to predict in the {windows} windows of \
+         {seq} tokens that an evaluation reads: {why}\nhint: give other data to evaluate on with \
+         `--eval-data`, or a larger `eval_tokens`"
+    )]
+    NothingToPredict {
+        /// Which part.
+        split: Split,
+        /// How many tokens it has.
+        tokens: u64,
+        /// Windows of an evaluation.
+        windows: u64,
+        /// Tokens of a window.
+        seq: usize,
+        /// Why no target counts.
+        why: &'static str,
+    },
     /// One part of the data is too short for one window (or one batch of them).
     #[error(
         "the {split} part has {found} tokens; {what} needs {needed}\nhint: give more data, or a \
@@ -137,17 +224,24 @@ pub enum DataError {
     /// A token file does not start with a magic number that is known.
     #[error(
         "token file `{}`: expected magic number 20240520 (u16 tokens) or 20240801 (u32 tokens), \
-         got {magic}\nhint: text files must not end in `.bin`", path.display()
+         got {magic}\nhint: {hint}", path.display()
     )]
     BinMagic {
         /// The file.
         path: PathBuf,
         /// The first number of the file.
         magic: i32,
+        /// What the file may be.
+        hint: &'static str,
     },
     /// A token file has an unknown version.
-    #[error("token file `{}`: expected version 1, got {version}", path.display())]
+    #[error(
+        "token file `{}`: expected version {} with magic number {magic}, got {version}",
+        path.display(), super::bin::versions(*magic)
+    )]
     BinVersion {
+        /// The first number of the file.
+        magic: i32,
         /// The file.
         path: PathBuf,
         /// The second number of the file.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use deepwell_ir::ops::IGNORED_TARGET;
+
 use super::loader::check_shape;
 use super::{Batch, DataError, Split, TokenCache};
 
@@ -28,8 +30,10 @@ pub struct HeldoutWindows {
     rows: usize,
     seq: usize,
     batches: u64,
-    /// Windows that the whole part has room for.
+    /// Windows that the whole part has room for, the last of them cut short where all are read.
     windows_all: u64,
+    /// All windows are read, and what a batch has no window for is not predicted.
+    is_whole: bool,
 }
 
 impl HeldoutWindows {
@@ -65,7 +69,88 @@ impl HeldoutWindows {
             });
         }
         let windows_all = (found - 1) / seq as u64;
-        Ok(Self { tokens, rows, seq, batches, windows_all })
+        Ok(Self { tokens, rows, seq, batches, windows_all, is_whole: false })
+    }
+
+    /// Batches of `rows` windows of `seq` tokens that predict each token of the part but the first.
+    /// The last window may be shorter, and the last batch have fewer windows: what is missing is
+    /// filled with targets that do not count.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] for less than two tokens.
+    pub fn whole(tokens: Arc<TokenCache>, rows: usize, seq: usize) -> Result<Self, DataError> {
+        check_shape(rows, seq)?;
+        let found = tokens.len(Split::Heldout);
+        if found < 2 {
+            return Err(DataError::TooShort {
+                split: Split::Heldout,
+                found,
+                what: "one prediction".to_owned(),
+                needed: 2,
+                smaller: "seq_len",
+            });
+        }
+        let windows_all = (found - 1).div_ceil(seq as u64);
+        let batches = windows_all.div_ceil(rows as u64);
+        Ok(Self { tokens, rows, seq, batches, windows_all, is_whole: true })
+    }
+
+    /// [`Self::new`], or [`Self::whole`] where the part has less than `tokens_min` to predict.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::whole`].
+    pub fn at_most(
+        tokens: Arc<TokenCache>,
+        rows: usize,
+        seq: usize,
+        tokens_min: u64,
+    ) -> Result<Self, DataError> {
+        match Self::new(Arc::clone(&tokens), rows, seq, Some(tokens_min)) {
+            Err(DataError::TooShort { .. }) => Self::whole(tokens, rows, seq),
+            windows => windows,
+        }
+    }
+
+    /// Whether every token of the part is predicted.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Checks that there is anything to predict. `end` is as in [`Self::counts`].
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NothingToPredict`].
+    pub fn check_targets(&self, end: Option<i32>) -> Result<(), DataError> {
+        if self.counts_all() && end.is_none() {
+            return Ok(());
+        }
+        let mut batch = self.buffer();
+        let has_any = (0..self.batches).any(|index| {
+            self.fill(index, &mut batch);
+            batch.counted(end) > 0
+        });
+        if has_any {
+            return Ok(());
+        }
+        Err(DataError::NothingToPredict {
+            split: Split::Heldout,
+            tokens: self.tokens.len(Split::Heldout),
+            windows: self.windows_all.min(self.batches * self.rows as u64),
+            seq: self.seq,
+            why: match end {
+                Some(_) => "each token begins a document, or counts in no loss",
+                None => "no token counts in the loss",
+            },
+        })
+    }
+
+    /// Whether each place of each batch is a target that counts.
+    fn counts_all(&self) -> bool {
+        let part = Split::Heldout;
+        !self.is_whole && self.tokens.counted(part) == self.tokens.len(part)
     }
 
     /// Number of batches, at least 1.
@@ -74,35 +159,42 @@ impl HeldoutWindows {
         self.batches
     }
 
-    /// Number of tokens that all batches predict.
+    /// Places of all batches.
     pub fn tokens(&self) -> u64 {
         self.batches * self.rows as u64 * self.seq as u64
     }
 
-    /// Tokens that each batch predicts: all, or where documents are told apart those behind any but
-    /// an `end` token.
+    /// Tokens that each batch predicts: the targets that count, and where documents are told apart
+    /// those behind any but an `end` token.
     pub fn counts(&self, end: Option<i32>) -> Vec<u64> {
-        let all = self.rows as u64 * self.seq as u64;
-        let Some(end) = end else { return vec![all; self.batches as usize] };
+        if self.counts_all() && end.is_none() {
+            return vec![self.rows as u64 * self.seq as u64; self.batches as usize];
+        }
         let mut batch = self.buffer();
         let of_batch = |index| {
             self.fill(index, &mut batch);
-            all - batch.inputs.iter().filter(|&&token| token == end).count() as u64
+            batch.counted(end)
         };
         (0..self.batches).map(of_batch).collect()
     }
 
     /// Tokens that the windows predict, as positions in the held-out part, in order.
     pub(crate) fn predictions(&self) -> impl Iterator<Item = usize> {
-        let windows = self.batches * self.rows as u64;
-        (0..windows).flat_map(|window| {
+        let windows = (self.batches * self.rows as u64).min(self.windows_all);
+        let found = self.tokens.len(Split::Heldout) as usize;
+        let of_window = move |window| {
             let start = self.start(window) as usize;
-            start + 1..=start + self.seq
-        })
+            start + 1..=(start + self.seq).min(found - 1)
+        };
+        let counts = |&index: &usize| self.tokens.counts(Split::Heldout, index);
+        (0..windows).flat_map(of_window).filter(counts)
     }
 
     /// First token of a window.
     fn start(&self, window: u64) -> u64 {
+        if self.is_whole {
+            return window * self.seq as u64;
+        }
         let windows = u128::from(self.batches) * self.rows as u128;
         let place = u128::from(window) * u128::from(self.windows_all) / windows;
         place as u64 * self.seq as u64
@@ -123,7 +215,20 @@ impl HeldoutWindows {
         batch.index = index;
         for row in 0..self.rows {
             let start = self.start(index * self.rows as u64 + row as u64);
-            batch.set_row(row, self.seq, &self.tokens, Split::Heldout, start);
+            let left = self.tokens.len(Split::Heldout).saturating_sub(start + 1);
+            let seq = (self.seq as u64).min(left) as usize;
+            if seq == self.seq {
+                batch.set_row(row, self.seq, &self.tokens, Split::Heldout, start);
+                continue;
+            }
+            let place = row * self.seq..(row + 1) * self.seq;
+            let (inputs, targets) = (&mut batch.inputs[place.clone()], &mut batch.targets[place]);
+            inputs.fill(0);
+            targets.fill(IGNORED_TARGET);
+            if seq > 0 {
+                self.tokens.copy_i32(Split::Heldout, start, &mut inputs[..seq]);
+                self.tokens.copy_targets(Split::Heldout, start + 1, &mut targets[..seq]);
+            }
         }
     }
 }
@@ -166,6 +271,56 @@ mod tests {
         // 100 windows fit; 6 are wanted.
         assert_eq!(starts, [0, 160, 330, 500, 660, 830]);
         assert!(windows.predictions().eq(targets), "each token is its own position");
+    }
+
+    #[test]
+    fn the_whole_part_is_predicted_once() {
+        for (found, rows, seq) in [(2, 1, 8), (9, 2, 4), (10, 2, 4), (17, 3, 4), (40, 3, 5)] {
+            let windows = HeldoutWindows::whole(counting(found), rows, seq).unwrap();
+            let mut batch = windows.buffer();
+            let mut pairs = Vec::new();
+            for index in 0..windows.len() {
+                windows.fill(index, &mut batch);
+                let of_batch = batch.inputs.iter().zip(&batch.targets);
+                pairs.extend(of_batch.filter(|(_, target)| **target >= 0).map(|(a, b)| (*a, *b)));
+            }
+            assert!(pairs.into_iter().eq((1..found as i32).map(|target| (target - 1, target))));
+            assert!(windows.predictions().eq(1..found as usize));
+            assert_eq!(windows.counts(None).iter().sum::<u64>(), u64::from(found) - 1);
+            // Token 0 ends a document: what is behind it is nobody's target.
+            assert_eq!(windows.counts(Some(0)).iter().sum::<u64>(), u64::from(found) - 2);
+        }
+        assert!(HeldoutWindows::whole(counting(1), 1, 4).is_err());
+        assert!(HeldoutWindows::at_most(counting(20), 2, 4, 1000).unwrap().is_whole());
+        assert!(!HeldoutWindows::at_most(counting(20), 2, 4, 8).unwrap().is_whole());
+    }
+
+    /// An evaluation of nothing had a loss of 0 and a perplexity of 1.
+    #[test]
+    fn issue_31_windows_with_nothing_to_predict_are_refused() {
+        let tokens = TokenCache::in_memory_counted((&[], &[]), (&[0; 9], &[true; 9]));
+        let windows = HeldoutWindows::new(Arc::new(tokens), 2, 4, None).unwrap();
+        assert!(windows.check_targets(None).is_ok());
+        assert_eq!(
+            windows.check_targets(Some(0)).unwrap_err().to_string(),
+            "the held-out part has 9 tokens, and nothing to predict in the 2 windows of 4 tokens \
+             that an evaluation reads: each token begins a document, or counts in no loss\nhint: \
+             give other data to evaluate on with `--eval-data`, or a larger `eval_tokens`"
+        );
+        let mut counts = [false; 9];
+        let check = |counts: &[bool], expected: u64| {
+            let tokens = TokenCache::in_memory_counted((&[], &[]), (&[5; 9], counts));
+            let windows = HeldoutWindows::new(Arc::new(tokens), 2, 4, None).unwrap();
+            assert_eq!(windows.check_targets(None).is_ok(), expected > 0);
+            assert_eq!(windows.counts(None).iter().sum::<u64>(), expected);
+            assert_eq!(windows.predictions().count() as u64, expected);
+        };
+        check(&counts, 0);
+        // The first token is never a target.
+        counts[0] = true;
+        check(&counts, 0);
+        counts[8] = true;
+        check(&counts, 1);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use deepwell_ir::ops::IGNORED_TARGET;
 use deepwell_precision::random::split_mix64 as mix;
 
 use super::permute::Permutation;
@@ -35,7 +36,8 @@ pub struct Batch {
     pub index: u64,
     /// What goes into the model, `[rows * seq]`, one row after the other.
     pub inputs: Vec<i32>,
-    /// The token after each input, `[rows * seq]`.
+    /// The token after each input, `[rows * seq]`; `IGNORED_TARGET` of `deepwell_ir` where it does
+    /// not count in the loss.
     pub targets: Vec<i32>,
 }
 
@@ -43,6 +45,15 @@ impl Batch {
     /// A batch of zeros.
     pub fn zeros(rows: usize, seq: usize) -> Self {
         Self { index: 0, inputs: vec![0; rows * seq], targets: vec![0; rows * seq] }
+    }
+
+    /// Targets that count: all but ignored ones, and where documents are told apart those behind
+    /// any but an `end` token.
+    pub fn counted(&self, end: Option<i32>) -> u64 {
+        let pairs = self.inputs.iter().zip(&self.targets);
+        let counts =
+            |(input, target): &(&i32, &i32)| **target != IGNORED_TARGET && Some(**input) != end;
+        pairs.filter(counts).count() as u64
     }
 
     /// Copies a window and its targets into row `row`.
@@ -56,9 +67,7 @@ impl Batch {
     ) {
         let range = row * seq..(row + 1) * seq;
         tokens.copy_i32(split, start, &mut self.inputs[range.clone()]);
-        let (kept, targets) = (&self.inputs[range.clone()][1..], &mut self.targets[range]);
-        targets[..seq - 1].copy_from_slice(kept);
-        tokens.copy_i32(split, start + seq as u64, &mut targets[seq - 1..]);
+        tokens.copy_targets(split, start + 1, &mut self.targets[range]);
     }
 }
 

@@ -30,11 +30,17 @@
 //! ```
 
 pub mod bin;
+mod bits;
 pub mod bpe;
+mod build;
 mod cache;
 mod cache_header;
 mod cache_writer;
+mod chat;
+mod compressed;
+mod container;
 mod corpus;
+mod cuts;
 mod dataset;
 mod encode;
 mod error;
@@ -42,8 +48,10 @@ mod export_corpus;
 mod glob;
 mod heldout;
 mod loader;
+mod look;
 mod map;
 mod permute;
+mod records;
 mod skip;
 mod source;
 mod split;

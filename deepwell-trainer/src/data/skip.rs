@@ -29,6 +29,8 @@ pub enum SkipReason {
     OverPackageLimit,
     /// Another file has the same content (default corpus only).
     Copy,
+    /// It holds text in a form of its own: a zip archive, for example.
+    Container(&'static str),
 }
 
 impl fmt::Display for SkipReason {
@@ -44,40 +46,65 @@ impl fmt::Display for SkipReason {
             SkipReason::Generated => "generated",
             SkipReason::OverPackageLimit => "over the limit of their package",
             SkipReason::Copy => "copy of another file",
+            SkipReason::Container(format) => format,
         })
     }
 }
 
-/// How many files were passed over, by reason. Serializes as an object from reason to count.
+/// The files that were passed over, by reason. Serializes as an object from reason to count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    counts: BTreeMap<SkipReason, u64>,
+    names: BTreeMap<SkipReason, Vec<String>>,
 }
 
+/// Files that are named for each reason where people read it.
+const NAMED_MAX: usize = 3;
+
 impl Skipped {
-    pub(crate) fn add(&mut self, reason: SkipReason) {
-        *self.counts.entry(reason).or_default() += 1;
+    pub(crate) fn add(&mut self, reason: SkipReason, name: impl Into<String>) {
+        self.names.entry(reason).or_default().push(name.into());
     }
 
     /// How many were passed over for this reason.
     pub fn count(&self, reason: SkipReason) -> u64 {
-        self.counts.get(&reason).copied().unwrap_or(0)
+        self.names.get(&reason).map_or(0, |names| names.len() as u64)
     }
 
     /// How many were passed over in all.
     pub fn total(&self) -> u64 {
-        self.counts.values().sum()
+        self.names.values().map(|names| names.len() as u64).sum()
+    }
+
+    /// All names by reason, sorted. Files that the rules of the
+    /// default corpus leave out are counted only.
+    pub fn names(&self) -> BTreeMap<String, Vec<String>> {
+        let is_rule = |reason: &SkipReason| {
+            use SkipReason::{Copy, Generated, OverPackageLimit};
+            matches!(reason, Copy | Generated | OverPackageLimit)
+        };
+        let named = self.names.iter().filter(|(reason, _)| !is_rule(reason));
+        let sorted = |(reason, names): (&SkipReason, &Vec<String>)| {
+            let mut names = names.clone();
+            names.sort_unstable();
+            (reason.to_string(), names)
+        };
+        named.map(sorted).collect()
     }
 }
 
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.counts.is_empty() {
+        if self.names.is_empty() {
             return f.write_str("nothing was skipped");
         }
-        for (i, (reason, count)) in self.counts.iter().enumerate() {
+        for (i, (reason, names)) in self.names.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
-            write!(f, "{comma}{count} {reason}")?;
+            let mut sorted: Vec<&String> = names.iter().collect();
+            sorted.sort_unstable();
+            let shown: Vec<String> =
+                sorted.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
+            let more = if names.len() > NAMED_MAX { ", …" } else { "" };
+            write!(f, "{comma}{} {reason} ({}{more})", names.len(), shown.join(", "))?;
         }
         Ok(())
     }
@@ -85,7 +112,7 @@ impl fmt::Display for Skipped {
 
 impl Serialize for Skipped {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer
-            .collect_map(self.counts.iter().map(|(reason, count)| (reason.to_string(), count)))
+        let counts = self.names.iter().map(|(reason, names)| (reason.to_string(), names.len()));
+        serializer.collect_map(counts)
     }
 }

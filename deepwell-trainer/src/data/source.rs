@@ -1,10 +1,12 @@
 //! Finding the files of a corpus and looking at each of them once.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use super::compressed::Compression;
+use super::look::look_at;
+use super::records::{Fields, RecordFormat};
 use super::skip::{SkipReason, Skipped};
 use super::{DataError, Progress, Stage, bin, glob};
 
@@ -19,8 +21,20 @@ pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
     /// Size when it was found, for the progress only.
     pub(crate) bytes: u64,
-    /// Given by its own name, not found in a folder.
-    pub(crate) is_named: bool,
+    pub(crate) found: Found,
+    /// Given as data to hold out.
+    pub(crate) is_heldout: bool,
+}
+
+/// How a file was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// By its own name.
+    Named,
+    /// By a pattern.
+    Matched,
+    /// In a folder.
+    InFolder,
 }
 
 /// What a document is made of.
@@ -28,6 +42,7 @@ pub(crate) struct Candidate {
 pub(crate) enum Format {
     Text,
     Tokens(bin::BinHeader),
+    Records(RecordFormat),
 }
 
 /// One file of the corpus.
@@ -37,6 +52,13 @@ pub(crate) struct Document {
     pub(crate) split_key: String,
     pub(crate) path: PathBuf,
     pub(crate) format: Format,
+    pub(crate) compression: Compression,
+    /// Documents in it: 1, but for files of records.
+    pub(crate) records: u64,
+    /// Those of them that are conversations.
+    pub(crate) chats: u64,
+    /// Given as data to hold out.
+    pub(crate) is_heldout: bool,
     /// Bytes of the text, or of the tokens without the header.
     pub(crate) bytes: u64,
     /// Of the whole file.
@@ -46,19 +68,29 @@ pub(crate) struct Document {
 /// Lists the files of `inputs`: files as they are, folders with everything below them, patterns as
 /// if each path that matches had been given, sorted by name. Hidden entries of folders, links to
 /// folders and special files are passed over.
-pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Candidate>, DataError> {
+pub(crate) fn list(
+    inputs: &[PathBuf],
+    heldout: &[PathBuf],
+    skipped: &mut Skipped,
+) -> Result<Vec<Candidate>, DataError> {
     let mut found = Vec::new();
-    for input in inputs {
+    let of = |is_heldout| move |input| (input, is_heldout);
+    // What is held out comes first: it stays so where it was given twice.
+    for (input, is_heldout) in heldout.iter().map(of(true)).chain(inputs.iter().map(of(false))) {
         // A file whose own name looks like a pattern is meant by its name.
         let matches = if input.exists() { None } else { glob::expand(input)? };
+        let how = if matches.is_none() { Found::Named } else { Found::Matched };
         for path in matches.as_deref().unwrap_or(std::slice::from_ref(input)) {
-            list_input(path, &mut found, skipped)?;
+            list_input(path, how, is_heldout, &mut found, skipped)?;
         }
     }
-    found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+    found.sort_by(|a, b| {
+        let order = |it: &Candidate| (it.name.clone(), it.path.clone(), !it.is_heldout);
+        order(a).cmp(&order(b))
+    });
 
     let mut seen = HashSet::new();
-    let mut unique = Vec::with_capacity(found.len());
+    let mut unique: Vec<Candidate> = Vec::with_capacity(found.len());
     for candidate in found {
         let real = candidate
             .path
@@ -67,7 +99,7 @@ pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Cand
         if seen.insert(real) {
             unique.push(candidate);
         } else {
-            skipped.add(SkipReason::NamedTwice);
+            skipped.add(SkipReason::NamedTwice, candidate.name);
         }
     }
     Ok(unique)
@@ -75,6 +107,8 @@ pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Cand
 
 fn list_input(
     input: &Path,
+    how: Found,
+    is_heldout: bool,
     found: &mut Vec<Candidate>,
     skipped: &mut Skipped,
 ) -> Result<(), DataError> {
@@ -84,17 +118,20 @@ fn list_input(
     })?;
     let name = file_name(input)?;
     if metadata.is_dir() {
+        let before = found.len();
         walk(input, &name, found, skipped)?;
+        found[before..].iter_mut().for_each(|candidate| candidate.is_heldout = is_heldout);
     } else if metadata.is_file() {
-        found.push(candidate(name, input.to_owned(), metadata.len(), true));
+        let candidate = candidate(name, input.to_owned(), metadata.len(), how);
+        found.push(Candidate { is_heldout, ..candidate });
     } else {
-        skipped.add(SkipReason::NotRegular);
+        skipped.add(SkipReason::NotRegular, name);
     }
     Ok(())
 }
 
-fn candidate(name: String, path: PathBuf, bytes: u64, is_named: bool) -> Candidate {
-    Candidate { split_key: name.clone(), name, path, bytes, is_named }
+fn candidate(name: String, path: PathBuf, bytes: u64, found: Found) -> Candidate {
+    Candidate { split_key: name.clone(), name, path, bytes, found, is_heldout: false }
 }
 
 /// The last part of a path, also of `.` and `a/..`.
@@ -124,24 +161,24 @@ fn walk(
     for entry in std::fs::read_dir(folder).map_err(fail(folder))? {
         let entry = entry.map_err(fail(folder))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') {
-            skipped.add(SkipReason::Hidden);
+        let (is_hidden, name) = (name.starts_with('.'), format!("{prefix}/{name}"));
+        if is_hidden {
+            skipped.add(SkipReason::Hidden, name);
             continue;
         }
         let path = entry.path();
-        let name = format!("{prefix}/{name}");
         let is_link = entry.file_type().map_err(fail(&path))?.is_symlink();
         let metadata = std::fs::metadata(&path).map_err(fail(&path))?;
         if metadata.is_dir() {
             if is_link {
-                skipped.add(SkipReason::LinkToFolder);
+                skipped.add(SkipReason::LinkToFolder, name);
             } else {
                 walk(&path, &name, found, skipped)?;
             }
         } else if metadata.is_file() {
-            found.push(candidate(name, path, metadata.len(), false));
+            found.push(candidate(name, path, metadata.len(), Found::InFolder));
         } else {
-            skipped.add(SkipReason::NotRegular);
+            skipped.add(SkipReason::NotRegular, name);
         }
     }
     Ok(())
@@ -151,6 +188,7 @@ fn walk(
 pub(crate) fn scan(
     candidates: Vec<Candidate>,
     needs_utf8: bool,
+    fields: &Fields,
     drop_copies: bool,
     skipped: &mut Skipped,
     progress: &mut dyn FnMut(Progress),
@@ -162,17 +200,18 @@ pub(crate) fn scan(
     for candidate in candidates {
         progress(Progress { stage: Stage::Scan, bytes_done, bytes_total });
         bytes_done += candidate.bytes;
-        match look_at(candidate, needs_utf8)? {
+        let name = candidate.name.clone();
+        match look_at(candidate, needs_utf8, fields)? {
             Ok(document) if drop_copies && !hashes.insert(document.hash) => {
-                skipped.add(SkipReason::Copy);
+                skipped.add(SkipReason::Copy, name);
             }
             Ok(document) => documents.push(document),
-            Err(reason) => skipped.add(reason),
+            Err(reason) => skipped.add(reason, name),
         }
     }
     progress(Progress { stage: Stage::Scan, bytes_done, bytes_total });
 
-    let is_text = |document: &&Document| document.format == Format::Text;
+    let is_text = |document: &&Document| !matches!(document.format, Format::Tokens(_));
     let text = documents.iter().find(is_text);
     let tokens = documents.iter().find(|document| !is_text(document));
     if let (Some(text), Some(tokens)) = (text, tokens) {
@@ -182,56 +221,6 @@ pub(crate) fn scan(
         });
     }
     Ok(documents)
-}
-
-/// A file that is read from front to back, with its hash.
-fn look_at(
-    candidate: Candidate,
-    needs_utf8: bool,
-) -> Result<Result<Document, SkipReason>, DataError> {
-    let Candidate { name, split_key, path, is_named, .. } = candidate;
-    let fail = |source| DataError::Read { path: path.clone(), source };
-    let mut file = File::open(&path).map_err(fail)?;
-    let mut block = vec![0; 1 << 20];
-    let mut hasher = blake3::Hasher::new();
-    let mut utf8 = Utf8Check::default();
-    let mut bytes = 0;
-    let mut format = Format::Text;
-    loop {
-        let count = read_full(&mut file, &mut block).map_err(fail)?;
-        let data = &block[..count];
-        // A folder of text may hold other `.bin` files: those are judged like any file.
-        if bytes == 0
-            && path.extension().is_some_and(|extension| extension == "bin")
-            && (is_named || bin::has_magic(data))
-        {
-            let bytes_file = file.metadata().map_err(fail)?.len();
-            format = Format::Tokens(bin::parse_header(&path, data, bytes_file)?);
-        }
-        if count == 0 {
-            break;
-        }
-        bytes += count as u64;
-        hasher.update(data);
-        if format == Format::Text {
-            if data.contains(&0) {
-                return Ok(Err(SkipReason::Binary));
-            }
-            if needs_utf8 && !utf8.push(data) {
-                return Ok(Err(SkipReason::NotUtf8));
-            }
-        }
-    }
-    if needs_utf8 && !utf8.is_complete() {
-        return Ok(Err(SkipReason::NotUtf8));
-    }
-    if let Format::Tokens(_) = format {
-        bytes -= bin::HEADER_BYTES;
-    }
-    if bytes == 0 {
-        return Ok(Err(SkipReason::Empty));
-    }
-    Ok(Ok(Document { name, split_key, format, bytes, hash: hasher.finalize(), path }))
 }
 
 /// Reads until `block` is full or the file ends.
@@ -248,65 +237,9 @@ pub(crate) fn read_full(file: &mut impl Read, block: &mut [u8]) -> io::Result<us
     Ok(count)
 }
 
-/// UTF-8 validation of a text that comes in blocks: keeps the 0 to 3 bytes of a character that a
-/// block boundary cuts.
-#[derive(Default)]
-struct Utf8Check {
-    tail: Vec<u8>,
-}
-
-impl Utf8Check {
-    fn push(&mut self, mut data: &[u8]) -> bool {
-        while !self.tail.is_empty() && !data.is_empty() {
-            self.tail.push(data[0]);
-            data = &data[1..];
-            match str::from_utf8(&self.tail) {
-                Ok(_) => self.tail.clear(),
-                Err(error) if error.error_len().is_some() => return false,
-                Err(_) => {}
-            }
-        }
-        match str::from_utf8(data) {
-            Ok(_) => true,
-            Err(error) if error.error_len().is_some() => false,
-            Err(error) => {
-                self.tail.extend_from_slice(&data[error.valid_up_to()..]);
-                true
-            }
-        }
-    }
-
-    fn is_complete(&self) -> bool {
-        self.tail.is_empty()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn utf8_is_judged_alike_wherever_the_blocks_are_cut() {
-        let texts: [(&[u8], bool); 7] = [
-            (b"plain", true),
-            ("Tiefe Brunnen \u{1f4a7} \u{e9}\u{20ac}".as_bytes(), true),
-            (b"\xff", false),
-            (b"ab\xc3", false),
-            (b"\xf0\x9f\x92", false),
-            (b"\xed\xa0\x80", false),
-            (b"", true),
-        ];
-        for (text, expected) in texts {
-            for first in 0..=text.len() {
-                for second in first..=text.len() {
-                    let mut check = Utf8Check::default();
-                    let parts = [&text[..first], &text[first..second], &text[second..]];
-                    let valid = parts.iter().all(|part| check.push(part)) && check.is_complete();
-                    assert_eq!(valid, expected, "{text:?} cut at {first} and {second}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn folders_are_listed_in_name_order_whatever_the_system_gives() {
@@ -319,18 +252,21 @@ mod tests {
         }
         let mut skipped = Skipped::default();
         let inputs = [root.clone(), root.join("b/a.txt"), root.join("b/.hidden")];
-        let found = list(&inputs, &mut skipped).unwrap();
+        let found = list(&inputs, &[], &mut skipped).unwrap();
         let names: Vec<_> = found.iter().map(|candidate| candidate.name.as_str()).collect();
         assert_eq!(
             names,
             [".hidden", "a.txt", "root/a.txt", "root/b-c.txt", "root/b/z.txt"],
             "a hidden file is taken when it is named itself; a.txt is reached twice, kept once"
         );
-        assert_eq!(skipped.to_string(), "2 hidden, 1 named twice");
+        assert_eq!(
+            skipped.to_string(),
+            "2 hidden (`root/.git`, `root/b/.hidden`), 1 named twice (`root/b/a.txt`)"
+        );
 
         // A pattern stands for the paths that a shell would put in its place.
         let names = |inputs: &[PathBuf]| -> Vec<String> {
-            let found = list(inputs, &mut Skipped::default()).unwrap();
+            let found = list(inputs, &[], &mut Skipped::default()).unwrap();
             found.into_iter().map(|candidate| candidate.name).collect()
         };
         let pattern = names(&[root.join("*")]);
@@ -349,7 +285,10 @@ mod tests {
         std::os::unix::fs::symlink(&root, root.join("circle")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
         let mut skipped = Skipped::default();
-        assert!(list(&[root], &mut skipped).unwrap().is_empty());
-        assert_eq!(skipped.to_string(), "1 not a regular file, 1 link to a folder");
+        assert!(list(&[root], &[], &mut skipped).unwrap().is_empty());
+        assert_eq!(
+            skipped.to_string(),
+            "1 not a regular file (`root/socket`), 1 link to a folder (`root/circle`)"
+        );
     }
 }

@@ -36,7 +36,8 @@ pub(crate) const HELDOUT_ONE_IN: u64 = 20;
 pub(crate) enum Choice {
     /// By document: candidates for the held-out part in the order in which they are taken.
     Ranked(Vec<usize>),
-    /// By name: token files made for it, for example `fineweb_val_000000.bin`.
+    /// By name: what was given to hold out, or token files made for it, for example
+    /// `fineweb_val_000000.bin`.
     Named(Vec<usize>),
     /// By position in the tokens, as there is no way to split by document.
     Position,
@@ -44,9 +45,13 @@ pub(crate) enum Choice {
 
 /// Ranks the documents.
 pub(crate) fn choose(documents: &[Document]) -> Choice {
-    let named: Vec<usize> =
-        (0..documents.len()).filter(|&i| is_named_heldout(&documents[i])).collect();
-    if !named.is_empty() && named.len() < documents.len() {
+    let is_given = documents.iter().any(|document| document.is_heldout);
+    let is_named = |document: &Document| match is_given {
+        true => document.is_heldout,
+        false => is_named_heldout(document),
+    };
+    let named: Vec<usize> = (0..documents.len()).filter(|&i| is_named(&documents[i])).collect();
+    if is_given || !named.is_empty() && named.len() < documents.len() {
         return Choice::Named(named);
     }
     let mut ranked: Vec<([u8; 32], usize)> = documents
@@ -119,6 +124,10 @@ mod tests {
                 split_key: name.to_owned(),
                 path: name.into(),
                 format: Format::Text,
+                compression: crate::data::compressed::Compression::None,
+                records: 1,
+                chats: 0,
+                is_heldout: false,
                 bytes,
                 hash: blake3::hash(name.as_bytes()),
             })

@@ -1,5 +1,6 @@
 //! What a data set is made of, as a table for people and a record for programs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -18,18 +19,31 @@ pub struct DatasetSummary {
     pub files_train: u64,
     /// Files of the held-out part (1 if one file was split by position).
     pub files_heldout: u64,
+    /// Documents of all files, where a file has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
+    /// Those of them that are conversations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversations: Option<u64>,
     /// Bytes of text, or of tokens without file headers.
     pub bytes: u64,
     /// Tokens of the training part.
     pub tokens_train: u64,
     /// Tokens of the held-out part.
     pub tokens_heldout: u64,
+    /// Tokens of the training part that count in the loss: all, but for conversations.
+    pub targets_train: u64,
+    /// The same of the held-out part.
+    pub targets_heldout: u64,
     /// Every token is below this.
     pub vocab_size: u64,
     /// Which tokenizer, for people.
     pub tokenizer: String,
     /// Files that were passed over, by reason.
     pub skipped: Skipped,
+    /// Their names, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped_files: BTreeMap<String, Vec<String>>,
     /// What the user should know, each a sentence without its full stop.
     pub notes: Vec<String>,
     /// blake3 of all names and contents, in hexadecimal.
@@ -40,6 +54,17 @@ pub struct DatasetSummary {
     pub is_from_cache: bool,
 }
 
+impl DatasetSummary {
+    /// How often a run of `steps` steps of `tokens_per_step` tokens reads the training part, for
+    /// people.
+    pub fn epochs(&self, steps: u64, tokens_per_step: u64) -> String {
+        let tokens = steps.saturating_mul(tokens_per_step);
+        let epochs = tokens as f64 / self.tokens_train.max(1) as f64;
+        let digits = if epochs < 0.095 { 4 } else { 2 };
+        format!("{} tokens in {steps} steps, {epochs:.digits$} epochs", grouped(tokens))
+    }
+}
+
 impl fmt::Display for DatasetSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |f: &mut fmt::Formatter<'_>, name: &str, value: String| {
@@ -48,13 +73,26 @@ impl fmt::Display for DatasetSummary {
         writeln!(f, "data")?;
         row(f, "source", self.source.clone())?;
         let megabytes = self.bytes as f64 / 1e6;
-        row(f, "files", format!("{}, {megabytes:.2} MB", grouped(self.files)))?;
-        for (name, tokens, files) in [
-            ("training", self.tokens_train, self.files_train),
-            ("held-out", self.tokens_heldout, self.files_heldout),
+        let records = match (self.records, self.conversations) {
+            (Some(all), Some(chats)) if all == chats => format!(", {} conversations", grouped(all)),
+            (Some(all), Some(chats)) => {
+                format!(", {} documents, of which {} conversations", grouped(all), grouped(chats))
+            }
+            (Some(all), None) => format!(", {} documents", grouped(all)),
+            (None, _) => String::new(),
+        };
+        row(f, "files", format!("{}{records}, {megabytes:.2} MB", grouped(self.files)))?;
+        let unit = if self.records.is_some() { "document" } else { "file" };
+        for (name, tokens, targets, files) in [
+            ("training", self.tokens_train, self.targets_train, self.files_train),
+            ("held-out", self.tokens_heldout, self.targets_heldout, self.files_heldout),
         ] {
-            let plural = if files == 1 { "file" } else { "files" };
-            let value = format!("{} tokens of {} {plural}", grouped(tokens), grouped(files));
+            let plural = if files == 1 { "" } else { "s" };
+            let mut value =
+                format!("{} tokens of {} {unit}{plural}", grouped(tokens), grouped(files));
+            if targets < tokens {
+                value += &format!(", {} of them targets", grouped(targets));
+            }
             row(f, name, value)?;
         }
         row(f, "tokens", format!("{}, vocabulary {}", self.tokenizer, grouped(self.vocab_size)))?;
@@ -101,9 +139,10 @@ mod tests {
     #[test]
     fn the_table_and_the_record_say_the_same() {
         let mut skipped = Skipped::default();
-        skipped.add(SkipReason::Binary);
-        skipped.add(SkipReason::Hidden);
-        skipped.add(SkipReason::Binary);
+        for name in ["a", "b", "c", "d"] {
+            skipped.add(SkipReason::Binary, name);
+        }
+        skipped.add(SkipReason::Hidden, ".git");
         let summary = DatasetSummary {
             source: "`text`".to_owned(),
             files: 1201,
@@ -114,6 +153,11 @@ mod tests {
             tokens_heldout: 98_304,
             vocab_size: 256,
             tokenizer: "byte level".to_owned(),
+            records: None,
+            conversations: None,
+            targets_train: 11_000_000,
+            targets_heldout: 98_304,
+            skipped_files: skipped.names(),
             skipped,
             notes: vec!["a note".to_owned()],
             content_hash: "0123456789abcdef0123".to_owned(),
@@ -127,13 +171,16 @@ mod tests {
           training  11,000,000 tokens of 1,200 files
           held-out  98,304 tokens of 1 file
           tokens    byte level, vocabulary 256
-          skipped   1 hidden, 2 binary
+          skipped   1 hidden (`.git`), 4 binary (`a`, `b`, `c`, …)
           hash      0123456789abcdef
           cache     `cache`, written
           note      a note
         ");
         let json = serde_json::to_value(&summary).unwrap();
-        assert_eq!(json["skipped"], serde_json::json!({"hidden": 1, "binary": 2}));
+        assert_eq!(json["skipped"], serde_json::json!({"hidden": 1, "binary": 4}));
+        assert_eq!(json["skipped_files"]["hidden"], serde_json::json!([".git"]));
         assert_eq!(json["tokens_heldout"], 98_304);
+        assert_eq!(summary.epochs(100, 1024), "102,400 tokens in 100 steps, 0.0093 epochs");
+        assert_eq!(summary.epochs(10_000, 4096), "40,960,000 tokens in 10000 steps, 3.72 epochs");
     }
 }

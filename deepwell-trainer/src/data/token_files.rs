@@ -5,15 +5,16 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use super::skip::Skipped;
+use super::source::Found;
 use super::{bin, source};
 
 /// Whether token files are among the inputs: text may not stand beside them, so that no tokenizer
 /// is needed.
 pub(crate) fn are_token_files(inputs: &[PathBuf]) -> bool {
-    let candidates = source::list(inputs, &mut Skipped::default()).unwrap_or_default();
+    let candidates = source::list(inputs, &[], &mut Skipped::default()).unwrap_or_default();
     candidates.iter().any(|candidate| {
         let is_bin = candidate.path.extension().is_some_and(|extension| extension == "bin");
-        if !is_bin || candidate.is_named {
+        if !is_bin || candidate.found != Found::InFolder {
             return is_bin;
         }
         let mut start = [0; 4];

@@ -5,6 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::DataError;
+use super::chat::Chat;
+use super::cuts::Cuts;
 
 /// Turns text into tokens.
 ///
@@ -25,7 +27,14 @@ pub struct Tokenizer {
 #[derive(Clone)]
 enum Kind {
     Bytes,
-    HuggingFace(Box<tokenizers::Tokenizer>),
+    HuggingFace(Box<HuggingFace>),
+}
+
+#[derive(Clone)]
+struct HuggingFace {
+    inner: tokenizers::Tokenizer,
+    cuts: Cuts,
+    path: PathBuf,
 }
 
 /// Names that end a text in the common vocabularies, tried in this order when no
@@ -109,7 +118,11 @@ impl Tokenizer {
         hasher.update(&separator.map_or([0xff; 8], |id| u64::from(id).to_le_bytes()));
         let name = format!("`{}`", path.display());
         Ok(Self {
-            kind: Kind::HuggingFace(Box::new(inner)),
+            kind: Kind::HuggingFace(Box::new(HuggingFace {
+                cuts: Cuts::of(&inner),
+                inner,
+                path: path.to_owned(),
+            })),
             vocab_size,
             separator,
             begin,
@@ -132,7 +145,7 @@ impl Tokenizer {
     pub fn token_text(&self, token: u32) -> Option<String> {
         match &self.kind {
             Kind::Bytes => None,
-            Kind::HuggingFace(inner) => inner.id_to_token(token),
+            Kind::HuggingFace(it) => it.inner.id_to_token(token),
         }
     }
 
@@ -151,14 +164,34 @@ impl Tokenizer {
         &self.hash
     }
 
+    /// Where a text may be cut so that the tokens of its pieces are those of the whole.
+    pub(crate) fn cuts(&self) -> Cuts {
+        match &self.kind {
+            Kind::Bytes => Cuts::Anywhere,
+            Kind::HuggingFace(it) => it.cuts,
+        }
+    }
+
+    /// What turns conversations into tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NoChatTemplate`], [`DataError::ChatTemplate`], [`DataError::Read`].
+    pub(crate) fn chat(&self) -> Result<Chat, DataError> {
+        match &self.kind {
+            Kind::Bytes => Err(DataError::ChatOfBytes),
+            Kind::HuggingFace(it) => Chat::beside(&it.path, &it.inner),
+        }
+    }
+
     /// Tokens of one piece of text, without the separator. `name` is for the error.
     pub(crate) fn encode(&self, name: &str, text: &[u8]) -> Result<Vec<u32>, DataError> {
         match &self.kind {
             Kind::Bytes => Ok(text.iter().map(|&byte| u32::from(byte)).collect()),
-            Kind::HuggingFace(inner) => {
+            Kind::HuggingFace(it) => {
                 let fail = |message: String| DataError::Encode { name: name.to_owned(), message };
                 let text = str::from_utf8(text).map_err(|error| fail(error.to_string()))?;
-                let encoding = guarded(|| inner.encode_fast(text, false)).map_err(fail)?;
+                let encoding = guarded(|| it.inner.encode_fast(text, false)).map_err(fail)?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -176,12 +209,12 @@ impl Tokenizer {
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match &self.kind {
             Kind::Bytes => self.encode("prompt", text.as_bytes()),
-            Kind::HuggingFace(inner) => {
+            Kind::HuggingFace(it) => {
                 if let Some(begin) = self.begin {
                     let tokens = self.encode("prompt", text.as_bytes())?;
                     return Ok(begin.into_iter().chain(tokens).collect());
                 }
-                let encoding = guarded(|| inner.encode_fast(text, true))
+                let encoding = guarded(|| it.inner.encode_fast(text, true))
                     .map_err(|message| DataError::Encode { name: "prompt".to_owned(), message })?;
                 let mut tokens = encoding.get_ids().to_vec();
                 // BERT-like templates close a text too; what is to go on is not closed.
@@ -206,7 +239,7 @@ impl Tokenizer {
     pub(crate) fn decode(&self, name: &str, tokens: &[u32]) -> Result<Vec<u8>, DataError> {
         match &self.kind {
             Kind::Bytes => Ok(tokens.iter().map(|&token| token as u8).collect()),
-            Kind::HuggingFace(inner) => guarded(|| inner.decode(tokens, false))
+            Kind::HuggingFace(it) => guarded(|| it.inner.decode(tokens, false))
                 .map(String::into_bytes)
                 .map_err(|message| DataError::Encode { name: name.to_owned(), message }),
         }
@@ -243,9 +276,9 @@ impl TextStream<'_> {
     pub fn push(&mut self, token: u32) -> Result<Vec<u8>, DataError> {
         match &self.tokenizer.kind {
             Kind::Bytes => Ok(vec![token as u8]),
-            Kind::HuggingFace(inner) => guarded(|| {
+            Kind::HuggingFace(it) => guarded(|| {
                 tokenizers::step_decode_stream(
-                    inner,
+                    &it.inner,
                     vec![token],
                     true,
                     &mut self.seen,
@@ -270,7 +303,7 @@ impl fmt::Debug for Tokenizer {
 }
 
 /// Runs a function of `tokenizers`, which panics on some of what a file may say.
-fn guarded<T, E: fmt::Display>(run: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+pub(super) fn guarded<T, E: fmt::Display>(run: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     // What it leaves behind is looked at through its own functions only, and those are guarded too.
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|error| error.to_string()),

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::DataError;
 use super::skip::{SkipReason, Skipped};
-use super::source::{Candidate, read_full};
+use super::source::{Candidate, Found, read_full};
 
 /// Text that one package gives at most, so that a few large ones do not drown the rest.
 pub(crate) const PACKAGE_BYTES_MAX: u64 = 256 << 10;
@@ -188,23 +188,29 @@ fn list_package(
         let fail = |source| DataError::Read { path: path.clone(), source };
         let bytes = std::fs::metadata(&path).map_err(fail)?.len();
         if is_generated_path(&name) || is_generated(&path)? {
-            skipped.add(SkipReason::Generated);
+            skipped.add(SkipReason::Generated, full_name(package, &name));
         } else if bytes_package + bytes > PACKAGE_BYTES_MAX {
-            skipped.add(SkipReason::OverPackageLimit);
+            skipped.add(SkipReason::OverPackageLimit, full_name(package, &name));
         } else {
             bytes_package += bytes;
             candidates.push(Candidate {
-                name: format!("{}-{}/{name}", package.name, package.version),
+                name: full_name(package, &name),
                 // Without the version: two versions of a package share most of their text, which
                 // must not be trained on in one and tested in the other.
                 split_key: format!("{}/{name}", package.name),
                 path,
                 bytes,
-                is_named: false,
+                found: Found::InFolder,
+                is_heldout: false,
             });
         }
     }
     Ok(())
+}
+
+/// The name of a file of a package, starting at the package.
+fn full_name(package: &Package, name: &str) -> String {
+    format!("{}-{}/{name}", package.name, package.version)
 }
 
 /// Every `.rs` file below a folder, hidden ones left out, with its name relative to `root`.
@@ -324,7 +330,11 @@ mod tests {
         // 200 + 56 KiB are exactly the limit; b.rs alone would go over it.
         assert_eq!(names, ["alpha-1.0.0/build.rs", "alpha-1.0.0/src/a.rs", "alpha-1.0.0/src/c.rs"]);
         assert_eq!(candidates[1].split_key, "alpha/src/a.rs");
-        assert_eq!(skipped.to_string(), "1 generated, 1 over the limit of their package");
+        assert_eq!(
+            skipped.to_string(),
+            "1 generated (`alpha-1.0.0/src/bindings.rs`), 1 over the limit of their package \
+             (`alpha-1.0.0/src/b.rs`)"
+        );
     }
 
     #[test]

@@ -8,10 +8,8 @@ mod shards;
 mod statistics;
 mod step;
 
-use std::collections::HashMap;
-
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
+use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
 use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
 use deepwell_probe::Hardware;
@@ -24,8 +22,9 @@ use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
 pub(crate) use self::shards::{Moment, is_gathered, part, slice_of};
+pub(crate) use self::step::loss_scale;
 pub use self::step::{PendingStep, StepOutcome, StepTime};
-use self::step::{Statistics, Steps, loss_scale};
+use self::step::{Statistics, Steps};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::documents::masked_targets;
@@ -156,14 +155,7 @@ impl Engine {
 
     /// [`Engine::initialize`] without the copies, so that no rank needs another.
     pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
-        let inits: HashMap<String, Init> = self
-            .graph
-            .parameters()
-            .filter_map(|(_, tensor)| match tensor.kind {
-                TensorKind::Parameter { init, .. } => Some((tensor.name.clone(), init)),
-                _ => None,
-            })
-            .collect();
+        let inits = init::initial_values(&self.graph);
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();

@@ -414,7 +414,7 @@ impl Engine {
 }
 
 /// One over the targets that count.
-pub(super) fn loss_scale(targets: &[i32]) -> f32 {
+pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
     let ignored = deepwell_ir::ops::IGNORED_TARGET;
     let counted = targets.iter().filter(|&&target| target != ignored).count();
     1.0 / counted.max(1) as f32

@@ -4,14 +4,15 @@
 //! which is the same program whatever stands in it. The head is multiplied here, with the one row
 //! that is wanted.
 
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{DType, Graph, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{Executor, LoadedProgram, Observer};
-use deepwell_plan::{Inference, lower_inference};
+use deepwell_plan::{Inference, lower_inference, lower_scoring};
 use deepwell_probe::Hardware;
 use half::bf16;
 use rayon::prelude::*;
 
+use crate::engine::loss_scale;
 use crate::weights::MasterWeights;
 use crate::{Device, TrainError};
 
@@ -42,10 +43,27 @@ impl Forward {
         device: Device,
         hardware: &Hardware,
     ) -> Result<Forward, TrainError> {
+        Forward::open_as(graph, policy, window, device, hardware, false)
+    }
+
+    /// [`Forward::open`]; where it `scores`, the loss of a window is computed with it, for
+    /// [`Forward::loss`].
+    ///
+    /// # Errors
+    /// As [`Forward::open`].
+    pub fn open_as(
+        graph: &Graph,
+        policy: &PrecisionPolicy,
+        window: usize,
+        device: Device,
+        hardware: &Hardware,
+        scores: bool,
+    ) -> Result<Forward, TrainError> {
         let open = device.open(hardware)?;
         let catalog = open.catalog.as_ref();
+        let lower = if scores { lower_scoring } else { lower_inference };
         let Inference { weights, forward, rows, head } =
-            lower_inference(graph, policy, window, catalog, &open.target)?;
+            lower(graph, policy, window, catalog, &open.target)?;
         let arena_bytes = weights.arena.bytes.max(forward.arena.bytes);
         let vocab = weights.value(head).shape[0];
         let mut executor = Executor::new(open.backend, arena_bytes)?;
@@ -106,6 +124,30 @@ impl Forward {
         self.executor.run(&self.forward)?;
         self.multiply_head(seen.len() - 1)?;
         Ok(&self.logits)
+    }
+
+    /// Mean loss of a whole window in nats, over the targets that are not ignored: of a model that
+    /// [`Forward::open_as`] opened to score. 0 where none counts.
+    ///
+    /// # Errors
+    /// Another number of tokens, or what the device failed with.
+    pub fn loss(&mut self, tokens: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
+        let program = self.forward.program();
+        let host = program.host.clone();
+        for (id, values) in [(host.tokens, tokens), (host.targets, targets)] {
+            if let Some(id) = id {
+                self.executor.write(program, id, cast_slice(values))?;
+            }
+        }
+        if let Some(id) = host.loss_scale {
+            self.executor.write(program, id, cast_slice(&[loss_scale(targets)]))?;
+        }
+        self.executor.run(&self.forward)?;
+        let mut loss = [0f32; 1];
+        if let Some(id) = host.loss {
+            self.executor.read(self.forward.program(), id, cast_slice_mut(&mut loss))?;
+        }
+        Ok(loss[0])
     }
 
     /// Runs the forward pass over a whole window, call by call.

@@ -6,6 +6,7 @@
 //! and what [`Sampling`] draws depends on the logits, the seed and the token's number alone: the
 //! same request gives the same text.
 
+mod evaluate;
 mod forward;
 mod sampling;
 mod text_model;
@@ -15,6 +16,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::evaluate::Evaluation;
 pub use self::forward::Forward;
 pub use self::sampling::Sampling;
 pub(crate) use self::text_model::load_masters;

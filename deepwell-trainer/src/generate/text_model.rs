@@ -10,6 +10,7 @@ use deepwell_probe::probe;
 use super::Forward;
 use crate::data::Tokenizer;
 use crate::export::kept_folder;
+use crate::init::{self, initial_values};
 use crate::weights::MasterWeights;
 use crate::{BYTES, Device, ModelSource, Settings, SpecialTokens, TrainError, open_tokenizer};
 
@@ -29,6 +30,8 @@ pub struct OpenOptions {
     /// Tokens that are to come out, prompt included, as far as that is known: a folder's window is
     /// not larger than it has to be.
     pub tokens_wanted: usize,
+    /// Whether it computes losses, for [`TextModel::evaluate`].
+    pub scores: bool,
 }
 
 /// A model that turns text into text.
@@ -113,7 +116,7 @@ impl TextModel {
             }
         };
         let window = options.window.unwrap_or(settings.seq_len);
-        let mut forward = open_forward(&model, &policy, window, options.device)?;
+        let mut forward = open_forward(&model, &policy, window, options)?;
         load_masters(&checkpoint, &mut forward)?;
         Ok(TextModel {
             path: path.to_path_buf(),
@@ -135,7 +138,8 @@ impl TextModel {
     pub fn from_folder(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
         let name = path.display().to_string();
         let mut model = ModelSource::open(&name)?;
-        if !model.has_weights() {
+        // Of a preset or a configuration the weights that training begins with can be measured.
+        if !model.has_weights() && (!options.scores || path.is_dir()) {
             return Err(TrainError::Setting {
                 setting: "model",
                 expected: format!("weights in `{name}`"),
@@ -151,8 +155,10 @@ impl TextModel {
         let wanted = options.tokens_wanted.next_multiple_of(WINDOW_STEP).max(WINDOW_STEP);
         let window =
             options.window.unwrap_or_else(|| wanted.min(model.seq_max().unwrap_or(wanted)));
-        let mut forward = open_forward(&model, &policy, window, options.device)?;
-        model.load_weights(&mut forward)?;
+        let mut forward = open_forward(&model, &policy, window, options)?;
+        if !model.load_weights(&mut forward)? {
+            begin_anew(&model, &mut forward, window)?;
+        }
         let window_max = model.seq_max();
         let path = path.to_path_buf();
         Ok(TextModel { path, step: None, precision, tokenizer, special, window_max, forward })
@@ -175,11 +181,28 @@ pub(crate) fn load_masters(
     forward.refresh_copies()
 }
 
+/// Gives a model the weights that a run of seed 0 begins with.
+fn begin_anew(model: &ModelSource, forward: &mut Forward, window: usize) -> Result<(), TrainError> {
+    let graph = model.capture(Some(window))?;
+    let inits = initial_values(&graph);
+    let mut buffer: Vec<f32> = Vec::new();
+    for state in MasterWeights::program(forward).parameters.clone() {
+        let shape = MasterWeights::program(forward).value(state.master).shape.clone();
+        buffer.clear();
+        buffer.resize(shape.iter().product(), 0.0);
+        if let Some(&init) = inits.get(&state.name) {
+            init::fill(init, 0, &state.name, &mut buffer);
+        }
+        forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
+    }
+    forward.refresh_copies()
+}
+
 fn open_forward(
     model: &ModelSource,
     policy: &PrecisionPolicy,
     window: usize,
-    device: Device,
+    options: &OpenOptions,
 ) -> Result<Forward, TrainError> {
     if window == 0 {
         return Err(TrainError::Setting {
@@ -190,5 +213,5 @@ fn open_forward(
         });
     }
     let graph = model.capture(Some(window))?;
-    Forward::open(&graph, policy, window, device, &probe())
+    Forward::open_as(&graph, policy, window, options.device, &probe(), options.scores)
 }

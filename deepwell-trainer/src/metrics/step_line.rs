@@ -13,9 +13,9 @@ pub struct StepLine {
     pub step: u64,
     /// Steps of the whole run.
     pub steps_total: u64,
-    /// Mean training loss, nats per token.
-    #[serde(with = "nonfinite")]
-    pub loss: f64,
+    /// Mean training loss, nats per token; none of a step without a target.
+    #[serde(with = "nonfinite::option")]
+    pub loss: Option<f64>,
     /// Norm of all gradients before clipping.
     #[serde(with = "nonfinite")]
     pub grad_norm: f64,
@@ -32,11 +32,11 @@ impl fmt::Display for StepLine {
             0 => 100.0,
             total => 100.0 * self.step as f64 / total as f64,
         };
+        let loss = self.loss.map_or("none".to_owned(), |loss| format!("{loss:.4}"));
         write!(
             f,
-            "step {} [{percent:.1}%] | loss {:.4} | grad norm {:.2} | {} tok/s",
+            "step {} [{percent:.1}%] | loss {loss} | grad norm {:.2} | {} tok/s",
             self.step,
-            self.loss,
             self.grad_norm,
             short(self.tokens_per_s)
         )?;
@@ -92,7 +92,7 @@ mod tests {
         let line = StepLine {
             step: 7,
             steps_total: 2000,
-            loss: f64::NAN,
+            loss: Some(f64::NAN),
             grad_norm: f64::INFINITY,
             tokens_per_s: 512.0,
             speed_of_light: None,
@@ -104,6 +104,9 @@ mod tests {
             r#""tokens_per_s":512.0,"speed_of_light":null}"#,
         ];
         assert_eq!(json, expected.concat());
+        let none = StepLine { loss: None, ..line };
+        assert_eq!(none.to_string(), "step 7 [0.3%] | loss none | grad norm inf | 512 tok/s");
+        assert!(serde_json::to_string(&none).unwrap().contains(r#""loss":null"#));
         let back: StepLine = serde_json::from_str(&json).unwrap();
         assert_eq!(back.to_string(), line.to_string());
     }

@@ -273,6 +273,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         settings.seq_len,
         Some(settings.eval_tokens),
     )?;
+    windows.check_targets(settings.documents.end(settings, &dataset)?)?;
     let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     let _lock = folder::claim(&options.out, options.start)?;
 

@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-pub(crate) const COMMANDS: [&[&str]; 19] = [
+pub(crate) const COMMANDS: [&[&str]; 20] = [
     &["probe"],
     &["capture"],
     &["plan"],
@@ -13,6 +13,7 @@ pub(crate) const COMMANDS: [&[&str]; 19] = [
     &["train"],
     &["parity"],
     &["generate"],
+    &["eval"],
     &["bench"],
     &["tune"],
     &["ckpt", "inspect"],

@@ -7,6 +7,7 @@ mod capture;
 mod ckpt_diff;
 mod completions;
 mod documented;
+mod eval;
 mod export;
 mod generate;
 mod help;

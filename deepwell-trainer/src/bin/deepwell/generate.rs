@@ -206,6 +206,7 @@ impl GenerateArgs {
             device: self.device,
             // A token is a byte of the prompt at most.
             tokens_wanted: request.prompt.len() + request.tokens_max,
+            scores: false,
         };
         if !self.path.exists() {
             bail!(
@@ -223,7 +224,7 @@ impl GenerateArgs {
 }
 
 /// Whether a path is a model and no run: a folder with a configuration or weights, a `config.json`.
-fn is_model(path: &Path) -> bool {
+pub(crate) fn is_model(path: &Path) -> bool {
     if path.is_file() {
         return path.extension().is_some_and(|extension| extension == "json");
     }

@@ -14,6 +14,7 @@ mod cluster;
 mod completions;
 mod corpus;
 mod dryrun;
+mod eval;
 mod export;
 mod failure;
 mod generate;
@@ -62,6 +63,7 @@ Examples:
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
   deepwell generate --prompt 'fn main() {'      text from the newest checkpoint
+  deepwell eval runs/book --data book.txt       loss, perplexity and bits per byte over a text
   deepwell bench norms --peers                  kernels beside roofline and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
@@ -116,6 +118,7 @@ enum Command {
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
     Generate(Box<generate::GenerateArgs>),
+    Eval(Box<eval::EvalArgs>),
     Bench(bench::BenchArgs),
     Tune(Box<tune::TuneArgs>),
     Ckpt(ckpt::CkptArgs),
@@ -186,6 +189,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Train(args) => train::run_train(*args),
         Command::Parity(args) => train::run_parity(*args),
         Command::Generate(args) => generate::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),

@@ -50,9 +50,13 @@ Exit codes: 0 written, 2 an input or the output cannot be used";
 #[derive(Args, Debug)]
 #[command(after_help = TRAIN_AFTER_HELP)]
 struct TokenizerTrainArgs {
-    /// Text files, folders or globs [default: sources of the locked dependencies]
+    /// Text, .jsonl, .parquet, folders or globs [default: sources of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     data: Vec<PathBuf>,
+    /// Field of a record that is its text or its messages [default: text, content, messages or
+    /// conversations, the first that is there]
+    #[arg(long, value_name = "NAME")]
+    text_field: Option<String>,
     /// Tokens of the vocabulary, 256 bytes and `<|endoftext|>` among them
     #[arg(long, value_name = "TOKENS", default_value_t = 32_000)]
     vocab_size: u32,
@@ -83,6 +87,7 @@ pub(crate) fn run(args: &TokenizerArgs) -> Result<Outcome> {
 fn run_train(args: &TokenizerTrainArgs) -> Result<Outcome> {
     let options = BpeOptions {
         inputs: args.data.clone(),
+        text_field: args.text_field.clone(),
         vocab_size: args.vocab_size,
         min_frequency: args.min_frequency,
         bytes_max: args.max_bytes,

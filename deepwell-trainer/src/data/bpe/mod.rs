@@ -42,7 +42,8 @@ use std::time::Instant;
 pub use summary::{BpeSummary, BpeTimes};
 
 use super::corpus::Corpus;
-use super::source::Format;
+use super::records::Fields;
+use super::source::{Document, Format};
 use super::{DataError, Progress, Stage, Tokenizer};
 use measure::measure;
 use parts::Parts;
@@ -61,6 +62,9 @@ pub const VOCAB_SIZE_MAX: u32 = 1 << 20;
 pub struct BpeOptions {
     /// Files and folders of text, and patterns such as `texts/**/*.txt`. Empty: the default corpus.
     pub inputs: Vec<PathBuf>,
+    /// The field of a record that is its text or its messages, as in
+    /// [`DataOptions`](super::DataOptions).
+    pub text_field: Option<String>,
     /// Cargo workspace whose locked dependencies are the default corpus.
     pub workspace: PathBuf,
     /// Tokens of the vocabulary; fewer if the text has no more pairs to merge.
@@ -82,6 +86,7 @@ impl Default for BpeOptions {
     fn default() -> Self {
         Self {
             inputs: Vec::new(),
+            text_field: None,
             workspace: PathBuf::from("."),
             vocab_size: 32_000,
             min_frequency: 2,
@@ -109,14 +114,16 @@ pub fn train(
     }
     output::check(&options.out, options.force)?;
     let started = Instant::now();
-    let corpus = Corpus::open(&options.inputs, &options.workspace, true, progress)?;
-    if let Some(tokens) = corpus.documents.iter().find(|document| document.format != Format::Text) {
+    let fields = Fields { text: options.text_field.clone() };
+    let corpus = Corpus::open(&options.inputs, &[], &options.workspace, true, &fields, progress)?;
+    let is_tokens = |document: &&Document| matches!(document.format, Format::Tokens(_));
+    if let Some(tokens) = corpus.documents.iter().find(is_tokens) {
         return Err(DataError::TokensNotText { path: tokens.path.clone() });
     }
     output::try_folder(&options.out)?;
     let scan_s = started.elapsed().as_secs_f64();
 
-    let parts = Parts::new(&corpus.documents, options.bytes_max);
+    let parts = Parts::new(&corpus.documents, &fields, options.bytes_max);
     let counting = Instant::now();
     let (words, trained) = words::count(&parts.train, progress)?;
     let count_s = counting.elapsed().as_secs_f64();

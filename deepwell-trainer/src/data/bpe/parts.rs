@@ -1,7 +1,9 @@
 //! Which bytes a tokenizer learns from, and which it is measured on.
 
 use super::super::DataError;
+use super::super::cuts::Cuts;
 use super::super::encode::{Piece, for_each_group};
+use super::super::records::Fields;
 use super::super::source::Document;
 use super::super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
 
@@ -15,6 +17,7 @@ pub(super) struct Parts<'a> {
 
 pub(super) struct Part<'a> {
     documents: Vec<&'a Document>,
+    fields: &'a Fields,
     start: u64,
     end: u64,
 }
@@ -30,7 +33,11 @@ impl<'a> Parts<'a> {
     /// Splits as a data set does: the documents that are first in its order of holding out, up to
     /// 5 % of the bytes; a text that cannot be split by document is split by position. A data set
     /// of the same inputs holds these out too, and, where 5 % are too few tokens for it, more.
-    pub(super) fn new(documents: &'a [Document], bytes_max: Option<u64>) -> Self {
+    pub(super) fn new(
+        documents: &'a [Document],
+        fields: &'a Fields,
+        bytes_max: Option<u64>,
+    ) -> Self {
         let bytes_total = total(documents);
         let bytes_max = bytes_max.unwrap_or(u64::MAX);
         let ranked = match choose(documents) {
@@ -39,8 +46,9 @@ impl<'a> Parts<'a> {
             Choice::Position | Choice::Named(_) => {
                 let cut = bytes_total - bytes_total / HELDOUT_ONE_IN;
                 let documents: Vec<&Document> = documents.iter().collect();
-                let heldout = Part { documents: documents.clone(), start: cut, end: u64::MAX };
-                let train = Part { documents, start: 0, end: cut.min(bytes_max) };
+                let heldout =
+                    Part { documents: documents.clone(), fields, start: cut, end: u64::MAX };
+                let train = Part { documents, fields, start: 0, end: cut.min(bytes_max) };
                 return Self { train, heldout };
             }
         };
@@ -55,8 +63,8 @@ impl<'a> Parts<'a> {
             }
         }
         Self {
-            train: Part { documents: train, start: 0, end: bytes_max },
-            heldout: Part { documents: heldout, start: 0, end: u64::MAX },
+            train: Part { documents: train, fields, start: 0, end: bytes_max },
+            heldout: Part { documents: heldout, fields, start: 0, end: u64::MAX },
         }
     }
 }
@@ -65,7 +73,7 @@ impl<'a> Part<'a> {
     /// The first `bytes` of this part, to the end of a line.
     pub(super) fn up_to(&self, bytes: u64) -> Self {
         let end = self.end.min(self.start.saturating_add(bytes));
-        Self { documents: self.documents.clone(), start: self.start, end }
+        Self { documents: self.documents.clone(), end, ..*self }
     }
 
     /// Bytes, give or take a line at each end.
@@ -93,20 +101,21 @@ impl<'a> Part<'a> {
         let mut place = skipped;
         let mut extent = Extent::default();
         let mut last: Option<&Document> = None;
-        for_each_group(&needed, &mut |group| {
+        for_each_group(&needed, Cuts::Lines, self.fields, &mut |group| {
             let mut inside = Vec::with_capacity(group.len());
             for piece in group {
-                let start = line_after(&piece.data, self.start.saturating_sub(place));
-                let end = line_after(&piece.data, self.end.saturating_sub(place));
-                place += piece.data.len() as u64;
+                let text = piece.text();
+                let start = line_after(&text, self.start.saturating_sub(place));
+                let end = line_after(&text, self.end.saturating_sub(place));
+                place += text.len() as u64;
                 if start < end {
-                    let data = piece.data[start..end].to_vec();
+                    let data = text[start..end].to_vec();
                     let Piece { document, ends_document, .. } = *piece;
                     extent.bytes += data.len() as u64;
                     extent.files +=
                         u64::from(last.is_none_or(|last| !std::ptr::eq(last, document)));
                     last = Some(document);
-                    inside.push(Piece { document, data, ends_document });
+                    inside.push(Piece { document, data, chat: None, ends_document });
                 }
             }
             work(&inside)

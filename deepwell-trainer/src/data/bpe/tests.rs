@@ -84,7 +84,10 @@ fn the_summary_says_what_was_made() {
     assert_eq!(stages, [Stage::Scan, Stage::Count, Stage::Merge, Stage::Tokenize]);
     assert_eq!((summary.vocab_size, summary.merges), (700, 443));
     assert_eq!((summary.files, summary.files_train + summary.files_heldout), (30, 30));
-    assert_eq!(summary.skipped.to_string(), "1 binary, 1 not UTF-8");
+    assert_eq!(
+        summary.skipped.to_string(),
+        "1 binary (`text/image`), 1 not UTF-8 (`text/latin1.txt`)"
+    );
     let all: usize = (0..30).map(|index| prose(400, index).len()).sum();
     assert_eq!(summary.bytes_train + summary.bytes_heldout, all as u64);
     assert!((2..=3).contains(&summary.files_heldout), "5 % of 30 files: {summary}");
@@ -248,13 +251,13 @@ fn bad_requests_are_one_clear_error_each() {
     );
     check(
         &|options| options.inputs = vec![root.join("empty.txt"), root.join("binary")],
-        "no text in `empty.txt`, `binary`: 1 binary, 1 empty\nhint: give a file or folder of UTF-8 \
-         text",
+        "`binary` is not text: it holds a byte 0 at offset 1\nhint: text, `.jsonl`, `.parquet` and \
+         token files (`.bin`) are read",
     );
     check(
         &|options| options.inputs = vec![root.join("none")],
-        "no file or folder `none`\nhint: `--data` takes text files, folders of text files, \
-         patterns such as `texts/**/*.txt` and token files (`.bin`)",
+        "no file or folder `none`\nhint: `--data` takes text files, `.jsonl`, `.parquet`, folders \
+         of them, patterns such as `texts/**/*.txt` and token files (`.bin`)",
     );
     check(
         &|options| options.inputs = vec![root.join("t.bin")],

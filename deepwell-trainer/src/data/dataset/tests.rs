@@ -1,5 +1,7 @@
 //! Data sets from good and bad inputs.
 
+mod formats;
+
 use std::path::Path;
 
 use super::*;
@@ -48,18 +50,19 @@ fn bad_inputs_are_one_clear_error_each() {
     check(
         &[],
         &["nothing"],
-        "no file or folder `nothing`\nhint: `--data` takes text files, folders of text files, \
-         patterns such as `texts/**/*.txt` and token files (`.bin`)",
+        "no file or folder `nothing`\nhint: `--data` takes text files, `.jsonl`, `.parquet`, \
+         folders of them, patterns such as `texts/**/*.txt` and token files (`.bin`)",
     );
     check(
         &[("empty.txt", b"")],
         &["empty.txt"],
-        "no text in `empty.txt`: 1 empty\nhint: give a file or folder of UTF-8 text",
+        "no text in `empty.txt`: 1 empty (`empty.txt`)\nhint: give a file or folder of UTF-8 text",
     );
     check(
         &[("d/.hidden", b"x"), ("d/image", b"a\0b"), ("d/sub/empty", b"")],
         &["d"],
-        "no text in `d`: 1 hidden, 1 binary, 1 empty\nhint: give a file or folder of UTF-8 text",
+        "no text in `d`: 1 hidden (`d/.hidden`), 1 binary (`d/image`), 1 empty (`d/sub/empty`)\n\
+         hint: give a file or folder of UTF-8 text",
     );
     check(
         &[("one.txt", b"x")],
@@ -230,7 +233,7 @@ fn a_hugging_face_tokenizer_takes_utf8_only() {
     parts.sort();
     assert_eq!(parts, [vec![1, 3, 4, 5], vec![3, 2, 4, 5]]);
     assert_eq!(dataset.vocab_size(), 6);
-    assert_eq!(dataset.summary().skipped.to_string(), "1 not UTF-8");
+    assert_eq!(dataset.summary().skipped.to_string(), "1 not UTF-8 (`d/latin1.txt`)");
 
     options.tokenizer = Tokenizer::bytes();
     let dataset = Dataset::prepare(&options, &mut |_| {}).unwrap();

@@ -1,0 +1,201 @@
+//! `deepwell eval`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use deepwell_precision::PRESETS;
+use deepwell_trainer::Device;
+use deepwell_trainer::data::{DataOptions, Dataset, DatasetSummary};
+use deepwell_trainer::generate::{Evaluation, OpenOptions, TextModel};
+use deepwell_trainer::terminal::stderr_draws;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::checkpoint_path::{Wanted, find};
+use crate::generate::is_model;
+use crate::output::{grouped, note, print, print_json, say};
+
+const AFTER_HELP: &str = "\
+MODEL is a checkpoint, a folder of checkpoints or the output folder of a run, of which the newest
+complete checkpoint is taken; a Hugging Face folder, what `deepwell export hf` wrote among them; a
+`.pt2` archive; or a preset or config.json, whose weights are those that training begins with. A
+run's tokenizer, precision and sequence length are its own.
+
+The whole text is evaluated, and no share of it held out; nothing is trained, and nothing written
+but the token cache. It is cut into windows of --seq-len tokens, which begin --stride tokens after
+each other. Each token but the first is predicted once, in the first window that has the token
+before it, from the tokens of that window; no token is put before the text. The loss is the mean
+over all predicted tokens in nats, the perplexity its exponential, and bits per byte the sum in bits
+over the bytes of the text. Of conversations the answers alone are predicted.
+
+Examples:
+  deepwell eval runs/book --data book.txt               the newest checkpoint of a run
+  deepwell eval ./TinyLlama --data wiki.txt --seq-len 2048 --precision f32
+  deepwell eval ./TinyLlama --data wiki.txt --seq-len 1024 --stride 512
+  deepwell eval ./chat --data answers.jsonl --json | jq .loss
+
+Exit codes: 0 done, 2 no model, no tokenizer, a text with nothing to predict, or another input that
+cannot be used";
+
+/// Tokens of a window of a folder, unless asked for others.
+const FOLDER_WINDOW: usize = 1024;
+
+/// Measure how well a model predicts a text: loss, perplexity, bits per byte
+#[derive(Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct EvalArgs {
+    /// Checkpoint, folder of checkpoints, output folder of a run, Hugging Face folder, .pt2 archive
+    /// or preset
+    model: PathBuf,
+    /// Text, .jsonl, .parquet, folders, globs or token files
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    data: Vec<PathBuf>,
+    /// Field of a record that is its text or its messages [default: text, content, messages or
+    /// conversations, the first that is there]
+    #[arg(long, value_name = "NAME")]
+    text_field: Option<String>,
+    /// Hugging Face tokenizer.json [default: that of the run or of the folder]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens of a window [default: the sequence length of the run; else 1024, or as many as the
+    /// model is made for]
+    #[arg(long, value_name = "TOKENS")]
+    seq_len: Option<usize>,
+    /// Tokens from the start of a window to the start of the next [default: --seq-len]
+    #[arg(long, value_name = "TOKENS")]
+    stride: Option<usize>,
+    /// Precision of the GEMMs [default: that of the run; else bf16]
+    #[arg(long, value_name = "NAME",
+          value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
+    precision: Option<String>,
+    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120
+    #[arg(long, default_value_t = Device::Cpu)]
+    device: Device,
+    /// Folder of the token cache
+    #[arg(long, value_name = "DIR", default_value = "target/deepwell-cache")]
+    cache_dir: PathBuf,
+    /// The model that the run was started with, where it has moved: preset, config.json or folder
+    #[arg(long = "model", value_name = "MODEL")]
+    moved: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `eval --json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: PathBuf,
+    step: Option<u64>,
+    untrained: bool,
+    precision: String,
+    device: String,
+    #[serde(flatten)]
+    evaluation: Evaluation,
+    bytes: u64,
+    time_s: f64,
+    data: &'a DatasetSummary,
+}
+
+pub(crate) fn run(args: &EvalArgs) -> Result<Outcome> {
+    let mut model = args.open()?;
+    let is_untrained = args.is_untrained();
+    if is_untrained {
+        note("the weights are those that training begins with: MODEL has none");
+    }
+    let data = Dataset::prepare(
+        &DataOptions {
+            inputs: args.data.clone(),
+            holds_out_all: true,
+            text_field: args.text_field.clone(),
+            tokenizer: model.tokenizer.clone(),
+            cache_dir: args.cache_dir.clone(),
+            heldout_tokens_min: 0,
+            ..DataOptions::default()
+        },
+        &mut |_| {},
+    )?;
+    let summary = data.summary();
+    if summary.skipped.total() > 0 {
+        note(format_args!("skipped {}", summary.skipped));
+    }
+    summary.notes.iter().for_each(note);
+    let step = model.step.map(|step| format!(", step {step}")).unwrap_or_default();
+    say(format_args!(
+        "{}{step}: {} on {}, window {}, {}",
+        model.path.display(),
+        model.precision,
+        args.device,
+        model.forward.window(),
+        model.tokenizer.name()
+    ));
+    let started = Instant::now();
+    let bar = stderr_draws().then(|| ProgressBar::new(1));
+    let evaluation = model.evaluate(&data, args.stride, &mut |done, all| {
+        if let Some(bar) = &bar {
+            bar.set_length(all);
+            bar.set_position(done);
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let evaluation = evaluation?;
+    let time_s = started.elapsed().as_secs_f64();
+    if args.json {
+        print_json(&Report {
+            model: model.path,
+            step: model.step,
+            untrained: is_untrained,
+            precision: model.precision,
+            device: args.device.to_string(),
+            evaluation,
+            bytes: summary.bytes,
+            time_s,
+            data: summary,
+        })?;
+        return Ok(Outcome::Success);
+    }
+    let bits = evaluation.bits_per_byte.map_or("not known".to_owned(), |bits| format!("{bits:.4}"));
+    print(&format_args!(
+        "loss           {:.4} nats per token\n\
+         perplexity     {:.3}\n\
+         bits per byte  {bits}\n\
+         tokens         {} predicted of {}, {} windows of {}\n",
+        evaluation.loss,
+        evaluation.perplexity,
+        grouped(evaluation.tokens_predicted),
+        grouped(evaluation.tokens),
+        grouped(evaluation.windows),
+        evaluation.seq_len
+    ))?;
+    Ok(Outcome::Success)
+}
+
+impl EvalArgs {
+    /// Whether MODEL is a preset or a configuration, which has no weights.
+    fn is_untrained(&self) -> bool {
+        !self.model.is_dir() && self.model.extension().is_none_or(|ending| ending != "pt2")
+    }
+
+    fn open(&self) -> Result<TextModel> {
+        let options = OpenOptions {
+            model: self.moved.clone(),
+            tokenizer: self.tokenizer.clone(),
+            precision: self.precision.clone(),
+            window: self.seq_len,
+            device: self.device,
+            tokens_wanted: FOLDER_WINDOW,
+            scores: true,
+        };
+        if !self.model.is_dir() || is_model(&self.model) {
+            return Ok(TextModel::from_folder(&self.model, &options)?);
+        }
+        let checkpoint = find(&self.model, Wanted::NewestComplete)?;
+        Ok(TextModel::from_checkpoint(&checkpoint, &options)?)
+    }
+}

@@ -1,0 +1,78 @@
+//! Records in JSON.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde_json::Deserializer;
+
+use super::super::DataError;
+
+type Work<'a> = dyn FnMut(&Value, &str) -> Result<(), DataError> + 'a;
+
+/// One value a line; blank lines are passed over.
+pub(super) fn lines(
+    path: &Path,
+    content: &mut impl Read,
+    work: &mut Work<'_>,
+) -> Result<(), DataError> {
+    let mut reader = BufReader::with_capacity(1 << 18, content);
+    let mut line = Vec::new();
+    for number in 1u64.. {
+        line.clear();
+        let count = reader
+            .read_until(b'\n', &mut line)
+            .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+        if count == 0 {
+            break;
+        }
+        let text = without_mark(&line, number == 1);
+        if text.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let place = format!("line {number}");
+        let value: Value =
+            serde_json::from_slice(text).map_err(|error| broken(path, &place, &error))?;
+        work(&value, &place)?;
+    }
+    Ok(())
+}
+
+/// Values one after the other, or a list of them.
+pub(super) fn values(
+    path: &Path,
+    content: &mut impl Read,
+    work: &mut Work<'_>,
+) -> Result<(), DataError> {
+    let mut text = Vec::new();
+    content
+        .read_to_end(&mut text)
+        .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+    let values = Deserializer::from_slice(without_mark(&text, true)).into_iter::<Value>();
+    for (index, value) in values.enumerate() {
+        let place = format!("value {}", index + 1);
+        let value = value.map_err(|error| broken(path, &place, &error))?;
+        if value.kind() != ValueKind::Seq {
+            work(&value, &place)?;
+            continue;
+        }
+        for (index, record) in value.try_iter().into_iter().flatten().enumerate() {
+            work(&record, &format!("record {}", index + 1))?;
+        }
+    }
+    Ok(())
+}
+
+/// Without the byte order mark that some editors put before a text.
+fn without_mark(text: &[u8], is_start: bool) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").filter(|_| is_start).unwrap_or(text)
+}
+
+fn broken(path: &Path, place: &str, error: &serde_json::Error) -> DataError {
+    DataError::RecordSyntax {
+        path: path.to_owned(),
+        place: place.to_owned(),
+        message: error.to_string(),
+    }
+}
