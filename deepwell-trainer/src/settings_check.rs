@@ -96,7 +96,12 @@ fn counts(settings: &Settings) -> Vec<Row> {
     let size = |value: usize| Some(value as f64);
     use Must::{BeAtLeastOne, BeAtMost};
     vec![
-        ("steps", count(settings.steps), BeAtLeastOne, Some("`--steps 1000`")),
+        (
+            "steps",
+            count(settings.steps),
+            BeAtLeastOne,
+            Some("`deepwell eval MODEL --data FILE` evaluates without a step of training"),
+        ),
         ("seq_len", size(settings.seq_len), BeAtLeastOne, None),
         ("batch_size", size(settings.batch_size), BeAtLeastOne, None),
         ("ranks", size(settings.ranks), BeAtLeastOne, Some("`--devices cpu:4`")),
@@ -256,7 +261,11 @@ mod tests {
             ("learning_rate = 1e-46", small.as_str()),
             ("max_grad_norm = 1e39", large.as_str()),
             ("max_grad_norm = inf", "a positive number, got inf"),
-            ("steps = 0", "at least 1, got 0\nhint: `--steps 1000`"),
+            (
+                "steps = 0",
+                "at least 1, got 0\nhint: `deepwell eval MODEL --data FILE` evaluates without a \
+                 step of training",
+            ),
             ("eval_every = 0", "at least 1, got 0"),
             (
                 "interim_eval_tokens = 0",
