@@ -30,7 +30,7 @@ fn a_model_is_evaluated_as_a_run_evaluates_it() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     let metrics = fs::read_to_string(folder.path("out/metrics.jsonl")).unwrap();
-    let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line));
+    let lines = metrics.lines().map(serde_json::from_str::<serde_json::Value>);
     let evaluations: Vec<serde_json::Value> =
         lines.map(Result::unwrap).filter(|line| line["val_loss"].is_number()).collect();
     let summary: serde_json::Value = serde_json::from_str(&text(&output.stdout)).unwrap();
