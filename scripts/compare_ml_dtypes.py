@@ -92,6 +92,7 @@ def block_inputs(count):
     picked = rng.choice(edges, (rows, COLS)) * np.exp2(rng.integers(-5, 5, (rows, COLS))).astype(np.float32)
     x[kind == 5] = picked[kind == 5]
     x[kind == 6] *= np.float32(2.0**100)
+    x[0] = np.finfo(np.float32).max * rng.uniform(-1, 1, COLS)
     return x
 
 
@@ -114,6 +115,10 @@ def mx(x, name, rule):
     else:
         fraction, exponent = np.frexp(amax / np.float32(largest))
         exponent = np.where(fraction == 0.5, exponent - 1, exponent)
+        # Above, an element would round to 2^128: the scale of the floor rule.
+        fraction_bits = ml_dtypes.finfo(dtype).nmant
+        beyond = np.float32((2 - 0.5**fraction_bits) * 2.0**127)
+        exponent = np.where(amax > beyond, 127 - exponent_max, exponent)
     exponent = np.where(amax == 0, -127, np.clip(exponent, -127, 127))
     scaled = np.ldexp(blocks.astype(np.float64), -exponent[..., None])
     # The product in f32, as hardware forms it. It is exact unless it is subnormal.

@@ -16,8 +16,8 @@ use crate::{
 /// its rows.
 ///
 /// Into `f32` the result is exact, except that it is infinite where the product exceeds f32 (scale
-/// bytes above 246 for E4M3, 239 for E5M2, 250 for E3M2, 252 for E2M3 and E2M1; finite input never
-/// leads to them). Into `bf16` it is as exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and
+/// bytes from 247 on for E4M3, 240 for E5M2, 251 for E3M2, 253 for E2M3 and E2M1). What is quantized
+/// from finite input is finite: see [`e8m0`]. Into `bf16` it is as exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and
 /// always for the narrower formats; below, bits under 2^-133 are rounded to nearest even.
 ///
 /// # Errors

@@ -17,7 +17,11 @@
 //!   but, unless they are subnormal, the same scales (a test goes through all fractions). Because
 //!   the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart, no finite amax is ever
 //!   scaled beyond 448, except that below 448 * 2^-126, where `s` is subnormal, it may be by one
-//!   part in 2^23, which still rounds to 448. So RCEIL never saturates finite input.
+//!   part in 2^23, which still rounds to 448. So RCEIL never saturates finite input, with one
+//!   exception: elements of a block with an amax above (2 - 2^-m) * 2^127, `m` the fraction bits of
+//!   an element (1.875 * 2^127 for E4M3), would round to 2^128, which f32 does not hold. Such a
+//!   block gets the scale of the floor rule, and what lies above its range becomes the largest
+//!   element (448 * 2^119 for E4M3). These saturations are not counted.
 //! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2, 4 for E3M2, 2 for E2M3 and E2M1), of the
 //!   OCP MX specification v1.0. The scaled amax lies in [256, 512), so what lies above 448
 //!   saturates.
@@ -161,24 +165,31 @@ pub fn from_block(elements: &[f32], run: usize, element: ElementFormat, rule: Sc
     }
 }
 
-/// The two numbers by which the scale rules differ between element formats.
+/// The numbers by which the scale rules differ between element formats.
 #[derive(Clone, Copy)]
 pub(crate) struct ScaleConstants {
     /// Largest finite element.
     pub(crate) element_max: f32,
     /// Exponent of the largest finite element.
     pub(crate) exponent_max: u32,
+    /// Bits of the largest amax that keeps its scale by RCEIL: an element of a block above it may
+    /// round to 2^128.
+    pub(crate) amax_bits_max: u32,
 }
 
 impl ScaleConstants {
     pub(crate) const fn new(element: ElementFormat) -> Self {
-        match element {
-            ElementFormat::E4M3 => Self { element_max: crate::e4m3::MAX, exponent_max: 8 },
-            ElementFormat::E5M2 => Self { element_max: crate::e5m2::MAX, exponent_max: 15 },
-            ElementFormat::E3M2 => Self { element_max: crate::e3m2::MAX, exponent_max: 4 },
-            ElementFormat::E2M3 => Self { element_max: crate::e2m3::MAX, exponent_max: 2 },
-            ElementFormat::E2M1 => Self { element_max: crate::e2m1::MAX, exponent_max: 2 },
-        }
+        use crate::{e2m1, e2m3, e3m2, e4m3, e5m2};
+        let (element_max, exponent_max, mantissa_bits) = match element {
+            ElementFormat::E4M3 => (e4m3::MAX, 8, e4m3::MANTISSA_BITS),
+            ElementFormat::E5M2 => (e5m2::MAX, 15, e5m2::MANTISSA_BITS),
+            ElementFormat::E3M2 => (e3m2::MAX, 4, e3m2::MANTISSA_BITS),
+            ElementFormat::E2M3 => (e2m3::MAX, 2, e2m3::MANTISSA_BITS),
+            ElementFormat::E2M1 => (e2m1::MAX, 2, e2m1::MANTISSA_BITS),
+        };
+        // The bits that an element lacks are those of one unit in its last place.
+        let amax_bits_max = INFINITY_BITS - (1 << (23 - mantissa_bits));
+        Self { element_max, exponent_max, amax_bits_max }
     }
 }
 
@@ -205,6 +216,9 @@ pub(crate) fn finite_scale(
             let normal = (s + 0x007F_FFFF) >> 23;
             let subnormal = u32::from(s > 0x0040_0000);
             let code = if s < 0x0080_0000 { subnormal } else { normal };
+            // The floor of the last binade, 2^127, where an element would round to 2^128.
+            let largest = 254 - constants.exponent_max;
+            let code = if amax_bits > constants.amax_bits_max { largest } else { code };
             FiniteScale { code, clamped: (s <= 0x0020_0000) & (amax_bits != 0) }
         }
         ScaleRule::OcpFloor => {

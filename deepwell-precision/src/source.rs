@@ -83,7 +83,8 @@ impl Source for bf16 {
 
 /// A type that can be dequantized into: `f32` and `half::bf16`. Sealed.
 pub trait DequantizedValue: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// `value`, rounded to nearest even where this type cannot hold it.
+    /// `value`, rounded to nearest even where this type cannot hold it. A finite value beyond the
+    /// largest of this type becomes the largest.
     fn from_f32(value: f32) -> Self;
 }
 
@@ -101,7 +102,10 @@ impl DequantizedValue for bf16 {
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1))) >> 16;
         let quiet = (bits >> 16) | 0x0040;
-        let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
-        bf16::from_bits(if is_nan { quiet } else { rounded } as u16)
+        let magnitude = bits & 0x7FFF_FFFF;
+        // Infinity is one above the largest number.
+        let is_beyond = (magnitude < 0x7F80_0000) & (rounded & 0x7FFF == 0x7F80);
+        let rounded = rounded - u32::from(is_beyond);
+        bf16::from_bits(if magnitude > 0x7F80_0000 { quiet } else { rounded } as u16)
     }
 }

@@ -88,8 +88,8 @@ __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
                                                      MxCounters& counters) {
     const uint32 exponents = ((amaxes + 0x001f001fu) >> 7) & 0x01ff01ffu;
     MxScalePair pair = {exponents - 0x00080008u, (0x01060106u - exponents) << 7};
-    // Whether a half is below 2^-118, or not finite.
-    const uint32 special = ((amaxes + 0x00800080u) | ~(amaxes + 0x7b807b80u)) & 0x80008000u;
+    // Whether a half is below 2^-118, above 1.875 * 2^127, or not finite.
+    const uint32 special = ((amaxes + 0x008f008fu) | ~(amaxes + 0x7b807b80u)) & 0x80008000u;
     if (special != 0) {
         const MxScale low = mx_plain_scale(amaxes << 16, counts, counters);
         const MxScale high = mx_plain_scale(amaxes & 0xffff0000u, counts, counters);

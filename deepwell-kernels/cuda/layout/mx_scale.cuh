@@ -29,11 +29,16 @@ constexpr uint32 kLastOfCodeZero = 0x04600001u;  // 1.75 * 2^-119 and one ulp
 constexpr uint32 kLastClamped = 0x03e00003u;     // 1.75 * 2^-120 and three
 constexpr uint32 kLastBelowFloor = 0x03ffffffu;  // below 2^-119
 
-// Whether a group's scale and its factor are normal numbers, as nearly all are; of a clamped scale
-// they are not.
+// 1.875 * 2^127, the last amax whose elements do not round to 2^128, which FP32 does not hold. A
+// group above it gets the scale of the floor rule, under which its elements saturate.
+constexpr uint32 kLastOfRange = 0x7f700000u;
+constexpr uint32 kLargestOfRange = 254 - 8;  // 2^119
+
+// Whether a group's scale and its factor are normal numbers and follow from the exponent alone, as
+// nearly all do; those of a clamped scale do not.
 __device__ __forceinline__ bool mx_has_normal_scale(uint32 amax) {
     constexpr uint32 kFirst = 0x04800000u;  // 2^-118
-    return amax - kFirst < kInfinityBits - kFirst;
+    return amax - kFirst <= kLastOfRange - kFirst;
 }
 
 // Scale of a group by the bits of its largest magnitude, NaN above infinity above all else.
@@ -47,6 +52,9 @@ __device__ __forceinline__ MxScale mx_scale(uint32 amax, bool floor) {
     }
     if (amax <= (floor ? kLastBelowFloor : kLastOfCodeZero)) {
         scale.code = 0;
+    }
+    if (amax > kLastOfRange) {
+        scale.code = kLargestOfRange;
     }
     if (amax >= kInfinityBits) {
         scale.code = amax > kInfinityBits ? kE8m0Nan : kE8m0Max;

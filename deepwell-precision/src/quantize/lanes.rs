@@ -14,7 +14,7 @@
 use crate::e8m0::ScaleConstants;
 use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, e2m3, e3m2, e4m3, e5m2};
 
-/// Bits of f32 infinity. Magnitudes at or above need [`encode_any`].
+/// Bits of f32 infinity. Magnitudes at or above need [`encode_any`]; see [`largest_of_lanes`].
 pub(crate) const INFINITY_BITS: u32 = 0x7F80_0000;
 /// Lanes over which counters run: one block, two AVX-512 registers.
 pub(crate) const LANES: usize = 32;
@@ -183,6 +183,13 @@ pub(crate) fn encode_lane<E: Element, const CLIP: bool>(
     ((code & u32::from(E::MAGNITUDE)) | ((bits >> 31) << E::SIGN_BIT)) as u8
 }
 
+/// Bits of the largest magnitude that [`encode_lane`] takes. What is not to be clipped ends where
+/// RCEIL lets elements saturate; what lies above needs [`encode_any`].
+#[inline(always)]
+pub(crate) fn largest_of_lanes<E: Element, const CLIP: bool>() -> u32 {
+    if CLIP { INFINITY_BITS - 1 } else { E::CONSTANTS.amax_bits_max }
+}
+
 /// Encodes one block of finite elements that share a factor.
 #[inline(always)]
 pub(crate) fn encode_block<E: Element, const CLIP: bool>(
@@ -212,7 +219,8 @@ pub(crate) fn encode_lanes<E: Element, const CLIP: bool>(
     }
 }
 
-/// Encodes elements of which some are NaN or infinite; `count_saturations` under the floor rule.
+/// Encodes elements of which some are NaN, infinite or too large for their scale;
+/// `count_saturations` under the floor rule.
 #[inline(never)]
 #[cold]
 pub(crate) fn encode_any<E: Element>(

@@ -1,8 +1,8 @@
 //! Blocks of one row: amax, scale and codes in one sweep over contiguous memory.
 
 use super::lanes::{
-    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
-    encode_block, survey_any,
+    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, LANES, block_amax, encode_any, encode_block,
+    largest_of_lanes, survey_any,
 };
 use super::min_error::refine_row;
 use super::scales::any_scales;
@@ -152,7 +152,7 @@ fn segment<S: Source, E: Element, const CLIP: bool>(
         }
     }
     let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
-    if largest >= INFINITY_BITS {
+    if largest > largest_of_lanes::<E, CLIP>() {
         return segment_any::<S, E, CLIP>(src, &amax, spec, data, scales, &mut counters.totals);
     }
     counters.totals.amax = counters.totals.amax.max(f32::from_bits(largest));
@@ -182,7 +182,7 @@ fn segment<S: Source, E: Element, const CLIP: bool>(
     }
 }
 
-/// [`segment`] with NaN or infinities in it.
+/// [`segment`] with NaN, infinities or what saturates in it.
 #[inline(never)]
 #[cold]
 fn segment_any<S: Source, E: Element, const CLIP: bool>(

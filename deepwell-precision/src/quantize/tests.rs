@@ -38,11 +38,14 @@ enum Fill {
     Tiny,
     /// Powers of two times what lies next to 448, 464, 57344 and to ties: every comparison's edge.
     Edges,
+    /// In the last three binades of f32, where elements would round beyond it, and zeros.
+    Huge,
     /// Smooth with one NaN or infinity in about 300 elements.
     Broken,
 }
 
-const FILLS: &[Fill] = &[Fill::Smooth, Fill::Wild, Fill::Tiny, Fill::Edges, Fill::Broken];
+const FILLS: &[Fill] =
+    &[Fill::Smooth, Fill::Wild, Fill::Tiny, Fill::Edges, Fill::Huge, Fill::Broken];
 
 fn value(fill: Fill, random: &mut Random) -> f32 {
     match fill {
@@ -77,6 +80,13 @@ fn value(fill: Fill, random: &mut Random) -> f32 {
             let power = f32::from_bits((random.next() % 12 + 121) << 23);
             f32::from_bits(nudged | (random.next() & 0x8000_0000)) * power
         }
+        Fill::Huge => match random.next() % 3 {
+            0 => 0.0,
+            _ => {
+                let bits = random.next();
+                f32::from_bits(0x7F7F_FFFF - bits % (3 << 23) | (bits & 0x8000_0000))
+            }
+        },
         Fill::Broken => match random.next() % 900 {
             0 => f32::NAN,
             1 => f32::INFINITY,

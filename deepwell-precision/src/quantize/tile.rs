@@ -13,8 +13,8 @@
 //!    `transposed`, which holds the whole stripe and is copied out at its end.
 
 use super::lanes::{
-    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
-    encode_lanes, survey_any,
+    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, LANES, block_amax, encode_any, encode_lanes,
+    largest_of_lanes, survey_any,
 };
 use super::min_error::{refine_columns, refine_row};
 use super::scales::{any_scales, finite_scales};
@@ -172,7 +172,7 @@ impl TileTask<'_> {
             Values::Bf16(src) => load(src, cols, at, values),
         };
         let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
-        let finite = largest < INFINITY_BITS;
+        let finite = largest <= largest_of_lanes::<E, CLIP>();
         if finite {
             counters.totals.amax = counters.totals.amax.max(f32::from_bits(largest));
         } else {

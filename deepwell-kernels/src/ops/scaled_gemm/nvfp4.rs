@@ -71,7 +71,7 @@ impl Planes<'_> {
             for (row, target) in target.chunks_mut(k).enumerate() {
                 for (i, target) in target.iter_mut().enumerate() {
                     let scaled = self.scaled(chunk * rows_of_chunk + row, i);
-                    *target = E::from_f32(scaled * self.tensor_scale);
+                    *target = within(scaled * self.tensor_scale);
                 }
             }
         });
@@ -91,11 +91,20 @@ impl Planes<'_> {
             for column in 0..columns {
                 for (i, target) in target.chunks_mut(columns).enumerate() {
                     let scaled = self.scaled(column, block * BLOCK + i);
-                    target[column] = E::from_f32(scaled * self.tensor_scale);
+                    target[column] = within(scaled * self.tensor_scale);
                 }
             }
         });
     }
+}
+
+/// A number of the type; a finite value beyond its largest becomes that, as in
+/// [`deepwell_precision::nvfp4::dequantize_rows`].
+fn within<E: Element>(value: f32) -> E {
+    let nearest = E::from_f32(value);
+    let is_beyond = value.is_finite() && nearest.to_f32().is_infinite();
+    // The largest of BF16, the only type that FP32 goes beyond.
+    if is_beyond { E::from_f32(bf16::MAX.to_f32().copysign(value)) } else { nearest }
 }
 
 /// Scratch of [`scaled_gemm`].
