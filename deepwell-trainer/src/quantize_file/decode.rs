@@ -11,10 +11,10 @@ use half::{bf16, f16};
 
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
-use super::pieces::{Piece, for_each, pieces};
+use super::pieces::{Piece, for_each, for_each_run, pieces};
 use super::report::DequantizeReport;
 use super::safetensors::{self, Header, NewTensor, StoredTensor};
-use super::shape::{Matrices, Stored};
+use super::shape::{Matrices, Stored, inputs_last};
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
 /// Bytes of a kept tensor that are copied together.
@@ -69,6 +69,8 @@ struct Parts<'a> {
     scales: &'a StoredTensor,
     tensor_scale: f32,
     matrices: Matrices,
+    /// Whether the tensor was the transposes: `[.., cols, rows]`.
+    is_inputs_first: bool,
 }
 
 /// Buffers of one thread.
@@ -81,6 +83,7 @@ struct Buffers {
     wide: Vec<f32>,
     narrow: Vec<bf16>,
     half: Vec<u16>,
+    run: Vec<u8>,
 }
 
 impl Input<'_> {
@@ -154,7 +157,11 @@ impl Input<'_> {
             let got = &original.dtype;
             return Err(invalid(format!("`{name}`: expected F32, BF16 or F16, got `{got}`")));
         }
-        let matrices = Matrices::new(&original.shape)
+        let is_inputs_first = original.transposed;
+        if is_inputs_first && original.shape.len() < 2 {
+            return Err(invalid(format!("`{name}` is transposed and no matrix")));
+        }
+        let matrices = Matrices::new(&inputs_last(&original.shape, is_inputs_first))
             .ok_or_else(|| invalid(format!("`{name}` is larger than a file can be")))?;
         let find = |name: String, bytes: u64| {
             let found = self.header.tensors.iter().find(|tensor| tensor.name == name);
@@ -175,7 +182,8 @@ impl Input<'_> {
         if self.stored.format == FileFormat::Nvfp4 {
             self.read(&mut tensor_scale, find(format!("{name}_scale_2"), 4)?.begin)?;
         }
-        Ok(Parts { data, scales, tensor_scale: f32::from_le_bytes(tensor_scale), matrices })
+        let tensor_scale = f32::from_le_bytes(tensor_scale);
+        Ok(Parts { data, scales, tensor_scale, matrices, is_inputs_first })
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
@@ -203,29 +211,28 @@ impl Input<'_> {
         dtype: &str,
         target: &Destination<'_>,
     ) -> Result<(), QuantizeFileError> {
-        let pieces = pieces(parts.matrices, self.stored.layout);
+        let pieces = pieces(parts.matrices, self.stored.layout, parts.is_inputs_first);
         let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
         for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
             self.load(parts, piece, buffers)?;
-            let Buffers { data, scales, wide, narrow, half, .. } = buffers;
-            let first = piece.first(parts.matrices);
+            let Buffers { data, scales, wide, narrow, half, run, .. } = buffers;
             match dtype {
                 "BF16" => {
                     narrow.resize(piece.elements(), bf16::ZERO);
                     self.values(parts, piece, data, scales, narrow)?;
-                    target.write(bytemuck::cast_slice(narrow), 2 * first)
+                    target.write_elements(narrow, piece, parts, run)
                 }
                 "F32" => {
                     wide.resize(piece.elements(), 0.0);
                     self.values(parts, piece, data, scales, wide)?;
-                    target.write(bytemuck::cast_slice(wide), 4 * first)
+                    target.write_elements(wide, piece, parts, run)
                 }
                 _ => {
                     wide.resize(piece.elements(), 0.0);
                     self.values(parts, piece, data, scales, wide)?;
                     half.clear();
-                    half.extend(wide.iter().map(|&x| f16::from_f32(x).to_bits()));
-                    target.write(bytemuck::cast_slice(half), 2 * first)
+                    half.extend(wide.iter().map(|&x| to_f16(x).to_bits()));
+                    target.write_elements(half, piece, parts, run)
                 }
             }
         })?;
@@ -287,6 +294,12 @@ impl Input<'_> {
     }
 }
 
+/// To nearest; a finite value beyond the largest of the type becomes the largest.
+fn to_f16(x: f32) -> f16 {
+    let nearest = f16::from_f32(x);
+    if nearest.is_infinite() && x.is_finite() { f16::MAX.copysign(nearest) } else { nearest }
+}
+
 /// Where one tensor is written.
 struct Destination<'a> {
     file: &'a File,
@@ -295,6 +308,27 @@ struct Destination<'a> {
 }
 
 impl Destination<'_> {
+    /// Writes a piece as it is, or turned by means of `run`.
+    fn write_elements<T: bytemuck::Pod>(
+        &self,
+        values: &[T],
+        piece: Piece,
+        parts: &Parts<'_>,
+        run: &mut Vec<u8>,
+    ) -> Result<(), QuantizeFileError> {
+        let size = size_of::<T>() as u64;
+        if !parts.is_inputs_first {
+            return self.write(bytemuck::cast_slice(values), size * piece.first(parts.matrices));
+        }
+        for_each_run(piece, parts.matrices, |col, first, row, count| {
+            run.clear();
+            for row in values[row * piece.cols..].chunks(piece.cols).take(count) {
+                run.extend_from_slice(bytemuck::bytes_of(&row[col]));
+            }
+            self.write(run, size * first)
+        })
+    }
+
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), QuantizeFileError> {
         self.file
             .write_all_at(bytes, self.begin + at)

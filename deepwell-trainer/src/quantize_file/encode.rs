@@ -7,13 +7,13 @@ use std::time::Instant;
 use deepwell_precision::{OperandClass, PrecisionPolicy, TensorUse};
 
 use super::metadata::{KEY, Original, Quantized};
-use super::names::role_of;
 use super::output::Output;
 use super::pieces::TILED_COLS_MAX;
 use super::report::{Quality, QuantizeReport, TensorReport};
 use super::safetensors::{self, Header, NewTensor, StoredTensor};
-use super::shape::{Matrices, Stored};
+use super::shape::{Matrices, Stored, inputs_last};
 use super::tensor::{Files, Places, SourceType, Work, copy};
+use super::uses::uses;
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
 /// Quantizes a model: `options.output` holds every tensor of the input, those that the policy names
@@ -37,11 +37,12 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
         }
         files.push((path.as_path(), name.as_str(), file, header));
     }
-    let reasons = decide(options, files.iter().map(|(.., header)| header))?;
+    let (reasons, notes) = decide(options, files.iter().map(|(.., header)| header))?;
     let stored = Stored { format: options.format, layout: options.layout };
 
     let output = Output::begin(&model, &options.output, options.force)?;
     let (mut report, mut reasons) = (QuantizeReport::new(options), reasons.into_iter());
+    report.notes = notes;
     let mut index = Vec::new();
     for (path, name, file, header) in &files {
         let of_file: Vec<Decision> = reasons.by_ref().take(header.tensors.len()).collect();
@@ -58,23 +59,27 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
 /// What becomes of one tensor, and why.
 struct Decision {
     is_quantized: bool,
+    is_inputs_first: bool,
     reason: String,
 }
 
-/// One decision for each tensor of the headers, in their order.
+/// One decision for each tensor of the headers, in their order, and remarks.
 fn decide<'a>(
     options: &QuantizeFileOptions,
     headers: impl Iterator<Item = &'a Header>,
-) -> Result<Vec<Decision>, QuantizeFileError> {
+) -> Result<(Vec<Decision>, Vec<String>), QuantizeFileError> {
     let tensors: Vec<&StoredTensor> = headers.flat_map(|header| &header.tensors).collect();
     let is_float = |tensor: &StoredTensor| SourceType::of(tensor).is_some();
+    let folder = match options.input.is_dir() {
+        true => options.input.as_path(),
+        false => options.input.parent().unwrap_or(Path::new("")),
+    };
+    let (found, notes) = uses(&tensors, folder);
     let uses: Vec<TensorUse<'_>> = tensors
         .iter()
-        .filter(|tensor| is_float(tensor))
-        .map(|tensor| TensorUse {
-            name: &tensor.name,
-            role: role_of(&tensor.name, tensor.shape.len()),
-        })
+        .zip(&found)
+        .filter(|(tensor, _)| is_float(tensor))
+        .map(|(tensor, found)| TensorUse { name: &tensor.name, role: found.role })
         .collect();
     let policy = match &options.policy {
         Some(policy) => policy.clone(),
@@ -83,23 +88,22 @@ fn decide<'a>(
     };
     let mut assigned = policy.assign(&uses)?.into_iter();
     let mut decisions = Vec::new();
-    for tensor in tensors {
+    for (tensor, found) in tensors.into_iter().zip(found) {
         let assignment = if is_float(tensor) { assigned.next() } else { None };
-        decisions.push(match assignment {
-            None => Decision {
-                is_quantized: false,
-                reason: format!("type {} is not quantized", tensor.dtype),
-            },
-            Some(assignment) => Decision {
-                // What a file holds is what the forward pass reads.
-                is_quantized: assignment.operand(OperandClass::FpropWeight).is_some()
-                    && tensor.bytes > 0,
-                reason: assignment.reason,
-            },
-        });
+        let is_inputs_first = found.is_inputs_first;
+        let (is_quantized, reason) = match (assignment, found.kept) {
+            (None, _) => (false, format!("type {} is not quantized", tensor.dtype)),
+            (Some(_), Some(reason)) => (false, reason.to_owned()),
+            // What a file holds is what the forward pass reads.
+            (Some(assignment), None) => (
+                assignment.operand(OperandClass::FpropWeight).is_some() && tensor.bytes > 0,
+                assignment.reason,
+            ),
+        };
+        decisions.push(Decision { is_quantized, is_inputs_first, reason });
     }
     match decisions.iter().any(|decision| decision.is_quantized) {
-        true => Ok(decisions),
+        true => Ok((decisions, notes)),
         false => Err(QuantizeFileError::NothingToQuantize),
     }
 }
@@ -109,6 +113,7 @@ struct Job<'a> {
     tensor: &'a StoredTensor,
     /// None for one that is kept.
     matrices: Option<(SourceType, Matrices)>,
+    is_inputs_first: bool,
     reason: String,
 }
 
@@ -127,7 +132,9 @@ fn quantize_file(
     let (mut jobs, mut new) = (Vec::new(), Vec::new());
     for (tensor, decision) in header.tensors.iter().zip(decisions) {
         let kind = SourceType::of(tensor).filter(|_| decision.is_quantized);
-        let matrices = kind.and_then(|kind| Some((kind, Matrices::new(&tensor.shape)?)));
+        let is_inputs_first = decision.is_inputs_first;
+        let shape = inputs_last(&tensor.shape, is_inputs_first);
+        let matrices = kind.and_then(|kind| Some((kind, Matrices::new(&shape)?)));
         match matrices {
             None => new.push(NewTensor {
                 name: tensor.name.clone(),
@@ -143,13 +150,16 @@ fn quantize_file(
                         cols_max: TILED_COLS_MAX,
                     });
                 }
-                new.extend(stored_tensors(tensor, matrices, stored));
-                let original =
-                    Original { dtype: tensor.dtype.clone(), shape: tensor.shape.clone() };
+                new.extend(stored_tensors(&tensor.name, &shape, matrices, stored));
+                let original = Original {
+                    dtype: tensor.dtype.clone(),
+                    shape: tensor.shape.clone(),
+                    transposed: is_inputs_first,
+                };
                 quantized.tensors.insert(tensor.name.clone(), original);
             }
         }
-        jobs.push(Job { tensor, matrices, reason: decision.reason.clone() });
+        jobs.push(Job { tensor, matrices, is_inputs_first, reason: decision.reason.clone() });
     }
     let mut names: Vec<&str> = new.iter().map(|tensor| tensor.name.as_str()).collect();
     names.sort_unstable();
@@ -184,7 +194,16 @@ fn quantize_file(
                     places.tensor_scale = Some(begin);
                     bytes_out += bytes;
                 }
-                let work = Work { files: &files, tensor, kind, matrices, stored, options, places };
+                let work = Work {
+                    files: &files,
+                    tensor,
+                    kind,
+                    matrices,
+                    is_inputs_first: job.is_inputs_first,
+                    stored,
+                    options,
+                    places,
+                };
                 Some(Quality::from(work.run()?))
             }
         };
@@ -192,6 +211,7 @@ fn quantize_file(
             name: tensor.name.clone(),
             dtype: tensor.dtype.clone(),
             shape: tensor.shape.clone(),
+            inputs_first: job.is_inputs_first,
             reason: job.reason,
             bytes_in: tensor.bytes,
             bytes_out,
@@ -201,25 +221,30 @@ fn quantize_file(
     Ok(new)
 }
 
-/// Data, scales and, for NVFP4, the tensor scale of one tensor.
-fn stored_tensors(tensor: &StoredTensor, matrices: Matrices, stored: Stored) -> Vec<NewTensor> {
+/// Data, scales and, for NVFP4, the tensor scale of one tensor; `shape` has the inputs last.
+fn stored_tensors(
+    name: &str,
+    shape: &[usize],
+    matrices: Matrices,
+    stored: Stored,
+) -> Vec<NewTensor> {
     let rows = matrices.rows_total() as u64;
     let mut new = vec![
         NewTensor {
-            name: tensor.name.clone(),
+            name: name.to_owned(),
             dtype: stored.data_dtype().to_owned(),
-            shape: stored.data_shape(&tensor.shape),
+            shape: stored.data_shape(shape),
             bytes: rows * stored.data_len(matrices.cols) as u64,
         },
         NewTensor {
-            name: format!("{}_scale", tensor.name),
+            name: format!("{name}_scale"),
             dtype: stored.scales_dtype().to_owned(),
-            shape: stored.scales_shape(&tensor.shape, matrices),
+            shape: stored.scales_shape(shape, matrices),
             bytes: matrices.count as u64 * stored.matrix_scales_len(matrices) as u64,
         },
     ];
     if stored.format == FileFormat::Nvfp4 {
-        let name = format!("{}_scale_2", tensor.name);
+        let name = format!("{name}_scale_2");
         new.push(NewTensor { name, dtype: "F32".to_owned(), shape: Vec::new(), bytes: 4 });
     }
     new

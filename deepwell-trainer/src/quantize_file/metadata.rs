@@ -31,6 +31,9 @@ pub(super) struct Quantized {
 pub(super) struct Original {
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
+    /// Whether it was `[.., inputs, outputs]`: data and scales are those of the transpose.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) transposed: bool,
 }
 
 impl Quantized {

@@ -37,12 +37,14 @@ mod encode;
 mod error;
 mod metadata;
 mod names;
+mod orientation;
 mod output;
 mod pieces;
 mod report;
 mod safetensors;
 mod shape;
 mod tensor;
+mod uses;
 
 pub use decode::dequantize;
 pub use encode::quantize;

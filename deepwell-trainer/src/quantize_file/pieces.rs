@@ -13,10 +13,14 @@ pub const BUFFER_BYTES_MAX: usize = 160 << 20;
 
 /// Elements of a piece, unless 128 rows have more.
 const PIECE_ELEMENTS: usize = 1 << 18;
+/// The same of a tensor with inputs first, whose piece is many short runs of the file: they are
+/// longer in a larger piece.
+const TURNED_PIECE_ELEMENTS: usize = 1 << 21;
 /// Elements of 128 rows at most.
 const TILED_ELEMENTS_MAX: usize = 1 << 23;
-/// Bytes of all buffers for an element: source (4), data, packed data, scales, values (4).
-const BYTES_PER_ELEMENT: usize = 12;
+/// Bytes of all buffers for an element: source (4), data, packed data, scales, values (4), and the
+/// source as it lies in the file (4).
+const BYTES_PER_ELEMENT: usize = 16;
 
 const _: () = assert!(TILED_ELEMENTS_MAX * BYTES_PER_ELEMENT <= BUFFER_BYTES_MAX);
 // Where a row is cut, all formats start a byte and a block.
@@ -66,19 +70,42 @@ impl Piece {
     }
 }
 
-/// The pieces of a tensor, which depend on its shape alone.
-pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout) -> Vec<Piece> {
+/// The runs of the elements of a file in which a piece of a tensor with inputs first lies: for each
+/// of its columns and each matrix that it has rows of, the index of the first element, the row in
+/// the piece of that, and how many rows follow each other from there. `run` gets the column first.
+pub(super) fn for_each_run<E>(
+    piece: Piece,
+    matrices: Matrices,
+    mut run: impl FnMut(usize, u64, usize, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let Matrices { rows, cols, .. } = matrices;
+    let mut done = 0;
+    while done < piece.rows {
+        let (matrix, row) = ((piece.row + done) / rows, (piece.row + done) % rows);
+        let count = (rows - row).min(piece.rows - done);
+        for col in 0..piece.cols {
+            let first = (matrix * cols + piece.col + col) as u64 * rows as u64 + row as u64;
+            run(col, first, done, count)?;
+        }
+        done += count;
+    }
+    Ok(())
+}
+
+/// The pieces of a tensor, which depend on its shape and its orientation alone.
+pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout, is_inputs_first: bool) -> Vec<Piece> {
     let Matrices { count, rows, cols } = matrices;
     let mut pieces = Vec::new();
     if count * rows * cols == 0 {
         return pieces;
     }
-    let rows_at_once = PIECE_ELEMENTS / cols;
+    let piece_elements = if is_inputs_first { TURNED_PIECE_ELEMENTS } else { PIECE_ELEMENTS };
+    let rows_at_once = piece_elements / cols;
     match layout {
         ScaleLayout::Plain if rows_at_once == 0 => {
             for row in 0..count * rows {
-                for col in (0..cols).step_by(PIECE_ELEMENTS) {
-                    let cols = PIECE_ELEMENTS.min(cols - col);
+                for col in (0..cols).step_by(piece_elements) {
+                    let cols = piece_elements.min(cols - col);
                     pieces.push(Piece { row, rows: 1, col, cols });
                 }
             }
@@ -155,10 +182,12 @@ mod tests {
                 if layout == ScaleLayout::Tiled && cols > TILED_COLS_MAX {
                     continue;
                 }
-                for format in [FileFormat::Mxfp6, FileFormat::Nvfp4] {
+                for (format, is_inputs_first) in
+                    [(FileFormat::Mxfp6, false), (FileFormat::Nvfp4, true)]
+                {
                     let stored = Stored { format, layout };
                     let (mut element, mut data, mut scales) = (0, 0, 0);
-                    for piece in pieces(matrices, layout) {
+                    for piece in pieces(matrices, layout, is_inputs_first) {
                         assert_eq!(piece.first(matrices), element);
                         assert_eq!(piece.data_begin(matrices, stored), data);
                         assert_eq!(piece.scales_begin(matrices, stored), scales);
@@ -171,6 +200,31 @@ mod tests {
                     assert_eq!(scales, (count * stored.matrix_scales_len(matrices)) as u64);
                 }
             }
+        }
+    }
+
+    /// The runs of all pieces of a tensor with inputs first are its transpose.
+    #[test]
+    fn runs_are_the_transpose() {
+        for (count, rows, cols) in [(1, 1, 1), (3, 5, 7), (2, 700, 2000), (1, 1, 3_000_000)] {
+            let matrices = Matrices { count, rows, cols };
+            let mut seen = vec![false; count * rows * cols];
+            for piece in pieces(matrices, ScaleLayout::Plain, true) {
+                let all = for_each_run(piece, matrices, |col, first, done, run| {
+                    for i in 0..run {
+                        let element = first as usize + i;
+                        // The place of the element as the file has it: matrix, input, output.
+                        let (matrix, rest) = (element / (rows * cols), element % (rows * cols));
+                        let (input, output) = (rest / rows, rest % rows);
+                        let expected = (piece.row + done + i, piece.col + col);
+                        assert_eq!((matrix * rows + output, input), expected);
+                        assert!(!std::mem::replace(&mut seen[element], true));
+                    }
+                    Ok::<(), ()>(())
+                });
+                assert_eq!(all, Ok(()));
+            }
+            assert!(seen.into_iter().all(|seen| seen), "{matrices:?}");
         }
     }
 

@@ -18,6 +18,8 @@ pub struct QuantizeReport {
     pub layout: ScaleLayout,
     /// All tensors, by file and place.
     pub tensors: Vec<TensorReport>,
+    /// Remarks on where roles and layouts of the tensors are from.
+    pub notes: Vec<String>,
     /// Bytes of all tensors of the input.
     pub bytes_in: u64,
     /// Bytes of all tensors of the output, scales included.
@@ -35,6 +37,8 @@ pub struct TensorReport {
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<usize>,
+    /// Whether it is stored as `[.., inputs, outputs]`: blocks lie along the inputs.
+    pub inputs_first: bool,
     /// Why it was quantized or kept.
     pub reason: String,
     /// Bytes in the input.
@@ -77,6 +81,7 @@ impl QuantizeReport {
             scale_rule: has_rule.then(|| options.scale_rule.name()),
             layout: options.layout,
             tensors: Vec::new(),
+            notes: Vec::new(),
             bytes_in: 0,
             bytes_out: 0,
             seconds: 0.0,
@@ -116,6 +121,21 @@ impl fmt::Display for QuantizeReport {
                     }
                 }
             }
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        let turned = |tensor: &&TensorReport| tensor.inputs_first && tensor.quality.is_some();
+        match self.tensors.iter().filter(turned).count() {
+            0 => {}
+            1 => writeln!(
+                f,
+                "1 weight is stored as [inputs, outputs] and quantized along its inputs"
+            )?,
+            count => writeln!(
+                f,
+                "{count} weights are stored as [inputs, outputs] and quantized along their inputs"
+            )?,
         }
         let quantized = self.tensors.iter().filter(|tensor| tensor.quality.is_some()).count();
         let (before, after) = (self.bytes_in as f64 / 1e6, self.bytes_out as f64 / 1e6);

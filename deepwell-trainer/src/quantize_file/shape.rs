@@ -4,13 +4,22 @@ use deepwell_precision::{BLOCK, nvfp4, packed, scale_tiles};
 
 use super::{FileFormat, ScaleLayout};
 
-/// A tensor as equal matrices one after the other, blocks along the last dimension.
+/// A tensor as equal matrices one after the other, blocks along their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Matrices {
     pub(super) count: usize,
-    /// Rows of one matrix.
+    /// Rows of one matrix: the outputs of a linear layer.
     pub(super) rows: usize,
     pub(super) cols: usize,
+}
+
+/// The shape of a tensor with inputs last, as it is quantized.
+pub(super) fn inputs_last(shape: &[usize], is_inputs_first: bool) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if let ([.., inputs, outputs], true) = (&mut shape[..], is_inputs_first) {
+        std::mem::swap(inputs, outputs);
+    }
+    shape
 }
 
 impl Matrices {

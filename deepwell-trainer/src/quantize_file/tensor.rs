@@ -10,7 +10,7 @@ use deepwell_precision::{
 };
 use half::{bf16, f16};
 
-use super::pieces::{Piece, for_each, pieces};
+use super::pieces::{Piece, for_each, for_each_run, pieces};
 use super::safetensors::StoredTensor;
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
@@ -88,6 +88,8 @@ pub(super) struct Work<'a> {
     pub(super) tensor: &'a StoredTensor,
     pub(super) kind: SourceType,
     pub(super) matrices: Matrices,
+    /// Whether the file has its transposes: `[.., cols, rows]`.
+    pub(super) is_inputs_first: bool,
     pub(super) stored: Stored,
     pub(super) options: &'a QuantizeFileOptions,
     pub(super) places: Places,
@@ -99,6 +101,7 @@ struct Buffers {
     wide: Vec<f32>,
     narrow: Vec<bf16>,
     half: Vec<u16>,
+    run: Vec<u8>,
     data: Vec<u8>,
     packed: Vec<u8>,
     scales: Vec<u8>,
@@ -107,7 +110,7 @@ struct Buffers {
 
 impl Work<'_> {
     pub(super) fn run(&self) -> Result<BlockSums, QuantizeFileError> {
-        let pieces = pieces(self.matrices, self.stored.layout);
+        let pieces = pieces(self.matrices, self.stored.layout, self.is_inputs_first);
         let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
         let amax = match self.places.tensor_scale {
             None => 0.0,
@@ -145,28 +148,49 @@ impl Work<'_> {
 
     /// Reads a piece into `wide`, or `narrow` where the type is bf16.
     fn read(&self, piece: Piece, buffers: &mut Buffers) -> Result<(), QuantizeFileError> {
-        let (elements, first) = (piece.elements(), piece.first(self.matrices));
+        let (elements, run) = (piece.elements(), &mut buffers.run);
         match self.kind {
             SourceType::F32 => {
                 buffers.wide.resize(elements, 0.0);
-                let bytes = bytemuck::cast_slice_mut(&mut buffers.wide);
-                self.files.read(bytes, self.tensor.begin + 4 * first)
+                self.read_elements(piece, &mut buffers.wide, run)
             }
             SourceType::Bf16 => {
                 buffers.narrow.resize(elements, bf16::ZERO);
-                let bytes = bytemuck::cast_slice_mut(&mut buffers.narrow);
-                self.files.read(bytes, self.tensor.begin + 2 * first)
+                self.read_elements(piece, &mut buffers.narrow, run)
             }
             SourceType::F16 => {
                 buffers.half.resize(elements, 0);
-                let bytes = bytemuck::cast_slice_mut(&mut buffers.half);
-                self.files.read(bytes, self.tensor.begin + 2 * first)?;
+                self.read_elements(piece, &mut buffers.half, run)?;
                 let values = buffers.half.iter().map(|&bits| f16::from_bits(bits).to_f32());
                 buffers.wide.clear();
                 buffers.wide.extend(values);
                 Ok(())
             }
         }
+    }
+
+    /// Reads a piece as it lies in the file, or turned by means of `run`.
+    fn read_elements<T: bytemuck::Pod>(
+        &self,
+        piece: Piece,
+        target: &mut [T],
+        run: &mut Vec<u8>,
+    ) -> Result<(), QuantizeFileError> {
+        let size = size_of::<T>();
+        let place = |first: u64| self.tensor.begin + size as u64 * first;
+        if !self.is_inputs_first {
+            let bytes = bytemuck::cast_slice_mut(target);
+            return self.files.read(bytes, place(piece.first(self.matrices)));
+        }
+        for_each_run(piece, self.matrices, |col, first, row, count| {
+            run.resize(count * size, 0);
+            self.files.read(run, place(first))?;
+            let rows = target[row * piece.cols..].chunks_mut(piece.cols);
+            for (target, bytes) in rows.zip(run.chunks_exact(size)) {
+                target[col] = bytemuck::pod_read_unaligned(bytes);
+            }
+            Ok(())
+        })
     }
 
     /// Quantizes one piece, writes it, and measures what was lost.

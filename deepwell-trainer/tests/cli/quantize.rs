@@ -216,3 +216,176 @@ fn what_is_refused() {
         assert_eq!(before, after, "{args:?}: nothing is left behind");
     }
 }
+
+/// Writes a safetensors file of F32 tensors.
+fn weights(path: &str, tensors: &[(&str, &[usize])]) -> BTreeMap<String, Vec<f32>> {
+    let values: BTreeMap<String, Vec<f32>> = tensors
+        .iter()
+        .map(|&(name, shape)| {
+            // A column of large values: in blocks with it all others vanish.
+            let (elements, outputs) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
+            let value = |i: usize| if i % outputs == 3 { 100.0 } else { 0.01 + i as f32 * 1e-7 };
+            (name.to_owned(), (0..elements).map(value).collect())
+        })
+        .collect();
+    let all: Vec<WriteTensor<'_>> = tensors
+        .iter()
+        .map(|&(name, shape)| WriteTensor::from_f32(name, shape, &values[name]))
+        .collect();
+    write(Path::new(path), &all).expect("written");
+    values
+}
+
+/// What MXFP4 makes of matrices, blocks along the last dimension or, `turned`, along the one before.
+fn by_the_library(values: &[f32], shape: &[usize], turned: bool) -> Vec<f32> {
+    let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+    let (outer, k) = if turned { (cols, rows) } else { (rows, cols) };
+    let place = |o: usize, i: usize| if turned { i * cols + o } else { o * cols + i };
+    let format = QuantFormat::mx(deepwell_precision::ElementFormat::E2M1);
+    let mut back = Vec::new();
+    for matrix in values.chunks(rows * cols) {
+        let all = || (0..outer).flat_map(|o| (0..k).map(move |i| (o, i)));
+        let source: Vec<f32> = all().map(|(o, i)| matrix[place(o, i)]).collect();
+        let mut data = vec![0; source.len()];
+        let mut scales = vec![0; deepwell_precision::scales_len(outer, k)];
+        let mut decoded = vec![0.0_f32; source.len()];
+        deepwell_precision::quantize_rows(&source, outer, k, &format, &mut data, &mut scales)
+            .expect("fits");
+        deepwell_precision::dequantize_rows(&data, &scales, outer, k, &format, &mut decoded)
+            .expect("fits");
+        let mut matrix = vec![0.0; source.len()];
+        all().zip(decoded).for_each(|((o, i), value)| matrix[place(o, i)] = value);
+        back.extend(matrix);
+    }
+    back
+}
+
+/// GPT-2 and the experts of gpt-oss store weights as [inputs, outputs]: blocks lay along the
+/// outputs, and masks were quantized.
+#[test]
+fn issue_31_blocks_lie_along_the_inputs_of_every_family() {
+    let gpt2 = json!({ "model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_layer": 1,
+                       "n_head": 2, "n_positions": 32 });
+    let gpt_oss = json!({ "model_type": "gpt_oss", "vocab_size": 96, "hidden_size": 64,
+        "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "layer_types": ["full_attention"], "sliding_window": 128,
+        "swiglu_limit": 7.0, "rms_norm_eps": 1e-5, "rope_theta": 150000, "attention_bias": true,
+        "max_position_embeddings": 4096, "tie_word_embeddings": false,
+        "rope_scaling": { "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 128, "truncate": false } });
+    let (gate_up, down) =
+        ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj");
+    // A configuration, tensors, those with inputs first, those that are quantized as they lie.
+    let check = |config: Option<&Value>,
+                 tensors: &[(&str, &[usize])],
+                 turned: &[&str],
+                 straight: &[&str],
+                 said: &str| {
+        let folder = Folder::new();
+        let input = folder.path("model.safetensors");
+        if let Some(config) = config {
+            folder.file("config.json", config.to_string());
+        }
+        let before = weights(&input, tensors);
+        for layout in ["plain", "tiled"] {
+            let (small, back) = (folder.path(&format!("{layout}.st")), folder.path("back.st"));
+            let args = ["quantize", &input, &small, "--format", "mxfp4", "--layout", layout];
+            let report = json_of(&[&args[..], &["--json"]].concat());
+            assert!(report["notes"].to_string().contains(said), "{said}: {}", report["notes"]);
+            for tensor in report["tensors"].as_array().expect("tensors") {
+                let name = tensor["name"].as_str().expect("a name");
+                let is_turned = turned.contains(&name);
+                let is_quantized = is_turned || straight.contains(&name);
+                assert_eq!(tensor["quality"].is_null(), !is_quantized, "{tensor}");
+                assert!(!is_quantized || tensor["inputs_first"] == is_turned, "{tensor}");
+            }
+            stdout_of(&["quantize", &small, &back, "--dequantize", "--force"]);
+            let after = read(&back);
+            for &(name, shape) in tensors {
+                let values: Vec<f32> = bytemuck::pod_collect_to_vec(&after[name].2);
+                let expected = match (turned.contains(&name), straight.contains(&name)) {
+                    (false, false) => before[name].clone(),
+                    (is_turned, _) => by_the_library(&before[name], shape, is_turned),
+                };
+                assert_eq!(after[name].1, shape, "{name}");
+                assert!(values == expected, "{name} {layout}");
+            }
+        }
+    };
+    let [attn, proj] = ["h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight"];
+    let kept: [(&str, &[usize]); 3] =
+        [("h.0.attn.bias", &[1, 1, 32, 32]), ("wte.weight", &[96, 64]), ("wpe.weight", &[32, 64])];
+    let gpt2_tensors = [&[(attn, &[64, 192][..]), (proj, &[64, 64])][..], &kept[..]].concat();
+    check(Some(&gpt2), &gpt2_tensors, &[attn, proj], &[], "[]");
+    // The square projection alone, by its name.
+    check(None, &[(proj, &[64, 64]), kept[0]], &[proj], &[], "names are those of GPT-2");
+    let prefixed = "transformer.h.0.mlp.c_fc.weight";
+    check(Some(&gpt2), &[(prefixed, &[64, 256])], &[prefixed], &[], "[]");
+    // The same names as linear layers, which the biases tell: GPT-BigCode, nanoGPT.
+    let bias = ("h.0.attn.c_attn.bias", &[192][..]);
+    let linear = [(attn, &[192, 64][..]), bias, (proj, &[64, 64])];
+    check(None, &linear, &[], &[attn, proj], "[]");
+    check(Some(&gpt2), &linear, &[], &[attn, proj], "of another model");
+
+    let query = "model.layers.0.self_attn.q_proj.weight";
+    let router = "model.layers.0.mlp.router.weight";
+    let gate_up_bias = "model.layers.0.mlp.experts.gate_up_proj_bias";
+    let experts = [
+        (gate_up, &[2, 64, 128][..]),
+        (gate_up_bias, &[2, 128]),
+        (down, &[2, 64, 64]),
+        (query, &[64, 64]),
+        (router, &[2, 64]),
+        ("lm_head.weight", &[96, 64]),
+    ];
+    check(Some(&gpt_oss), &experts, &[gate_up, down], &[query], "[]");
+    check(None, &experts, &[gate_up, down], &[query], "[]");
+    check(None, &[(down, &[2, 64, 64])], &[down], &[], "gpt-oss");
+    check(None, &[("up.weight", &[64, 96])], &[], &["up.weight"], "taken as [outputs, inputs]");
+    let bert = json!({ "model_type": "bert" });
+    check(Some(&bert), &[("up.weight", &[64, 96])], &[], &["up.weight"], "is not used");
+}
+
+/// The largest numbers of each type came back as infinity: rounding went past the type.
+#[test]
+fn issue_31_the_largest_numbers_come_back_finite() {
+    let folder = Folder::new();
+    let (input, small, back) = (folder.path("in.st"), folder.path("small.st"), folder.path("back"));
+    let one = |i: usize| if i.is_multiple_of(2) { 1.0_f32 } else { -1.0 };
+    let wide: Vec<u8> = (0..128).flat_map(|i| (one(i) * f32::MAX).to_le_bytes()).collect();
+    let narrow: Vec<u8> =
+        (0..128).flat_map(|i| bf16::from_f32(one(i) * bf16::MAX.to_f32()).to_le_bytes()).collect();
+    let half: Vec<u8> =
+        (0..128).flat_map(|i| f16::from_f32(one(i) * f16::MAX.to_f32()).to_le_bytes()).collect();
+    use safetensors::Dtype::{BF16, F16, F32};
+    let views = [("a.weight", F32, &wide), ("b.weight", BF16, &narrow), ("c.weight", F16, &half)]
+        .map(|(name, dtype, bytes)| (name, Tensor::new(dtype, vec![2, 64], bytes).expect("fits")));
+    safetensors::serialize_to_file(views, None, Path::new(&input)).expect("written");
+    for format in ["mxfp8", "mxfp6", "mxfp4", "nvfp4"] {
+        for rule in ["rceil", "floor", "min-error"] {
+            let to = ["--format", format, "--scale-rule", rule, "--force"];
+            stdout_of(&[&["quantize", &input, &small], &to[..]].concat());
+            stdout_of(&["quantize", &small, &back, "--dequantize", "--force"]);
+            for (name, (dtype, _, bytes)) in read(&back) {
+                let values: Vec<f32> = match dtype.as_str() {
+                    "F32" => bytemuck::pod_collect_to_vec(&bytes),
+                    "BF16" => bytes
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|&x| bf16::from_le_bytes(x).to_f32())
+                        .collect(),
+                    _ => bytes
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|&x| f16::from_le_bytes(x).to_f32())
+                        .collect(),
+                };
+                let is_right = |(i, x): (usize, &f32)| x.is_finite() && x * one(i) > 0.0;
+                assert!(values.iter().enumerate().all(is_right), "{format} {rule} {name}");
+            }
+        }
+    }
+}

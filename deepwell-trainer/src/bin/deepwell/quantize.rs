@@ -17,10 +17,14 @@ const AFTER_HELP: &str = "\
 IN is a safetensors file, an index of shards, or a folder with either; OUT is a file where IN is a
 file, else a folder. A model may be larger than memory: buffers take 160 MiB at most.
 
-Quantized are linear weights of blocks and experts; embeddings, output head, norms, router and
-biases stay as they are. A policy file says otherwise: what it gives `mxfp8` is quantized, to the
+Quantized are linear weights of blocks and experts; embeddings, output head, norms, router, biases
+and masks stay as they are. A policy file says otherwise: what it gives `mxfp8` is quantized, to the
 format of the command line. A tensor `w` becomes its quantized data `w`, the scales
 `w_scale` and, for nvfp4, the tensor scale `w_scale_2`.
+
+A config.json beside IN says what each tensor is for, and which are stored as [inputs, outputs], as
+those of GPT-2 and the experts of gpt-oss: their blocks lie along the inputs, too. Without one,
+names, biases and shapes say it.
 
 SNR is signal to noise: 6 dB are one bit.
 
