@@ -69,6 +69,7 @@ mod route;
 mod selection_bias;
 mod training;
 
+pub use deepwell_ir::ops::{Route, RouteScore};
 pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
 pub use expand::{ExpertRank, expand, expand_on_rank};

@@ -10,7 +10,7 @@ use deepwell_ir::{Call, Graph, Instance, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
-use deepwell_trainer::{CompileOptions, Engine, ModelSource, compile};
+use deepwell_trainer::{CompileOptions, Device, Engine, ModelSource, compile, optimize};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -130,6 +130,18 @@ fn logits_are_those_of_pytorch() {
         assert_eq!(model.opaque(), [], "{name}");
         check_logits(name, &mut engine(&mut model));
     }
+}
+
+/// `optimize` takes an archive with its weights, as `deepwell train --model` does.
+#[test]
+fn optimize_takes_exported_graphs_with_their_weights() {
+    for name in ["llama", "gpt2"] {
+        let path = fixture(&format!("{name}.pt2"));
+        let (batch, seq) = Pt2Model::open(&path).unwrap().exported_for;
+        check_logits(name, &mut optimize(path, "f32", seq, batch, Device::Cpu).unwrap());
+    }
+    let unknown = optimize("no-such-model", "auto", 16, 2, Device::Cpu).err().unwrap();
+    assert!(unknown.to_string().contains("expected a preset ("), "{unknown}");
 }
 
 /// The weights of the exported GPT-2 as `save_pretrained` stores them, imported through a folder.
