@@ -1,5 +1,7 @@
 //! Statistics against sums written a second way.
 
+use approx::{assert_abs_diff_eq, relative_eq};
+
 use super::*;
 use crate::{
     ElementFormat, QuantStats, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len, ue4m3,
@@ -42,7 +44,8 @@ fn by_hand(src: &[f32], back: &[f32], block: usize, cols: usize, largest: &[f32]
 
 fn assert_close(got: &BlockSums, expected: &BlockSums, what: &str) {
     // Products and sums of sixteen positive numbers in f32, four roundings deep.
-    let close = |a: f64, b: f64| (a - b).abs() <= 8.0 * f64::from(f32::EPSILON) * b;
+    let max_relative = 8.0 * f64::from(f32::EPSILON);
+    let close = |a: f64, b: f64| relative_eq!(a, b, epsilon = 0.0, max_relative = max_relative);
     assert!(close(got.signal, expected.signal) && close(got.noise, expected.noise), "{what}");
     let expected = BlockSums { signal: got.signal, noise: got.noise, ..*expected };
     assert_eq!(*got, expected, "{what}");
@@ -104,7 +107,7 @@ fn decibels() {
     let total = BlockStatistics::of_mx(&src, &data, &scales, 1, 1 << 16, &spec).unwrap().total();
     let signal = src.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 65536.0;
     let expected = 10.0 * (signal / ((1.0 / 8.0_f64).powi(2) / 12.0)).log10();
-    assert!((total.snr_db() - expected).abs() < 0.05, "{} {expected}", total.snr_db());
+    assert_abs_diff_eq!(total.snr_db(), expected, epsilon = 0.05);
     assert_eq!(BlockSums::default().snr_db(), f64::INFINITY);
     assert_eq!(total.saturation_fraction() + total.underflow_fraction(), 0.0);
 }

@@ -1,5 +1,7 @@
 //! The state machine of the guards as tables.
 
+use approx::assert_abs_diff_eq;
+
 use super::*;
 use GuardEventKind::{BackToLow, NonFiniteStep, Offence, ProbationPassed, ToBf16};
 
@@ -245,7 +247,9 @@ fn loss_spikes() {
         });
         match (limit, expected) {
             // f32 arithmetic on numbers around two.
-            (Some(limit), Some(expected)) => assert!((limit - expected).abs() < 1e-5, "{limit}"),
+            (Some(limit), Some(expected)) => {
+                assert_abs_diff_eq!(limit, expected, epsilon = 1e-5);
+            }
             _ => assert_eq!(limit, expected, "{window:?} {loss}"),
         }
     }

@@ -99,6 +99,8 @@ pub fn update(
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
 
     #[test]
@@ -116,11 +118,12 @@ mod tests {
         };
         let updated = step(&[2.0, 2.0], &[3.0, -4.0], &[0.0; 2], &[0.0; 2], &settings);
         for (param, expected) in updated.param.iter().zip([2.0 - 0.01 - 0.01, 2.0 + 0.01 - 0.01]) {
-            assert!((param - expected).abs() < 1e-12, "{param} is not {expected}");
+            assert_abs_diff_eq!(*param, expected, epsilon = 1e-12);
         }
         let clipped = Settings { max_grad_norm: 0.5, ..settings };
         let updated = step(&[2.0, 2.0], &[3.0, -4.0], &[0.0; 2], &[0.0; 2], &clipped);
-        assert!((updated.m[0] - 0.03).abs() < 1e-8, "a tenth of 3, times 1 - 0.9");
+        // A tenth of 3, times 1 - 0.9.
+        assert_abs_diff_eq!(updated.m[0], 0.03, epsilon = 1e-8);
     }
 
     #[test]
@@ -142,7 +145,7 @@ mod tests {
         let got = update(&param, &grad, &m, &v, &made, settings.weight_decay);
         let pairs = [(got.param, expected.param), (got.m, expected.m), (got.v, expected.v)];
         for (got, expected) in pairs.iter().flat_map(|(a, b)| a.iter().zip(b)) {
-            assert!((got - expected).abs() <= 1e-15, "{got} is not {expected}");
+            assert_abs_diff_eq!(got, expected, epsilon = 1e-15);
         }
         let not_finite = Settings { grad_norm: f64::NAN, ..settings };
         let skipped = update(&param, &grad, &m, &v, &coefficients(&not_finite), 0.1);

@@ -272,6 +272,8 @@ pub fn backward_of_rows(
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::ops::finite_difference::{check, dot, varied};
 
@@ -361,10 +363,10 @@ mod tests {
         ] {
             let result = forward(&shape, &q, &k, &v, &sinks);
             for (got, expected) in result.out.iter().zip(out) {
-                assert!((got - expected).abs() < 1e-14, "{got} {expected}");
+                assert_abs_diff_eq!(*got, expected, epsilon = 1e-14);
             }
             for (got, sum) in result.lse.iter().zip(sums) {
-                assert!((got - f64::ln(sum)).abs() < 1e-14, "{got} {sum}");
+                assert_abs_diff_eq!(*got, f64::ln(sum), epsilon = 1e-14);
             }
         }
     }

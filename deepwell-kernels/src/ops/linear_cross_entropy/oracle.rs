@@ -67,6 +67,8 @@ pub fn backward(x: &[f64], w: &[f64], targets: &[i32], hidden: usize, loss_scale
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::ops::finite_difference::{check, varied};
 
@@ -89,10 +91,10 @@ mod tests {
     fn a_token_by_hand() {
         // Logits ln 2 and ln 6: probabilities 1/4 and 3/4.
         let (x, w) = ([1.0], [2f64.ln(), 6f64.ln()]);
-        assert!((forward(&x, &w, &[0], 1, 2.0) - 2.0 * 4f64.ln()).abs() < 1e-15);
+        assert_abs_diff_eq!(forward(&x, &w, &[0], 1, 2.0), 2.0 * 4f64.ln(), epsilon = 1e-15);
         let gradients = backward(&x, &w, &[0], 1, 2.0);
         for (got, expected) in gradients.dlogits.iter().zip([-1.5, 1.5]) {
-            assert!((got - expected).abs() < 1e-15, "{got} {expected}");
+            assert_abs_diff_eq!(*got, expected, epsilon = 1e-15);
         }
         assert_eq!(forward(&x, &w, &[IGNORED], 1, 2.0), 0.0);
     }

@@ -56,6 +56,8 @@ fn rotate(x: &[f64], shape: &Shape, inv_freq: &[f64], direction: f64) -> Vec<f64
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::ops::finite_difference::{check, dot, varied};
 
@@ -83,7 +85,7 @@ mod tests {
             let (q, k) = (all(&q), all(&k));
             let score = |p: usize| dot(&q[p * 8..][..8], &k[(p + 2) * 8..][..8]);
             for p in 1..7 {
-                assert!((score(p) - score(0)).abs() < 1e-12, "position {p}");
+                assert_abs_diff_eq!(score(p), score(0), epsilon = 1e-12);
             }
         }
     }
@@ -103,6 +105,6 @@ mod tests {
         };
         let score = |q: &[f64], k: &[f64], shape| dot(&at(q, shape, 3), &at(k, shape, 1));
         let difference = score(&q, &k, &neighbors) - score(&halves_of(&q), &halves_of(&k), &shape);
-        assert!(difference.abs() < 1e-12, "{difference}");
+        assert_abs_diff_eq!(difference, 0.0, epsilon = 1e-12);
     }
 }

@@ -52,6 +52,8 @@ pub fn sums(
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::ops::embedding::oracle as whole_embedding;
     use crate::ops::finite_difference::{check, dot, varied};
@@ -93,6 +95,6 @@ mod tests {
             })
             .sum();
         let expected = whole_head::forward(&x, &table, &TOKENS, hidden, 1.0);
-        assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
+        assert_abs_diff_eq!(loss, expected, epsilon = 1e-12);
     }
 }
