@@ -6,7 +6,7 @@ use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Call, DType, Op, Ranks, storage_bytes};
+use crate::{Call, DType, MathUnit, Op, Ranks, storage_bytes};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,6 +206,12 @@ pub trait KernelCatalog {
     /// The reason, for a report.
     fn serves(&self, _format: &QuantFormat, _target: &Target) -> Result<(), String> {
         Ok(())
+    }
+
+    /// The unit that computes a call of an op of `unit` by a kernel of this name: another where the
+    /// kernel dequantizes its operands first.
+    fn unit_of(&self, _kernel: &str, unit: MathUnit) -> MathUnit {
+        unit
     }
 
     /// The tables of measured times that selections for a target follow where they have a shape,

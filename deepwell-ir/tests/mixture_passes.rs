@@ -32,7 +32,7 @@ fn experts_are_not_said_to_be_in_mxfp8() {
         assert_eq!((tensor.format, tensor.gemms), (Format::Bf16, None), "{}", tensor.tensor);
         let words = match index {
             5 => "last linear tensor",
-            _ => "`experts` has no GEMM of quantized operands (asked for mxfp8 by: ",
+            _ => "`experts` has no GEMM of mxfp8 operands; asked for by: ",
         };
         assert!(tensor.reason.starts_with(words), "{}", tensor.reason);
     }

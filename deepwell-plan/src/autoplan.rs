@@ -1,7 +1,8 @@
 //! Chooses micro-batch and recomputation by trying: each candidate is lowered and dry-run.
 
 use deepwell_ir::{
-    Binding, Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, differentiate,
+    Binding, Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, TensorPrecision,
+    differentiate,
 };
 use deepwell_probe::{Gpu, Hardware};
 
@@ -46,6 +47,8 @@ pub struct Planned {
     pub in_bf16: Option<DryRun>,
     /// FLOPs of linear layers of a step, of all stages of a pipeline together.
     pub linear_flops: LinearFlops,
+    /// What each tensor got, of all stages of a pipeline together.
+    pub precision: Vec<TensorPrecision>,
     /// Candidates that were not taken, with reasons.
     pub rejected: Vec<String>,
 }
@@ -247,12 +250,14 @@ fn attempt(
     prediction.expected_speedup_over_bf16 =
         in_bf16.as_ref().map(|in_bf16| in_bf16.time_s / prediction.time_s);
     let linear_flops = programs.iter().map(linear_flops).sum();
+    let precision = programs.iter().flat_map(|it| it.precision.clone()).collect();
     Ok(Attempt::Fits(Box::new(Planned {
         plan: candidate,
         program: programs.swap_remove(0),
         fallback: fallbacks.into_iter().next(),
         prediction,
         linear_flops,
+        precision,
         in_bf16,
         rejected: Vec::new(),
     })))

@@ -3,6 +3,8 @@
 use deepwell_ir::{IrError, NoKernel};
 use thiserror::Error;
 
+use crate::PrecisionFallback;
+
 /// Errors of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -38,6 +40,17 @@ pub enum PlanError {
         line: usize,
         /// What was expected and what came.
         what: String,
+    },
+    /// A policy of which the device serves nothing.
+    #[error(
+        "precision: expected formats that the device computes, got a policy of which it serves \
+         nothing{}\nhint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`) \
+         runs it nevertheless",
+        fallbacks.iter().map(|it| format!("\n  {it}")).collect::<String>()
+    )]
+    NothingServed {
+        /// What was asked for, by reason.
+        fallbacks: Vec<PrecisionFallback>,
     },
     /// Nothing fits.
     #[error(

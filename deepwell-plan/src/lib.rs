@@ -27,6 +27,7 @@ mod budget;
 pub mod collectives;
 mod dryrun;
 mod error;
+mod fallbacks;
 pub mod gpu_model;
 mod lower;
 pub mod memory;
@@ -47,6 +48,7 @@ pub use dryrun::{
     dryrun_world, roofline,
 };
 pub use error::PlanError;
+pub use fallbacks::{PrecisionFallback, precision_fallbacks};
 pub use lower::{
     EXCHANGES, Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
     lower_evaluation, lower_fallback, lower_inference, lower_scheduled, lower_scoring,

@@ -472,7 +472,7 @@ impl<'a> Lowering<'a> {
                 bytes_on_link: rule.bytes_on_link(&types),
                 ..self.cost(&new.op, &new.operands, rule.flops(&shapes))
             },
-            unit: rule.unit(&dtypes),
+            unit: self.catalog.unit_of(&selection.choice.kernel, rule.unit(&dtypes)),
             name: new.name,
             op: new.op,
             choice: selection.choice,

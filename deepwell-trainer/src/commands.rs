@@ -81,6 +81,10 @@ pub struct TrainArgs {
     /// Policy file in TOML; takes the place of --precision
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Train in BF16 where the device serves nothing of what the precision quantizes, which is an
+    /// error otherwise
+    #[arg(long)]
+    pub allow_fallback: bool,
     /// Steps of the run
     #[arg(long)]
     pub steps: Option<u64>,
@@ -217,6 +221,7 @@ impl TrainArgs {
         settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
         settings.precision = args.precision.unwrap_or(settings.precision);
         settings.policy = args.policy.or(settings.policy);
+        settings.allow_fallback |= args.allow_fallback;
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
         settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
@@ -416,6 +421,10 @@ pub struct ParityArgs {
     /// Policy file in TOML; takes the place of --precision
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Train in BF16 where the device serves nothing of what the precision quantizes, which is an
+    /// error otherwise
+    #[arg(long)]
+    pub allow_fallback: bool,
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
@@ -465,6 +474,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         device: args.device,
         precision: args.precision,
         policy: args.policy,
+        allow_fallback: args.allow_fallback,
         steps: args.steps,
         seq_len: args.seq_len,
         batch_size: args.batch_size,

@@ -76,6 +76,7 @@ mod run_report;
 mod schedule;
 mod settings;
 mod settings_check;
+mod settings_unused;
 mod source;
 mod stalls;
 pub mod terminal;

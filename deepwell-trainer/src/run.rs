@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytemuck::cast_slice;
 use deepwell_ir::{Ranks, TensorPrecision};
-use deepwell_plan::format_bytes;
+use deepwell_plan::{PrecisionFallback, format_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
@@ -23,6 +23,7 @@ use crate::memory::{self, MemorySampler};
 use crate::profile::RankProfiles;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
+use crate::settings_unused;
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
 use crate::{
@@ -94,6 +95,9 @@ pub struct RunSummary {
     pub quantized_bytes: GemmCounts,
     /// What each tensor got and why.
     pub precision: Vec<TensorPrecision>,
+    /// What of the precision that was asked for the device does not serve, by reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub precision_fallbacks: Vec<PrecisionFallback>,
     /// Wall time of this process's part of the run.
     pub wall_s: f64,
 }
@@ -203,6 +207,7 @@ pub(crate) fn run_as(
     let claim = || RunFolder::claim(&out, start);
     let claimed = if is_first && out.exists() { Some(claim()?) } else { None };
     let hardware = deepwell_probe::probe();
+    let given = settings;
     let mut settings = settings.clone();
     if let Some(member) = member {
         member.take_device(&mut settings, &hardware);
@@ -265,6 +270,14 @@ pub(crate) fn run_as(
     let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
     let copies = checkpoint_bytes(&mut world, settings)?;
     progress.note(&memory_table(&world, &copies));
+    for fallback in world.first().precision_fallbacks() {
+        progress.note(&format!("warning: {fallback}"));
+    }
+    let tensors = &world.first().program().precision;
+    let quantizes = tensors.iter().any(|tensor| tensor.format.is_quantized());
+    for unused in settings_unused::without_effect(given, quantizes) {
+        progress.note(&format!("warning: {unused}"));
+    }
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);
     let opened = match &folder {
         Some(folder) => {
@@ -446,6 +459,7 @@ fn summarize(
         quantized_gemms_run: counts.quantized_gemms,
         quantized_bytes: counts.quantized_bytes,
         precision: program.precision.clone(),
+        precision_fallbacks: engine.precision_fallbacks().to_vec(),
         wall_s: started.elapsed().as_secs_f64(),
     }
 }

@@ -145,8 +145,11 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     let norm = vec![series("gradient norm", &|it| it.grad_norm)];
     let rate = vec![series("learning rate", &|it| it.learning_rate)];
     let speed = vec![series("speed", &|it| it.tokens_per_s)];
+    let fallbacks =
+        summary.precision_fallbacks.iter().map(|it| Block::Text(format!("Not served: {it}.")));
+    let run = [Block::KeyValues(pairs)].into_iter().chain(fallbacks).collect();
     let mut sections = vec![
-        Section { heading: "Run".to_string(), blocks: vec![Block::KeyValues(pairs)] },
+        Section { heading: "Run".to_string(), blocks: run },
         Section {
             heading: "Curves".to_string(),
             blocks: vec![

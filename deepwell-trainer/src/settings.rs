@@ -110,6 +110,9 @@ pub struct Settings {
     pub precision: String,
     /// A policy file; takes the place of `precision`.
     pub policy: Option<PathBuf>,
+    /// Whether to train where the device serves nothing of what the precision quantizes.
+    #[serde(skip_serializing_if = "is_false")]
+    pub allow_fallback: bool,
     /// Steps of the run.
     pub steps: u64,
     /// Tokens per sequence.
@@ -177,6 +180,10 @@ fn is_joined(documents: &Documents) -> bool {
     *documents == Documents::Joined
 }
 
+fn is_false(is: &bool) -> bool {
+    !is
+}
+
 fn is_one(count: &usize) -> bool {
     *count == 1
 }
@@ -219,6 +226,7 @@ impl Default for Settings {
             expert: 1,
             precision: Settings::AUTO.to_string(),
             policy: None,
+            allow_fallback: false,
             steps: 1000,
             seq_len: 128,
             batch_size: 8,
@@ -295,10 +303,21 @@ impl Settings {
     pub fn resolve_precision(&mut self, hardware: &Hardware) -> Result<(), TrainError> {
         if self.precision == Settings::AUTO {
             let target = self.device.target(hardware)?;
-            let is_hopper = target.arch == Architecture::Sm90a.target_name();
-            self.precision = if is_hopper { "mxfp8-128" } else { "mxfp8" }.to_string();
+            self.precision = Settings::auto_precision(&target.arch).to_string();
         }
         Ok(())
+    }
+
+    /// The preset that [`Settings::AUTO`] stands for on a target of this architecture.
+    ///
+    /// ```
+    /// use deepwell_trainer::Settings;
+    /// assert_eq!(Settings::auto_precision("hopper-sm90"), "mxfp8-128");
+    /// assert_eq!(Settings::auto_precision("cpu"), "mxfp8");
+    /// ```
+    pub fn auto_precision(arch: &str) -> &'static str {
+        let is_hopper = arch == Architecture::Sm90a.target_name();
+        if is_hopper { "mxfp8-128" } else { "mxfp8" }
     }
 
     /// Reads a run file. `place` names it in errors, which point at line and column.

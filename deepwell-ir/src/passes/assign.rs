@@ -21,18 +21,19 @@ pub(super) fn assign(
         order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
     let mut assigned = policy.assign(&uses)?;
     let readers = readers_without_gemm(graph);
+    let mut asked: Vec<Option<Format>> = Vec::with_capacity(assigned.len());
     for (&(id, role), assignment) in order.iter().zip(&mut assigned) {
-        if let Some(reader) = readers.get(&id).filter(|_| is_quantizable(role)) {
-            keep_without_gemm(reader, assignment);
-        }
+        let reader = readers.get(&id).copied().filter(|_| is_quantizable(role));
         let is_stack = graph.tensor(id).shape.rank() > 2;
         let format = assignment.format.quantized().filter(|_| is_stack);
-        if format.is_some_and(|format| format.tensor_scale != TensorScale::None) {
-            keep_without_gemm("grouped_gemm", assignment);
-        }
+        let stack = format.filter(|format| format.tensor_scale != TensorScale::None);
+        let kept = match (reader, stack) {
+            (Some(reader), _) => keep_without_gemm(reader, assignment),
+            (None, Some(_)) => keep_without_gemm("grouped_gemm", assignment),
+            (None, None) => None,
+        };
+        asked.push(kept.or_else(|| without_unserved(assignment, serves)));
     }
-    let asked: Vec<Option<Format>> =
-        assigned.iter_mut().map(|assignment| without_unserved(assignment, serves)).collect();
     let report = uses
         .iter()
         .zip(assigned.iter().zip(asked))
@@ -117,16 +118,17 @@ fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
 }
 
 /// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
-/// GEMM of quantized operands: the report must not claim what nobody computes.
-fn keep_without_gemm(reader: &str, assignment: &mut Assignment) {
-    if assignment.format.is_quantized() {
-        assignment.reason = format!(
-            "`{reader}` has no GEMM of quantized operands (asked for {} by: {})",
-            assignment.format, assignment.reason
-        );
-        assignment.format = Format::Bf16;
-        assignment.operands = Default::default();
-    }
+/// GEMM of quantized operands: the report must not claim what nobody computes. Gives the format
+/// that was asked for.
+fn keep_without_gemm(reader: &str, assignment: &mut Assignment) -> Option<Format> {
+    let asked = Some(assignment.format).filter(Format::is_quantized)?;
+    assignment.reason = format!(
+        "`{reader}` has no GEMM of {} operands; asked for by: {}",
+        asked, assignment.reason
+    );
+    assignment.format = Format::Bf16;
+    assignment.operands = Default::default();
+    Some(asked)
 }
 
 /// Takes quantization from what a target does not serve. Gives the format that was asked for where

@@ -2,8 +2,8 @@
 
 use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{
-    Call, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, ProcessGroup, Ranks, Rejected,
-    Selection, Target,
+    Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Op, ProcessGroup, Ranks,
+    Rejected, Selection, Target,
 };
 use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
 
@@ -23,6 +23,13 @@ pub const COLLECTIVES: &str = "collectives";
 /// The CUDA kernels as a catalog.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaCatalog;
+
+/// Kernels that multiply quantized operands as BF16: they dequantize them first.
+const DEQUANTIZING: [&str; 3] = [
+    "cublaslt_dequantized_mx_gemm",
+    "cuda_sm90_dequantized_mxfp8_gemm",
+    "cuda_sm90_dequantized_grouped_gemm",
+];
 
 /// Every kernel, preferred ones first within an op.
 pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
@@ -86,6 +93,10 @@ impl KernelCatalog for CudaCatalog {
 
     fn serves(&self, format: &QuantFormat, _target: &Target) -> Result<(), String> {
         unserved(format)
+    }
+
+    fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
+        if DEQUANTIZING.contains(&kernel) { MathUnit::Bf16 } else { unit }
     }
 
     fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {

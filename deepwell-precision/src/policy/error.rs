@@ -21,7 +21,11 @@ pub enum PolicyError {
         hint: String,
     },
     /// No preset has this name.
-    #[error("expected one of {} as precision, got `{got}`", backticks(super::PRESETS))]
+    #[error(
+        "expected one of {} as precision, got `{got}`{}",
+        backticks(super::PRESETS),
+        other(got)
+    )]
     UnknownPreset {
         /// The name that came.
         got: String,
@@ -58,6 +62,19 @@ pub enum PolicyError {
         /// A line that starts with `hint:` and names the nearest tensors; empty without tensors.
         hint: String,
     },
+}
+
+/// A `hint:` line for names that other programs have for formats.
+fn other(name: &str) -> &'static str {
+    match name.to_ascii_lowercase().as_str() {
+        "fp8" | "float8" | "e4m3" | "fp8_e4m3" | "mxfp8-32" => {
+            "\nhint: eight bits are `mxfp8-128` on Hopper and `mxfp8` elsewhere"
+        }
+        "fp4" | "float4" | "e2m1" | "mxfp4" => "\nhint: four bits are `nvfp4`",
+        "fp16" | "float16" | "half" | "bfloat16" => "\nhint: sixteen bits are `bf16`",
+        "fp32" | "float32" | "float" | "tf32" => "\nhint: 32 bits are `f32`",
+        _ => "",
+    }
 }
 
 /// "`a`, `b`, `c`".

@@ -83,7 +83,9 @@ impl Settings {
             recompute: None,
         };
         let (catalog, target) = (self.device.catalog(), self.device.target(hardware)?);
-        Ok(autoplan(&self.graph()?, hardware, &request, catalog.as_ref(), &target)?.program)
+        let planned = autoplan(&self.graph()?, hardware, &request, catalog.as_ref(), &target)?;
+        planned.fallbacks(false)?;
+        Ok(planned.program)
     }
 }
 

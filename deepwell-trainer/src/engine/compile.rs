@@ -10,7 +10,7 @@ use deepwell_ir::{
 use deepwell_kernels::Executor;
 use deepwell_plan::{
     OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_stages,
-    lower_evaluation,
+    lower_evaluation, precision_fallbacks,
 };
 use deepwell_precision::ScaleFormat;
 use deepwell_probe::Hardware;
@@ -31,6 +31,8 @@ pub struct CompileOptions {
     pub global_batch: usize,
     /// Precision of each tensor.
     pub policy: PrecisionPolicy,
+    /// Whether to go on where the device serves nothing of what the policy quantizes.
+    pub allow_fallback: bool,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
     /// Memory that may be used; none takes what [`deepwell_plan::memory_limit_bytes`] gives.
@@ -59,6 +61,7 @@ impl CompileOptions {
             seq,
             global_batch,
             policy,
+            allow_fallback: false,
             optimizer: OptimizerSpec::default(),
             memory_limit_bytes: None,
             micro_batch: None,
@@ -129,7 +132,9 @@ pub(crate) fn planned(
         recompute: options.recompute,
     };
     let split = (options.parallel, options.stage_layers.as_deref());
-    Ok(autoplan_stages(graph, hardware, &request, split, kernels, target)?)
+    let planned = autoplan_stages(graph, hardware, &request, split, kernels, target)?;
+    planned.fallbacks(options.allow_fallback)?;
+    Ok(planned)
 }
 
 /// What is loaded on the device of a rank.
@@ -150,7 +155,7 @@ pub(crate) fn load(
 ) -> Result<Engine, TrainError> {
     let OpenDevice { backend, catalog, target } = device;
     let Compiled { graph, hardware, planned, evaluation, peers } = compiled;
-    let Planned { plan, program, fallback, mut prediction, .. } = planned;
+    let Planned { plan, program, fallback, mut prediction, precision, .. } = planned;
     let target = target.as_rank(program.target.ranks.clone());
     check_document_end(&program, options.document_end)?;
     // A layer that falls back to BF16 is compiled again into the same arena.
@@ -171,6 +176,7 @@ pub(crate) fn load(
         hardware,
         target,
         policy: options.policy.clone(),
+        precision_fallbacks: precision_fallbacks(&precision),
         plan,
         prediction,
         device: options.device,
@@ -283,15 +289,20 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     (inputs, sum(&mut outputs.chain(counters)))
 }
 
-/// From a model folder or `config.json` to an engine on a device in one call: probe, capture, plan,
-/// compile, initialize (with the folder's weights, if it has any).
+/// From a model to an engine on a device in one call: probe, capture, plan, compile, initialize. The
+/// model is a preset, a `config.json`, a model folder or a `.pt2` archive; those that have weights
+/// give them, the others begin anew. The precision is a preset, or [`Settings::AUTO`] for that of
+/// the device.
 ///
-/// ```no_run
+/// ```
 /// use deepwell_trainer::{Device, optimize};
 ///
-/// // 8 sequences of 128 tokens a step; `Device::Cuda(0)` is the first GPU.
-/// let engine = optimize("models/tiny-llama", "mxfp8", 128, 8, Device::Cpu)?;
+/// // 2 sequences of 16 tokens a step; `Device::Cuda(0)` is the first GPU.
+/// let mut engine = optimize("llama-micro", "auto", 16, 2, Device::Cpu)?;
 /// println!("{}", engine.prediction());
+/// let tokens: Vec<i32> = (0..33).map(|i| i % 7).collect();
+/// let step = engine.step(&tokens[..32], &tokens[1..], 5e-4, 1.0)?;
+/// assert!(step.loss.is_finite());
 /// # Ok::<(), deepwell_trainer::TrainError>(())
 /// ```
 ///
@@ -304,12 +315,16 @@ pub fn optimize(
     batch_size: usize,
     device: Device,
 ) -> Result<Engine, TrainError> {
-    let mut source = ModelSource::open(&model.as_ref().display().to_string())?;
-    let graph = source.capture(Some(seq_len))?;
-    let policy = PrecisionPolicy::preset(precision)?;
+    let mut model = ModelSource::open(&model.as_ref().to_string_lossy())?;
+    model.check_trainable(false)?;
+    let graph = model.capture(Some(seq_len))?;
+    let hardware = deepwell_probe::probe();
+    let mut settings = Settings { precision: precision.to_string(), device, ..Settings::default() };
+    settings.resolve_precision(&hardware)?;
+    let policy = settings.precision_policy()?;
     let options = CompileOptions { device, ..CompileOptions::new(policy, seq_len, batch_size) };
-    let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
+    let mut engine = compile(graph, hardware, &options)?;
     engine.initialize(0)?;
-    source.load_weights(&mut engine)?;
+    model.load_weights(&mut engine)?;
     Ok(engine)
 }

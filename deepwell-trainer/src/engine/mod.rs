@@ -11,7 +11,7 @@ mod step;
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
-use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
+use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower, lower_evaluation};
 use deepwell_probe::Hardware;
 
 use self::compile::layers_of_statistics;
@@ -37,6 +37,8 @@ pub struct Engine {
     hardware: Hardware,
     target: deepwell_ir::Target,
     policy: PrecisionPolicy,
+    /// What of the policy the device does not serve.
+    precision_fallbacks: Vec<PrecisionFallback>,
     plan: Plan,
     prediction: DryRun,
     device: Device,
@@ -73,6 +75,11 @@ impl Engine {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What the policy asks for and the device does not serve, by reason, of all ranks.
+    pub fn precision_fallbacks(&self) -> &[PrecisionFallback] {
+        &self.precision_fallbacks
     }
 
     /// Which rank of the run it is, counted from 0.

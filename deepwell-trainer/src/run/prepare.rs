@@ -52,6 +52,7 @@ impl Prepared {
             micro_batch: settings.micro_batch.or(micro_batch),
             recompute: settings.recompute,
             device: settings.device,
+            allow_fallback: settings.allow_fallback,
             parallel: settings.parallel(),
             stage_layers: settings.pp_layers.clone(),
             rank_timeout: Duration::from_secs(settings.rank_timeout_s),

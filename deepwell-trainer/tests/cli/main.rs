@@ -19,6 +19,7 @@ mod runs;
 mod tables;
 mod tokenizer;
 mod tune;
+mod unserved;
 
 use std::ffi::OsStr;
 use std::fmt::Debug;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use deepwell_ir::{Call, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Selection, Target};
+use deepwell_ir::{
+    Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Selection, Target,
+};
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +61,10 @@ impl KernelCatalog for TunedCatalog {
 
     fn serves(&self, format: &QuantFormat, target: &Target) -> Result<(), String> {
         CudaCatalog.serves(format, target)
+    }
+
+    fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
+        CudaCatalog.unit_of(kernel, unit)
     }
 
     fn tables(&self, target: &Target) -> Vec<String> {

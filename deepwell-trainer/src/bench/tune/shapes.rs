@@ -108,7 +108,17 @@ pub fn calls_of(
     for &size in &settings.shapes {
         for precision in &settings.precisions {
             let policy = PrecisionPolicy::preset(precision)?;
+            let formats = [policy.activation_format(), policy.weight_format()];
             let is_quantized = policy.format().quantized().is_some();
+            let unserved = || formats.iter().find_map(|it| CudaCatalog.serves(it, target).err());
+            if let Some(reason) = unserved().filter(|_| is_quantized) {
+                return Err(TrainError::Setting {
+                    setting: "precision",
+                    expected: "one that has GEMMs to be tuned".to_string(),
+                    got: format!("`{precision}`: {reason}"),
+                    hint: None,
+                });
+            }
             match is_quantized {
                 true => scaled(size, &policy).into_iter().for_each(&mut add),
                 false => plain(size).into_iter().for_each(&mut add),

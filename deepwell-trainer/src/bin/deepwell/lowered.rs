@@ -126,7 +126,7 @@ fn programs(
     let asked = PlanRequest {
         seq: request.seq,
         global_batch: request.global_batch,
-        policy: planning.policy()?,
+        policy: planning.policy(&target.arch)?,
         optimizer: OptimizerSpec::default(),
         memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
         micro_batch: Some(at.micro_batch),
@@ -140,7 +140,9 @@ fn programs(
     let layers = (at.pp > 1).then_some(layers.as_slice());
     let catalog = device.catalog();
     let split = (parallel, layers);
-    Ok(autoplan_stages(&graph, node, &asked, split, catalog.as_ref(), &target)?)
+    let planned = autoplan_stages(&graph, node, &asked, split, catalog.as_ref(), &target)?;
+    planned.fallbacks(planning.allow_fallback)?;
+    Ok(planned)
 }
 
 /// Each class of ranks: memory of its program beside that of the search, bytes to others, and the

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
     Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
@@ -12,7 +13,7 @@ use deepwell_plan::search::{
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
-use deepwell_trainer::ModelSource;
+use deepwell_trainer::{ModelSource, Settings};
 use serde::Serialize;
 
 use crate::hardware::{cluster_of, measurements_of};
@@ -298,10 +299,12 @@ fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
     Ok(halves.collect())
 }
 
-/// Whether linear layers are quantized.
+/// Whether linear layers are computed by FP8 units.
 fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
     let precision = planning.precision.as_str();
-    let fp8 = precision.starts_with("mxfp8");
+    let is_auto = precision == Settings::AUTO;
+    let has_fp8 = machines.gpu.fp8_flops > machines.gpu.bf16_flops;
+    let fp8 = is_auto || precision.starts_with("mxfp8");
     if planning.policy.is_some() || !(fp8 || precision == "bf16") {
         let got = match &planning.policy {
             Some(path) => format!("the policy `{}`", path.display()),
@@ -309,8 +312,18 @@ fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
         };
         bail!("--precision: for a cluster expected bf16 or mxfp8, got {got}");
     }
-    if fp8 && machines.gpu.fp8_flops <= machines.gpu.bf16_flops {
+    if is_auto && planning.policy.is_none() {
+        return Ok(has_fp8);
+    }
+    if fp8 && !has_fp8 {
         bail!("--precision: expected bf16, as {} has no FP8, got `{precision}`", machines.gpu.name);
+    }
+    if fp8 && machines.gpu.generation == Generation::Hopper && precision != "mxfp8-128" {
+        note(format_args!(
+            "`{precision}` has a scale for every 32 elements, which GPUs of this generation compute \
+             as BF16: `mxfp8-128` takes their FP8 units"
+        ));
+        return Ok(false);
     }
     Ok(fp8)
 }

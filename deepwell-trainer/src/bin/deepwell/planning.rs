@@ -4,16 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
-use deepwell_precision::PRESETS;
 use deepwell_trainer::commands::Degrees;
-use deepwell_trainer::{Device, Devices, ModelSource};
+use deepwell_trainer::{Device, Devices, ModelSource, Settings};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
-use crate::output::note;
+use crate::output::{note, say};
 
 /// Most tokens of a step: positions and token indices are 32-bit.
 const TOKENS_MAX: usize = i32::MAX as usize;
@@ -29,13 +27,17 @@ pub(crate) struct PlanningArgs {
     /// Sequences of a step [default: 8; 4 Mi tokens for a cluster]
     #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
-    /// Precision of the GEMMs
-    #[arg(long, value_name = "NAME", default_value = "mxfp8",
-          value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
+    /// Precision of the GEMMs: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
+    /// mxfp8-128 on Hopper, mxfp8 elsewhere
+    #[arg(long, value_name = "NAME", default_value = Settings::AUTO)]
     pub(crate) precision: String,
     /// Precision tensor by tensor: a policy in TOML
     #[arg(long, value_name = "FILE", conflicts_with = "precision")]
     pub(crate) policy: Option<PathBuf>,
+    /// Plan in BF16 where the device serves nothing of what the precision quantizes, which is an
+    /// error otherwise
+    #[arg(long)]
+    pub(crate) allow_fallback: bool,
     /// Sequences that run at a time, a divisor of the batch [default: chosen]
     #[arg(long, value_name = "SEQUENCES")]
     pub(crate) micro_batch: Option<usize>,
@@ -73,7 +75,6 @@ impl PlanningArgs {
     /// Whatever of the command line cannot be used, or nothing that fits.
     pub(crate) fn plan(&self) -> Result<Planning> {
         let (seq, batch) = self.sizes()?;
-        let policy = self.policy()?;
         let model = ModelSource::open(&self.model)?;
         for remark in &model.notes().remarks {
             note(remark);
@@ -94,7 +95,7 @@ impl PlanningArgs {
         let request = PlanRequest {
             seq,
             global_batch: batch,
-            policy,
+            policy: self.policy(&target.arch)?,
             optimizer: OptimizerSpec::default(),
             memory_limit_bytes: self.memory_limit,
             micro_batch: self.micro_batch,
@@ -104,7 +105,18 @@ impl PlanningArgs {
         let split = (parallel, self.degrees.pp_layers.as_deref());
         let planned =
             autoplan_stages(&graph, &hardware, &request, split, catalog.as_ref(), &target)?;
+        for fallback in planned.fallbacks(self.allow_fallback)? {
+            say(format_args!("warning: {fallback}"));
+        }
         Ok(Planning { planned })
+    }
+
+    /// The name of the precision on a target of an architecture.
+    pub(crate) fn preset(&self, arch: &str) -> &str {
+        match self.precision.as_str() {
+            Settings::AUTO => Settings::auto_precision(arch),
+            name => name,
+        }
     }
 
     /// Tokens of a sequence and sequences of a step.
@@ -124,9 +136,10 @@ impl PlanningArgs {
         Ok((seq, batch))
     }
 
-    pub(crate) fn policy(&self) -> Result<PrecisionPolicy> {
+    /// The precision of each tensor on a target of an architecture.
+    pub(crate) fn policy(&self, arch: &str) -> Result<PrecisionPolicy> {
         let Some(path) = &self.policy else {
-            return Ok(PrecisionPolicy::preset(&self.precision)?);
+            return Ok(PrecisionPolicy::preset(self.preset(arch))?);
         };
         let place = path.display().to_string();
         let text = std::fs::read_to_string(path)
