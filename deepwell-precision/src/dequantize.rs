@@ -16,9 +16,10 @@ use crate::{
 /// its rows.
 ///
 /// Into `f32` the result is exact, except that it is infinite where the product exceeds f32 (scale
-/// bytes from 247 on for E4M3, 240 for E5M2, 251 for E3M2, 253 for E2M3 and E2M1). What is quantized
-/// from finite input is finite: see [`e8m0`]. Into `bf16` it is as exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and
-/// always for the narrower formats; below, bits under 2^-133 are rounded to nearest even.
+/// bytes from 247 on for E4M3, 240 for E5M2, 251 for E3M2, 253 for E2M3 and E2M1). Data that was
+/// quantized from finite input gives finite values, see [`e8m0`]. Into `bf16` the result is as
+/// exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and always for the narrower formats; below,
+/// bits under 2^-133 are rounded to nearest even.
 ///
 /// # Errors
 ///

@@ -187,7 +187,7 @@ impl ScaleConstants {
             ElementFormat::E2M3 => (e2m3::MAX, 2, e2m3::MANTISSA_BITS),
             ElementFormat::E2M1 => (e2m1::MAX, 2, e2m1::MANTISSA_BITS),
         };
-        // The bits that an element lacks are those of one unit in its last place.
+        // Infinity less one unit in the last place of an element.
         let amax_bits_max = INFINITY_BITS - (1 << (23 - mantissa_bits));
         Self { element_max, exponent_max, amax_bits_max }
     }

@@ -237,8 +237,8 @@ proptest! {
             .map(|_| {
                 let bits = random();
                 match seed % 2 {
-                    0 => f32::from_bits(bits % 0x7F80_0000 | (bits & 0x8000_0000)),
-                    _ => f32::from_bits(0x7F7F_FFFF - bits % (1 << 24) | (bits & 0x8000_0000)),
+                    0 => f32::from_bits((bits % 0x7F80_0000) | (bits & 0x8000_0000)),
+                    _ => f32::from_bits((0x7F7F_FFFF - bits % (1 << 24)) | (bits & 0x8000_0000)),
                 }
             })
             .collect();

@@ -84,7 +84,7 @@ fn value(fill: Fill, random: &mut Random) -> f32 {
             0 => 0.0,
             _ => {
                 let bits = random.next();
-                f32::from_bits(0x7F7F_FFFF - bits % (3 << 23) | (bits & 0x8000_0000))
+                f32::from_bits((0x7F7F_FFFF - bits % (3 << 23)) | (bits & 0x8000_0000))
             }
         },
         Fill::Broken => match random.next() % 900 {

@@ -289,10 +289,10 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     (inputs, sum(&mut outputs.chain(counters)))
 }
 
-/// From a model to an engine on a device in one call: probe, capture, plan, compile, initialize. The
-/// model is a preset, a `config.json`, a model folder or a `.pt2` archive; those that have weights
-/// give them, the others begin anew. The precision is a preset, or [`Settings::AUTO`] for that of
-/// the device.
+/// From a model to an engine on a device in one call: probe, capture, plan, compile, initialize.
+/// The model is a preset, a `config.json`, a model folder or a `.pt2` archive; folders and archives
+/// with weights give them, all others begin anew. The precision is a preset, or [`Settings::AUTO`],
+/// which the device decides.
 ///
 /// ```
 /// use deepwell_trainer::{Device, optimize};

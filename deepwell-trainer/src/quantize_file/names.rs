@@ -83,8 +83,8 @@ impl<'a> Neighbours<'a> {
         }
     }
 
-    /// Whether a module `gate` scores experts: it has some beside it, or few outputs. In other
-    /// models it is a projection of the MLP.
+    /// Whether a module `gate` scores experts: experts lie beside the module, or it has few
+    /// outputs. In other models `gate` is a projection of the MLP.
     fn is_router_gate(&self, name: &str, shape: &[usize]) -> bool {
         let Some(block) = name.strip_suffix("gate.weight") else { return false };
         if !(block.is_empty() || block.ends_with('.')) {

@@ -13,7 +13,7 @@ use super::safetensors::StoredTensor;
 
 const CONFIG: &str = "config.json";
 
-/// What one tensor is, and how it lies.
+/// Role and layout of one tensor.
 pub(super) struct Use {
     pub(super) role: Role,
     /// Whether it is stored as `[.., inputs, outputs]`.
@@ -112,8 +112,8 @@ fn configured(
     (count > 0).then_some(map)
 }
 
-/// The entry of a tensor, whose name may have what `save_pretrained` puts before those of GPT-2, or
-/// lack what it puts before those of other models without their head.
+/// The entry of a tensor. `save_pretrained` puts `transformer.` before names of GPT-2; models that
+/// were saved without their head lack `model.`.
 fn find<'a>(map: &'a BTreeMap<String, Configured>, name: &str) -> Option<&'a Configured> {
     let bare = name.strip_prefix("transformer.");
     map.get(name).or_else(|| map.get(bare?)).or_else(|| map.get(&format!("model.{name}")))

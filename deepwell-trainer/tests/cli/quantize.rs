@@ -236,7 +236,7 @@ fn weights(path: &str, tensors: &[(&str, &[usize])]) -> BTreeMap<String, Vec<f32
     values
 }
 
-/// What MXFP4 makes of matrices, blocks along the last dimension or, `turned`, along the one before.
+/// Matrices through MXFP4 and back, blocks along the last dimension or, `turned`, the one before.
 fn by_the_library(values: &[f32], shape: &[usize], turned: bool) -> Vec<f32> {
     let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
     let (outer, k) = if turned { (cols, rows) } else { (rows, cols) };

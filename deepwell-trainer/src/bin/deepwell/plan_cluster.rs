@@ -320,8 +320,8 @@ fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
     }
     if fp8 && machines.gpu.generation == Generation::Hopper && precision != "mxfp8-128" {
         note(format_args!(
-            "`{precision}` has a scale for every 32 elements, which GPUs of this generation compute \
-             as BF16: `mxfp8-128` takes their FP8 units"
+            "`{precision}` has a scale for every 32 elements, which Hopper computes as BF16: \
+             `mxfp8-128` takes its FP8 units"
         ));
         return Ok(false);
     }
