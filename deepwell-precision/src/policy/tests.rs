@@ -151,7 +151,8 @@ fn refused_text() {
         (
             "precision = \"fp8\"",
             "p.toml:1:13: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-floor`, `mxfp8-128`, \
-             `mxfp8-2d`, `nvfp4` as precision, got `fp8`",
+             `mxfp8-2d`, `nvfp4` as precision, got `fp8`\nhint: eight bits are `mxfp8-128` on \
+             Hopper and `mxfp8` elsewhere",
         ),
         (
             "# a comment\n\nscale_rule = 'up'",
