@@ -37,23 +37,12 @@ pub(super) fn parts(folder: &Path) -> Result<Vec<Part>> {
         .collect()
 }
 
-/// A line for each file, those of one folder of kernels together, and the sum.
+/// A line for each file, and the sum.
 pub(super) fn table(parts: &[Part]) -> String {
-    let mut lines: Vec<(String, u64)> = Vec::new();
-    for part in parts {
-        let is_kernel = part.path.starts_with("kernels/") && part.path.ends_with(".cubin");
-        let name = match part.path.rsplit_once('/') {
-            Some((folder, _)) if is_kernel => format!("{folder}/*.cubin"),
-            _ => part.path.clone(),
-        };
-        match lines.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, bytes)) => *bytes += part.bytes,
-            None => lines.push((name, part.bytes)),
-        }
-    }
-    lines.push(("in all".to_string(), total_bytes(parts)));
+    let lines = parts.iter().map(|part| (part.path.as_str(), part.bytes));
+    let lines = lines.chain([("in all", total_bytes(parts))]);
     let mut rows = vec![vec!["file".to_string(), "bytes".to_string()]];
-    rows.extend(lines.into_iter().map(|(name, bytes)| vec![name, grouped(bytes)]));
+    rows.extend(lines.map(|(name, bytes)| vec![name.to_string(), grouped(bytes)]));
     aligned(&rows, &[false, true])
 }
 
@@ -95,10 +84,7 @@ mod tests {
         let parts = [
             part("corpus.tar.gz", 5_012_345),
             part("deepwell", 11_644_200),
-            part("kernels/manifest.json", 12_000),
-            part("kernels/sm_100a/add.cubin", 11_024),
-            part("kernels/sm_90a/add.cubin", 5_000),
-            part("kernels/sm_90a/rope.cubin", 22_984),
+            part("kernels.tar.gz", 39_008),
             part("run.sh", 900),
             part("tests.tar.gz", 6_000_000),
         ];

@@ -122,13 +122,14 @@ fn fill(
     stage: &Path,
     manifest: &Manifest,
 ) -> Result<()> {
-    copy_kernels(root, bundle, manifest)?;
+    // Packed, kernels and tests take a quarter; they are unpacked where they run.
+    copy_kernels(root, stage, manifest)?;
+    archive::pack(stage, "kernels", &bundle.join("kernels.tar.gz"))?;
     eprintln!("packing the corpus");
     // Also fetches the locked packages, which the corpus consists of.
     let binary = deepwell::build(shell, root)?;
     let packed = corpus::pack(shell, root, &binary, stage, &bundle.join("corpus.tar.gz"))?;
     strip(&binary, &bundle.join("deepwell"))?;
-    // Packed, they take a third; they are unpacked where they run.
     let tests = stage.join("tests");
     fs::create_dir_all(&tests)?;
     for (package, program) in build_tests(shell, root)? {
@@ -174,8 +175,8 @@ fn command_line(shell: &Shell, line: &str) -> Option<String> {
     cmd!(shell, "{program} {words...}").quiet().ignore_stderr().read().ok()
 }
 
-fn copy_kernels(root: &Path, bundle: &Path, manifest: &Manifest) -> Result<()> {
-    let target = bundle.join("kernels");
+fn copy_kernels(root: &Path, stage: &Path, manifest: &Manifest) -> Result<()> {
+    let target = stage.join("kernels");
     for compiled in &manifest.compiled {
         let folder = target.join(&compiled.architecture);
         fs::create_dir_all(&folder)?;

@@ -11,32 +11,30 @@
 # `parity` and `train` read the corpus of this folder and run on the GPU unless FLAGS say otherwise.
 # What they write goes to ./target, or where `--out` says. Variables:
 #   DEEPWELL_KERNELS_DIR   other kernels than those of this folder
-#   DEEPWELL_CORPUS_DIR    where the corpus is unpacked; default: beside this file
+#   DEEPWELL_CORPUS_DIR    where corpus and kernels are unpacked; default: beside this file
 #   TMPDIR                 where tests are unpacked while they run; it must allow programs
 #   DEEPWELL_REQUIRE_GPU   set to nothing: tests are skipped where there is no GPU
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-DEEPWELL_KERNELS_DIR=${DEEPWELL_KERNELS_DIR:-$here/kernels}
-export DEEPWELL_KERNELS_DIR
 
 usage() {
     sed -n 's/^# \{0,1\}//; 2,/^set /{/^set /!p;}' "$0"
 }
 
-# Prints the folder of the corpus; unpacks it the first time.
-corpus() {
+# Prints the folder of what NAME.tar.gz holds; unpacks it the first time: unpacked NAME
+unpacked() {
     parent=${DEEPWELL_CORPUS_DIR:-$here}
-    if [ ! -d "$parent/corpus" ]; then
+    if [ ! -d "$parent/$1" ]; then
         mkdir -p "$parent"
-        partial=$parent/.corpus.$$
+        partial=$parent/.$1.$$
         mkdir "$partial"
-        tar -xzf "$here/corpus.tar.gz" -C "$partial"
+        tar -xzf "$here/$1.tar.gz" -C "$partial"
         # Under its name only once it is whole; somebody else may have been first.
-        mv "$partial/corpus" "$parent/corpus" 2>/dev/null || [ -d "$parent/corpus" ]
+        mv "$partial/$1" "$parent/$1" 2>/dev/null || [ -d "$parent/$1" ]
         rm -rf "$partial"
     fi
-    echo "$parent/corpus"
+    echo "$parent/$1"
 }
 
 # Whether a flag is among the arguments: has FLAG "$@"
@@ -57,7 +55,7 @@ trains() {
     # A run file has its own.
     if ! has --run-file "$@"; then
         if ! has --data "$@"; then
-            text=$(corpus)
+            text=$(unpacked corpus)
             set -- "$@" --data "$text"
         fi
         if ! has --device "$@"; then set -- "$@" --device cuda; fi
@@ -73,10 +71,10 @@ tests() {
     export DEEPWELL_COMMAND="${DEEPWELL_COMMAND:-$here/deepwell}"
     failed=
     # Not kept: tests of another bundle must never run in place of these.
-    unpacked=$(mktemp -d)
-    trap 'rm -rf "$unpacked"' EXIT
-    tar -xzf "$here/tests.tar.gz" -C "$unpacked"
-    for program in "$unpacked"/tests/*; do
+    programs=$(mktemp -d)
+    trap 'rm -rf "$programs"' EXIT
+    tar -xzf "$here/tests.tar.gz" -C "$programs"
+    for program in "$programs"/tests/*; do
         echo "== ${program##*/}"
         "$program" "$@" || failed="$failed ${program##*/}"
     done
@@ -85,6 +83,13 @@ tests() {
         return 1
     fi
 }
+
+case ${1:-} in
+test | parity | train | bench | tune | deepwell)
+    DEEPWELL_KERNELS_DIR=${DEEPWELL_KERNELS_DIR:-$(unpacked kernels)}
+    export DEEPWELL_KERNELS_DIR
+    ;;
+esac
 
 case ${1:-} in
 test)
