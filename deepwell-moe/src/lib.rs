@@ -8,7 +8,7 @@
 //!
 //! - [`route`] turns router logits into a [`Routing`]: for each token the `top_k` experts of
 //!   highest score and the gate weights that their outputs are multiplied with, as the op
-//!   [`Route`](deepwell_ir::ops::Route) says. [`Routing::backward`] takes the gradient of the gate
+//!   [`Route`] says. [`Routing::backward`] takes the gradient of the gate
 //!   weights back to the logits. [`TokenRouter`] is the same token by token, for kernels.
 //! - [`Dispatch`] sorts the chosen (token, expert) pairs by expert: counts, offsets and the
 //!   permutation both ways, with every pair kept or with a [`Capacity`] beyond which pairs drop.

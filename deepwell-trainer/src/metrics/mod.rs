@@ -12,7 +12,7 @@
 //! let line = StepLine {
 //!     step: 120,
 //!     steps_total: 1000,
-//!     loss: 2.3101,
+//!     loss: Some(2.3101),
 //!     grad_norm: 0.85,
 //!     tokens_per_s: 10_400.0,
 //!     speed_of_light: Some(0.412),

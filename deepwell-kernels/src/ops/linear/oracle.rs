@@ -52,8 +52,11 @@ pub fn forward(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec
 
 /// `dx = dy w`: `dy` `[rows, outputs]`, `w` `[outputs, inputs]`, `dx` `[rows, inputs]`.
 pub fn data_gradient(dy: &[f64], w: &[f64], inputs: usize) -> Vec<f64> {
-    let outputs = w.len().checked_div(inputs).unwrap_or(0);
-    let rows = dy.len().checked_div(outputs).unwrap_or(0);
+    if w.is_empty() {
+        return Vec::new();
+    }
+    let outputs = w.len() / inputs;
+    let rows = dy.len() / outputs;
     let of_rows = |dy: &[f64]| -> Vec<f64> {
         let mut dx = vec![0.0; dy.len() / outputs * inputs];
         for (output, w) in w.chunks_exact(inputs).enumerate() {
@@ -63,7 +66,7 @@ pub fn data_gradient(dy: &[f64], w: &[f64], inputs: usize) -> Vec<f64> {
         }
         dx
     };
-    dy.par_chunks(outputs.max(1) * rows_at_a_time(rows)).flat_map_iter(of_rows).collect()
+    dy.par_chunks(outputs * rows_at_a_time(rows)).flat_map_iter(of_rows).collect()
 }
 
 /// `dw = dy^T x`: `dy` `[rows, outputs]`, `x` `[rows, inputs]`, `dw` `[outputs, inputs]`.
@@ -101,6 +104,19 @@ mod tests {
             check("dw", &w, &dw, |w| dot(&forward(&x, w, None, inputs), &dy));
             check("dbias", &bias, &dbias, |b| dot(&forward(&x, &w, Some(b), inputs), &dy));
         }
+    }
+
+    /// A GEMM without inputs divided by zero.
+    #[test]
+    fn sizes_of_zero() {
+        assert_eq!(data_gradient(&[1., 2.], &[], 0), []);
+        assert_eq!(data_gradient(&[], &[], 3), []);
+        assert_eq!(data_gradient(&[], &[1., 2., 3.], 3), []);
+        assert_eq!(forward(&[], &[], None, 0), []);
+        assert_eq!(forward(&[], &[1., 2.], Some(&[0.]), 2), []);
+        assert_eq!(weight_gradient(&[1., 2.], &[], 2, 0), []);
+        assert_eq!(weight_gradient(&[], &[1., 2.], 0, 2), []);
+        assert_eq!(weight_gradient(&[], &[], 2, 1), [0., 0.]);
     }
 
     #[test]
