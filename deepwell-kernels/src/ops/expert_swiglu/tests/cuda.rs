@@ -159,7 +159,7 @@ fn experts_are_quantized_on_their_way() {
     check_all_quantized(&mut gpu);
     // More tiles than a GPU holds at a time: each activation once, with dropped pairs and without.
     if gpu.runs(1, 0) {
-        let large = Mixture { tokens: 2000, experts: 64, top_k: 4, ..HARD[8] };
+        let large = Mixture { tokens: 1000, experts: 64, top_k: 4, ..HARD[8] };
         let of = |granularity| Quantize {
             format: QuantFormat::MXFP8.with_granularity(granularity),
             axis: Axis::Both,

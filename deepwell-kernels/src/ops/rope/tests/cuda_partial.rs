@@ -95,7 +95,7 @@ fn has_the_bits_of_the_cpu() {
     let mut gpu = Gpu::open();
     check_hard(&mut gpu);
     if gpu.runs(1, 0) {
-        check(&mut gpu, case(4096, 128, 128, 32, 1024));
+        check(&mut gpu, case(1024, 128, 128, 32, 1024));
     }
 }
 
