@@ -165,7 +165,7 @@ fn experts_are_quantized_on_their_way() {
             axis: Axis::Both,
         };
         let (fine, wide) = (of(Granularity::G32), of(Granularity::G128));
-        let ways = [(usize::MAX, [fine.clone(), fine.clone()]), (100, [wide, fine])];
+        let ways = [(usize::MAX, [fine.clone(), fine.clone()]), (50, [wide, fine])];
         for (activation, (capacity, how)) in ACTIVATIONS.into_iter().zip(ways) {
             check_quantized(&mut gpu, activation, large, 1408, capacity, &how);
         }
