@@ -276,7 +276,7 @@ impl RunFolder {
             }
             let are_ranks = are_other_ranks(&changed);
             for difference in &changed {
-                // Other ranks have other kernels, which the record names.
+                // A change of ranks changes kernels, too: `run.json` alone names them.
                 if !(are_ranks && difference.is_of_kernels()) {
                     progress.note(&format!("changed: {difference}"));
                 }

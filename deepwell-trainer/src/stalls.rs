@@ -1,7 +1,7 @@
 //! When a run says that training stood still for checkpoints.
 
-/// Seconds of stalls for which there is one line: checkpoints of runs whose steps take milliseconds
-/// are not worth one each.
+/// Seconds of stalls that one line of the log covers. A run with steps of milliseconds would
+/// print a line for each checkpoint otherwise.
 const STALL_LINE_S: f64 = 1.0;
 
 /// Stalls for checkpoints that no line has told of.

@@ -325,7 +325,7 @@ impl Rules {
             let mut pairs = content.chars().zip(content.chars().skip(1));
             let crosses = pairs.any(|(c, next)| c.is_alphabetic() && is_beside(next));
             let looks_around = token.lstrip || token.rstrip || token.single_word;
-            // A normalized token has other characters, those that are put before it among them.
+            // The normalizer changes characters of such a token, and may put some before it.
             let is_normalized = token.normalized && normalizes;
             !crosses
                 && !(looks_around && (begins_beside || ends_beside || is_normalized))

@@ -1,4 +1,4 @@
-//! Looking at a file once: what it is, how much text it holds, and its hash.
+//! Reads a file once for its format, the bytes of text, and the hash.
 
 use super::DataError;
 use super::bin;

@@ -45,8 +45,8 @@ pub(super) fn claim(out: &Path, start: Start) -> Result<Claimed, TrainError> {
     Ok(claimed)
 }
 
-/// The output folder of a comparison, until this is dropped. One that ends before its first run has
-/// begun leaves nothing there.
+/// The output folder of a comparison. A drop without results of a run removes the lock and the
+/// folders that the comparison made.
 #[derive(Debug)]
 pub(super) struct Claimed {
     lock: OutputLock,

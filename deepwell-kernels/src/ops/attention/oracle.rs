@@ -244,7 +244,7 @@ pub fn backward_of_rows(
             add_scaled(dq, dscore, &k[shape.key(batch, key, head)..][..width]);
         }
     });
-    // One key and value after the other, with every query that sees it.
+    // Each task takes one key with its value, and all queries that attend to the key.
     let keys = batch * seq * kv_heads;
     let (dk, dv): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (0..keys)
         .into_par_iter()

@@ -27,7 +27,7 @@ pub(crate) fn add_scaled(sum: &mut [f64], factor: f64, x: &[f64]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
 }
 
-/// Rows that one core takes at a time, which share what they read of the other matrix.
+/// Rows of a core's block. The rows of a block share each read of the other matrix.
 fn rows_at_a_time(rows: usize) -> usize {
     rows.div_ceil(4 * rayon::current_num_threads()).clamp(1, 16)
 }

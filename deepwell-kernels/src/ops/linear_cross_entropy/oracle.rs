@@ -34,7 +34,7 @@ pub fn forward(x: &[f64], w: &[f64], targets: &[i32], hidden: usize, loss_scale:
         let (logits, lse) = logits_and_lse(x, w);
         lse - logits[target as usize]
     });
-    // Collected, so that their sum has one order.
+    // Losses are collected first: the sum must have one order.
     loss_scale * losses.collect::<Vec<f64>>().iter().sum::<f64>()
 }
 
