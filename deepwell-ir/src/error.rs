@@ -84,7 +84,7 @@ pub enum IrError {
         what: String,
     },
     /// A graph that tensor-parallel ranks cannot split.
-    #[error("`{name}` over {ranks} tensor-parallel ranks: {what}")]
+    #[error("`{name}` over {ranks} ranks: {what}")]
     Split {
         /// The node or parameter.
         name: String,

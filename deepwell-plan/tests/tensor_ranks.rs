@@ -198,19 +198,13 @@ fn what_ranks_cannot_split_is_refused() {
     refuse(&three, bf16(), 3, 33, "expected a vocabulary that they divide, got 256");
     // Keys that are normalized head by head: the norm comes before the attention.
     let qwen3 = capture(&LlamaConfig::preset("qwen3-micro").unwrap()).unwrap();
-    refuse(
-        &qwen3,
-        bf16(),
-        2,
-        32,
-        "over 2 tensor-parallel ranks: expected key-value heads that they divide, got 1",
-    );
+    refuse(&qwen3, bf16(), 2, 32, "over 2 ranks: expected key-value heads that they divide, got 1");
     refuse(
         &model(|config| config.num_kv_heads = 2),
         bf16(),
         4,
         32,
-        "over 4 tensor-parallel ranks: expected key-value heads that they divide, got 2",
+        "over 4 ranks: expected key-value heads that they divide, got 2",
     );
     refuse(
         &model(|config| config.intermediate_size = 90),

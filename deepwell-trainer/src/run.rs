@@ -23,7 +23,7 @@ use crate::memory::{self, MemorySampler};
 use crate::profile::RankProfiles;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
-use crate::settings_unused;
+use crate::settings_unused::{self, RunFacts};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
 use crate::{
@@ -274,8 +274,12 @@ pub(crate) fn run_as(
         progress.note(&format!("warning: {fallback}"));
     }
     let tensors = &world.first().program().precision;
-    let quantizes = tensors.iter().any(|tensor| tensor.format.is_quantized());
-    for unused in settings_unused::without_effect(given, quantizes) {
+    let facts = RunFacts {
+        quantizes: tensors.iter().any(|tensor| tensor.format.is_quantized()),
+        has_frozen: model.has_frozen(),
+        has_records: dataset.has_records(),
+    };
+    for unused in settings_unused::without_effect(given, facts) {
         progress.note(&format!("warning: {unused}"));
     }
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);

@@ -2,9 +2,19 @@
 
 use crate::Settings;
 
-/// A line for each setting that is given and has no effect, with the reason. `quantizes` says
-/// whether any tensor is quantized.
-pub(crate) fn without_effect(settings: &Settings, quantizes: bool) -> Vec<String> {
+/// The facts of a run by which settings have an effect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunFacts {
+    /// Whether any tensor is quantized.
+    pub(crate) quantizes: bool,
+    /// Whether the model has parameters that do not train by themselves.
+    pub(crate) has_frozen: bool,
+    /// Whether the data has records with fields.
+    pub(crate) has_records: bool,
+}
+
+/// A line for each setting that is given and has no effect, with the reason.
+pub(crate) fn without_effect(settings: &Settings, facts: RunFacts) -> Vec<String> {
     let defaults = Settings::default();
     let mut told = Vec::new();
     let mut tell = |is_unused: bool, setting: &str, reason: &str| {
@@ -30,9 +40,19 @@ pub(crate) fn without_effect(settings: &Settings, quantizes: bool) -> Vec<String
         "`policy` takes its place",
     );
     tell(
-        settings.guards != defaults.guards && !quantizes,
+        settings.guards != defaults.guards && !facts.quantizes,
         "guards",
         "no tensor is quantized, so that no layer can fall back",
+    );
+    tell(
+        settings.train_frozen && !facts.has_frozen,
+        "train_frozen",
+        "the model has no parameters with `requires_grad = false`",
+    );
+    tell(
+        settings.text_field.is_some() && !facts.has_records,
+        "text_field",
+        "no file of the data has records: .jsonl, .json and .parquet have",
     );
     told
 }
@@ -43,10 +63,14 @@ mod tests {
 
     #[test]
     fn settings_that_nothing_reads_are_told() {
-        let check = |settings: Settings, quantizes, expected: &[&str]| {
-            let told = without_effect(&settings, quantizes);
+        let check_in = |facts: RunFacts, settings: Settings, expected: &[&str]| {
+            let told = without_effect(&settings, facts);
             let names: Vec<&str> = told.iter().filter_map(|line| line.split('`').nth(1)).collect();
             assert_eq!(names, expected, "{told:?}");
+        };
+        let all = RunFacts { quantizes: true, has_frozen: true, has_records: true };
+        let check = |settings: Settings, quantizes, expected: &[&str]| {
+            check_in(RunFacts { quantizes, ..all }, settings, expected);
         };
         let base = Settings::default;
         check(base(), true, &[]);
@@ -64,5 +88,11 @@ mod tests {
         guards.guards.strikes_max += 1;
         check(guards.clone(), true, &[]);
         check(guards, false, &["guards"]);
+        let frozen = Settings { train_frozen: true, ..base() };
+        check(frozen.clone(), true, &[]);
+        check_in(RunFacts { has_frozen: false, ..all }, frozen, &["train_frozen"]);
+        let field = Settings { text_field: Some("body".to_string()), ..base() };
+        check(field.clone(), true, &[]);
+        check_in(RunFacts { has_records: false, ..all }, field, &["text_field"]);
     }
 }

@@ -279,6 +279,11 @@ impl ModelSource {
         self.exported().map(Pt2Model::opaque).unwrap_or_default()
     }
 
+    /// Whether the model has parameters that were exported with `requires_grad = false`.
+    pub(crate) fn has_frozen(&self) -> bool {
+        matches!(&self.description, Description::Exported(model) if !model.frozen.is_empty())
+    }
+
     /// Checks that training this model changes what PyTorch would change. `trains_frozen` allows
     /// parameters that were exported with `requires_grad = false`, which then train like any
     /// other.

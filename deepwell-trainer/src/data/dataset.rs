@@ -67,6 +67,7 @@ pub struct Dataset {
     tokenizer_hash: [u8; 32],
     separator: Option<u32>,
     ends_turns: bool,
+    has_records: bool,
 }
 
 impl Dataset {
@@ -180,7 +181,10 @@ impl Dataset {
         let tokenizer_hash = *options.tokenizer.hash();
         let separator = options.tokenizer.separator();
         let ends_turns = chat.zip(separator).is_some_and(|(chat, end)| chat.ends_turns_with(end));
-        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash, separator, ends_turns })
+        let has_records =
+            documents.iter().any(|document| matches!(document.format, Format::Records(_)));
+        let tokens = Arc::new(tokens);
+        Ok(Self { tokens, summary, tokenizer_hash, separator, ends_turns, has_records })
     }
 
     /// The tokens of both parts.
@@ -215,6 +219,11 @@ impl Dataset {
     /// Whether the separator also ends the turns of conversations, and so tells no documents apart.
     pub fn ends_turns(&self) -> bool {
         self.ends_turns
+    }
+
+    /// Whether any of the files has records with fields.
+    pub fn has_records(&self) -> bool {
+        self.has_records
     }
 
     /// Whether the tokens came from token files: nobody says what they stand for.
