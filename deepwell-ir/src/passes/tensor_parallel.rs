@@ -140,12 +140,15 @@ impl<'a> Splitter<'a> {
             return Ok(id);
         }
         let name = &self.source.tensor(node.inputs[index]).name;
-        let what = format!(
-            "op `{}` wants `{name}` {}, it is {}",
-            node.op.name(),
-            layout.name(),
-            got.name()
-        );
+        let op = node.op.name();
+        let what = match (&node.op, got) {
+            (Op::RmsNorm(_) | Op::LayerNorm(_), Layout::Columns) => format!(
+                "expected a norm over columns that one rank has, got `{op}` over those of `{name}`, \
+                 which they split; latent attention is not split yet, and trains on data-parallel, \
+                 expert-parallel and pipeline ranks"
+            ),
+            _ => format!("op `{op}` wants `{name}` {}, it is {}", layout.name(), got.name()),
+        };
         Err(self.refuse(&node.name, what))
     }
 

@@ -68,8 +68,8 @@ pub(super) struct Bucket {
 /// A parameter that is put into a bucket.
 #[derive(Clone)]
 struct Member {
-    /// Among all parameters.
-    index: usize,
+    /// Place of its state among those of all parameters.
+    state: usize,
     id: TensorId,
     gradient: TensorId,
     name: String,
@@ -163,6 +163,8 @@ impl Lowering<'_> {
             };
             // Its values are filled in with its bucket.
             let master = ValueId(u32::MAX);
+            // An evaluation leaves parameters out: counting those of the graph ends beyond the last.
+            let state = self.parameters.len();
             self.parameters.push(ParameterState {
                 name: name.clone(),
                 master,
@@ -184,7 +186,7 @@ impl Lowering<'_> {
                     _ => (None, index),
                 }),
             };
-            members.push(Member { index, id, gradient, name, shape, class });
+            members.push(Member { state, id, gradient, name, shape, class });
         }
         for members in buckets_of(&members, self.plan.bucket_bytes) {
             self.shard(&members, is_evaluated);
@@ -248,9 +250,9 @@ impl Lowering<'_> {
                 self.value_of.insert(member.id, master);
                 self.values[master.index()].tensor = Some(member.id);
             }
-            let state = &mut self.parameters[member.index];
+            let state = &mut self.parameters[member.state];
             (state.master, state.gradient) = (master, gradient);
-            places.push((member.index, next));
+            places.push((member.state, next));
             next += member.elements();
         }
         let band = match members {
