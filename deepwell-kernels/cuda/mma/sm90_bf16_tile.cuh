@@ -82,6 +82,7 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Tensor
                                            const TensorMap& b, const TileWork& work, int32 i,
                                            uint32 stage, uint64* full) {
     const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
+    // redundant release of mbarrier.arrive: it hands on nothing of this thread
     mbarrier_expect(full, (waves * kWaveM + S::kTileN) * kRowBytes);
     const uint32 k = work.first_k + i * kStageK;
     uint8* of_a = shared.operands + stage * S::kOperandBytes;
@@ -124,14 +125,19 @@ __device__ __forceinline__ void multiply_step(float (&sums)[S::kTileN / 2], uint
                                               int step) {
     using OfRows = WgmmaRows<kPart, kStageK>;
     using OfColumns = WgmmaRows<kStageK, S::kTileN>;
+    // Only columns of b have a leading offset, where they are more than the 64 of a swizzled part.
     if constexpr (S::kLayout == Layout::kColumns) {
         const uint32 at = OfColumns::row_step(step);
+        // redundant leading offset of A, leading offset of B: none in one part of 64 columns
         wgmma_bf16_columns(sums, OfColumns::columns(a).at(at), OfColumns::columns(b).at(at));
     } else {
         const uint64 left = OfRows::rows(a).at(OfRows::column_step(step));
         if constexpr (S::kLayout == Layout::kRows) {
+            // redundant leading offset of A, leading offset of B: none in rows that are swizzled
             wgmma_bf16<true, false>(sums, left, OfRows::rows(b).at(OfRows::column_step(step)));
         } else {
+            // redundant leading offset of A: none in rows that are swizzled
+            // redundant leading offset of B: none in one part of 64 columns
             wgmma_bf16<true, true>(sums, left,
                                    OfColumns::columns(b).at(OfColumns::row_step(step)));
         }
@@ -161,7 +167,8 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
                 }
             }
         } else {
-            // What is left of a group is followed by another.
+            // What is left of a group is followed by another. Copies of four steps would never run.
+#pragma unroll 1
             for (int step = 0; step < work.last_steps; ++step) {
 #pragma unroll
                 for (int wave = 0; wave < kWaves; ++wave) {

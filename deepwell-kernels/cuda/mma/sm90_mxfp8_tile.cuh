@@ -100,14 +100,18 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
     constexpr uint32 kWaveBytes = kWaveM * kStageK + kWaveM / kScaleTileRows * kScaleTileBytes;
     const uint32 first_row = S::kAcross == 1 ? 0 : cluster_rank() * S::kCopiedM;
     const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
+    // redundant release of mbarrier.arrive: it hands on nothing of this thread
     mbarrier_expect(full, S::kOperandBytes + S::kCopiedScaleBytes -
                               (S::kWaves - waves) * kWaveBytes);
     const uint32 k = work.first_k + i * kStageK;
     uint8* operands = shared.operands + stage * S::kOperandBytes;
     uint8* rows = operands + first_row * kStageK;
     if constexpr (S::kAcross == 1) {
-        for (int32 row = 0; row < waves * kWaveM; row += S::kBoxM) {
-            tensor_copy_2d(rows + row * kStageK, a.elements, k, work.place.row + row, full);
+#pragma unroll
+        for (int row = 0; row < S::kWaves * kWaveM; row += S::kBoxM) {
+            if (row < waves * kWaveM) {
+                tensor_copy_2d(rows + row * kStageK, a.elements, k, work.place.row + row, full);
+            }
         }
     } else {
         tensor_copy_2d_multicast(rows, a.elements, k, work.place.row + first_row, full, kAll);
@@ -122,6 +126,7 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
                             work.place.row / kScaleTileRows + wave, k_block, k_blocks, full);
         }
     }
+    // redundant coordinate 0 of cp.async.bulk.tensor: scales of squares fill their tile
     copy_scale_tile(scales + S::kScaleTilesOfA * kScaleTileBytes, b, work.b_scale_row, k_block,
                     k_blocks, full);
 }
@@ -267,6 +272,7 @@ __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles t
     for (TileWork work; tiles.next(work);) {
         const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
         for (int32 i = 0; i < work.stages; ++i) {
+            // redundant scope of fence: the scales come by copies of this CTA
             wait<S>(shared.full + stage.index, stage.phase);
             uint8* const scales = shared.scales + stage.index * S::kScaleBytes;
             uint8* const made = scales + S::kCopiedScaleBytes;
@@ -330,9 +336,11 @@ class Factors {
 __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, uint64 b) {
     constexpr uint32 kStep = kStepK / kMatrixUnit;
     wgmma_fence();
+    // redundant leading offset of A, leading offset of B: none in rows that are swizzled
     wgmma_m64n128k32_e4m3<false>(partial, a, b);
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
+        // redundant leading offset of A, leading offset of B: none in rows that are swizzled
         wgmma_m64n128k32_e4m3<true>(partial, a + step * kStep, b + step * kStep);
     }
     wgmma_commit();
@@ -400,6 +408,7 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
                     factors.promote(sums[wave], partial);
                 }
                 if (is_last) {
+                    // redundant scope of fence: lanes have read scales, which this CTA copied
                     release<S>(empty + index * 8);
                     stage.advance();
                 }
@@ -408,11 +417,13 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
                 const bool any_wide = factors.any_wide();
                 wgmma_wait(partial);
                 if (is_last) {
+                    // redundant scope of fence: lanes have read scales, which this CTA copied
                     release<S>(empty + index * 8);
                     stage.advance();
+                    const bool has_next = i + 1 < stages;
                     // redundant mbarrier.wait: where it is not seen to be full, it is waited for
-                    is_full =
-                        i + 1 < stages && is_over<S>(full + stage.index * 8, stage.phase);
+                    // redundant parity 0 of mbarrier.wait, parity 1 of mbarrier.wait: the same
+                    is_full = has_next && is_over<S>(full + stage.index * 8, stage.phase);
                 }
                 if (any_wide) {
                     factors.template promote<mxfp8_tile::WideFactor>(sums[wave], partial);

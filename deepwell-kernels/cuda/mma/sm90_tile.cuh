@@ -236,6 +236,7 @@ __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produ
     if (warp == 0 && elect_one()) {
         shared.init_barriers();
     }
+    // redundant release of barrier.cluster.arrive: a fence of its own publishes the barriers
     synchronize_all<S>();
     if (warp < kWarpgroup / 32) {
         keep_registers<kProducerRegisters>();

@@ -194,12 +194,16 @@ fn edits(instruction: &Instruction, spare: Spare) -> Vec<Edit> {
 /// All mistakes that can be made, one at a time, in the order of the text.
 pub fn mutations(program: &Program) -> Vec<Mutation> {
     let spare = Spare::of(program);
+    let has_pairs = has_cta_pairs(&program.target);
     let mut found: Vec<Mutation> = Vec::new();
     for (position, step) in program.steps.iter().enumerate() {
         if step.guard == Some(PredicateSource::Constant(false)) {
             continue;
         }
         for Edit { class, what, .. } in edits(&step.instruction, spare) {
+            if class == Class::Group && !has_pairs {
+                continue;
+            }
             let known = found
                 .iter_mut()
                 .rfind(|known| known.ptx_line == step.ptx_line && known.what == what);
@@ -217,6 +221,12 @@ pub fn mutations(program: &Program) -> Vec<Mutation> {
     }
     found.sort_by_key(|mutation| mutation.ptx_line);
     found
+}
+
+/// Whether a target has pairs of CTAs: `.cta_group` is an error of the assembler before `sm_100`.
+fn has_cta_pairs(target: &str) -> bool {
+    let digits: String = target.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().is_ok_and(|version: u32| (100..120).contains(&version))
 }
 
 /// The program with one of its [`mutations`].

@@ -6,8 +6,12 @@ use crate::launch::{Arguments, Counts, Emulator, LaunchSpec, Settings};
 use crate::ptx;
 
 fn program(body: &str) -> Program {
+    program_for("sm_100a", body)
+}
+
+fn program_for(target: &str, body: &str) -> Program {
     let text = format!(
-        ".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{{\n\
+        ".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k()\n{{\n\
          .reg .pred %p<4>;\n.reg .b32 %r<8>;\n.reg .b64 %d<8>;\n.shared .align 8 .b8 s[64];\n\
          {body}\nret;\n}}\n"
     );
@@ -17,6 +21,25 @@ fn program(body: &str) -> Program {
 fn deletions(program: &Program) -> Vec<Mutation> {
     let of_class = |mutation: &Mutation| mutation.class == Class::Deletion;
     mutations(program).into_iter().filter(of_class).collect()
+}
+
+/// Hopper's copies were given `.cta_group`, which no assembler takes there.
+#[test]
+fn targets_without_pairs_have_no_cta_groups() {
+    let check = |target: &str, expected: bool| {
+        let program = program_for(
+            target,
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
+             [%r1], [%d1, {%r2, %r3}], [s];",
+        );
+        let mut classes = mutations(&program).into_iter().map(|mutation| mutation.class);
+        assert_eq!(classes.any(|class| class == Class::Group), expected, "{target}");
+    };
+    for (target, expected) in
+        [("sm_90a", false), ("sm_100a", true), ("sm_103a", true), ("sm_120a", false)]
+    {
+        check(target, expected);
+    }
 }
 
 #[test]
