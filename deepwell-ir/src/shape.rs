@@ -2,11 +2,16 @@
 //!
 //! A model is captured once; the planner then tries several micro-batch sizes. So a dimension is
 //! a monomial `factor · B^batch · S^seq`, perhaps with a fixed number added, counted in groups and
-//! rounded up to whole ones; [`Shape::bind`] turns it into numbers.
+//! rounded up to whole ones, or the smaller of two such numbers; [`Shape::bind`] turns it into
+//! numbers.
+
+mod size;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use self::size::Size;
 
 /// Sizes that a captured graph leaves open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,63 +29,79 @@ impl Binding {
     }
 }
 
-/// One dimension: `multiple · ceil((factor · B^batch · S^seq + extra) / divisor)`.
+/// One dimension: `multiple · ceil(repeats · ceil((factor · B^batch · S^seq + extra) / divisor) /
+/// per)`, or the smaller of two such numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Dim {
-    factor: usize,
-    batch: u8,
-    seq: u8,
-    divisor: usize,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    extra: usize,
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    multiple: usize,
-    /// The divisor leaves no remainder; whoever knows the sizes checks that.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    is_even: bool,
-}
-
-fn is_zero(size: &usize) -> bool {
-    *size == 0
-}
-
-fn one() -> usize {
-    1
-}
-
-fn is_one(size: &usize) -> bool {
-    *size == 1
+    #[serde(flatten)]
+    size: Size,
+    /// What it is at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    limit: Option<Size>,
 }
 
 impl Dim {
     /// The micro-batch size `B`.
-    pub const BATCH: Dim = Dim { batch: 1, ..Dim::fixed(1) };
+    pub const BATCH: Dim = Dim { size: Size::power(1, 0), limit: None };
     /// The sequence length `S`.
-    pub const SEQ: Dim = Dim { seq: 1, ..Dim::fixed(1) };
+    pub const SEQ: Dim = Dim { size: Size::power(0, 1), limit: None };
     /// Tokens per micro-batch, `B·S`.
-    pub const TOKENS: Dim = Dim { batch: 1, seq: 1, ..Dim::fixed(1) };
+    pub const TOKENS: Dim = Dim { size: Size::power(1, 1), limit: None };
 
     /// A known size.
     pub const fn fixed(size: usize) -> Dim {
-        Dim { factor: size, batch: 0, seq: 0, divisor: 1, extra: 0, multiple: 1, is_even: false }
+        Dim { size: Size::fixed(size), limit: None }
     }
 
     /// The size, when it depends on neither `B` nor `S`.
     pub fn as_fixed(self) -> Option<usize> {
-        (self.batch == 0 && self.seq == 0).then(|| self.of(self.factor))
+        self.size.as_fixed().filter(|_| self.limit.is_none())
+    }
+
+    /// The smaller of this dimension and `limit`. Of a dimension that has a limit already, and of
+    /// such a limit, the limit is dropped: then the result is an upper bound.
+    ///
+    /// ```
+    /// use deepwell_ir::{Binding, Dim};
+    ///
+    /// let rows = Dim::TOKENS.times(2).at_most(Dim::TOKENS.blocks_of(4).times(32));
+    /// assert_eq!(rows.to_string(), "min(2*B*S, 32*ceil(B*S/4))");
+    /// let of = |seq| rows.bind(&Binding { batch: 1, seq });
+    /// assert_eq!((of(1), of(33)), (2, 66));
+    /// ```
+    pub fn at_most(self, limit: Dim) -> Dim {
+        match (self.size.as_fixed(), limit.size.as_fixed()) {
+            (Some(size), Some(limit)) => Dim::fixed(size.min(limit)),
+            _ if self.size == limit.size => Dim { size: self.size, limit: None },
+            _ => Dim { size: self.size, limit: Some(limit.size) },
+        }
+    }
+
+    /// This dimension without what it is at most.
+    pub fn without_limit(self) -> Dim {
+        Dim { limit: None, ..self }
+    }
+
+    /// What `of` makes of the smaller number: all that a dimension can be made into grows with it,
+    /// so that it is the smaller of what it makes of both.
+    fn map(self, of: impl Fn(Size) -> Size) -> Dim {
+        let one = |size| Dim { size: of(size), limit: None };
+        self.limit.map_or(one(self.size), |limit| one(self.size).at_most(one(limit)))
+    }
+
+    /// [`Dim::map`] of what may have no answer.
+    fn try_map(self, of: impl Fn(Size) -> Option<Size>) -> Option<Dim> {
+        let one = |size| Some(Dim { size: of(size)?, limit: None });
+        let whole = one(self.size)?;
+        self.limit.map_or(Some(whole), |limit| Some(whole.at_most(one(limit)?)))
     }
 
     /// Number of blocks of `size` that cover this dimension (the last one may be ragged).
     ///
-    /// Exact, except where the dimension is rounded up to a multiple and neither that nor `size`
-    /// divides the other: then it is an upper bound.
+    /// Exact, except where the dimension has been counted in blocks twice, and neither of the
+    /// multiple that it is rounded up to and `size` divides the other: then it is an upper bound.
     pub fn blocks_of(self, size: usize) -> Dim {
-        if let Some(n) = self.as_fixed() {
-            return Dim::fixed(n.div_ceil(size));
-        }
-        let common = greatest_common_divisor(self.multiple, size);
-        let divisor = self.divisor * (size / common);
-        Dim { divisor, multiple: self.multiple / common, is_even: false, ..self }
+        self.map(|it| it.blocks_of(size))
     }
 
     /// One of `parts` equal parts: `parts` of them are this dimension again.
@@ -97,51 +118,25 @@ impl Dim {
     /// assert_eq!(Dim::fixed(12).part_of(8), None);
     /// ```
     pub fn part_of(self, parts: usize) -> Option<Dim> {
-        if parts == 0 {
-            return None;
-        }
-        if let Some(n) = self.as_fixed() {
-            return n.is_multiple_of(parts).then(|| Dim::fixed(n / parts));
-        }
-        // What is counted several times over is cut first.
-        let common = greatest_common_divisor(self.multiple, parts);
-        let (whole, parts) = (Dim { multiple: self.multiple / common, ..self }, parts / common);
-        let Dim { factor, extra, divisor, multiple, is_even, .. } = whole;
-        if parts == 1 {
-            return Some(whole);
-        }
-        if divisor == 1 && factor.is_multiple_of(parts) && extra.is_multiple_of(parts) {
-            return Some(Dim { factor: factor / parts, extra: extra / parts, ..whole });
-        }
-        if multiple != 1 || (divisor != 1 && !is_even) {
-            return None;
-        }
-        // In lowest terms, so that parts of a gather are what was gathered.
-        let divisor = divisor * parts;
-        let common = greatest_common_divisor(greatest_common_divisor(factor, extra), divisor);
-        let (factor, extra, divisor) = (factor / common, extra / common, divisor / common);
-        Some(Dim { factor, extra, divisor, is_even: divisor > 1, ..whole })
+        self.try_map(|it| it.part_of(parts))
     }
 
     /// This dimension `factor` times over.
     pub fn times(self, factor: usize) -> Dim {
-        match self.as_fixed() {
-            Some(n) => Dim::fixed(n * factor),
-            None if self.is_even => {
-                let common = greatest_common_divisor(self.divisor, factor);
-                let divisor = self.divisor / common;
-                let whole = Dim { divisor, is_even: divisor > 1, ..self };
-                match factor / common {
-                    1 => whole,
-                    rest if divisor == 1 => whole.times(rest),
-                    rest => Dim { multiple: whole.multiple * rest, ..whole },
-                }
-            }
-            None if self.divisor == 1 && self.multiple == 1 => {
-                Dim { factor: self.factor * factor, extra: self.extra * factor, ..self }
-            }
-            None => Dim { multiple: self.multiple * factor, ..self },
-        }
+        self.map(|it| it.times(factor))
+    }
+
+    /// This dimension times `numerator / denominator`, rounded up.
+    ///
+    /// ```
+    /// use deepwell_ir::{Binding, Dim};
+    ///
+    /// let share = Dim::TOKENS.share(10, 16);
+    /// assert_eq!(share.to_string(), "5*B*S/8");
+    /// assert_eq!(share.bind(&Binding { batch: 3, seq: 33 }), 62);
+    /// ```
+    pub fn share(self, numerator: usize, denominator: usize) -> Dim {
+        self.map(|it| it.share(numerator, denominator))
     }
 
     /// The next multiple of `multiple`: rows of a group that is padded to whole tiles.
@@ -154,11 +149,7 @@ impl Dim {
     /// assert_eq!(rows.bind(&Binding { batch: 3, seq: 33 }), 32);
     /// ```
     pub fn round_up_to(self, multiple: usize) -> Dim {
-        match self.as_fixed() {
-            Some(n) => Dim::fixed(n.next_multiple_of(multiple)),
-            None if self.is_multiple_of(multiple) => self,
-            None => self.blocks_of(multiple).times(multiple),
-        }
+        self.map(|it| it.round_up_to(multiple))
     }
 
     /// This dimension and `extra` more, which is the room that several groups, each padded to a
@@ -172,51 +163,20 @@ impl Dim {
     /// assert_eq!(rows.map(|rows| rows.bind(&Binding { batch: 3, seq: 33 })), Some(224));
     /// ```
     pub fn plus(self, extra: usize) -> Option<Dim> {
-        match self.as_fixed() {
-            Some(n) => Some(Dim::fixed(n + extra)),
-            None if self.divisor == 1 && self.multiple == 1 => {
-                Some(Dim { extra: self.extra + extra, ..self })
-            }
-            // Without a remainder, factors go into the fraction.
-            None if self.is_even => Some(Dim {
-                factor: self.multiple * self.factor,
-                extra: self.multiple * self.extra + extra * self.divisor,
-                multiple: 1,
-                ..self
-            }),
-            None => None,
-        }
+        self.try_map(|it| it.plus(extra))
     }
 
     /// Whether every size that this can be is a multiple of `size`.
     pub fn is_multiple_of(self, size: usize) -> bool {
-        match self.as_fixed() {
-            Some(n) => n.is_multiple_of(size),
-            None if self.multiple.is_multiple_of(size) => true,
-            None => {
-                self.divisor == 1
-                    && (self.multiple * self.factor).is_multiple_of(size)
-                    && (self.multiple * self.extra).is_multiple_of(size)
-            }
-        }
+        let is_multiple = |it: Size| it.is_multiple_of(size);
+        is_multiple(self.size) && self.limit.is_none_or(is_multiple)
     }
 
     /// The size under `binding`.
     pub fn bind(self, binding: &Binding) -> usize {
-        let monomial = self.factor
-            * binding.batch.pow(u32::from(self.batch))
-            * binding.seq.pow(u32::from(self.seq));
-        self.of(monomial)
+        let size = self.size.bind(binding);
+        self.limit.map_or(size, |limit| size.min(limit.bind(binding)))
     }
-
-    /// What this makes of its monomial.
-    fn of(self, monomial: usize) -> usize {
-        self.multiple * (monomial + self.extra).div_ceil(self.divisor)
-    }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 impl From<usize> for Dim {
@@ -227,27 +187,9 @@ impl From<usize> for Dim {
 
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(n) = self.as_fixed() {
-            return write!(f, "{n}");
-        }
-        let mut parts = Vec::new();
-        if self.factor != 1 {
-            parts.push(self.factor.to_string());
-        }
-        parts.extend(std::iter::repeat_n("B".to_string(), usize::from(self.batch)));
-        parts.extend(std::iter::repeat_n("S".to_string(), usize::from(self.seq)));
-        let mut text = parts.join("*");
-        if self.extra != 0 {
-            text = format!("({text}+{})", self.extra);
-        }
-        match (self.divisor, self.is_even) {
-            (1, _) => {}
-            (divisor, true) => text = format!("{text}:{divisor}"),
-            (divisor, false) => text = format!("{text}/{divisor}"),
-        }
-        match self.multiple {
-            1 => f.write_str(&text),
-            multiple => write!(f, "{multiple}*ceil({text})"),
+        match self.limit {
+            None => write!(f, "{}", self.size),
+            Some(limit) => write!(f, "min({}, {limit})", self.size),
         }
     }
 }
@@ -313,6 +255,27 @@ mod tests {
             (Dim::fixed(7).plus(2).unwrap(), 9, "9"),
             (Dim::TOKENS.part_of(3).unwrap().plus(5).unwrap(), 38, "(B*S+15):3"),
             (Dim::TOKENS.part_of(9).unwrap().times(2).plus(5).unwrap(), 27, "(2*B*S+45):9"),
+            (Dim::TOKENS.part_of(9).unwrap().times(2).blocks_of(4), 6, "2*B*S/36"),
+            (Dim::TOKENS.blocks_of(4).times(3).blocks_of(32), 3, "3*ceil(B*S/4)/32"),
+            (Dim::TOKENS.blocks_of(4).times(6).round_up_to(32), 160, "32*ceil(3*ceil(B*S/4)/16)"),
+            (
+                Dim::TOKENS.blocks_of(4).times(3).round_up_to(32).blocks_of(128),
+                1,
+                "3*ceil(B*S/4)/128",
+            ),
+            (Dim::TOKENS.share(10, 16), 62, "5*B*S/8"),
+            (Dim::fixed(99).share(10, 16), 62, "62"),
+            (Dim::fixed(99).at_most(Dim::fixed(98)), 98, "98"),
+            (Dim::TOKENS.at_most(Dim::TOKENS), 99, "B*S"),
+            (smaller(), 99, "min(B*S, 4*ceil(B*S/3))"),
+            (smaller().times(2), 198, "min(2*B*S, 8*ceil(B*S/3))"),
+            (smaller().blocks_of(8), 13, "min(B*S/8, B*S/6)"),
+            (smaller().round_up_to(8), 104, "min(8*ceil(B*S/8), 8*ceil(B*S/6))"),
+            (smaller().share(1, 2), 50, "min(B*S/2, 2*ceil(B*S/3))"),
+            (larger(), 66, "min(B*S, 2*ceil(B*S/3))"),
+            (larger().times(2), 132, "min(2*B*S, 4*ceil(B*S/3))"),
+            (larger().at_most(Dim::fixed(7)), 7, "min(B*S, 7)"),
+            (larger().without_limit(), 99, "B*S"),
         ] {
             assert_eq!(dim.bind(&binding), size, "{text}");
             assert_eq!(dim.to_string(), text);
@@ -320,6 +283,18 @@ mod tests {
             assert_eq!(serde_json::from_str::<Dim>(&json).unwrap(), dim, "{json}");
         }
         assert_eq!(Dim::TOKENS.blocks_of(4).plus(1), None);
+        assert_eq!(larger().plus(1), None);
+        assert_eq!(larger().as_fixed(), None);
+    }
+
+    /// All tokens, limited to more.
+    fn smaller() -> Dim {
+        Dim::TOKENS.at_most(Dim::TOKENS.blocks_of(3).times(4))
+    }
+
+    /// All tokens, limited to fewer.
+    fn larger() -> Dim {
+        Dim::TOKENS.at_most(Dim::TOKENS.blocks_of(3).times(2))
     }
 
     #[test]
@@ -336,6 +311,12 @@ mod tests {
             (Dim::fixed(12), 5, None),
             (Dim::fixed(12), 0, None),
             (tokens, 1, Some("B*S")),
+            (
+                tokens.times(8).at_most(tokens.blocks_of(5).times(16)),
+                8,
+                Some("min(B*S, 2*ceil(B*S/5))"),
+            ),
+            (tokens.times(8).at_most(tokens.blocks_of(5).times(4)), 8, None),
         ] {
             let part = dim.part_of(parts);
             assert_eq!(part.map(|part| part.to_string()).as_deref(), text, "{dim} in {parts}");

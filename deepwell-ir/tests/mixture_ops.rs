@@ -37,7 +37,7 @@ fn latent() -> ops::LatentKeyValue {
     ops::LatentKeyValue { heads: 4, plain_dim: 16, rope_dim: 8, value_dim: 24 }
 }
 
-const GROUPED: ops::GroupedRows = ops::GroupedRows { groups: 8, align: 32 };
+const GROUPED: ops::GroupedRows = ops::GroupedRows::new(8, 32);
 
 fn scaled(kind: GemmKind) -> ops::ScaledGroupedGemm {
     let (output, format) = (DType::Bf16, QuantFormat::MXFP8);
@@ -343,7 +343,7 @@ fn operands_that_do_not_fit_are_refused() {
             "expected operand 2 [9], got [8]",
         ),
         (
-            ops::GroupedGemm { grouped: ops::GroupedRows { groups: 8, align: 0 } }.into(),
+            ops::GroupedGemm { grouped: ops::GroupedRows::new(8, 0) }.into(),
             vec![f32s(&[288, 64]), f32s(&[8, 96, 64]), operand(DType::I32, &[9])],
             "expected at least 1 group of a multiple of 1 row",
         ),

@@ -7,6 +7,7 @@ mod tests;
 
 use deepwell_ir::ops::{
     Dispatch, ExpertSwiGlu, Experts, GroupedBias, GroupedGemm, GroupedRows, Permute,
+    capacity_sizes_rows,
 };
 use deepwell_ir::{
     Dim, Graph, GroupId, IrError, Node, NodeId, Op, OpError, Split, SplitOver, Stage, TensorId,
@@ -56,8 +57,8 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
 /// that has their experts ([`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks)) and sends rows,
 /// gates and choices; a rank sorts what came by its own experts, multiplies, and sends the rows
 /// back. Activations of a token then pass through the same numbers as with one rank. A token is
-/// sent as often as it has experts, which is why the other way is taken where there is a choice:
-/// buffers of rows have the same length, as no size depends on what tokens choose.
+/// sent as often as it has experts, which is why the other way is taken where nothing is dropped:
+/// buffers of rows then have the same length, as no size depends on what tokens choose.
 ///
 /// # Errors
 /// As [`expand`]; [`IrError::Split`] for experts that the ranks do not divide, and for a graph
@@ -154,7 +155,11 @@ fn experts(
             },
         });
     };
-    let grouped = GroupedRows { groups, align };
+    let top_k = graph.tensor(chosen).shape.0[1].as_fixed().unwrap_or_default();
+    let experts = groups * rank.map_or(1, |rank| rank.ranks);
+    let sizes_rows = |factor| capacity_sizes_rows(factor, experts, groups, top_k);
+    let limited = op.capacity_factor.is_some_and(sizes_rows);
+    let grouped = GroupedRows { limited, ..GroupedRows::new(groups, align) };
     let mut made = Expansion { graph, node, nodes: Vec::with_capacity(10) };
     let Tokens { operands, came } = made.tokens(op, rank, groups, [x, gates, chosen])?;
     let [x, gates, chosen] = operands;

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
@@ -401,12 +400,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
-        let counts_own_tokens = match &node.op {
-            Op::Dispatch(op) => op.rows_of != RowsOf::Sent,
-            op => matches!(op, Op::DispatchToRanks(_)),
-        };
-        if counts_own_tokens {
-            // The host reads how many tokens each expert got.
+        if matches!(node.op, Op::Dispatch(_) | Op::DispatchToRanks(_)) {
+            // The host reads how many tokens each expert got, and how many rows are used.
             let load = self.value(node.outputs[1]);
             self.values[load.index()].memory = MemoryKind::Host;
         }

@@ -3,8 +3,10 @@
 //! # Grouped rows
 //!
 //! Token `t` and its `k`-th expert are pair `t · K + k`. A matrix of grouped rows is `[R, C]`, one
-//! row for each pair, sorted by expert ([`GroupedRows`] says how many rows that are at most). On
-//! the device, so that the host waits for nothing, lie
+//! row for each pair, sorted by expert. `R` follows from the sizes alone, not from what tokens
+//! choose: it is the smaller of what all pairs want ([`GroupedRows::rows`]) and of what groups
+//! want that are all full ([`GroupedRows::rows_within`]). On the device, so that the host waits for
+//! nothing, lie
 //!
 //! | name | type | holds |
 //! |---|---|---|
@@ -23,6 +25,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity::{capacity, check_factor};
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
@@ -35,9 +38,18 @@ pub struct GroupedRows {
     pub groups: usize,
     /// Each group has a multiple of so many rows: of as many as share a scale along them.
     pub align: usize,
+    /// Whether a capacity sizes a buffer: all of its groups may be full, so that nearly all rows
+    /// may have a pair.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub limited: bool,
 }
 
 impl GroupedRows {
+    /// Groups that nothing limits but the number of pairs.
+    pub const fn new(groups: usize, align: usize) -> GroupedRows {
+        GroupedRows { groups, align, limited: false }
+    }
+
     /// Most rows that alignment adds, a multiple of it.
     pub const fn padding_max(&self) -> usize {
         (self.groups * self.align.saturating_sub(1)).next_multiple_of(self.align)
@@ -50,20 +62,38 @@ impl GroupedRows {
     /// use deepwell_ir::{Binding, Dim, ops::GroupedRows};
     ///
     /// // Two experts for each of 99 tokens, in 8 groups of whole 32 rows.
-    /// let rows = GroupedRows { groups: 8, align: 32 }.rows(Dim::TOKENS.times(2)).unwrap();
+    /// let rows = GroupedRows::new(8, 32).rows(Dim::TOKENS.times(2)).unwrap();
     /// assert_eq!(rows.bind(&Binding { batch: 3, seq: 33 }), 224 + 248_usize.next_multiple_of(32));
     /// ```
     pub fn rows(&self, pairs: Dim) -> Option<Dim> {
         Some(pairs.plus(self.padding_max())?.round_up_to(self.align))
     }
 
-    /// Rows of a buffer without what alignment adds at most: its pairs, rounded up to `align`.
+    /// [`GroupedRows::rows`] of groups that have at most `of_group` pairs each; what limits the
+    /// number of pairs is left out, as it is wider than this where it comes from the same limit.
+    ///
+    /// ```
+    /// use deepwell_ir::{Binding, Dim, ops::GroupedRows};
+    ///
+    /// // As above, with a quarter of the tokens for an expert at most: 25, in whole 32.
+    /// let grouped = GroupedRows::new(8, 32);
+    /// let rows = grouped.rows_within(Dim::TOKENS.times(2), Dim::TOKENS.share(1, 4)).unwrap();
+    /// assert_eq!(rows.bind(&Binding { batch: 3, seq: 33 }), 8 * 32);
+    /// ```
+    pub fn rows_within(&self, pairs: Dim, of_group: Dim) -> Option<Dim> {
+        let all_full = of_group.round_up_to(self.align).times(self.groups);
+        Some(self.rows(pairs.without_limit())?.at_most(all_full))
+    }
+
+    /// The most pairs in a buffer, rounded up to `align`: its rows without what alignment adds, but
+    /// where a capacity sizes it, which alignment adds little to.
     pub const fn pairs_of(&self, rows: usize) -> usize {
-        rows.saturating_sub(self.padding_max())
+        if self.limited { rows } else { rows.saturating_sub(self.padding_max()) }
     }
 
     pub(super) fn describe(&self) -> String {
-        format!("groups={} align={}", self.groups, self.align)
+        let limited = if self.limited { " limited" } else { "" };
+        format!("groups={} align={}{limited}", self.groups, self.align)
     }
 
     /// Wants a number of groups and an alignment that are not zero.
@@ -91,7 +121,10 @@ pub enum RowsOf {
     All,
     /// Tokens are rows that ranks sent ([`super::DispatchToRanks`]): a row has one expert of this
     /// rank at most, and the others of its `K` are -1, pairs without a row. `R` is of `T` pairs.
-    Sent,
+    Sent {
+        /// Most rows that all ranks together send for one expert.
+        of_expert: Dim,
+    },
     /// Tokens are those of all ranks of a group, of which this one has the experts from `first` on,
     /// a group each; pairs of other experts have no row. The experts of a token differ, so that `R`
     /// is of `T · min(K, groups)` pairs, however tokens choose.
@@ -133,7 +166,7 @@ impl Dispatch {
     pub const fn experts(&self) -> usize {
         match self.rows_of {
             RowsOf::Here { experts, .. } => experts,
-            RowsOf::All | RowsOf::Sent => self.grouped.groups,
+            RowsOf::All | RowsOf::Sent { .. } => self.grouped.groups,
         }
     }
 
@@ -141,16 +174,22 @@ impl Dispatch {
     pub const fn here(&self) -> std::ops::Range<usize> {
         match self.rows_of {
             RowsOf::Here { first, .. } => first..first + self.grouped.groups,
-            RowsOf::All | RowsOf::Sent => 0..self.grouped.groups,
+            RowsOf::All | RowsOf::Sent { .. } => 0..self.grouped.groups,
         }
     }
 
-    /// The most pairs that a token has here.
-    fn pairs_of_token(&self, top_k: usize) -> usize {
-        match self.rows_of {
-            RowsOf::All => top_k,
-            RowsOf::Sent => 1,
-            RowsOf::Here { .. } => top_k.min(self.grouped.groups),
+    /// Rows of the buffer for so many tokens with `top_k` experts each; `None` for tokens that are
+    /// counted in blocks.
+    pub fn buffer_rows(&self, tokens: Dim, top_k: usize) -> Option<Dim> {
+        let grouped = &self.grouped;
+        match (self.rows_of, self.capacity_factor) {
+            (RowsOf::All, Some(factor)) => {
+                let of_expert = capacity(factor, self.experts(), tokens, top_k);
+                grouped.rows_within(tokens.times(top_k), of_expert)
+            }
+            (RowsOf::All, None) => grouped.rows(tokens.times(top_k)),
+            (RowsOf::Sent { of_expert }, _) => grouped.rows_within(tokens, of_expert),
+            (RowsOf::Here { .. }, _) => grouped.rows(tokens.times(top_k.min(grouped.groups))),
         }
     }
 }
@@ -164,7 +203,7 @@ impl OpRule for Dispatch {
         let mut grouped = self.grouped.describe();
         match self.rows_of {
             RowsOf::All => {}
-            RowsOf::Sent => grouped.push_str(" sent"),
+            RowsOf::Sent { of_expert } => grouped.push_str(&format!(" sent={of_expert}")),
             RowsOf::Here { first, experts } => {
                 grouped.push_str(&format!(" first={first} experts={experts}"));
             }
@@ -181,9 +220,7 @@ impl OpRule for Dispatch {
         self.grouped.check(&check)?;
         let experts = check.rank(0, 2)?;
         let top_k = check.fixed(0, 1)?;
-        if let Some(factor) = self.capacity_factor.filter(|f| !f.is_finite() || *f <= 0.0) {
-            return Err(check.error("a finite capacity factor over 0", factor.to_string()));
-        }
+        check_factor(&check, self.capacity_factor)?;
         if let RowsOf::Here { first, experts } = self.rows_of {
             if first.checked_add(self.grouped.groups).is_none_or(|end| end > experts) {
                 let expected = format!("experts of a rank among the layer's {experts}");
@@ -195,7 +232,7 @@ impl OpRule for Dispatch {
                 return Err(check.error(expected, factor.to_string()));
             }
         }
-        let rows = self.grouped.rows(experts[0].times(self.pairs_of_token(top_k)));
+        let rows = self.buffer_rows(experts[0], top_k);
         let rows = rows.ok_or_else(|| check.error("tokens one by one", experts[0].to_string()))?;
         let i32s = |suffix, shape| OutputType::statistic(suffix, shape, DType::I32);
         let groups = self.grouped.groups;

@@ -4,17 +4,18 @@
 //! # Rows for ranks
 //!
 //! Of `n` ranks each has `E/n` experts, in their order. A buffer for all of them is `[n·C, ..]`:
-//! slab `p`, the rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C = T · min(K, E/n)` is the
-//! most that the tokens of a rank can want of another, so no pair is turned away however tokens
-//! choose, and no size depends on what they choose.
+//! slab `p`, the rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C` is the most that a rank can
+//! keep for another, however tokens choose: `T · min(K, E/n)` pairs, and with a capacity for each of
+//! its experts no more than `E/n` of these. No size depends on what tokens choose.
 //!
 //! A slab begins with its pairs, sorted by expert and then by pair; the rest of it has none. What
 //! is sent along says of each row which expert it is for, so that a receiver who sorts what came
-//! by expert ([`RowsOf::Sent`](super::RowsOf::Sent)) has each expert's rows in the order
+//! by expert ([`RowsOf::Sent`](super::RowsOf)) has each expert's rows in the order
 //! of the ranks and, within a rank, of the pairs: the order of one rank that has all the tokens.
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity::{capacity, check_factor};
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
@@ -45,7 +46,16 @@ impl DispatchToRanks {
 
     /// Rows of the buffer for all ranks, of so many tokens with `top_k` experts each.
     pub fn rows(&self, tokens: Dim, top_k: usize) -> Dim {
-        tokens.times(self.ranks * top_k.min(self.experts_of_rank()))
+        let rows = tokens.times(self.ranks * top_k.min(self.experts_of_rank()));
+        match self.capacity_factor {
+            None => rows,
+            Some(_) => rows.at_most(self.capacity(tokens, top_k).times(self.experts)),
+        }
+    }
+
+    /// Most of those rows that are for one expert.
+    pub fn capacity(&self, tokens: Dim, top_k: usize) -> Dim {
+        self.capacity_factor.map_or(tokens, |factor| capacity(factor, self.experts, tokens, top_k))
     }
 }
 
@@ -72,9 +82,7 @@ impl OpRule for DispatchToRanks {
             let expected = "at least 1 expert for each rank, and as many for all";
             return Err(check.error(expected, self.attributes()));
         }
-        if let Some(factor) = self.capacity_factor.filter(|f| !f.is_finite() || *f <= 0.0) {
-            return Err(check.error("a finite capacity factor over 0", factor.to_string()));
-        }
+        check_factor(&check, self.capacity_factor)?;
         let rows = self.rows(tokens, top_k);
         let i32s = |suffix, shape| OutputType::statistic(suffix, shape, DType::I32);
         Ok(vec![

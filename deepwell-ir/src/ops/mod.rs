@@ -5,6 +5,7 @@ mod add;
 mod add_bias;
 mod add_positions;
 mod attention;
+mod capacity;
 mod cast;
 mod collective;
 mod context;
@@ -49,6 +50,7 @@ pub use add_positions::{
     AddPositions, AddPositionsBackward, AddPositionsOfPart, AddPositionsOfPartBackward,
 };
 pub use attention::{Attention, AttentionBackward, AttentionHeads};
+pub use capacity::{capacity, capacity_sizes_rows};
 pub use cast::Cast;
 pub use collective::{Collective, CollectiveKind, Reduction};
 pub use context::{

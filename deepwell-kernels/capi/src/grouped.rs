@@ -13,7 +13,7 @@ use crate::status::{DwStatus, Failure, guard};
 
 /// `groups` groups of a multiple of `align` rows.
 fn grouped(groups: i32, align: i32) -> Result<GroupedRows, Failure> {
-    Ok(GroupedRows { groups: size("groups", groups)?, align: size("align", align)? })
+    Ok(GroupedRows::new(size("groups", groups)?, size("align", align)?))
 }
 
 fn offsets_input(offsets: *const c_void, grouped: &GroupedRows) -> Memory {

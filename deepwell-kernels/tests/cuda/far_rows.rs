@@ -89,7 +89,7 @@ fn matrices_of_experts_beyond_2_31_elements() {
     let mut offsets = vec![0; experts + 1];
     offsets[experts] = rows as i32;
     let (x, w) = (whole(rows * k, 3), whole(n * k, 4));
-    let grouped = GroupedRows { groups: experts, align: 32 };
+    let grouped = GroupedRows::new(experts, 32);
     let inputs = [
         (DType::Bf16, vec![rows, k]),
         (DType::Bf16, vec![experts, n, k]),

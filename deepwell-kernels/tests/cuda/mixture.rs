@@ -48,7 +48,7 @@ pub(crate) const HARD: [Mixture; 10] = [
 
 impl Mixture {
     pub(crate) fn grouped_rows(&self) -> GroupedRows {
-        GroupedRows { groups: self.experts, align: self.align }
+        GroupedRows::new(self.experts, self.align)
     }
 
     /// Rows of a buffer as the op has it.

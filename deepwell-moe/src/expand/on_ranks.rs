@@ -4,7 +4,7 @@
 use deepwell_ir::ops::{
     Collective, CollectiveKind, DispatchToRanks, Experts, Permute, Reduction, RowsOf, Unpermute,
 };
-use deepwell_ir::{IrError, TensorId};
+use deepwell_ir::{Dim, IrError, TensorId};
 
 use super::{Expansion, ExpertRank};
 
@@ -29,6 +29,8 @@ pub(super) enum Came {
         rows: TensorId,
         /// The own pair of each row.
         pairs: TensorId,
+        /// Most rows that all ranks together send for one expert.
+        of_expert: Dim,
     },
 }
 
@@ -40,7 +42,7 @@ impl Came {
             Came::Gathered(ExpertRank { place, ranks, .. }) => {
                 RowsOf::Here { first: place * groups, experts: ranks * groups }
             }
-            Came::Sent { .. } => RowsOf::Sent,
+            &Came::Sent { of_expert, .. } => RowsOf::Sent { of_expert },
         }
     }
 
@@ -75,7 +77,7 @@ impl Expansion<'_> {
                 let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
                 self.finish(among(rank, kind), &partial)
             }
-            Came::Sent { rank, rows, pairs } => {
+            Came::Sent { rank, rows, pairs, .. } => {
                 let unsorted = self.add("unpermute.received", Unpermute {}, &operands)?;
                 let returned = self.exchange("returned", rank, unsorted[0])?;
                 self.finish(Unpermute {}, &[returned, rows, pairs])
@@ -113,6 +115,11 @@ impl Expansion<'_> {
     ) -> Result<Tokens, IrError> {
         let (ranks, capacity_factor) = (rank.ranks, op.capacity_factor);
         let to_ranks = DispatchToRanks { experts: groups * ranks, ranks, capacity_factor };
+        let &[tokens, top_k] = self.graph.tensor(chosen).shape.0.as_slice() else {
+            unreachable!("experts have checked the rank of their choices");
+        };
+        let top_k = top_k.as_fixed().unwrap_or_default();
+        let of_expert = to_ranks.capacity(tokens, top_k).times(ranks);
         let outputs = self.add("dispatch_to_ranks", to_ranks, &[chosen])?;
         let &[rows, _, pairs, wanted] = outputs.as_slice() else {
             unreachable!("a dispatch to ranks has four outputs");
@@ -125,7 +132,7 @@ impl Expansion<'_> {
             self.exchange("gates", rank, gates)?,
             self.exchange("wanted", rank, wanted)?,
         ];
-        Ok(Tokens { operands, came: Came::Sent { rank, rows, pairs } })
+        Ok(Tokens { operands, came: Came::Sent { rank, rows, pairs, of_expert } })
     }
 }
 

@@ -66,13 +66,15 @@ fn ranks_gather_tokens_or_send_them() {
         &["unpermute", "all_to_all", "unpermute", "add"],
     ];
     let whole = graph();
+    // Two of eight experts for a token: a quarter of the tokens of two ranks.
+    let of_expert = Dim::TOKENS.share(1, 4).times(2);
     let experts = |op: &Op| match op {
         Op::Dispatch(op) => Some((op.rows_of, op.capacity_factor)),
         _ => None,
     };
     for (captured, expected, rows_of) in [
         (&whole, gathered.concat(), RowsOf::Here { first: 4, experts: 8 }),
-        (&limited, sent.concat(), RowsOf::Sent),
+        (&limited, sent.concat(), RowsOf::Sent { of_expert }),
     ] {
         let (expanded, splits) = expand_on_rank(captured, 32, rank).unwrap();
         assert_eq!(names(&expanded), expected);

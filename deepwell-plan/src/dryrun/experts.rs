@@ -25,7 +25,7 @@ impl ExpertRoom {
                 let (experts, own) = (op.experts() as u64, op.grouped.groups as u64);
                 let here = elements(call, 0) * own / experts.max(1);
                 // What ranks sent, they have counted.
-                let even = if op.rows_of == RowsOf::Sent { 0 } else { here };
+                let even = if matches!(op.rows_of, RowsOf::Sent { .. }) { 0 } else { here };
                 Some(ExpertRoom { most: elements(call, 4), even })
             }
             // It sends as many as it is sent.

@@ -154,7 +154,7 @@ pub(super) fn calls(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<(SingleCall, 
 
 /// Groups whose rows may share scales of `format`, and rows of the buffer.
 fn groups_of(size: &ExpertSize, align: usize) -> (GroupedRows, usize) {
-    let grouped = GroupedRows { groups: size.experts, align };
+    let grouped = GroupedRows::new(size.experts, align);
     let rows = size.tokens * size.top_k + grouped.padding_max();
     (grouped, rows.next_multiple_of(align))
 }

@@ -121,7 +121,8 @@ pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
                 _ => return None,
             };
             let (id, layer) = (call.outputs().get(1)?.value, call.layer?);
-            let (counts_choices, drops) = (rows_of != RowsOf::Sent, rows_of == RowsOf::All);
+            let counts_choices = !matches!(rows_of, RowsOf::Sent { .. });
+            let drops = rows_of == RowsOf::All;
             Some(LoadCounters { id, layer, experts, counts_choices, drops, rows })
         });
         counters.collect()

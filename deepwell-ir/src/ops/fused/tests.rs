@@ -9,7 +9,7 @@ use crate::ops::{
 };
 use crate::{Dim, GemmKind};
 
-const GROUPED: GroupedRows = GroupedRows { groups: 8, align: 32 };
+const GROUPED: GroupedRows = GroupedRows::new(8, 32);
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
     Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }

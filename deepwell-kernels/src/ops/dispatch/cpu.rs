@@ -18,7 +18,7 @@ pub fn dispatch(
     top_k: usize,
     maps: GroupedMaps<'_>,
 ) -> Result<(), MoeError> {
-    if op.rows_of == RowsOf::Sent {
+    if matches!(op.rows_of, RowsOf::Sent { .. }) {
         return group_from_ranks(chosen, op.grouped.groups, op.grouped.align, maps);
     }
     // A negative number becomes one that no expert has.
@@ -91,6 +91,7 @@ pub(super) fn prepare_to_ranks(operands: &Operands<'_>, op: &Op) -> Result<Run, 
 mod tests {
     use deepwell_ir::ops::GroupedRows;
     use deepwell_ir::{DType, Dim, OpRule, Shape, TensorType};
+    use proptest::prelude::*;
 
     use super::*;
     use crate::cpu::test_support::Random;
@@ -115,22 +116,28 @@ mod tests {
         Grouped { offsets, load, rows, pairs }
     }
 
+    /// The most pairs of an expert: in the order of the definition, as a product of three numbers
+    /// is rounded by their order.
+    fn capacity(factor: Option<f64>, tokens: usize, top_k: usize, experts: usize) -> usize {
+        let share = |factor: f64| factor * tokens as f64 * top_k as f64 / experts as f64;
+        factor.map_or(usize::MAX, |factor| share(factor).ceil() as usize)
+    }
+
     /// Compares with the oracle, with a buffer as long as the op says.
     fn check(chosen: &[i32], top_k: usize, experts: usize, align: usize, factor: Option<f64>) {
-        let grouped = GroupedRows { groups: experts, align };
+        let grouped = GroupedRows::new(experts, align);
         let op = Dispatch { grouped, capacity_factor: factor, rows_of: RowsOf::All };
         let got = sort(&op, chosen, top_k);
         let rows = got.pairs.len();
-        assert!(grouped.pairs_of(rows) >= chosen.len() && rows.is_multiple_of(align));
-        let share = |factor: f64| (factor * chosen.len() as f64 / experts as f64).ceil() as usize;
-        let capacity = factor.map_or(usize::MAX, share);
+        assert!(rows.is_multiple_of(align));
+        let capacity = capacity(factor, chosen.len() / top_k, top_k, experts);
         assert_eq!(got, oracle::forward(chosen, experts, align, capacity, rows));
     }
 
     /// The same of ranks that have some of the experts each.
     fn check_here(chosen: &[i32], top_k: usize, experts: usize, align: usize) {
         for ranks in [1, 2, 3, 4].into_iter().filter(|&ranks| experts.is_multiple_of(ranks)) {
-            let grouped = GroupedRows { groups: experts / ranks, align };
+            let grouped = GroupedRows::new(experts / ranks, align);
             for first in (0..experts).step_by(grouped.groups) {
                 let rows_of = RowsOf::Here { first, experts };
                 let op = Dispatch { grouped, capacity_factor: None, rows_of };
@@ -180,34 +187,74 @@ mod tests {
                 let chosen: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
                 for factor in [None, Some(0.3), Some(1.0)] {
                     let op = DispatchToRanks { experts, ranks, capacity_factor: factor };
-                    let rows = op.rows(Dim::fixed(tokens), top_k).as_fixed().unwrap();
-                    let mut got = oracle::ForRanks {
-                        rows: vec![7; chosen.len()],
-                        load: vec![7; 2 * experts],
-                        pairs: vec![7; rows],
-                        wanted: vec![7; rows * top_k],
-                    };
-                    let maps = RankMaps {
-                        rows: &mut got.rows,
-                        load: &mut got.load,
-                        pairs: &mut got.pairs,
-                        wanted: &mut got.wanted,
-                    };
-                    dispatch_to_ranks(&op, &chosen, top_k, maps).unwrap();
-                    let share =
-                        |factor: f64| (factor * chosen.len() as f64 / experts as f64).ceil();
-                    let capacity = factor.map_or(usize::MAX, |factor| share(factor) as usize);
-                    let slab = rows / ranks;
-                    let expected = oracle::to_ranks(&chosen, top_k, experts, ranks, capacity, slab);
-                    assert_eq!(got, expected, "{experts} {top_k} {ranks} {tokens} {factor:?}");
+                    check_sent(&op, &chosen, top_k, 32);
                 }
             }
         }
     }
 
+    /// Of ranks with the same experts of `chosen` `[tokens, top_k]`, how the first sorts the rows
+    /// that all of them send it.
+    fn check_sent(op: &DispatchToRanks, chosen: &[i32], top_k: usize, align: usize) {
+        let DispatchToRanks { experts, ranks, capacity_factor } = *op;
+        let tokens = Dim::fixed(chosen.len() / top_k);
+        let rows = op.rows(tokens, top_k).as_fixed().unwrap();
+        let capacity = capacity(capacity_factor, chosen.len() / top_k, top_k, experts);
+        let slab = rows / ranks;
+        let sent = oracle::to_ranks(chosen, top_k, experts, ranks, capacity, slab);
+        let mut got = oracle::ForRanks {
+            rows: vec![7; chosen.len()],
+            load: vec![7; 2 * experts],
+            pairs: vec![7; rows],
+            wanted: vec![7; rows * top_k],
+        };
+        let maps = RankMaps {
+            rows: &mut got.rows,
+            load: &mut got.load,
+            pairs: &mut got.pairs,
+            wanted: &mut got.wanted,
+        };
+        dispatch_to_ranks(op, chosen, top_k, maps).unwrap();
+        assert_eq!(got, sent);
+        let received = sent.wanted[..slab * top_k].repeat(ranks);
+        let rows_of = RowsOf::Sent { of_expert: op.capacity(tokens, top_k).times(ranks) };
+        let grouped = GroupedRows::new(experts / ranks, align);
+        let of_received = Dispatch { grouped, capacity_factor: None, rows_of };
+        let got = sort(&of_received, &received, top_k);
+        let buffer = got.pairs.len();
+        assert_eq!(got, oracle::forward(&received, experts / ranks, align, usize::MAX, buffer));
+    }
+
+    proptest! {
+        /// With a capacity a buffer has a row for all pairs that are kept, whatever tokens choose,
+        /// and those that are dropped are the oracle's: it asserts that the rows are enough.
+        #[test]
+        fn limited_buffers_are_long_enough(
+            tokens in 0_usize..200,
+            (experts, top_k, ranks) in prop::sample::select(vec![
+                (1, 1, 1), (8, 1, 2), (8, 2, 4), (8, 8, 8), (6, 4, 2), (33, 6, 3),
+            ]),
+            factor in prop_oneof![0.001..0.2, 0.2..3.0, 3.0..100.0, Just(1.0), Just(1.1)],
+            align in prop::sample::select(vec![1, 32, 128]),
+            // Tokens begin to choose at one of so many experts.
+            spread in 1_usize..34,
+            seed in any::<u64>(),
+        ) {
+            let mut random = Random::new(seed);
+            let mut token = || {
+                let first = random.below(spread);
+                (0..top_k).map(move |choice| ((first + choice) % experts) as i32)
+            };
+            let chosen: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
+            check(&chosen, top_k, experts, align, Some(factor));
+            let op = DispatchToRanks { experts, ranks, capacity_factor: Some(factor) };
+            check_sent(&op, &chosen, top_k, align);
+        }
+    }
+
     #[test]
     fn an_expert_that_does_not_exist_is_refused() {
-        let grouped = GroupedRows { groups: 2, align: 1 };
+        let grouped = GroupedRows::new(2, 1);
         for expert in [-1, 2] {
             let maps = GroupedMaps {
                 offsets: &mut [0; 3],

@@ -102,7 +102,7 @@ mod tests {
             (32, 0, DType::Bf16, Some("takes no empty matrices")),
         ] {
             let format = QuantFormat::MXFP8;
-            let grouped = GroupedRows { groups: 2, align };
+            let grouped = GroupedRows::new(2, align);
             let kind = GemmKind::Fprop;
             let op = ScaledGroupedGemm { kind, grouped, output, a: format, b: format };
             let stacked = |shape: &[usize]| [&[2], shape].concat();

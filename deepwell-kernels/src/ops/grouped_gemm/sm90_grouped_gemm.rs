@@ -232,7 +232,7 @@ mod tests {
         ] {
             let op = ScaledGroupedGemm {
                 kind: GemmKind::Fprop,
-                grouped: GroupedRows { groups: 3, align },
+                grouped: GroupedRows::new(3, align),
                 output,
                 a: format,
                 b: format,

@@ -183,7 +183,7 @@ mod tests {
             (f32, 32, 8, Some("takes bf16 operands, not f32")),
             (bf16, 32, 0, Some("takes no empty matrices")),
         ] {
-            let grouped = GroupedRows { groups: 2, align };
+            let grouped = GroupedRows::new(2, align);
             let op = Op::from(ops::GroupedGemmWeightGrad { grouped });
             let shapes = [vec![96, 16], vec![96, k], vec![3], vec![2, 16, k]];
             let dtypes = [dtype, dtype, DType::I32, f32];

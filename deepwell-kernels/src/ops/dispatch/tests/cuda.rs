@@ -11,17 +11,16 @@ fn check(gpu: &mut Gpu, mixture: Mixture, capacity_factor: Option<f64>) {
     let Mixture { tokens, experts, top_k, .. } = mixture;
     let grouped = mixture.grouped_rows();
     let op = ops::Dispatch { grouped, capacity_factor, rows_of: RowsOf::All };
+    let buffer = op.buffer_rows(Dim::fixed(tokens), top_k).and_then(|rows| rows.as_fixed());
+    let buffer = buffer.expect("fixed sizes");
     let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
     let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
-    let outputs = [
-        i32s(&[experts + 1]),
-        i32s(&[2, experts]),
-        i32s(&[tokens, top_k]),
-        i32s(&[mixture.rows()]),
-    ];
+    let outputs =
+        [i32s(&[experts + 1]), i32s(&[2, experts]), i32s(&[tokens, top_k]), i32s(&[buffer])];
     let got = gpu.run(op, &[chosen], &outputs, false, 1);
     let share = |factor: f64| (factor * (tokens * top_k) as f64 / experts as f64).ceil() as usize;
-    let expected = mixture.grouped(capacity_factor.map_or(usize::MAX, share));
+    let capacity = capacity_factor.map_or(usize::MAX, share);
+    let expected = oracle::forward(&mixture.chosen(), experts, mixture.align, capacity, buffer);
     let expected = [expected.offsets, expected.load, expected.rows, expected.pairs];
     for ((name, got), expected) in
         ["offsets", "load", "rows", "pairs"].iter().zip(&got).zip(&expected)
@@ -43,13 +42,13 @@ fn check_hard(gpu: &mut Gpu) {
 fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: Option<f64>) {
     let Mixture { tokens, experts, top_k, align, .. } = mixture;
     let what = format!("{mixture:?}, {capacity_factor:?}, {ranks} ranks");
-    let op = ops::DispatchToRanks { experts, ranks, capacity_factor };
-    let rows = op.rows(Dim::fixed(tokens), top_k).as_fixed().expect("fixed sizes");
+    let to_ranks = ops::DispatchToRanks { experts, ranks, capacity_factor };
+    let rows = to_ranks.rows(Dim::fixed(tokens), top_k).as_fixed().expect("fixed sizes");
     let chosen = HostTensor::i32(&[tokens, top_k], &mixture.chosen());
     let i32s = |shape: &[usize]| HostTensor::output(DType::I32, shape);
     let outputs =
         [i32s(&[tokens, top_k]), i32s(&[2, experts]), i32s(&[rows]), i32s(&[rows, top_k])];
-    let got = gpu.run(op.clone(), &[chosen], &outputs, false, 1);
+    let got = gpu.run(to_ranks.clone(), &[chosen], &outputs, false, 1);
     let share = |factor: f64| (factor * (tokens * top_k) as f64 / experts as f64).ceil() as usize;
     let capacity = capacity_factor.map_or(usize::MAX, share);
     let slab = rows / ranks;
@@ -62,10 +61,12 @@ fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: O
     }
 
     let own = experts / ranks;
-    let grouped = ops::GroupedRows { groups: own, align };
-    let op = ops::Dispatch { grouped, capacity_factor: None, rows_of: RowsOf::Sent };
+    let grouped = ops::GroupedRows::new(own, align);
+    let of_expert = to_ranks.capacity(Dim::fixed(tokens), top_k).times(ranks);
+    let rows_of = RowsOf::Sent { of_expert };
+    let op = ops::Dispatch { grouped, capacity_factor: None, rows_of };
     let received = sent.wanted[..slab * top_k].repeat(ranks);
-    let buffer = grouped.rows(Dim::fixed(rows)).and_then(|rows| rows.as_fixed());
+    let buffer = op.buffer_rows(Dim::fixed(rows), top_k).and_then(|rows| rows.as_fixed());
     let buffer = buffer.expect("fixed sizes");
     let outputs = [i32s(&[own + 1]), i32s(&[2, own]), i32s(&[rows, top_k]), i32s(&[buffer])];
     let wanted = HostTensor::i32(&[rows, top_k], &received);
@@ -82,7 +83,7 @@ fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: O
 /// How each of ranks with equally many experts sorts the tokens of all.
 fn check_here(gpu: &mut Gpu, mixture: Mixture, ranks: usize) {
     let Mixture { tokens, experts, top_k, align, .. } = mixture;
-    let grouped = ops::GroupedRows { groups: experts / ranks, align };
+    let grouped = ops::GroupedRows::new(experts / ranks, align);
     let rows = grouped.rows(Dim::fixed(tokens * top_k.min(grouped.groups)));
     let rows = rows.and_then(|rows| rows.as_fixed()).expect("fixed sizes");
     for first in (0..experts).step_by(grouped.groups) {

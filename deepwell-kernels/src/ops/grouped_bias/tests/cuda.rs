@@ -94,7 +94,7 @@ fn check_not_finite(gpu: &mut Gpu) {
         HostTensor::i32(&[rows, 1], &[0, 1, 2, 3, 4, 5]),
         HostTensor::i32(&[rows], &[0, 1, 2, 3, 4, 5]),
     ];
-    let grouped = ops::GroupedRows { groups: experts, align: 1 };
+    let grouped = ops::GroupedRows::new(experts, 1);
     let forward = ops::GroupedBias { grouped, gated: true };
     let outputs = [
         HostTensor::output(DType::F32, &[experts, columns]),

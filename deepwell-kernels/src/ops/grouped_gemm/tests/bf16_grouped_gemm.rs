@@ -39,7 +39,7 @@ fn check(gpu: &mut Gpu, groups: &[usize], behind: usize, [n, k]: [usize; 2], kin
     let offsets = offsets_of(groups);
     let end = *offsets.last().expect("a group") as usize;
     let (count, rows) = (groups.len(), end + behind);
-    let grouped = GroupedRows { groups: count, align: 1 };
+    let grouped = GroupedRows::new(count, 1);
     // What no group has is not read.
     let rows_of = |columns: usize, seed: u64| {
         let mut values = kind.values(rows * columns, seed);

@@ -90,7 +90,7 @@ impl Case<'_> {
         let offsets = offsets_of(groups);
         let end = *offsets.last().expect("a group") as usize;
         let (count, rows) = (groups.len(), end + behind);
-        let grouped = GroupedRows { groups: count, align: usize::from(spec.block.k).max(BLOCK) };
+        let grouped = GroupedRows::new(count, usize::from(spec.block.k).max(BLOCK));
         let places = HostTensor::i32(&[count + 1], &offsets);
         let op = |kind| ScaledGroupedGemm {
             kind,

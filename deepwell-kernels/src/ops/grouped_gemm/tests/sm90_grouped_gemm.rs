@@ -72,7 +72,7 @@ impl Groups {
     }
 
     pub(crate) fn grouped(&self) -> ops::GroupedRows {
-        ops::GroupedRows { groups: self.count(), align: self.align }
+        ops::GroupedRows::new(self.count(), self.align)
     }
 
     pub(crate) fn offsets_tensor(&self) -> HostTensor {

@@ -224,7 +224,7 @@ fn check_unheld_of_groups(gpu: &mut Gpu) {
     let offsets = [&[0], &offsets[..]].concat();
     let (rows, n, k) = (256 + 32, 140, 72);
     let format = QuantFormat::MXFP8;
-    let grouped = ops::GroupedRows { groups: groups.len(), align: 32 };
+    let grouped = ops::GroupedRows::new(groups.len(), 32);
     let places = HostTensor::i32(&[offsets.len()], &offsets);
     let op =
         |kind| ops::ScaledGroupedGemm { kind, grouped, output: DType::Bf16, a: format, b: format };
