@@ -88,7 +88,7 @@ fn outputs_and_costs() {
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 27] = [
+    let rows: [Row; 30] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -119,10 +119,30 @@ fn outputs_and_costs() {
         ),
         // The rows that came have a pair each.
         (
-            dispatch(None, RowsOf::Sent).into(),
+            dispatch(None, RowsOf::Sent { of_expert: 60.into() }).into(),
             vec![i32s(&[60, 3])],
             &[&[9], &[2, 8], &[60, 3], &[320]],
             360,
+        ),
+        // At most 20 of them for each of the eight experts, in whole 32.
+        (
+            dispatch(None, RowsOf::Sent { of_expert: 20.into() }).into(),
+            vec![i32s(&[60, 3])],
+            &[&[9], &[2, 8], &[60, 3], &[256]],
+            360,
+        ),
+        // With a capacity of four pairs for each of eight experts, in whole 32.
+        (
+            dispatch(Some(1.0), RowsOf::All).into(),
+            vec![i32s(&[10, 3])],
+            &[&[9], &[2, 8], &[10, 3], &[256]],
+            60,
+        ),
+        (
+            ops::DispatchToRanks { experts: 8, ranks: 2, capacity_factor: Some(0.25) }.into(),
+            vec![i32s(&[10, 3])],
+            &[&[10, 3], &[2, 8], &[8], &[8, 3]],
+            60,
         ),
         // Of 20 tokens each can want three of the eight experts here.
         (

@@ -1,8 +1,8 @@
 //! Chooses micro-batch and recomputation by trying: each candidate is lowered and dry-run.
 
 use deepwell_ir::{
-    Binding, Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, TensorPrecision,
-    differentiate,
+    Binding, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target,
+    TensorPrecision, differentiate,
 };
 use deepwell_probe::{Gpu, Hardware};
 
@@ -407,11 +407,20 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         kernels: Vec::new(),
         optimizer: request.optimizer.clone(),
         bucket_bytes: Plan::BUCKET_BYTES,
+        capacity_factor: capacity_factor(graph),
         one_stream: false,
         parallel: Parallel::default(),
         stages: Vec::new(),
         tuned: Vec::new(),
     }
+}
+
+/// That of the experts of a captured graph, which is one for all layers.
+fn capacity_factor(graph: &Graph) -> Option<f64> {
+    graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(op) => op.capacity_factor,
+        _ => None,
+    })
 }
 
 /// A plan with other batches.

@@ -409,9 +409,8 @@ impl fmt::Display for DryRun {
                 let what = format!("ms of exchanges, {exposed:.3} of them exposed");
                 writeln!(f, "  {:<12} {all:>12.3} {what}", "exchanges")?;
             }
-            if let Some(ExpertRoom { most, even }) = rank.expert_room {
-                let what = format!("rows of a layer have room, {even} where tokens choose evenly");
-                writeln!(f, "  {:<12} {most:>12} {what}", "experts")?;
+            if let Some(room) = rank.expert_room {
+                writeln!(f, "  {:<12} {room:>12}", "experts")?;
             }
             writeln!(
                 f,

@@ -82,6 +82,9 @@ pub struct MemoryRules {
     pub selective: RecomputedModules,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
+    /// Limits the pairs of an expert to so many times its even share, and so the rows that there is
+    /// room for; none has room for `expert_imbalance` times the mean.
+    pub capacity_factor: Option<f64>,
     /// Groups of data-parallel ranks that each hold all optimizer states.
     pub optimizer_instances: usize,
     /// Bytes of a parameter without ZeRO: compute copy, gradient, master weight, two moments.
@@ -110,6 +113,7 @@ impl MemoryRules {
                 ..RecomputedModules::default()
             },
             expert_imbalance: 1.0,
+            capacity_factor: None,
             optimizer_instances: 1,
             parameter_bytes: 2.0,
             gradient_bytes: 4.0,
@@ -239,7 +243,9 @@ pub fn layer_activation_bytes(
             }
             Some(experts) => {
                 let etp = at.etp as f64;
-                let rows = tokens * experts.top_k as f64 * etp / tp * rules.expert_imbalance;
+                let room = |factor| experts.room_over_mean(factor, at.ep);
+                let over_mean = rules.capacity_factor.map_or(rules.expert_imbalance, room);
+                let rows = tokens * experts.top_k as f64 * etp / tp * over_mean;
                 // Output of the first GEMM, of the activation, and of the router's weight on it.
                 let kept = if again.expert_activation { 0.0 } else { 2.0 };
                 let columns = (shape.gate_factor() + kept) * experts.ffn as f64 / etp;

@@ -34,6 +34,16 @@ pub struct ExpertShape {
     pub dense_layers: usize,
 }
 
+impl ExpertShape {
+    /// Rows that there is room for with a capacity factor over the mean, of one of `ranks` with as
+    /// many experts each: the factor, but no more than tokens can want of a rank.
+    pub fn room_over_mean(&self, factor: f64, ranks: usize) -> f64 {
+        let of_rank = (self.experts / ranks.max(1)).max(1);
+        let wanted = ranks * self.top_k.min(of_rank);
+        factor.min(wanted as f64 / self.top_k.max(1) as f64)
+    }
+}
+
 /// Sizes of a decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {

@@ -87,6 +87,10 @@ pub struct Plan {
     /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
     /// split: one with more is alone in its bucket.
     pub bucket_bytes: usize,
+    /// Limits the pairs of an expert to so many times its even share, and so the rows that there
+    /// is room for; none drops nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
     /// Whether forward and backward passes of a GPU compute on one stream. On several, what runs
     /// beside a layer keeps its operands longer: it takes more memory and less time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -144,6 +148,9 @@ impl fmt::Display for Plan {
             writeln!(f, "  stages        of {} layers", layers.join(", "))?;
         }
         writeln!(f, "  recompute     {}", self.recompute)?;
+        if let Some(factor) = self.capacity_factor {
+            writeln!(f, "  capacity      {factor} times the even share of an expert")?;
+        }
         if self.one_stream {
             writeln!(f, "  streams       one for each pass, as memory is short")?;
         }

@@ -54,6 +54,9 @@ pub struct StepRules {
     pub attention: f64,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
+    /// Limits the pairs of an expert to so many times its even share: all-to-alls then carry all
+    /// rows that there is room for.
+    pub capacity_factor: Option<f64>,
     /// Whether linear layers are quantized to FP8.
     pub fp8: bool,
 }
@@ -77,6 +80,7 @@ impl StepRules {
         unfused: 1.0,
         attention: 1.0,
         expert_imbalance: 1.0,
+        capacity_factor: None,
         fp8: false,
     };
 

@@ -98,6 +98,8 @@ impl PlanFile {
         take("batch_size", &mut s.batch_size, &base.batch_size, batch)?;
         take("micro_batch", &mut s.micro_batch, &base.micro_batch, Some(plan.micro_batch))?;
         take("recompute", &mut s.recompute, &base.recompute, Some(plan.recompute))?;
+        let (factor, planned) = (&mut s.router.capacity_factor, plan.capacity_factor);
+        take("router.capacity_factor", factor, &base.router.capacity_factor, planned)?;
         take("optimizer", &mut s.optimizer, &base.optimizer, plan.optimizer.clone())?;
         if s.policy.is_some() || s.precision != Settings::default().precision {
             let got = s.policy.as_ref().map_or(s.precision.clone(), |it| it.display().to_string());

@@ -241,7 +241,14 @@ fn loads_are_counted_and_drops_reported() {
                 assert!(load.rows_used >= of_micro_batch, "{load:?}");
                 assert!(load.rows_used <= load.rows_planned, "{load:?}");
                 let pairs = pairs * micro_batch as u64 / BATCH as u64;
-                let planned = (pairs + 32 * load.chosen.len() as u64).next_multiple_of(32);
+                let experts = load.chosen.len() as u64;
+                let planned = (pairs + 32 * experts).next_multiple_of(32);
+                // A capacity of half an even share makes room for no more.
+                let share = pairs / experts;
+                let full = |factor: f64| experts * (factor * share as f64) as u64;
+                let planned = factor.map_or(planned, |factor| {
+                    planned.min(full(factor).next_multiple_of(32 * experts))
+                });
                 assert_eq!(load.rows_planned, planned, "{load:?}");
             }
         }

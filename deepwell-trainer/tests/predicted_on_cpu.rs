@@ -14,28 +14,45 @@ fn small_runs_hold_what_was_predicted() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text.txt");
     std::fs::write(&text, "a well is deep, and water is in it. ".repeat(4000)).unwrap();
-    for (model, batch, precision) in [
-        ("llama-micro", "8", "bf16"),
-        ("llama-micro", "8", "mxfp8"),
-        ("parity-600k", "4", "mxfp8"),
-        ("moe-micro", "8", "mxfp8"),
+    let mut of_mixtures = Vec::new();
+    for (model, batch, precision, capacity) in [
+        ("llama-micro", "8", "bf16", None),
+        ("llama-micro", "8", "mxfp8", None),
+        ("parity-600k", "4", "mxfp8", None),
+        ("moe-micro", "8", "mxfp8", None),
+        ("moe-micro", "8", "mxfp8", Some("1")),
+        ("moe-micro", "8", "mxfp8", Some("0.25")),
     ] {
-        let out = folder.path().join(format!("{model}-{batch}-{precision}"));
-        let summary = run(&text, &out, &[model, batch, precision]);
+        let of_capacity = capacity.unwrap_or("all");
+        let out = folder.path().join(format!("{model}-{batch}-{precision}-{of_capacity}"));
+        let summary = run(&text, &out, &[model, batch, precision], capacity);
         let predicted = summary.peak_bytes_predicted as f64;
         let measured = summary.peak_bytes_measured.unwrap() as f64;
         let off = (measured / predicted - 1.0) * 100.0;
-        let what = format!("{model} x {batch} in {precision}: {predicted} bytes predicted");
+        let what =
+            format!("{model} x {batch} in {precision}, {of_capacity}: {predicted} bytes predicted");
         println!("{what}, {off:+.1} %");
         assert!(off.abs() <= 10.0, "{what}, {measured} measured, {off:+.1} %");
+        if model == "moe-micro" {
+            of_mixtures.push((predicted, measured));
+        }
     }
+    // The smaller the capacity, the less is predicted and measured.
+    assert!(of_mixtures.is_sorted_by(|a, b| a.0 > b.0 && a.1 > b.1), "{of_mixtures:?}");
 }
 
 /// A process of its own, so that nothing but the run takes memory.
-fn run(text: &Path, out: &Path, [model, batch, precision]: &[&str; 3]) -> RunSummary {
+fn run(
+    text: &Path,
+    out: &Path,
+    [model, batch, precision]: &[&str; 3],
+    capacity: Option<&str>,
+) -> RunSummary {
+    let capacity = capacity.map(|factor| ["--capacity-factor", factor]);
     let status = Command::new(env!("CARGO_BIN_EXE_deepwell"))
         .args(["train", "--model", model, "--batch-size", batch, "--precision", precision])
         .args(["--steps", "3", "--seq-len", "128", "--eval-tokens", "512", "--no-checkpoints"])
+        .args(capacity.iter().flatten())
         .arg("--data")
         .arg(text)
         .arg("--cache-dir")

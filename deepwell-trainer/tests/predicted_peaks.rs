@@ -5,7 +5,8 @@ use std::fmt::Write;
 use deepwell_ir::Recompute;
 use deepwell_ir::capture::ModelConfig;
 use deepwell_kernels::cuda::Architecture;
-use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan};
+use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_plan::{OptimizerSpec, Parallel, PlanRequest, Planned, autoplan, autoplan_ranks};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
 use deepwell_trainer::Device;
@@ -51,6 +52,55 @@ fn plan(case: (&str, usize, usize, usize, Recompute), device: &str) -> Planned {
     };
     let graph = ModelConfig::preset(model).unwrap().capture(Some(seq)).unwrap();
     autoplan(&graph, &hardware, &request, device.catalog().as_ref(), &target).unwrap()
+}
+
+/// Peak of the first rank and rows that a layer's experts have room for, on H200s.
+fn of_mixture(model: &str, ranks: usize, sizes: [usize; 3], factor: Option<f64>) -> (f64, u64) {
+    let [seq, global_batch, micro_batch] = sizes;
+    let parallel = match ranks {
+        1 => Parallel::default(),
+        _ => Parallel { expert: ranks, ..Parallel::data(ranks) },
+    };
+    let hardware = Hardware::preset(if ranks == 1 { "h200" } else { "h200-x8" }).unwrap();
+    let device = Device::Cuda(0);
+    let target = device.target(&hardware).unwrap();
+    let target = if ranks == 1 { target } else { device.among_ranks(target) };
+    let request = PlanRequest {
+        seq,
+        global_batch,
+        policy: PrecisionPolicy::preset("mxfp8-128").unwrap(),
+        optimizer: OptimizerSpec::default(),
+        memory_limit_bytes: Some(u64::MAX),
+        micro_batch: Some(micro_batch),
+        recompute: Some(Recompute::None),
+    };
+    let graph = ModelConfig::preset(model).unwrap().capture(Some(seq)).unwrap();
+    let training = RouterTraining { capacity_factor: factor, ..RouterTraining::default() };
+    let graph = with_router_training(&graph, &training).unwrap();
+    let catalog = device.catalog();
+    let planned =
+        autoplan_ranks(&graph, &hardware, &request, parallel, catalog.as_ref(), &target).unwrap();
+    let rank = &planned.prediction.ranks[0];
+    (rank.peak_bytes as f64 / f64::from(1 << 20), rank.expert_room.unwrap().most)
+}
+
+/// A capacity factor makes room for no rows that it drops.
+#[test]
+fn capacities_take_less_memory() {
+    let mut table = format!("{:44}{:>10}", "mixture, factor", "peak");
+    for (model, ranks, sizes) in
+        [("moe-1b-a300m", 1, [2048, 8, 8]), ("mixtral-8x7b", 8, [4096, 8, 1])]
+    {
+        let (without, most) = of_mixture(model, ranks, sizes, None);
+        for factor in [None, Some(1e6), Some(1.25), Some(1.0), Some(0.5)] {
+            let (peak_mib, rows) = of_mixture(model, ranks, sizes, factor);
+            let name = factor.map_or("none".to_string(), |factor| factor.to_string());
+            let name = format!("{model}, {ranks} of h200, {name}");
+            write!(table, "\n{name:44}{peak_mib:>10.1} MiB, room for {rows:>6} rows").unwrap();
+            assert!(rows <= most && (ranks > 1 || peak_mib <= without), "{name}");
+        }
+    }
+    insta::assert_snapshot!(table);
 }
 
 /// llama-7b stopped fitting an H200 and nobody saw it: its peak was in no test.

@@ -1,37 +1,60 @@
 //! How many rows a layer's experts may have on a rank, and how many they have where tokens choose
 //! evenly.
 
-use deepwell_ir::ops::RowsOf;
-use deepwell_ir::{Call, Op, Program};
+use std::fmt;
+
+use deepwell_ir::ops::{RowsOf, capacity};
+use deepwell_ir::{Call, Dim, Op, Program};
 use serde::{Deserialize, Serialize};
 
 /// Rows of the layer with most of them, in a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertRoom {
     /// Those that there is room for, however tokens choose: of `n` ranks with `T` tokens each, of
-    /// which one wants `K` experts, `n · T · min(K, experts here)` and what rounds groups up.
+    /// which one wants `K` experts, `n · T · min(K, experts here)` and what rounds groups up, or
+    /// with a capacity factor the rows of experts that are all full, where these are fewer.
     pub most: u64,
-    /// Pairs of token and expert where every expert of the layer is chosen as often.
+    /// Pairs of token and expert that have a row where every expert of the layer is chosen as
+    /// often.
     pub even: u64,
 }
 
 impl ExpertRoom {
     pub(super) fn of(program: &Program) -> Option<ExpertRoom> {
-        let elements = |call: &Call, operand: usize| -> u64 {
-            program.value(call.operands[operand].value).elements() as u64
+        let value = |call: &Call, operand: usize| program.value(call.operands[operand].value);
+        // Pairs of `own` of the experts, of which each has an even share or is full.
+        let even = |call: &Call, factor: Option<f64>, [experts, own]: [usize; 2]| -> u64 {
+            let chosen = value(call, 0);
+            let pairs = chosen.elements() * own / experts.max(1);
+            let [tokens, top_k] = [0, 1].map(|axis| chosen.shape.get(axis).copied().unwrap_or(1));
+            let of_expert = |factor| capacity(factor, experts, Dim::fixed(tokens), top_k);
+            let most = factor.and_then(|factor| of_expert(factor).as_fixed());
+            most.map_or(pairs, |most| pairs.min(most * own)) as u64
         };
         let rows = program.calls.iter().filter_map(|call| match &call.op {
             Op::Dispatch(op) => {
-                let (experts, own) = (op.experts() as u64, op.grouped.groups as u64);
-                let here = elements(call, 0) * own / experts.max(1);
-                // What ranks sent, they have counted.
-                let even = if matches!(op.rows_of, RowsOf::Sent { .. }) { 0 } else { here };
-                Some(ExpertRoom { most: elements(call, 4), even })
+                let even = match op.rows_of {
+                    // What ranks sent, they have counted.
+                    RowsOf::Sent { .. } => 0,
+                    _ => even(call, op.capacity_factor, [op.experts(), op.grouped.groups]),
+                };
+                Some(ExpertRoom { most: value(call, 4).elements() as u64, even })
             }
             // It sends as many as it is sent.
-            Op::DispatchToRanks(_) => Some(ExpertRoom { most: 0, even: elements(call, 0) }),
+            Op::DispatchToRanks(op) => {
+                let even = even(call, op.capacity_factor, [op.experts; 2]);
+                Some(ExpertRoom { most: 0, even })
+            }
             _ => None,
         });
         rows.reduce(|a, b| ExpertRoom { most: a.most.max(b.most), even: a.even.max(b.even) })
+    }
+}
+
+impl fmt::Display for ExpertRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ExpertRoom { most, even } = self;
+        f.pad(&most.to_string())?;
+        write!(f, " rows of a layer have room, {even} where tokens choose evenly")
     }
 }

@@ -70,6 +70,9 @@ pub struct ClusterPlan {
     /// Rows of the busiest expert rank over the mean, as the step's time takes it.
     #[serde(default = "balanced")]
     pub expert_imbalance: f64,
+    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
     /// Bytes of a GPU that may be used.
     pub memory_limit_bytes: f64,
     /// Each stage.
@@ -127,6 +130,7 @@ impl ClusterPlan {
             mfu: flops / step.seconds / gpus / peak,
             tokens_per_s,
             expert_imbalance: request.expert_imbalance,
+            capacity_factor: request.capacity_factor,
             memory_limit_bytes: request.memory_limit_bytes(),
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),

@@ -108,7 +108,13 @@ impl ClusterPlan {
         }
         if model.experts.is_some() {
             let times = self.expert_imbalance;
-            writeln!(f, "  experts       the busiest rank has {times} times the mean of rows")?;
+            let limit = self.capacity_factor.map_or(String::new(), |factor| {
+                format!("; an expert takes {factor} times its even share at most")
+            });
+            writeln!(
+                f,
+                "  experts       the busiest rank has {times} times the mean of rows{limit}"
+            )?;
         }
         match &self.not_run_yet {
             Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}")?,

@@ -34,6 +34,8 @@ pub struct SearchRequest {
     pub fp8: bool,
     /// Rows of the busiest expert rank over the mean, of time and of memory.
     pub expert_imbalance: f64,
+    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    pub capacity_factor: Option<f64>,
     /// Whether only plans are taken that the trainer runs ([`Strategy::parallel`]).
     pub runnable_only: bool,
 }
@@ -58,6 +60,7 @@ impl SearchRequest {
             pins: Vec::new(),
             fp8: false,
             expert_imbalance: StepRules::MODERN.expert_imbalance,
+            capacity_factor: None,
             runnable_only: false,
         }
     }
@@ -76,9 +79,13 @@ impl SearchRequest {
     pub(crate) fn step_rules(&self) -> StepRules {
         StepRules {
             fp8: self.fp8,
-            expert_gather: true,
+            // With a capacity, ranks send the rows that they keep.
+            expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
-            expert_imbalance: self.expert_imbalance,
+            expert_imbalance: self
+                .capacity_factor
+                .map_or(self.expert_imbalance, |factor| factor.min(self.expert_imbalance)),
+            capacity_factor: self.capacity_factor,
             ..StepRules::MODERN
         }
     }
@@ -88,7 +95,8 @@ impl SearchRequest {
     pub(crate) fn memory_rules(&self) -> MemoryRules {
         let copies = 2.0 * (1.0 + 1.0 / 32.0);
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
-        MemoryRules { parameter_bytes, expert_imbalance: self.expert_imbalance, ..self.memory }
+        let SearchRequest { expert_imbalance, capacity_factor, .. } = *self;
+        MemoryRules { parameter_bytes, expert_imbalance, capacity_factor, ..self.memory }
     }
 
     pub(crate) fn estimate(&self, at: &Strategy) -> StepTime {
@@ -117,6 +125,20 @@ impl SearchRequest {
                 what: "imbalance of experts",
                 expected: "1 or more".to_string(),
                 got: self.expert_imbalance.to_string(),
+            });
+        }
+        if let Some(factor) = self.capacity_factor.filter(|it| !it.is_finite() || *it <= 0.0) {
+            return Err(PlanError::Request {
+                what: "capacity factor of experts",
+                expected: "a number over 0".to_string(),
+                got: factor.to_string(),
+            });
+        }
+        if self.capacity_factor.is_some() && shape.experts.is_none() {
+            return Err(PlanError::Request {
+                what: "capacity factor of experts",
+                expected: "a model with experts".to_string(),
+                got: format!("`{}`, which has none", shape.name),
             });
         }
         for (what, size) in sizes {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use super::{Communication, Cost, Overlap};
 use crate::ActivationRecompute;
 use crate::collectives::Collective;
+use crate::model_shape::ExpertShape;
 
 /// Share of the experts' all-to-alls that stays exposed beside another micro-batch.
 const EP_OVERLAP_EXPOSED: f64 = 0.3;
@@ -208,7 +209,7 @@ impl Cost<'_> {
         if let Some(experts) = experts {
             let rows = tokens * experts.top_k as f64 / tp * self.rules.expert_imbalance;
             expert_act = rows * experts.ffn as f64 * 2.0 * (gate + 1.0);
-            let (routed, dispatch) = self.routed(experts.experts, experts.top_k, experts.ffn);
+            let (routed, dispatch) = self.routed(&experts);
             time.forward += routed.forward;
             time.input_grad += routed.input_grad;
             time.weight_grad += routed.weight_grad;
@@ -240,7 +241,8 @@ impl Cost<'_> {
     }
 
     /// Routed experts: grouped GEMMs and permutation, and the two exchanges of a direction.
-    fn routed(&self, experts: usize, top_k: usize, ffn: usize) -> (LayerTime, Overlap) {
+    fn routed(&self, of: &ExpertShape) -> (LayerTime, Overlap) {
+        let ExpertShape { experts, top_k, ffn, .. } = *of;
         let (shape, at) = (self.shape, self.at);
         let (hidden, etp) = (shape.hidden as f64, at.etp as f64);
         let rows = self.tokens() / at.tp as f64 * top_k as f64 * etp * self.rules.expert_imbalance;
@@ -272,7 +274,10 @@ impl Cost<'_> {
             return (time, Overlap::of(seconds.iter().sum(), EP_GATHER_EXPOSED));
         }
         let local = self.local(at.ep, at.etp);
-        let one = self.fabric.time(Collective::AllToAll, moved / etp, at.ep, local).seconds;
+        let imbalance = self.rules.expert_imbalance;
+        let room = |factor| of.room_over_mean(factor, at.ep) / imbalance;
+        let sent = moved / etp * self.rules.capacity_factor.map_or(1.0, room);
+        let one = self.fabric.time(Collective::AllToAll, sent, at.ep, local).seconds;
         let exposed = if self.rules.ep_overlap { EP_OVERLAP_EXPOSED } else { 1.0 };
         (time, Overlap::of(2.0 * one, exposed))
     }

@@ -131,6 +131,7 @@ pub(super) fn step(
         kernels: Vec::new(),
         optimizer: OptimizerSpec::default(),
         bucket_bytes: Plan::BUCKET_BYTES,
+        capacity_factor: None,
         one_stream: false,
         parallel: Parallel::default(),
         stages: Vec::new(),

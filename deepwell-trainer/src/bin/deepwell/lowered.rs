@@ -114,7 +114,7 @@ fn programs(
     node: &Hardware,
 ) -> Result<Planned> {
     let parallel = at.parallel()?;
-    let graph = ModelSource::open(&planning.model)?.capture(Some(request.seq))?;
+    let graph = planning.graph(&ModelSource::open(&planning.model)?, request.seq)?;
     let device = Device::Cuda(0);
     let target = device.target(node)?;
     let target = if parallel.is_single() { target } else { device.among_ranks(target) };

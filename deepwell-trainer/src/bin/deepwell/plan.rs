@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Result;
 use clap::Args;
 use deepwell_ir::{Call, Program, Rejected};
-use deepwell_plan::{Plan, format_bytes};
+use deepwell_plan::{ExpertRoom, Plan, format_bytes};
 use serde::Serialize;
 
 use crate::output::{print, print_json};
@@ -85,6 +85,7 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
         bytes_on_link: planned.prediction.ranks[0].bytes_on_link,
         rejected_plans: planned.rejected,
         kernels: kernel_choices(&planned.program),
+        expert_room: planned.prediction.ranks[0].expert_room,
         plan: planned.plan,
     };
     if args.json {
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
     } else if args.explain {
         print(&explained)?;
     } else {
-        print(&explained.plan)?;
+        print(&format_args!("{}{}", explained.plan, explained.room()))?;
     }
     Ok(Outcome::Success)
 }
@@ -105,6 +106,9 @@ struct Explained {
     plan: Plan,
     rejected_plans: Vec<String>,
     kernels: Vec<KernelChoices>,
+    /// Rows of a layer's experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_room: Option<ExpertRoom>,
     /// Bytes that a rank exchanges with others in a step.
     #[serde(skip_serializing_if = "is_zero")]
     bytes_on_link: u64,
@@ -112,6 +116,13 @@ struct Explained {
 
 fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
+}
+
+impl Explained {
+    /// The rows of experts as a line; nothing where there are none.
+    fn room(&self) -> String {
+        self.expert_room.map_or(String::new(), |room| format!("  experts       {room}\n"))
+    }
 }
 
 /// The kernel that serves a kind of call, and those that do not.
@@ -151,7 +162,7 @@ fn kernel_choices(program: &Program) -> Vec<KernelChoices> {
 
 impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.plan)?;
+        write!(f, "{}{}", self.plan, self.room())?;
         if self.bytes_on_link > 0 {
             writeln!(
                 f,

@@ -249,6 +249,7 @@ fn request(
         gpu_memory_bytes: planning.memory_limit.map(|bytes| bytes as f64),
         pins,
         fp8,
+        capacity_factor: planning.capacity_factor,
         expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
         runnable_only: args.runnable,
         ..request
@@ -344,6 +345,10 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
         if let Some(value) = value {
             pins.push(format!("{dimension}={value}").parse()?);
         }
+    }
+    // Capacities are of sequences that one rank has whole.
+    if planning.capacity_factor.is_some() {
+        pins.push("cp=1".parse()?);
     }
     if let Some(rule) = planning.recompute {
         pins.push(format!("recompute={rule}").parse()?);

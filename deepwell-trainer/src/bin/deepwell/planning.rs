@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_ir::{PrecisionPolicy, Recompute};
+use deepwell_ir::{Graph, PrecisionPolicy, Recompute};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
 use deepwell_trainer::commands::Degrees;
 use deepwell_trainer::{Device, Devices, ModelSource, Settings};
@@ -44,6 +45,10 @@ pub(crate) struct PlanningArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Most tokens of an expert over its even share; the rest is dropped, and buffers have room
+    /// for no more [default: none are]
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) capacity_factor: Option<f64>,
     /// Memory of a device that may be used, such as 2GiB [default: 98 % of what is free]
     #[arg(long, visible_alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
     pub(crate) memory_limit: Option<u64>,
@@ -84,7 +89,7 @@ impl PlanningArgs {
                 "sequences of {seq} tokens; the model was made for {made_for} at most"
             ));
         }
-        let graph = model.capture(Some(seq))?;
+        let graph = self.graph(&model, seq)?;
         let alone = Devices { device: self.device.unwrap_or(Device::Cpu), ranks: 1 };
         let Devices { device, ranks } = self.devices.unwrap_or(alone);
         let parallel = self.degrees.of_ranks(ranks)?;
@@ -109,6 +114,21 @@ impl PlanningArgs {
             say(format_args!("warning: {fallback}"));
         }
         Ok(Planning { planned })
+    }
+
+    /// The graph of a model for sequences of `seq` tokens, with what its training adds.
+    ///
+    /// # Errors
+    /// A model that cannot be captured; a capacity factor that is no number over 0, or of a model
+    /// without experts.
+    pub(crate) fn graph(&self, model: &ModelSource, seq: usize) -> Result<Graph> {
+        let graph = model.capture(Some(seq))?;
+        if let Some(factor) = self.capacity_factor.filter(|it| !it.is_finite() || *it <= 0.0) {
+            bail!("--capacity-factor: expected a number over 0, got {factor}");
+        }
+        let training =
+            RouterTraining { capacity_factor: self.capacity_factor, ..RouterTraining::default() };
+        Ok(with_router_training(&graph, &training)?)
     }
 
     /// The name of the precision on a target of an architecture.

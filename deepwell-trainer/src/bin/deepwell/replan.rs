@@ -88,6 +88,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
         expert_imbalance: now.expert_imbalance,
+        capacity_factor: now.capacity_factor,
         runnable_only: args.runnable,
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
