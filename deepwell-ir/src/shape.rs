@@ -35,7 +35,7 @@ impl Binding {
 pub struct Dim {
     #[serde(flatten)]
     size: Size,
-    /// What it is at most.
+    /// Upper limit of the dimension.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<Size>,
 }
@@ -58,8 +58,8 @@ impl Dim {
         self.size.as_fixed().filter(|_| self.limit.is_none())
     }
 
-    /// The smaller of this dimension and `limit`. Of a dimension that has a limit already, and of
-    /// such a limit, the limit is dropped: then the result is an upper bound.
+    /// The smaller of this dimension and `limit`. A dimension has one limit: an earlier limit of
+    /// either operand is dropped, and the result is an upper bound.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim};
@@ -77,19 +77,19 @@ impl Dim {
         }
     }
 
-    /// This dimension without what it is at most.
+    /// This dimension without the limit of [`Dim::at_most`].
     pub fn without_limit(self) -> Dim {
         Dim { limit: None, ..self }
     }
 
-    /// What `of` makes of the smaller number: all that a dimension can be made into grows with it,
-    /// so that it is the smaller of what it makes of both.
+    /// Applies `of` to the size and to the limit. Every operation on sizes is monotonic, so the
+    /// smaller result is the result for the smaller size.
     fn map(self, of: impl Fn(Size) -> Size) -> Dim {
         let one = |size| Dim { size: of(size), limit: None };
         self.limit.map_or(one(self.size), |limit| one(self.size).at_most(one(limit)))
     }
 
-    /// [`Dim::map`] of what may have no answer.
+    /// [`Dim::map`] for an operation that may fail.
     fn try_map(self, of: impl Fn(Size) -> Option<Size>) -> Option<Dim> {
         let one = |size| Some(Dim { size: of(size)?, limit: None });
         let whole = one(self.size)?;
@@ -98,8 +98,8 @@ impl Dim {
 
     /// Number of blocks of `size` that cover this dimension (the last one may be ragged).
     ///
-    /// Exact, except where the dimension has been counted in blocks twice, and neither of the
-    /// multiple that it is rounded up to and `size` divides the other: then it is an upper bound.
+    /// Exact for a dimension that has been counted in blocks at most once. After that an upper
+    /// bound, if neither of its multiple and `size` divides the other.
     pub fn blocks_of(self, size: usize) -> Dim {
         self.map(|it| it.blocks_of(size))
     }

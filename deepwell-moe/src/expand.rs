@@ -57,8 +57,8 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
 /// that has their experts ([`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks)) and sends rows,
 /// gates and choices; a rank sorts what came by its own experts, multiplies, and sends the rows
 /// back. Activations of a token then pass through the same numbers as with one rank. A token is
-/// sent as often as it has experts, which is why the other way is taken where nothing is dropped:
-/// buffers of rows then have the same length, as no size depends on what tokens choose.
+/// sent once for each expert. Without a capacity both ways have buffers of the same length, as no
+/// size depends on the routing, and gathering moves fewer bytes.
 ///
 /// # Errors
 /// As [`expand`]; [`IrError::Split`] for experts that the ranks do not divide, and for a graph

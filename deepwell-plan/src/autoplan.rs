@@ -415,7 +415,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
     }
 }
 
-/// That of the experts of a captured graph, which is one for all layers.
+/// The capacity factor of a captured graph: all layers have the same.
 fn capacity_factor(graph: &Graph) -> Option<f64> {
     graph.nodes.iter().find_map(|node| match &node.op {
         Op::Experts(op) => op.capacity_factor,

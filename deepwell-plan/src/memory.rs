@@ -82,8 +82,9 @@ pub struct MemoryRules {
     pub selective: RecomputedModules,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times its even share, and so the rows that there is
-    /// room for; none has room for `expert_imbalance` times the mean.
+    /// Limits the pairs of an expert to so many times the even share, and with them the rows of
+    /// buffers. Without a limit buffers have `expert_imbalance` times the mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Groups of data-parallel ranks that each hold all optimizer states.
     pub optimizer_instances: usize,

@@ -35,8 +35,8 @@ pub struct ExpertShape {
 }
 
 impl ExpertShape {
-    /// Rows that there is room for with a capacity factor over the mean, of one of `ranks` with as
-    /// many experts each: the factor, but no more than tokens can want of a rank.
+    /// Rows in a rank's buffers over the mean number of rows, with a capacity factor and experts on
+    /// `ranks` ranks: the factor, but no more than tokens can send to a rank.
     pub fn room_over_mean(&self, factor: f64, ranks: usize) -> f64 {
         let of_rank = (self.experts / ranks.max(1)).max(1);
         let wanted = ranks * self.top_k.min(of_rank);

@@ -87,8 +87,8 @@ pub struct Plan {
     /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
     /// split: one with more is alone in its bucket.
     pub bucket_bytes: usize,
-    /// Limits the pairs of an expert to so many times its even share, and so the rows that there
-    /// is room for; none drops nothing.
+    /// Limits the pairs of an expert to so many times the even share, and with them the rows of
+    /// buffers. Without a limit no pair is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Whether forward and backward passes of a GPU compute on one stream. On several, what runs

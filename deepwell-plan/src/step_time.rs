@@ -54,8 +54,9 @@ pub struct StepRules {
     pub attention: f64,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times its even share: all-to-alls then carry all
-    /// rows that there is room for.
+    /// Limits the pairs of an expert to so many times the even share. All-to-alls then carry whole
+    /// buffers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Whether linear layers are quantized to FP8.
     pub fp8: bool,

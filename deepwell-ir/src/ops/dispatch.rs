@@ -3,10 +3,10 @@
 //! # Grouped rows
 //!
 //! Token `t` and its `k`-th expert are pair `t · K + k`. A matrix of grouped rows is `[R, C]`, one
-//! row for each pair, sorted by expert. `R` follows from the sizes alone, not from what tokens
-//! choose: it is the smaller of what all pairs want ([`GroupedRows::rows`]) and of what groups
-//! want that are all full ([`GroupedRows::rows_within`]). On the device, so that the host waits for
-//! nothing, lie
+//! row for each pair, sorted by expert. `R` is fixed by the sizes and does not depend on the
+//! routing: it is the smaller of the rows for all pairs ([`GroupedRows::rows`]) and the rows of
+//! groups that are all full ([`GroupedRows::rows_within`]). On the device, so that the host waits
+//! for nothing, lie
 //!
 //! | name | type | holds |
 //! |---|---|---|
@@ -38,14 +38,13 @@ pub struct GroupedRows {
     pub groups: usize,
     /// Each group has a multiple of so many rows: of as many as share a scale along them.
     pub align: usize,
-    /// Whether a capacity sizes a buffer: all of its groups may be full, so that nearly all rows
-    /// may have a pair.
+    /// Whether the capacity of the groups, rather than the number of pairs, sizes a buffer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub limited: bool,
 }
 
 impl GroupedRows {
-    /// Groups that nothing limits but the number of pairs.
+    /// Groups without a capacity.
     pub const fn new(groups: usize, align: usize) -> GroupedRows {
         GroupedRows { groups, align, limited: false }
     }
@@ -69,8 +68,8 @@ impl GroupedRows {
         Some(pairs.plus(self.padding_max())?.round_up_to(self.align))
     }
 
-    /// [`GroupedRows::rows`] of groups that have at most `of_group` pairs each; what limits the
-    /// number of pairs is left out, as it is wider than this where it comes from the same limit.
+    /// [`GroupedRows::rows`] of groups with at most `of_group` pairs each. A limit of `pairs`
+    /// itself is left out: it comes from the same capacity, and full groups are the tighter bound.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim, ops::GroupedRows};
@@ -85,8 +84,8 @@ impl GroupedRows {
         Some(self.rows(pairs.without_limit())?.at_most(all_full))
     }
 
-    /// The most pairs in a buffer, rounded up to `align`: its rows without what alignment adds, but
-    /// where a capacity sizes it, which alignment adds little to.
+    /// The most pairs in a buffer, rounded up to `align`: the rows without padding. Full groups of
+    /// a capacity have next to no padding.
     pub const fn pairs_of(&self, rows: usize) -> usize {
         if self.limited { rows } else { rows.saturating_sub(self.padding_max()) }
     }

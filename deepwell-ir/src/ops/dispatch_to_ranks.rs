@@ -4,9 +4,9 @@
 //! # Rows for ranks
 //!
 //! Of `n` ranks each has `E/n` experts, in their order. A buffer for all of them is `[n·C, ..]`:
-//! slab `p`, the rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C` is the most that a rank can
-//! keep for another, however tokens choose: `T · min(K, E/n)` pairs, and with a capacity for each of
-//! its experts no more than `E/n` of these. No size depends on what tokens choose.
+//! slab `p`, the rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C` is the largest number of
+//! pairs that a rank can keep for another: `T · min(K, E/n)`, or `E/n` times the capacity of an
+//! expert if a capacity factor makes this smaller. No size depends on the routing.
 //!
 //! A slab begins with its pairs, sorted by expert and then by pair; the rest of it has none. What
 //! is sent along says of each row which expert it is for, so that a receiver who sorts what came
@@ -53,7 +53,7 @@ impl DispatchToRanks {
         }
     }
 
-    /// Most of those rows that are for one expert.
+    /// Most rows for one expert.
     pub fn capacity(&self, tokens: Dim, top_k: usize) -> Dim {
         self.capacity_factor.map_or(tokens, |factor| capacity(factor, self.experts, tokens, top_k))
     }

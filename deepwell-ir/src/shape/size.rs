@@ -66,7 +66,7 @@ impl Size {
         if let Some(n) = self.as_fixed() {
             return Size::fixed(n.div_ceil(size));
         }
-        // Without a remainder, what is counted several times over goes into the fraction.
+        // Without a remainder, the multiple goes into the fraction.
         let Size { factor, extra, multiple, .. } = self;
         let whole = match self.is_even {
             true => {

@@ -11,18 +11,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertRoom {
     /// Those that there is room for, however tokens choose: of `n` ranks with `T` tokens each, of
-    /// which one wants `K` experts, `n · T · min(K, experts here)` and what rounds groups up, or
-    /// with a capacity factor the rows of experts that are all full, where these are fewer.
+    /// which one wants `K` experts, `n · T · min(K, experts here)` and what rounds groups up. With
+    /// a capacity factor at most the rows of full experts.
     pub most: u64,
-    /// Pairs of token and expert that have a row where every expert of the layer is chosen as
-    /// often.
+    /// Pairs of token and expert with a row under balanced routing.
     pub even: u64,
 }
 
 impl ExpertRoom {
     pub(super) fn of(program: &Program) -> Option<ExpertRoom> {
         let value = |call: &Call, operand: usize| program.value(call.operands[operand].value);
-        // Pairs of `own` of the experts, of which each has an even share or is full.
+        // Pairs of `own` of the experts, each with an even share or full.
         let even = |call: &Call, factor: Option<f64>, [experts, own]: [usize; 2]| -> u64 {
             let chosen = value(call, 0);
             let pairs = chosen.elements() * own / experts.max(1);

@@ -70,7 +70,8 @@ pub struct ClusterPlan {
     /// Rows of the busiest expert rank over the mean, as the step's time takes it.
     #[serde(default = "balanced")]
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    /// Limits the pairs of an expert to so many times the even share. Without a limit no pair is
+    /// dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Bytes of a GPU that may be used.

@@ -109,7 +109,7 @@ impl ClusterPlan {
         if model.experts.is_some() {
             let times = self.expert_imbalance;
             let limit = self.capacity_factor.map_or(String::new(), |factor| {
-                format!("; an expert takes {factor} times its even share at most")
+                format!("; an expert takes at most {factor} times the even share")
             });
             writeln!(
                 f,

@@ -34,7 +34,9 @@ pub struct SearchRequest {
     pub fp8: bool,
     /// Rows of the busiest expert rank over the mean, of time and of memory.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    /// Limits the pairs of an expert to so many times the even share. Without a limit no pair is
+    /// dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Whether only plans are taken that the trainer runs ([`Strategy::parallel`]).
     pub runnable_only: bool,

@@ -119,7 +119,7 @@ fn is_zero(bytes: &u64) -> bool {
 }
 
 impl Explained {
-    /// The rows of experts as a line; nothing where there are none.
+    /// The rows of experts as a line; empty for a model without experts.
     fn room(&self) -> String {
         self.expert_room.map_or(String::new(), |room| format!("  experts       {room}\n"))
     }

@@ -346,7 +346,7 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
             pins.push(format!("{dimension}={value}").parse()?);
         }
     }
-    // Capacities are of sequences that one rank has whole.
+    // Context-parallel ranks refuse a capacity: it counts whole sequences.
     if planning.capacity_factor.is_some() {
         pins.push("cp=1".parse()?);
     }

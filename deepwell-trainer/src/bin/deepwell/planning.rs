@@ -45,8 +45,8 @@ pub(crate) struct PlanningArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
-    /// Most tokens of an expert over its even share; the rest is dropped, and buffers have room
-    /// for no more [default: none are]
+    /// Most tokens of an expert over its even share; the rest is dropped, and buffers are sized
+    /// for the kept ones [default: none are dropped]
     #[arg(long, value_name = "FACTOR")]
     pub(crate) capacity_factor: Option<f64>,
     /// Memory of a device that may be used, such as 2GiB [default: 98 % of what is free]
@@ -116,7 +116,7 @@ impl PlanningArgs {
         Ok(Planning { planned })
     }
 
-    /// The graph of a model for sequences of `seq` tokens, with what its training adds.
+    /// The graph of a model for sequences of `seq` tokens, with the capacity factor of its experts.
     ///
     /// # Errors
     /// A model that cannot be captured; a capacity factor that is no number over 0, or of a model
