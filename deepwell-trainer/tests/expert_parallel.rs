@@ -354,6 +354,42 @@ fn gradients_of_experts_are_those_of_one_rank_to_the_bit() {
     }
 }
 
+/// Rows that ranks use and plan with a capacity factor, of 64 or 32 tokens each with two of eight
+/// experts, in groups of 32 rows.
+#[test]
+fn buffers_of_ranks_hold_what_experts_take() {
+    let check = |ranks: usize, capacity_factor: f64, planned: u64| {
+        let training =
+            RouterTraining { capacity_factor: Some(capacity_factor), ..RouterTraining::default() };
+        let graph = with_router_training(&model("moe-micro"), &training).unwrap();
+        let options = options("mxfp8", parallel(ranks, ranks));
+        let loads = world(&graph, &options, Fault::None).on_all(|engine| {
+            engine.initialize(7)?;
+            let (inputs, targets) = batch(0, IN_ORDER);
+            engine.step(&inputs, &targets, 1e-3, 0.5)?;
+            Ok(engine.expert_loads().to_vec())
+        });
+        let loads = loads.unwrap().concat();
+        assert_eq!(loads.len(), 2 * ranks, "two layers");
+        for load in loads {
+            let what = format!("{ranks} ranks, {capacity_factor}: {load:?}");
+            assert_eq!(load.rows_planned, planned, "{what}");
+            assert!(load.rows_used <= planned && load.rows_used % 32 == 0, "{what}");
+            // The factors below 1 drop pairs, so an expert of each rank is full.
+            assert!(load.rows_used > 0, "{what}");
+        }
+    };
+    // Four experts with 2 x 8, 2 x 16 and 2 x 24 pairs; all pairs of both ranks are 2 x 128.
+    check(2, 0.5, 4 * 32);
+    check(2, 1.0, 4 * 32);
+    check(2, 1.5, 4 * 64);
+    check(2, 64.0, 2 * 128 + 4 * 32);
+    // Two experts with 4 x 2 and 4 x 8 pairs; all tokens of four ranks choose both.
+    check(4, 0.25, 2 * 32);
+    check(4, 1.0, 2 * 32);
+    check(4, 4.0, 2 * 128);
+}
+
 /// Gradients of experts after a step in which all tokens choose the first ones, as of equal scores
 /// the lower index wins. A step before it has left gradients of all.
 fn gradients_of_equal_scores(graph: &Graph, options: &CompileOptions) -> Vec<(String, Vec<f32>)> {
