@@ -71,7 +71,7 @@ impl Run {
         let seq = row.size_or("seq", 1024)?;
         let at = parallelism(row, &flags, &shape)?;
         let vocab_unit = flags.size(row, "vdiv")?.unwrap_or(128).max(1) * at.tp;
-        let vocab = GPT2_VOCAB.div_ceil(vocab_unit) * vocab_unit;
+        let vocab = row.size_or("V", GPT2_VOCAB)?.div_ceil(vocab_unit) * vocab_unit;
         let mut shape = ModelShape { vocab, ..shape };
         if flags.value("pe") != Some("rope") {
             shape.positions = seq;
@@ -174,7 +174,9 @@ fn parallelism(
     let dp = row.share("GPUs", world, tp * pp * cp)?;
     let (ep, etp) = (row.size_or("EP", 1)?, row.size_or("ETP", tp)?);
     let micro_batch = row.size("mbs")?;
-    let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
+    // As many micro-batches as stages fill a pipeline; memory grows no further.
+    let global_batch = row.size_or("gbs", micro_batch * dp * pp)?;
+    let micro_batches = row.share("gbs", global_batch, micro_batch * dp)?;
     let expert_ranks = if shape.experts.is_some() { ep * etp } else { 1 };
     row.share("GPUs of a stage", world / pp, expert_ranks)?;
     let recompute = match flags.value("rc") {

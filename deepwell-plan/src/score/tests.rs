@@ -128,6 +128,23 @@ fn differences_of_neighbours_are_exact() {
     check("det untie te", "det te", 18.0 * 50304.0 * 512.0);
 }
 
+/// `V` was read by no memory table, and a row without `gbs` refused its whole table.
+#[test]
+fn memory_rows_have_a_vocabulary_and_need_no_batch() {
+    let peak = |columns: &str, cells: &str| {
+        let header = format!("case,env,world,peakB,L,h,a,seq,mbs,TP,PP,flags,{columns}\n");
+        let row = format!("x,H100,2,1,12,512,8,1024,4,1,2,te,{cells}\n");
+        score("t.csv", &(header + &row)).unwrap().rows[0].predicted
+    };
+    let given = peak("gbs,V", "8,50257");
+    assert_eq!(peak("gbs,V", ",50257"), given);
+    assert_eq!(peak("gbs,V", "8,"), given);
+    assert_eq!(peak("gbs", "16"), given);
+    // The head of the last stage is at least 18 bytes a parameter larger.
+    let larger = peak("gbs,V", "8,100352");
+    assert!(larger - given > 18.0 * (100_352.0 - 50304.0) * 512.0, "{larger} and {given}");
+}
+
 #[test]
 fn ranks_and_regret() {
     let row = |predicted, measured| ScoredRow::new(1, String::new(), "g", predicted, measured);

@@ -1,6 +1,6 @@
 //! The GPUs of a cluster and the networks between them, as a search needs them.
 
-use deepwell_probe::{Cluster, Gpu, NumberFormat};
+use deepwell_probe::{Cluster, Gpu, Nodes, NumberFormat};
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
@@ -58,9 +58,17 @@ impl Machines {
         };
         let gpus = &nodes.hardware.gpus;
         let first = &gpus[0];
-        if let Some(other) = kinds.next() {
-            let got = format!("{} and {}", nodes.preset, other.preset);
-            return Err(refuse("machines of one kind, as ranks wait for the slowest", got));
+        let mut count = nodes.count;
+        for other in kinds {
+            let alike = Nodes { count: nodes.count, ..other.clone() };
+            if alike != *nodes {
+                let got = match other.preset == nodes.preset {
+                    true => format!("{} with other networks", nodes.preset),
+                    false => format!("{} and {}", nodes.preset, other.preset),
+                };
+                return Err(refuse("machines of one kind, as ranks wait for the slowest", got));
+            }
+            count += other.count;
         }
         if let Some(other) = gpus.iter().find(|gpu| gpu.name != first.name) {
             let got = format!("{} and {}", first.name, other.name);
@@ -75,14 +83,14 @@ impl Machines {
         };
         let nic_gbps = nodes.network_gbps_per_gpu().unwrap_or(0.0);
         let fabric = Fabric::new(gpu.generation, domain as usize, nic_gbps);
-        if nodes.count * gpus.len() as u32 > domain && fabric.nic_gbps <= 0.0 {
+        if count * gpus.len() as u32 > domain && fabric.nic_gbps <= 0.0 {
             let expected = "NICs with a rate, as nodes have to reach each other";
-            return Err(refuse(expected, format!("{} nodes without", nodes.count)));
+            return Err(refuse(expected, format!("{count} nodes without")));
         }
         Ok(Machines {
             name: cluster.name.clone(),
             gpu,
-            gpus: nodes.gpu_count() as usize,
+            gpus: count as usize * gpus.len(),
             node_gpus: gpus.len(),
             fabric,
             rails: cluster.rails as usize,
@@ -139,10 +147,28 @@ mod tests {
             let message = of(name).unwrap_err().to_string();
             assert!(message.contains(part), "{name}: {message}");
         }
-        let two = "[[nodes]]\ncount = 1\npreset = \"h100-x8\"\nnics = 8\nnic_gbit_per_s = 400\n\
-                   [[nodes]]\ncount = 1\npreset = \"h200-x8\"\nnics = 8\nnic_gbit_per_s = 400\n";
-        let error = Machines::of_cluster(&Cluster::from_toml(two).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("got h100-x8 and h200-x8"), "{error}");
+    }
+
+    /// Two groups of one kind were refused: "got h100-x8 and h100-x8".
+    #[test]
+    fn groups_of_one_kind_are_one() {
+        let group = |count: u32, preset: &str, gbit: u32| {
+            format!(
+                "[[nodes]]\ncount = {count}\npreset = \"{preset}\"\nnics = 8\n\
+                 nic_gbit_per_s = {gbit}\n"
+            )
+        };
+        let check = |other: String, expected: Result<usize, &str>| {
+            let text = group(2, "h100-x8", 400) + &other;
+            match (Machines::of_cluster(&Cluster::from_toml(&text).unwrap()), expected) {
+                (Ok(machines), Ok(gpus)) => assert_eq!(machines.gpus, gpus, "{text}"),
+                (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        };
+        check(group(3, "h100-x8", 400), Ok(40));
+        check(group(1, "h200-x8", 400), Err("got h100-x8 and h200-x8"));
+        check(group(1, "h100-x8", 200), Err("got h100-x8 with other networks"));
     }
 
     /// The peaks of the datasheets in the probe and those of the cost model are the same.

@@ -289,9 +289,16 @@ fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
     }
     // Whole NVLink domains, and within one of them powers of two.
     let domain = machines.fabric.domain_gpus;
-    let most = match most >= domain {
-        true => most / domain * domain,
-        false => most,
+    let whole_domains = most / domain * domain;
+    let most = match whole_domains {
+        0 => most,
+        _ if whole_domains < most => {
+            note(format_args!(
+                "{whole_domains} of {most} GPUs, as an NVLink domain of {domain} is used whole"
+            ));
+            whole_domains
+        }
+        _ => most,
     };
     if !args.pareto {
         return Ok(vec![most]);
