@@ -228,7 +228,16 @@ fn attempt(
     limit_bytes: u64,
 ) -> Result<Attempt, PlanError> {
     let parallel = candidate.parallel;
-    let mut programs = lower_stages(graph, &candidate, catalog, target)?;
+    let too_large = |needed: String| {
+        let (name, limit) = (name_of(&candidate), format_bytes(limit_bytes));
+        Ok(Attempt::TooLarge(format!("{name}: needs {needed}, {limit} may be used")))
+    };
+    let mut programs = match lower_stages(graph, &candidate, catalog, target, limit_bytes)? {
+        Stages::Within(programs) => programs,
+        Stages::Beyond(peak_bytes) => {
+            return too_large(format!("{} or more", format_bytes(peak_bytes)));
+        }
+    };
     let mut prediction = dryrun_stages(&programs, parallel, hardware);
     let mut fallbacks = Vec::new();
     for program in &programs {
@@ -239,9 +248,7 @@ fn attempt(
     }
     let peak_bytes = prediction.peak_bytes();
     if peak_bytes > limit_bytes {
-        let (name, needed) = (name_of(&candidate), format_bytes(peak_bytes));
-        let limit = format_bytes(limit_bytes);
-        return Ok(Attempt::TooLarge(format!("{name}: needs {needed}, {limit} may be used")));
+        return too_large(format_bytes(peak_bytes));
     }
     let in_bf16 = match fallbacks.as_slice() {
         [] => None,
@@ -330,21 +337,36 @@ fn stages_of(
     }
 }
 
+/// Programs of a pipeline's stages.
+enum Stages {
+    Within(Vec<Program>),
+    /// What the program of one stage needs at least, which is more than the limit.
+    Beyond(u64),
+}
+
 /// The program of the first rank of each stage of a pipeline, of all ranks where there is one
-/// stage.
+/// stage. It ends at the first stage that alone needs more than `limit_bytes`: a search tries many
+/// plans, and the first stage holds the most micro-batches.
 fn lower_stages(
     graph: &Graph,
     plan: &Plan,
     catalog: &dyn KernelCatalog,
     target: &Target,
-) -> Result<Vec<Program>, PlanError> {
+    limit_bytes: u64,
+) -> Result<Stages, PlanError> {
     let parallel = plan.parallel;
     let ranks = parallel.world_size() / parallel.pipeline;
-    let of_stage = |stage: usize| {
+    let mut programs = Vec::with_capacity(parallel.pipeline);
+    for stage in 0..parallel.pipeline {
         let target = target.clone().as_rank(parallel.ranks(stage * ranks));
-        lower(graph, plan, catalog, &target)
-    };
-    (0..parallel.pipeline).map(of_stage).collect()
+        let program = lower(graph, plan, catalog, &target)?;
+        let peak_bytes = (program.arena.bytes + program.fixed_overhead_bytes) as u64;
+        if parallel.pipeline > 1 && peak_bytes > limit_bytes {
+            return Ok(Stages::Beyond(peak_bytes));
+        }
+        programs.push(program);
+    }
+    Ok(Stages::Within(programs))
 }
 
 /// Sizes of a micro-batch of a rank that has `rows` sequences of a step.
