@@ -357,3 +357,29 @@ fn handovers_that_lose_something_are_refused() {
         "does not run alike in all micro-batches",
     );
 }
+
+/// Every stage was lowered, and its BF16 fallback, before memory was compared.
+#[test]
+fn the_first_stage_that_needs_too_much_ends_an_attempt() {
+    let graph = graph(4, false);
+    let fits = planned(&graph, stages(2, 1), None);
+    let peak_bytes = |stage: usize| fits.prediction.ranks[stage].peak_bytes;
+    let least = peak_bytes(0).min(peak_bytes(1));
+    let check = |limit_bytes: u64, expected: &str| {
+        let wanted = PlanRequest {
+            memory_limit_bytes: Some(limit_bytes),
+            micro_batch: Some(1),
+            recompute: Some(Recompute::None),
+            ..request(PrecisionPolicy::mxfp8(), 32, 8)
+        };
+        let split = (stages(2, 1), None);
+        let found = autoplan_stages(&graph, &hardware(), &wanted, split, &Kernels, &target());
+        let text = match found {
+            Ok(_) => "fits".to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(text.contains(expected), "{limit_bytes}: {text}");
+    };
+    check(peak_bytes(0).max(peak_bytes(1)), "fits");
+    check(least - 1, " or more, ");
+}
