@@ -367,6 +367,28 @@ fn imbalance_costs_time_and_memory() {
     assert!(worse.time_change.unwrap() > 0.0);
 }
 
+/// Of eight ranks with an expert each, tokens can send a rank four times the mean of rows.
+#[test]
+fn a_capacity_limits_time_and_memory() {
+    let dense = request("llama-3-8b", 8192, 128, GpuModel::h200(), 8);
+    let mut request = request("mixtral-8x7b", 8192, 64, GpuModel::h200(), 8);
+    request.pins = ["ep=8", "cp=1", "tp=1", "mbs=1", "recompute=none", "zero=1"]
+        .map(|pin| pin.parse().unwrap())
+        .to_vec();
+    request.gpu_memory_bytes = Some(1e12);
+    let of = |factor: f64| {
+        let request = SearchRequest { capacity_factor: Some(factor), ..request.clone() };
+        search(&request).map(|found| (found.best.seconds, found.best.memory_bytes))
+    };
+    let costs = [0.5, 1.0, 2.0, 4.0].map(|factor| of(factor).unwrap());
+    assert!(costs.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1), "{costs:?}");
+    assert_eq!(of(4.0).unwrap(), of(100.0).unwrap());
+    assert!(of(0.0).is_err() && of(f64::INFINITY).is_err());
+    let dense = SearchRequest { capacity_factor: Some(1.0), ..dense };
+    let error = search(&dense).unwrap_err().to_string();
+    assert!(error.contains("expected a model with experts"), "{error}");
+}
+
 #[test]
 fn another_world_says_what_moves() {
     let plan = |gpus: usize| {

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use deepwell_ir::{Graph, Op, mask_documents};
-use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_ir::{Graph, mask_documents};
 use deepwell_probe::Hardware;
 
 use crate::plan_file::PlanFile;
 use crate::run_folder::RunFolder;
 use crate::trainer::Progress;
-use crate::{CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic};
+use crate::{
+    CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic, with_routers,
+};
 
 /// A run whose settings go together.
 pub(super) struct Prepared {
@@ -38,8 +39,7 @@ impl Prepared {
     ) -> Result<Prepared, TrainError> {
         let policy = settings.precision_policy()?;
         let graph = model.capture(Some(settings.seq_len))?;
-        check_routers(&graph, &settings.router)?;
-        let graph = with_router_training(&graph, &settings.router)?;
+        let graph = with_routers(&graph, &settings.router)?;
         if let Some(path) = &settings.plan {
             PlanFile::read(path)?.check_model(&graph)?;
         }
@@ -85,25 +85,5 @@ impl Prepared {
         let compile_options = options_of(&settings, former);
         let planned = World::predict(graph.clone(), hardware.clone(), &compile_options)?;
         Ok(Prepared { settings, graph, compile_options, rows: planned.rows })
-    }
-}
-
-/// Checks that settings for routers meet some.
-fn check_routers(graph: &Graph, router: &RouterTraining) -> Result<(), TrainError> {
-    let defaults = RouterTraining::default();
-    let given = [
-        ("router.balance", router.balance != defaults.balance, "--router-balance"),
-        ("router.z", router.z != defaults.z, "--router-z"),
-        ("router.capacity_factor", router.capacity_factor.is_some(), "--capacity-factor"),
-    ];
-    let has_routers = graph.nodes.iter().any(|node| matches!(node.op, Op::Route(_)));
-    match given.into_iter().find(|(_, is_given, _)| *is_given && !has_routers) {
-        None => Ok(()),
-        Some((setting, _, flag)) => Err(TrainError::Setting {
-            setting,
-            expected: "a mixture of experts".to_string(),
-            got: format!("`{}`, whose layers have no router", graph.name),
-            hint: Some(format!("leave `{flag}` out, or train a mixture such as `moe-tiny`")),
-        }),
     }
 }

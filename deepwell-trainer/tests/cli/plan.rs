@@ -247,6 +247,51 @@ fn a_run_keeps_to_its_plan() {
     refused(&["--plan", &smaller], &[compares, "hint: `deepwell plan MODEL --hardware CLUSTER"]);
 }
 
+/// A plan with a capacity factor has fewer rows, and a run takes the factor from it.
+#[test]
+fn a_capacity_factor_is_part_of_a_plan() {
+    let folder = Folder::new();
+    let sizes = ["--seq", "64", "--batch", "4", "--micro-batch", "2", "--precision", "bf16"];
+    let ranks = ["--devices", "cpu:2", "--ep", "2"];
+    let of = |command: &str, options: &[&str]| {
+        stdout_of(&[&[command, "moe-micro"], &sizes[..], &ranks, options].concat())
+    };
+    let factor = ["--capacity-factor", "1.25"];
+    // Four of eight experts on a rank, two for each of 2 x 128 tokens, or 1.25 x 32 from each rank.
+    let rooms = ["640 rows of a layer have room, 256 where", "384 rows of a layer have room, 256"];
+    for command in ["plan", "dryrun"] {
+        for (options, room) in [&[][..], &factor].into_iter().zip(rooms) {
+            let page = of(command, options);
+            assert!(page.contains(room), "expected `{room}` in: {page}");
+        }
+    }
+    assert!(of("plan", &factor).contains("capacity      1.25 times the even share of an expert"));
+    let corpus: String = (0..2000).map(|line| format!("line {line} says {}\n", line % 7)).collect();
+    let (data, cache) = (folder.file("corpus.txt", corpus), folder.path("cache"));
+    let plan = folder.file("plan.json", of("plan", &[&factor[..], &["--json"]].concat()));
+    let run = |name: &str, options: &[&str]| {
+        let out = folder.path(name);
+        let common = ["train", "--data", &data, "--cache-dir", &cache, "--eval-tokens", "128"];
+        let rest = ["--steps", "1", "--json", "--out", &out];
+        let summary = json_of(&[&common[..], &rest, options].concat());
+        summary["fit"]["expert_rows"][0]["planned"].clone()
+    };
+    assert_eq!(run("planned", &["--plan", &plan]), 384);
+    let whose = ["--plan", &plan, "--capacity-factor", "2"];
+    let out = folder.path("other");
+    let args = [&["train", "--data", &data, "--out", &out], &whose[..]].concat();
+    check_error(&args, 2, &["router.capacity_factor: expected Some(1.25), as the plan has it"]);
+
+    let refused = |model: &str, options: &[&str], contains: &[&str]| {
+        check_error(&[&["plan", model], options].concat(), 2, contains);
+    };
+    refused("moe-micro", &["--capacity-factor=-1"], &["--capacity-factor: expected a number over"]);
+    let hint = "hint: leave `--capacity-factor` out";
+    refused("llama-micro", &factor, &["expected a mixture of experts", hint]);
+    let cluster = ["--hardware", "h200-x8", "--capacity-factor", "1"];
+    refused("llama-3-8b", &cluster, &["capacity factor of experts: expected a model with experts"]);
+}
+
 /// A checkpoint of one rank loads under plans of others, and not under one of a wider model.
 #[test]
 fn whether_a_checkpoint_fits_a_plan() {

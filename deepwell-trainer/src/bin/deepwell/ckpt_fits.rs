@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use deepwell_moe::RouterTraining;
 use deepwell_plan::{PlanRequest, RankReport, autoplan_stages, format_bytes};
 use deepwell_trainer::checkpoint::{Reads, reads};
 use deepwell_trainer::plan_file::PlanFile;
-use deepwell_trainer::{Device, ModelSource, TrainError};
+use deepwell_trainer::{Device, ModelSource, TrainError, with_routers};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -79,7 +80,9 @@ pub(crate) fn run(args: &FitsArgs) -> Result<Outcome> {
     let file = PlanFile::read(&args.plan)?;
     let plan = &file.plan;
     let model = ModelSource::open(&file.model)?;
-    let graph = model.capture(Some(plan.seq))?;
+    let capacity_factor = plan.capacity_factor;
+    let training = RouterTraining { capacity_factor, ..RouterTraining::default() };
+    let graph = with_routers(&model.capture(Some(plan.seq))?, &training)?;
     file.check_model(&graph)?;
     let device: Device = plan.device.parse().map_err(|got| TrainError::Setting {
         setting: "plan",

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deepwell_ir::{Graph, PrecisionPolicy, Recompute};
-use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_moe::RouterTraining;
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
 use deepwell_trainer::commands::Degrees;
-use deepwell_trainer::{Device, Devices, ModelSource, Settings};
+use deepwell_trainer::{Device, Devices, ModelSource, Settings, with_routers};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
@@ -128,7 +128,7 @@ impl PlanningArgs {
         }
         let training =
             RouterTraining { capacity_factor: self.capacity_factor, ..RouterTraining::default() };
-        Ok(with_router_training(&graph, &training)?)
+        Ok(with_routers(&graph, &training)?)
     }
 
     /// The name of the precision on a target of an architecture.
