@@ -44,6 +44,7 @@ pub struct PlaneType {
 }
 
 /// How a tensor is stored.
+#[expect(clippy::large_enum_variant, reason = "made where the planes are asked for, never stored")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// As one plane of data.

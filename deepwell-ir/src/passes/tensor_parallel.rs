@@ -143,9 +143,9 @@ impl<'a> Splitter<'a> {
         let op = node.op.name();
         let what = match (&node.op, got) {
             (Op::RmsNorm(_) | Op::LayerNorm(_), Layout::Columns) => format!(
-                "expected a norm over columns that one rank has, got `{op}` over those of `{name}`, \
-                 which they split; latent attention is not split yet, and trains on data-parallel, \
-                 expert-parallel and pipeline ranks"
+                "expected a norm over columns that one rank has, got `{op}` over those of \
+                 `{name}`, which they split; latent attention is not split yet, and trains on \
+                 data-parallel, expert-parallel and pipeline ranks"
             ),
             _ => format!("op `{op}` wants `{name}` {}, it is {}", layout.name(), got.name()),
         };

@@ -163,7 +163,7 @@ impl Lowering<'_> {
             };
             // Its values are filled in with its bucket.
             let master = ValueId(u32::MAX);
-            // An evaluation leaves parameters out: counting those of the graph ends beyond the last.
+            // An evaluation leaves parameters out, so the graph counts more of them.
             let state = self.parameters.len();
             self.parameters.push(ParameterState {
                 name: name.clone(),
