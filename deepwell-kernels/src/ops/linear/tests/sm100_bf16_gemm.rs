@@ -94,6 +94,7 @@ emulated! {
 emulated! {
     sm100_bf16_gemm_fused on Sm100a: |gpu| {
         let operands = crate::fused_gemm::Operands::Bf16(Kind::Uniform);
-        crate::fused_gemm::check_several_tiles(gpu, operands);
+        let hard = [Kind::WideRange, Kind::Integers].map(crate::fused_gemm::Operands::Bf16);
+        crate::fused_gemm::check_several_tiles(gpu, operands, &hard);
     }
 }

@@ -119,7 +119,8 @@ emulated! {
 
 emulated! {
     sm100_mxfp8_gemm_fused on Sm100a: |gpu| {
-        let operands = crate::fused_gemm::Operands::Mx(MxKind::Even);
-        crate::fused_gemm::check_several_tiles(gpu, operands);
+        use crate::fused_gemm::{Operands, check_several_tiles};
+        let hard = [Operands::Mx(MxKind::Spread), Operands::MxNan];
+        check_several_tiles(gpu, Operands::Mx(MxKind::Even), &hard);
     }
 }
