@@ -167,6 +167,23 @@ fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
     order
 }
 
+/// The weights that a policy can quantize, in the order of capture: matrices of linear layers, and
+/// stacks of matrices of experts. Each comes with the layer of the first node that reads it. The
+/// GEMMs of each weight have a format of their own.
+pub fn quantizable_weights(graph: &Graph) -> Vec<(TensorId, Option<u32>)> {
+    let order = parameters_in_order(graph);
+    let weights: HashSet<TensorId> =
+        order.into_iter().filter(|(_, role)| is_quantizable(*role)).map(|(id, _)| id).collect();
+    let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
+    for node in &graph.nodes {
+        for &input in &node.inputs {
+            layer_of.entry(input).or_insert(node.layer);
+        }
+    }
+    let weights = graph.parameters().map(|(id, _)| id).filter(|id| weights.contains(id));
+    weights.map(|id| (id, layer_of.get(&id).copied().flatten())).collect()
+}
+
 /// Whether operand `index` of an op holds the biases of a layer's experts.
 fn reads_expert_bias(op: &Op, index: usize) -> bool {
     match op {

@@ -7,6 +7,7 @@
 //! schedule invokes it: the cost of a program does not grow with its micro-batches.
 
 mod call;
+mod gemms;
 mod handover;
 mod memory;
 mod order;
