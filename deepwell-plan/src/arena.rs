@@ -127,6 +127,11 @@ fn lowest(base: usize, bytes: usize, ranges: &mut [ByteRange]) -> usize {
     offset
 }
 
+/// The most bytes that are alive at a call.
+pub fn peak_bytes(lifetimes: &[Lifetime]) -> usize {
+    alive_bytes(lifetimes).into_iter().max().unwrap_or(0)
+}
+
 /// Bytes that are alive at each call.
 fn alive_bytes(lifetimes: &[Lifetime]) -> Vec<usize> {
     let calls = lifetimes.iter().map(|life| life.last + 1).max().unwrap_or(0);

@@ -39,7 +39,7 @@ pub struct Planned {
     pub plan: Plan,
     /// Its program.
     pub program: Program,
-    /// What its layers fall back to, all in BF16; none where nothing is quantized.
+    /// What its GEMMs fall back to, all in BF16; none where nothing is quantized.
     pub fallback: Option<Program>,
     /// Its prediction.
     pub prediction: DryRun,

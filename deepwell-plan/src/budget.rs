@@ -9,7 +9,7 @@ use crate::autoplan::gpu_of;
 ///
 /// A prediction holds within 0.3 % on one GPU and within 2 % on ranks that NCCL connects
 /// (`benchmarks/train_h200_2026-11-27.md`, `benchmarks/ranks_h100_2026-11-27.md`). Everything else
-/// that a run takes is a part of the prediction, by name: the arena, what is reserved for layers
+/// that a run takes is a part of the prediction, by name: the arena, what is reserved for GEMMs
 /// that fall back, the context of CUDA, constants, and the buffers of NCCL
 /// ([`KernelCatalog::fixed_overhead_bytes`](deepwell_ir::KernelCatalog::fixed_overhead_bytes)).
 const MARGIN: u64 = 50;

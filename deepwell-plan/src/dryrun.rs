@@ -80,7 +80,7 @@ pub struct RankReport {
     pub peak_bytes: u64,
     /// Size of the arena.
     pub arena_bytes: u64,
-    /// Kept beyond it for layers that fall back to BF16.
+    /// Kept beyond it for GEMMs that fall back to BF16.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reserved_bytes: u64,
     /// Largest sum of values that are alive at one call: no arena can be smaller.

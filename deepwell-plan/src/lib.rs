@@ -52,7 +52,7 @@ pub use fallbacks::{PrecisionFallback, precision_fallbacks};
 pub use lower::{
     EXCHANGES, Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
     lower_evaluation, lower_fallback, lower_inference, lower_scheduled, lower_scoring,
-    quantized_bytes, quantized_flop_share,
+    lower_within, quantized_bytes, quantized_flop_share,
 };
 pub use model_shape::ModelShape;
 pub use parallel::Parallel;

@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Zeroing touched every page, those too that are reserved for layers that fall back.
+    /// Zeroing touched every page, those too that are reserved for GEMMs that fall back.
     #[cfg(target_os = "linux")]
     #[test]
     fn pages_are_touched_when_they_are_used() {

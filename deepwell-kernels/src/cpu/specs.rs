@@ -129,7 +129,7 @@ pub struct CpuCatalog;
 const BYTES_PER_WORKER: usize = 64 * 1024;
 
 /// What the process holds of a call: its operands, the prepared form, and its share of the programs
-/// of layers that fall back and of evaluations. Of eight small models, in BF16 and MXFP8, what they
+/// of GEMMs that fall back and of evaluations. Of eight small models, in BF16 and MXFP8, what they
 /// held beyond the arena was from 0 to 5,000 bytes a call.
 const BYTES_PER_CALL: usize = 1280;
 

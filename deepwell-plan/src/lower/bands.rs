@@ -12,7 +12,8 @@
 //! the call that reads it first has joined.
 //!
 //! How a parameter is cut follows from the format of the policy and from its shape, not from what
-//! is decided about it: a layer that falls back to BF16 keeps the slices of its state.
+//! is decided about it: a weight whose GEMMs fall back to BF16 keeps the slices of its
+//! state.
 
 use std::collections::HashSet;
 

@@ -1,11 +1,14 @@
-//! Layers that fall back to BF16: the program all in BF16, and an arena that holds both.
+//! GEMMs that fall back to BF16: the program all in BF16, and an arena that holds every mixture.
 
-use deepwell_ir::{Graph, KernelCatalog, Program, Target};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use deepwell_ir::{Graph, KernelCatalog, MemoryKind, Order, Program, Target, TensorId, ValueId};
 
 use super::lower;
+use crate::arena::{Lifetime, align, peak_bytes};
 use crate::{Plan, PlanError};
 
-/// Lowers `plan` all in BF16: what layers of `program` fall back to. None where it has nothing to
+/// Lowers `plan` all in BF16: what GEMMs of `program` fall back to. None where it has nothing to
 /// fall back from.
 ///
 /// # Errors
@@ -18,7 +21,7 @@ pub fn lower_fallback(
     target: &Target,
 ) -> Result<Option<Program>, PlanError> {
     let quantized = program.precision.iter().filter(|tensor| tensor.format.is_quantized());
-    let all: Vec<_> = quantized.map(|tensor| (tensor.tensor.as_str(), "all layers")).collect();
+    let all: Vec<_> = quantized.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();
     if all.is_empty() {
         return Ok(None);
     }
@@ -27,11 +30,99 @@ pub fn lower_fallback(
     lower(graph, &in_bf16, catalog, target).map(Some)
 }
 
-/// Size of an arena in which `program` can be lowered again after some of its layers have fallen
-/// back: its persistent part is largest with every operand quantized, its transient part with every
-/// activation in BF16, as in `fallback`.
+/// Lowers a plan some of whose weights were moved to BF16, into an arena that is there. Where calls
+/// that run beside each other need more memory together, they run in turns.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_within(
+    graph: &Graph,
+    plan: &Plan,
+    arena_bytes: usize,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Program, PlanError> {
+    let program = lower(graph, plan, catalog, target)?;
+    if program.arena.bytes <= arena_bytes || plan.has_one_stream() {
+        return Ok(program);
+    }
+    lower(graph, &Plan { one_stream: true, ..plan.clone() }, catalog, target)
+}
+
+/// What an arena of a mixture may be larger than the bytes that are alive at its fullest call, as a
+/// divisor of them. Arenas of presets are within one in a hundred.
+const PACKING_SHARE: usize = 100;
+
+/// Size of an arena in which `program` can be lowered again with the GEMMs of any of its weights in
+/// BF16. `fallback` has all of them in BF16.
+///
+/// - Copies of a weight outlive a step. They take what they take in the program where they are
+///   larger.
+/// - The operands of a GEMM are quantized or in BF16, as in one program or the other. GEMMs of
+///   several weights read some activations, such as the input of queries, keys and values. Where a
+///   part of these GEMMs falls back, a step keeps both forms.
+///
+/// [`lower_within`] makes such programs.
 pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
-    let arenas = || [program].into_iter().chain(fallback).map(|program| &program.arena);
-    let persistent = arenas().map(|arena| arena.transient_offset).max().unwrap_or(0);
-    persistent + arenas().map(|arena| arena.transient_bytes()).max().unwrap_or(0)
+    let Some(fallback) = fallback else { return program.arena.bytes };
+    let (own, in_bf16) = (copy_bytes(program), copy_bytes(fallback));
+    let more = own.iter().map(|(weight, bytes)| {
+        let in_bf16 = in_bf16.get(weight).copied().unwrap_or(0);
+        in_bf16.saturating_sub(*bytes)
+    });
+    let persistent = program.arena.transient_offset + more.sum::<usize>();
+    let [quantized, in_bf16] = [program, fallback].map(|it| it.arena.transient_lower_bound_bytes);
+    let alive =
+        (quantized + shared_operand_bytes(fallback)).max(in_bf16 + shared_operand_bytes(program));
+    let transient = [program, fallback].map(|it| it.arena.transient_bytes());
+    let mixed = alive + alive / PACKING_SHARE;
+    persistent.max(fallback.arena.transient_offset) + transient.into_iter().fold(mixed, usize::max)
+}
+
+/// Bytes of the copies of each weight that outlive a step.
+fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
+    let mut bytes = HashMap::new();
+    for value in program.values_of(MemoryKind::Weights) {
+        let Some(weight) = value.link.map(|link| link.of).or(value.tensor) else { continue };
+        *bytes.entry(weight).or_default() += align(value.range.bytes);
+    }
+    bytes
+}
+
+/// The most bytes that are alive at a time of operands that GEMMs of several weights read. Each
+/// slot of activations in flight has those that live from one body to the next.
+fn shared_operand_bytes(program: &Program) -> usize {
+    let readers = program.weights_by_operand();
+    let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();
+    for (&id, of_operand) in &readers {
+        weights.entry(tensor_of(program, id)).or_default().extend(of_operand);
+    }
+    let is_shared = |id: ValueId| {
+        let is_transient = !program.value(id).memory.is_persistent();
+        is_transient && readers.contains_key(&id) && weights[&tensor_of(program, id)].len() > 1
+    };
+    let Ok(order) = Order::of(&program.calls, &program.bodies) else { return 0 };
+    let mut lives: BTreeMap<ValueId, Lifetime> = BTreeMap::new();
+    for (index, call) in program.calls.iter().enumerate() {
+        let last = order.last_beside(index);
+        for id in call.operands.iter().map(|operand| operand.value).filter(|id| is_shared(*id)) {
+            let bytes = program.value(id).range.bytes;
+            let life = lives.entry(id).or_insert(Lifetime { bytes, first: index, last });
+            life.last = life.last.max(last);
+        }
+    }
+    let is_in_slots = |id: &ValueId| program.value(*id).slot_stride_bytes > 0;
+    let (in_slots, others): (Vec<_>, Vec<_>) =
+        lives.into_iter().partition(|(id, _)| is_in_slots(id));
+    let peak = |lives: Vec<(ValueId, Lifetime)>| {
+        peak_bytes(&lives.into_iter().map(|(_, life)| life).collect::<Vec<_>>())
+    };
+    program.slots as usize * peak(in_slots) + peak(others)
+}
+
+/// The tensor of which a value holds a plane, or which it is.
+fn tensor_of(program: &Program, id: ValueId) -> Option<TensorId> {
+    let value = program.value(id);
+    let plane = value.link.filter(|link| link.plane().is_some());
+    plane.map(|link| link.of).or(value.tensor)
 }
