@@ -139,7 +139,7 @@ pub use block_statistics::{BlockStatistics, BlockSums};
 pub use dequantize::dequantize_rows;
 pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
-pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
+pub use guards::{GemmState, GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards};
 pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use narrow::{e2m1, e2m3, e3m2};

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use self::holdings::{Holding, holdings};
 use crate::audit::AuditReport;
 use crate::run_folder::RunIdentity;
-use crate::{Engine, Settings, TrainError};
+use crate::{Engine, Gemm, Settings, TrainError};
 
 pub use self::fits::{Reads, reads};
 pub use self::writer::{Writer, host_bytes};
@@ -94,16 +94,23 @@ fn to_json<T: serde::Serialize>(value: &T) -> Value {
 
 /// Loads a checkpoint into an engine that was compiled for the same fingerprint.
 ///
+/// `note` is given what a person should know of it.
+///
 /// # Errors
 /// A damaged checkpoint, or one that does not fit the engine.
-pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, TrainError> {
+pub fn load(
+    entry: &CheckpointEntry,
+    engine: &mut Engine,
+    note: &mut dyn FnMut(&str),
+) -> Result<Position, TrainError> {
     let checkpoint = deepwell_ckpt::load(&entry.path)?;
     let run = checkpoint.run();
     let parts = Parts { path: &entry.path };
     let guards: Guards = parts.read("guards", checkpoint.guards())?;
-    let layers = guards.in_fallback();
-    if !layers.is_empty() {
-        engine.fall_back(&layers, "in fallback when the checkpoint was written")?;
+    let guards = over_gemms(guards, engine.gemms(), note);
+    let gemms = guards.in_fallback();
+    if !gemms.is_empty() {
+        engine.fall_back(&gemms, "in fallback when the checkpoint was written")?;
     }
     let plan: SavedPlan = parts.read("plan", checkpoint.plan())?;
     // Another policy is another precision, where that was accepted.
@@ -136,6 +143,24 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
     Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
 }
 
+/// Guards over the GEMMs of a model. Earlier versions had guards over its layers, in order: GEMMs
+/// of a layer in fallback begin in fallback.
+fn over_gemms(saved: Guards, gemms: &[Gemm], note: &mut dyn FnMut(&str)) -> Guards {
+    let is_same = saved.names().eq(gemms.iter().map(|gemm| &*gemm.weight));
+    if is_same {
+        return saved;
+    }
+    let of_gemm = |gemm: &Gemm| (gemm.weight.clone(), gemm.layer.map(|layer| layer as usize));
+    let guards = saved.regrouped(gemms.iter().map(of_gemm));
+    note(&format!(
+        "the checkpoint has guards over layers: the GEMMs of each go on as their layer stood, {} \
+         of {} in bf16; their histories begin anew",
+        guards.in_fallback().len(),
+        gemms.len()
+    ));
+    guards
+}
+
 /// What a resumed run asks of the plan that it began with. Its other fields are for people, and may
 /// be those of another version.
 #[derive(Deserialize)]
@@ -162,7 +187,7 @@ impl Parts<'_> {
 }
 
 /// The first tensor that has another format than when the checkpoint was written. The guards'
-/// state says which layers are in fallback; this says that all tensors got what they had.
+/// state says which GEMMs are in fallback; this says that all tensors got what they had.
 fn other_format(saved: &[TensorPrecision], now: &[TensorPrecision]) -> Option<String> {
     let formats = |tensors: &[TensorPrecision]| -> Vec<(String, Format)> {
         tensors.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()

@@ -22,7 +22,9 @@ use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
 use crate::stalls::StallsUntold;
 use crate::trainer::{FitReport, Progress, Trainer};
-use crate::{Engine, ExpertRows, PendingStep, Schedule, Settings, StepOutcome, TrainError};
+use crate::{
+    Engine, ExpertRows, OperandStats, PendingStep, Schedule, Settings, StepOutcome, TrainError,
+};
 
 /// Steps that training may stand still for a checkpoint before a word is said about it.
 const STALL_STEPS_MAX: f64 = 2.0;
@@ -132,11 +134,11 @@ impl<'r> Fit<'r> {
         opened: Opened,
         progress: &'r mut dyn Progress,
     ) -> Result<Fit<'r>, TrainError> {
-        let layers = (0..engine.graph().layer_count()).map(|layer| format!("layers.{layer}"));
+        let gemms = engine.gemms().iter().map(|gemm| gemm.weight.clone()).collect();
         let policy_fallback = engine.plan().policy.fallback();
         let mut position = Position {
             step: 0,
-            guards: Guards::new(settings.guards.clone(), layers.collect(), policy_fallback),
+            guards: Guards::new(settings.guards.clone(), gemms, policy_fallback),
             next_batch: 0,
             audit: None,
         };
@@ -145,7 +147,7 @@ impl<'r> Fit<'r> {
         let Batches { mut loader, heldout, interim } = batches;
         let mut resumed_after = None;
         if let Some(entry) = &opened.from {
-            position = checkpoint::load(entry, engine)?;
+            position = checkpoint::load(entry, engine, &mut |text| progress.note(text))?;
             resumed_after = Some(position.step);
             progress.note(&format!("resumed after step {}", position.step));
         }
@@ -342,10 +344,10 @@ impl<'r> Fit<'r> {
         let step = self.position.step;
         let statistics = self.engine.statistics_by_phase()?;
         let guards = &mut self.position.guards;
-        for (layer, phase, stats) in &statistics {
+        for (phase, OperandStats { gemms, stats }) in &statistics {
             match phase {
-                Phase::Backward => guards.observe_backward_tensor(step, *layer, stats),
-                _ => guards.observe_tensor(step, *layer, stats),
+                Phase::Backward => guards.observe_backward_tensor(step, gemms, stats),
+                _ => guards.observe_tensor(step, gemms, stats),
             }
         }
         if has_loss {
@@ -358,7 +360,7 @@ impl<'r> Fit<'r> {
         for event in &events {
             self.progress.note(&format!(
                 "guard at step {step}: {:?} {}: {}",
-                event.kind, event.layer, event.reason
+                event.kind, event.gemm, event.reason
             ));
             if let Some(log) = &mut self.log {
                 log.guard(event)?;

@@ -90,8 +90,8 @@ pub use deepwell_plan::Parallel;
 pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use documents::Documents;
 pub use engine::{
-    CompileOptions, Engine, ExpertLoad, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime,
-    compile, compile_on, optimize,
+    CompileOptions, Engine, ExpertLoad, Gemm, GemmCounts, OperandStats, PendingStep, RunCounts,
+    StepOutcome, StepTime, compile, compile_on, optimize,
 };
 pub use error::TrainError;
 pub use expert_rows::ExpertRows;

@@ -168,7 +168,7 @@ pub struct Settings {
     pub async_checkpoints: bool,
     /// Whether the first step is checked call by call against slow definitions.
     pub audit: bool,
-    /// Thresholds of the guards, and how long a layer stays in fallback.
+    /// Thresholds of the guards, and how long a GEMM stays in fallback.
     pub guards: GuardConfig,
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn without_effect(settings: &Settings, facts: RunFacts) -> Vec<String
     tell(
         settings.guards != defaults.guards && !facts.quantizes,
         "guards",
-        "no tensor is quantized, so that no layer can fall back",
+        "no tensor is quantized, so that no GEMM can fall back",
     );
     tell(
         settings.train_frozen && !facts.has_frozen,

@@ -328,12 +328,12 @@ fn ranks_fall_back_together() {
         let own = engine.statistics().to_vec();
         let all = engine.statistics_of_ranks()?;
         assert_eq!(own.len(), all.len());
-        let elements = |stats: &[(usize, deepwell_precision::QuantStats)]| -> u64 {
-            stats.iter().map(|(_, stats)| stats.elements).sum()
+        let elements = |stats: &[deepwell_trainer::OperandStats]| -> u64 {
+            stats.iter().map(|it| it.stats.elements).sum()
         };
         // Activations and gradients are counted on both, as are the copies of the same weights.
         assert_eq!(elements(&all), 2 * elements(&own));
-        engine.fall_back(&[1], "a test")?;
+        engine.fall_back(&[7, 9, 12], "a test")?;
         let last = step(engine, 1, 2)?;
         Ok((all, last, bits(engine)?))
     });

@@ -370,35 +370,37 @@ fn only_gradients_are_rounded_at_random() {
     assert!(text.contains(expected), "{text}");
 }
 
-/// A layer in fallback is BF16 whatever its operands were, and comes back.
+/// A GEMM in fallback is BF16 whatever its operands were, and comes back.
 #[test]
-fn layers_fall_back_from_mixed_policies() {
+fn gemms_fall_back_from_mixed_policies() {
     for policy in mixed() {
         let mut engine = engine_of(&policy, BATCH);
         let whole = engine.program().clone();
         let counted = engine.program().host.statistics.len();
         run(&mut engine, &mut Nobody);
-        engine.fall_back(&[0, 1], "a test").unwrap();
+        engine.fall_back(&(0..14).collect::<Vec<_>>(), "a test").unwrap();
         assert!(engine.program().host.statistics.is_empty());
         run(&mut engine, &mut Nobody);
-        engine.fall_back(&[1], "a test").unwrap();
-        let left = engine.program().host.statistics.len();
-        assert!(0 < left && left < counted, "{left} of {counted}");
-        run(&mut engine, &mut Nobody);
+        for gemms in [&[7, 8, 9, 10, 11, 12, 13][..], &[7], &[1, 12]] {
+            engine.fall_back(gemms, "a test").unwrap();
+            let left = engine.program().host.statistics.len();
+            assert!(0 < left && left < counted, "{left} of {counted}");
+            run(&mut engine, &mut Nobody);
+        }
         engine.fall_back(&[], "a test").unwrap();
         assert_eq!(engine.program(), &whole);
     }
 }
 
-/// The counters of a tensor count for the layer that reads it dequantized.
+/// The counters of a tensor count for the GEMMs that read it dequantized.
 #[test]
 fn guards_see_operands_of_emulated_gemms() {
     let policy = all_mxfp8().only(&[OperandClass::WgradGradient]);
     let mut engine = engine_of(&policy, BATCH);
     let tokens = tokens(1);
     engine.step(&tokens[..BATCH * SEQ], &tokens[1..], 1e-3, 1.0).unwrap();
-    for layer in 0..2 {
-        let of_layer = engine.statistics().iter().find(|(index, _)| *index == layer);
-        assert!(of_layer.is_some_and(|(_, stats)| stats.elements > 0), "layer {layer}");
+    for (index, gemm) in engine.gemms().iter().enumerate() {
+        let of_gemm = engine.statistics().iter().find(|it| it.gemms[..] == [index]);
+        assert!(of_gemm.is_some_and(|it| it.stats.elements > 0), "{}", gemm.weight);
     }
 }

@@ -72,7 +72,7 @@ fn save(world: &mut World, root: &Path, step: u64, settings: &Settings) {
 fn load(world: &mut World, root: &Path, step: u64) {
     let entries = deepwell_ckpt::list(root).expect("a folder");
     let entry = entries.iter().find(|entry| entry.step == step).expect("it was saved");
-    let loaded = world.on_all(|engine| checkpoint::load(entry, engine));
+    let loaded = world.on_all(|engine| checkpoint::load(entry, engine, &mut |_| ()));
     assert!(loaded.expect("loaded").iter().all(|position| position.step == step));
 }
 

@@ -7,7 +7,7 @@ use deepwell_trainer::run::RunSummary;
 
 /// Predictions are within a tenth of the measurement in runs of 7 to 17 MB, where memory beside the
 /// arena counts most. Smaller arenas may lie in memory that was resident before the run, from
-/// reading the data. The reserve of layers that fall back was touched and not predicted: 27 % off.
+/// reading the data. The reserve of GEMMs that fall back was touched and not predicted: 27 % off.
 #[cfg(target_os = "linux")]
 #[test]
 fn small_runs_hold_what_was_predicted() {

@@ -6,50 +6,53 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuardConfig {
-    /// Underflowed share of one tensor, 0 to 1, above which a step counts against its layer.
+    /// Underflowed share of one tensor, 0 to 1, above which a step counts against its
+    /// GEMMs.
     ///
     /// Default 0.5. An element underflows in E4M3 when it is about 2^18 times smaller than the
     /// largest of its block, which one in 10^5 normally distributed elements is. Gradients are not
     /// normal: small models that held BF16's loss were seen to lose 5 to 6 % of a tensor so. When
     /// half of a tensor vanishes, it is not what block scaling is made for.
     pub underflow_fraction_max: f64,
-    /// Saturated share of one tensor, 0 to 1, above which a step counts against its layer. Only
-    /// the OCP floor rule saturates at all.
+    /// Saturated share of one tensor, 0 to 1, above which a step counts against its
+    /// GEMMs. Only the OCP floor rule saturates at all.
     ///
     /// Default 0.03. Under the floor rule a fifth (log2(2 / 1.75) = 19 %) of all blocks clip
     /// their largest element, that is 0.6 % of the elements, by design; this is five times that.
     pub saturation_fraction_max: f64,
     /// Share of the blocks of one tensor, counted as elements / 32, whose scale was clamped to
-    /// 2^-127, 0 to 1, above which a step counts against its layer.
+    /// 2^-127, 0 to 1, above which a step counts against its
+    /// GEMMs.
     ///
     /// Default 0.01. A clamp means magnitudes below 1e-36, which in training are either exact
     /// zeros (never a clamp) or a sign of vanished gradients.
     pub scale_clamp_fraction_max: f64,
-    /// Largest ratio of a tensor's amax to the median of its layer's history before it counts
-    /// against the layer. Judged once the history is full.
+    /// Largest ratio of an operand's amax to the median of the history of its GEMMs before it
+    /// counts against them. Judged once the history is full.
     ///
     /// Default 65536. Block scales follow any amax, so growth is harmless in itself; sixteen
     /// binades within one history are an outlier that drowns its block.
     pub amax_growth_max: f32,
-    /// Steps of amax history kept for each layer.
+    /// Steps of amax history kept for the GEMMs of each weight.
     ///
-    /// Default 16: long enough for a stable median, small enough to hold for thousands of layers.
+    /// Default 16: long enough for a stable median, small enough to hold for thousands of weights.
     pub amax_history_len: usize,
-    /// Steps in a row that must count against a layer before it offends. Non-finite values of a
-    /// layer offend at once.
+    /// Steps in a row that must count against GEMMs before they offend. Non-finite values offend at
+    /// once.
     ///
     /// Default 3: one odd batch does not recompile a model.
     pub strikes_max: u32,
-    /// Steps that a layer stays in BF16 the first time.
+    /// Steps that GEMMs stay in BF16 the first time.
     ///
     /// Default 200: some tens of times what compiling again costs.
     pub backoff_steps: u64,
-    /// Steps after a return during which an offence counts as a relapse. A layer whose probation
-    /// ends without one starts again from `backoff_steps`.
+    /// Steps after a return during which an offence counts as a relapse. GEMMs whose probation
+    /// ends without one start again from `backoff_steps`.
     ///
     /// Default 100.
     pub probation_steps: u64,
-    /// How often one layer may fall back in a run; the last time it stays in BF16 for good.
+    /// How often the GEMMs of a weight may fall back in a run; the last time they stay in BF16 for
+    /// good.
     ///
     /// Default 3: with doubling, 200 + 400 steps of trying before that.
     pub fallbacks_max: u32,
@@ -70,17 +73,17 @@ pub struct GuardConfig {
     ///
     /// Default 0.1, so that a loss with next to no noise does not spike over nothing.
     pub spike_fraction_min: f32,
-    /// How far a measure of a layer has to be above its median, as a factor, for a loss spike to be
-    /// laid at the layer's door. Judged once the history is full.
+    /// How far a measure of GEMMs has to be above its median, as a factor, for a loss spike to be
+    /// laid to them. Judged once the history is full.
     ///
-    /// Default 2. Measures of a layer change by a few percent from step to step; a spike without
+    /// Default 2. Measures change by a few percent from step to step; a spike without
     /// any that doubled has another cause, such as an odd batch.
     #[serde(skip_serializing_if = "is_default_departure")]
     pub spike_departure_min: f32,
     /// Steps in a row with a non-finite loss or gradient norm after which the run is given up.
     /// Each of them is skipped, so that weights stay finite meanwhile.
     ///
-    /// Default 8: layers at fault are in BF16 after the first, so later ones have another cause.
+    /// Default 8: GEMMs at fault are in BF16 after the first, so later ones have another cause.
     pub nonfinite_steps_max: u32,
 }
 

@@ -1,21 +1,21 @@
-//! How far a step of a layer departs from the layer's own history, by which the layers are found
-//! that a loss spike is laid to.
+//! How far a step departs from the history of the GEMMs of one weight. A loss spike is laid to the
+//! GEMMs that depart most.
 //!
-//! Of each measure the ratio to its median over the last steps counts, so that measures and layers
-//! of any size compare. A layer's departure is its largest ratio.
+//! Each measure is divided by its median over the last steps, so that measures and GEMMs of any
+//! size compare. The departure is the largest of these ratios.
 
 use alloc::format;
 use alloc::string::String;
 
 use serde::{Deserialize, Serialize};
 
-use super::layer::Evidence;
+use super::gemm::Evidence;
 use super::window::Window;
 
 /// Added to shares before they are compared: less than a thousandth of a tensor is noise.
 const SHARE_NOISE: f32 = 1.0 / 1024.0;
 
-/// The measures of the last steps, but for amax, which the layer keeps.
+/// The measures of the last steps, but for amax, which [`super::gemm::Gemm`] keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct History {
     backward_amax: Window,
@@ -34,7 +34,7 @@ impl Default for History {
 /// What stands out most.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Departure {
-    /// Over the median of the layer's last steps.
+    /// Over the median of the last steps.
     pub(super) ratio: f32,
     measure: &'static str,
     now: f32,
@@ -82,12 +82,12 @@ impl History {
             ("saturation", saturation, evidence.saturation_fraction as f32, true),
             ("clamped scales", scale_clamp, evidence.scale_clamp_fraction as f32, true),
         ];
-        // A layer that an earlier version watched has one full history and four new ones.
+        // GEMMs that an earlier version watched have one full history and four new ones.
         if !amax.is_full() || amax.len() != underflow.len() {
             return None;
         }
         let of_row = |(measure, window, now, is_share): (&'static str, &Window, f32, bool)| {
-            let (median, _) = window.median_and_deviation()?;
+            let median = window.median()?;
             let noise = if is_share { SHARE_NOISE } else { 0.0 };
             let ratio = (now + noise) / (median + noise);
             ratio.is_finite().then_some(Departure { ratio, measure, now, median, is_share })

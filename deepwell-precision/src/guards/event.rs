@@ -10,8 +10,10 @@ use thiserror::Error;
 pub struct GuardEvent {
     /// Step after which it happened.
     pub step: u64,
-    /// Name of the layer; empty where the event is about the whole run.
-    pub layer: String,
+    /// Name of the weight whose GEMMs it is about; empty where it is about the whole run. Records
+    /// of earlier versions name a `layer`.
+    #[serde(alias = "layer")]
+    pub gemm: String,
     /// What happened.
     pub kind: GuardEventKind,
     /// Why, in words.
@@ -23,21 +25,21 @@ pub struct GuardEvent {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum GuardEventKind {
-    /// From the next step on the layer is computed in BF16.
+    /// From the next step on the GEMMs are computed in BF16.
     ToBf16 {
-        /// Step after which it is tried in low precision again; `None`: it stays in BF16.
+        /// Step after which they are tried in low precision again; `None`: they stay in BF16.
         until_step: Option<u64>,
-        /// How often this layer has fallen back so far, this time included.
+        /// How often they have fallen back so far, this time included.
         fallbacks: u32,
     },
-    /// From the next step on the layer is computed in low precision again, on probation.
+    /// From the next step on the GEMMs are computed in low precision again, on probation.
     BackToLow {
         /// Step after which probation ends.
         probation_until_step: u64,
     },
-    /// The layer got through probation.
+    /// The GEMMs got through probation.
     ProbationPassed,
-    /// The layer offended and nothing was switched, because the fallback is `off`.
+    /// The GEMMs offended and nothing was switched, because the fallback is `off`.
     Offence,
     /// The loss rose far above its recent values.
     LossSpike {
@@ -56,20 +58,20 @@ pub enum GuardEventKind {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GuardError {
-    /// A layer offended and the fallback is `strict`.
+    /// The GEMMs of a weight offended and the fallback is `strict`.
     #[error(
-        "step {step}: layer `{layer}` is not safe in low precision: {reason}\n\
-         hint: `fallback = \"safe\"` computes it in `bf16` instead, or give it a rule"
+        "step {step}: the GEMMs of `{gemm}` are not safe in low precision: {reason}\n\
+         hint: `fallback = \"safe\"` computes them in `bf16` instead, or give the weight a rule"
     )]
     Offence {
         /// Step after which it was found.
         step: u64,
-        /// Name of the layer.
-        layer: String,
+        /// Name of the weight.
+        gemm: String,
         /// Which threshold was crossed, and how far.
         reason: String,
     },
-    /// A step was not finite, no layer is to blame, and the fallback is `strict`.
+    /// A step was not finite, no GEMM is to blame, and the fallback is `strict`.
     #[error("step {step}: {reason}, and no quantized tensor was to blame")]
     NonFiniteStep {
         /// The step.

@@ -1,23 +1,29 @@
-//! Guards over a low-precision run: who underflows, saturates or produces NaN, when the loss
-//! spikes, and which layers go to BF16 for it and come back.
+//! Guards over a low-precision run: which operands underflow, saturate or hold NaN, when the loss
+//! spikes, and which GEMMs go to BF16 for it and come back.
 //!
-//! During a step the trainer reports what each quantization counted
-//! ([`Guards::observe_tensor`], in execution order) and, at its end, the loss
+//! The unit is the weight: its fprop, dgrad and wgrad GEMMs move together, and no others with them.
+//! A stack of experts is one weight, and its grouped GEMMs are one unit.
+//!
+//! During a step the trainer reports what each quantization counted, and the GEMMs that read the
+//! operand ([`Guards::observe_tensor`], in execution order). At the end it reports the loss
 //! ([`Guards::observe_loss`]). At the boundary [`Guards::decide`] says what changes before the next
 //! step. All state is plain data: a checkpoint that holds it continues with the same decisions.
 //!
-//! - A step counts against a layer when one of its tensors crosses a threshold of
-//!   [`GuardConfig`]; several such steps in a row are an *offence*. A loss spike makes every layer
+//! - A step counts against a GEMM when one of its operands crosses a threshold of
+//!   [`GuardConfig`]; several such steps in a row are an *offence*. A loss spike makes every GEMM
 //!   with a step against it offend at once.
-//! - A loss spike also makes the layers offend that stand out from their own history most, whether
+//! - A loss spike also makes the GEMMs offend that stand out from their own history most, whether
 //!   a threshold was crossed or not. The measures are amax, amax of the backward pass, and the
 //!   shares of underflow, saturation and clamped scales, each over its median in the last
-//!   [`GuardConfig::amax_history_len`] steps. A layer's departure is the largest of these ratios.
-//!   Layers offend whose departure is at least [`GuardConfig::spike_departure_min`] and at least
-//!   the square root of the largest one. Where no layer departs so far, none moves.
-//! - Non-finite values are an offence of the first layer that reported them in the step, and of no
-//!   other: they spread through everything computed afterwards. Nothing else is judged in such a
-//!   step.
+//!   [`GuardConfig::amax_history_len`] steps. The departure of a GEMM is the largest of these
+//!   ratios. GEMMs offend whose departure is at least [`GuardConfig::spike_departure_min`] and at
+//!   least the square root of the largest one. Where no GEMM departs so far, none moves.
+//! - Non-finite values are an offence of the GEMMs that read the first operand with such values in
+//!   the step, and of no others: they spread through everything computed afterwards. Nothing else
+//!   is judged in such a step.
+//!
+//! Queries, keys and values read one activation. An operand with several readers counts for each of
+//! them: nothing tells which one it harms.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -31,15 +37,15 @@ use crate::{Fallback, QuantStats};
 mod config;
 mod departure;
 mod event;
-mod layer;
+mod gemm;
 mod loss;
 mod window;
 
 pub use config::GuardConfig;
 use departure::Departure;
 pub use event::{GuardError, GuardEvent, GuardEventKind};
-pub use layer::LayerState;
-use layer::{Evidence, Layer};
+pub use gemm::GemmState;
+use gemm::{Evidence, Gemm};
 use loss::LossVerdict;
 use window::Window;
 
@@ -50,11 +56,11 @@ const EVENTS_MAX: usize = 10_000;
 ///
 /// ```
 /// use deepwell_precision::{Fallback, GuardConfig, Guards, QuantStats};
-/// let mut guards = Guards::new(GuardConfig::default(), vec!["l0.up".into()], Fallback::Safe);
+/// let mut guards = Guards::new(GuardConfig::default(), vec!["up_proj".into()], Fallback::Safe);
 /// let bad = QuantStats { amax: 1.0, elements: 100, underflows: 60, ..QuantStats::default() };
 /// for step in 1..=3 {
 ///     assert!(guards.in_fallback().is_empty());
-///     guards.observe_tensor(step, 0, &bad);
+///     guards.observe_tensor(step, &[0], &bad);
 ///     guards.observe_loss(step, 2.0, 1.0);
 ///     guards.decide(step)?;
 /// }
@@ -70,51 +76,70 @@ const EVENTS_MAX: usize = 10_000;
 pub struct Guards {
     config: GuardConfig,
     fallback: Fallback,
-    layers: Vec<Layer>,
+    /// Those of each weight. Earlier versions had guards over layers.
+    #[serde(alias = "layers")]
+    gemms: Vec<Gemm>,
     losses: Window,
     verdict: LossVerdict,
-    /// The first layer that reported non-finite values in this step.
-    nonfinite_layer: Option<usize>,
+    /// Whether an operand of this step had non-finite values.
+    #[serde(default)]
+    is_nonfinite: bool,
     nonfinite_steps: u32,
     events: Vec<GuardEvent>,
     events_dropped: u64,
 }
 
 impl Guards {
-    /// Guards over the layers `names`, which are referred to by index from here on.
+    /// Guards over the GEMMs of the weights `names`, which are referred to by index from here on.
     #[must_use]
     pub fn new(config: GuardConfig, names: Vec<String>, fallback: Fallback) -> Self {
         Self {
-            layers: names.into_iter().map(|name| Layer::new(name, &config)).collect(),
+            gemms: names.into_iter().map(|name| Gemm::new(name, &config)).collect(),
             losses: Window::new(config.loss_window),
             config,
             fallback,
             verdict: LossVerdict::Calm,
-            nonfinite_layer: None,
+            is_nonfinite: false,
             nonfinite_steps: 0,
             events: Vec::new(),
             events_dropped: 0,
         }
     }
 
-    /// Takes note of what quantizing one tensor of `layer` counted. Call it in execution order: the
-    /// first layer with non-finite values is the one held responsible. An index for which
-    /// [`Guards::new`] got no name is ignored. Does not allocate.
-    pub fn observe_tensor(&mut self, step: u64, layer: usize, stats: &QuantStats) {
-        self.observe(step, layer, stats, false);
+    /// The same guards over other units: a name, and the index here of the unit whose state its
+    /// GEMMs begin with. Without an index they begin anew. Losses and events stay.
+    #[must_use]
+    pub fn regrouped(self, gemms: impl IntoIterator<Item = (String, Option<usize>)>) -> Self {
+        let of = |(name, before): (String, Option<usize>)| match before
+            .and_then(|index| self.gemms.get(index))
+        {
+            Some(before) => Gemm::after(name, before, &self.config),
+            None => Gemm::new(name, &self.config),
+        };
+        let gemms = gemms.into_iter().map(of).collect();
+        Self { gemms, ..self }
+    }
+
+    /// Takes note of what quantizing one operand of `gemms` counted. Call it in execution order:
+    /// the readers of the first operand with non-finite values are held responsible. An index for
+    /// which [`Guards::new`] got no name is ignored. Does not allocate.
+    pub fn observe_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
+        self.observe(step, gemms, stats, false);
     }
 
     /// [`Guards::observe_tensor`] of a tensor that the backward pass quantizes: its amax has a
     /// history of its own, as gradients are smaller than activations.
-    pub fn observe_backward_tensor(&mut self, step: u64, layer: usize, stats: &QuantStats) {
-        self.observe(step, layer, stats, true);
+    pub fn observe_backward_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
+        self.observe(step, gemms, stats, true);
     }
 
-    fn observe(&mut self, _step: u64, layer: usize, stats: &QuantStats, is_backward: bool) {
-        let Some(guarded) = self.layers.get_mut(layer) else { return };
-        guarded.observe(stats, is_backward);
-        if stats.nonfinite > 0 && self.nonfinite_layer.is_none() {
-            self.nonfinite_layer = Some(layer);
+    fn observe(&mut self, _step: u64, gemms: &[usize], stats: &QuantStats, is_backward: bool) {
+        let is_first_nonfinite = stats.nonfinite > 0 && !self.is_nonfinite;
+        for &index in gemms {
+            let Some(gemm) = self.gemms.get_mut(index) else { continue };
+            gemm.observe(stats, is_backward);
+            gemm.evidence.is_first_nonfinite |= is_first_nonfinite;
+            self.is_nonfinite |= is_first_nonfinite;
         }
     }
 
@@ -129,23 +154,23 @@ impl Guards {
     /// # Errors
     ///
     /// [`GuardError::Diverged`] after too many non-finite steps in a row, unless the fallback is
-    /// `off`. With `strict`: [`GuardError::Offence`] for the first layer that offends and
+    /// `off`. With `strict`: [`GuardError::Offence`] for the first GEMMs that offend and
     /// [`GuardError::NonFiniteStep`] for a non-finite step without one.
     pub fn decide(&mut self, step: u64) -> Result<Vec<GuardEvent>, GuardError> {
         let events_before = self.events.len();
         let dropped_before = self.events_dropped;
         let mut fresh = Vec::new();
         let verdict = core::mem::replace(&mut self.verdict, LossVerdict::Calm);
-        let nonfinite_layer = self.nonfinite_layer.take();
+        let is_nonfinite = core::mem::take(&mut self.is_nonfinite);
 
-        let outcome = self.run_event(step, &verdict, nonfinite_layer, &mut fresh).and_then(|()| {
+        let outcome = self.run_event(step, &verdict, is_nonfinite, &mut fresh).and_then(|()| {
             let spiked = matches!(verdict, LossVerdict::Spike { .. });
-            let unjudged =
-                nonfinite_layer.is_some() || matches!(verdict, LossVerdict::NonFinite { .. });
+            let unjudged = is_nonfinite || matches!(verdict, LossVerdict::NonFinite { .. });
             let mut departed = if spiked && !unjudged { self.departed() } else { Vec::new() };
-            for index in 0..self.layers.len() {
-                let offence = if nonfinite_layer == Some(index) {
-                    let count = self.layers[index].evidence.nonfinite;
+            for index in 0..self.gemms.len() {
+                let Evidence { is_first_nonfinite, nonfinite: count, .. } =
+                    self.gemms[index].evidence;
+                let offence = if is_first_nonfinite {
                     Some(format!("{count} NaN or infinite values were to be quantized"))
                 } else if unjudged {
                     None
@@ -153,12 +178,12 @@ impl Guards {
                     let departed = departed.get_mut(index).and_then(Option::take);
                     self.offence(index, spiked, departed)
                 };
-                self.move_layer(step, index, offence, &mut fresh)?;
+                self.move_gemm(step, index, offence, &mut fresh)?;
             }
             Ok(())
         });
-        for layer in &mut self.layers {
-            layer.evidence = Evidence::default();
+        for gemm in &mut self.gemms {
+            gemm.evidence = Evidence::default();
         }
         for event in &fresh {
             if self.events.len() < EVENTS_MAX {
@@ -179,7 +204,7 @@ impl Guards {
         &mut self,
         step: u64,
         verdict: &LossVerdict,
-        nonfinite_layer: Option<usize>,
+        is_nonfinite: bool,
         fresh: &mut Vec<GuardEvent>,
     ) -> Result<(), GuardError> {
         let (kind, reason) = match verdict {
@@ -198,7 +223,7 @@ impl Guards {
                 (GuardEventKind::NonFiniteStep, reason.clone())
             }
         };
-        fresh.push(GuardEvent { step, layer: String::new(), kind, reason: reason.clone() });
+        fresh.push(GuardEvent { step, gemm: String::new(), kind, reason: reason.clone() });
         if kind != GuardEventKind::NonFiniteStep || self.fallback == Fallback::Off {
             return Ok(());
         }
@@ -206,16 +231,15 @@ impl Guards {
         if count >= self.config.nonfinite_steps_max {
             return Err(GuardError::Diverged { step, count, reason });
         }
-        if self.fallback == Fallback::Strict && nonfinite_layer.is_none() {
+        if self.fallback == Fallback::Strict && !is_nonfinite {
             return Err(GuardError::NonFiniteStep { step, reason });
         }
         Ok(())
     }
 
-    /// Of each layer, how it stands out in a step whose loss spiked, if it is among those that do
-    /// most.
+    /// The departure of each GEMM in a step whose loss spiked; none for a GEMM that departs little.
     fn departed(&self) -> Vec<Option<Departure>> {
-        let found: Vec<_> = self.layers.iter().map(Layer::departure).collect();
+        let found: Vec<_> = self.gemms.iter().map(Gemm::departure).collect();
         let ratios = found.iter().flatten().map(|departure| departure.ratio);
         let most = ratios.fold(0.0, f32::max);
         let least = self.config.spike_departure_min;
@@ -224,68 +248,68 @@ impl Guards {
         found.into_iter().map(|departure| departure.filter(stands_out)).collect()
     }
 
-    /// Whether the layer offends, by its thresholds or as it stands out in a step whose loss
-    /// spiked, and why.
+    /// Why the GEMMs offend, if they do: by their thresholds, or as they stand out in a step whose
+    /// loss spiked.
     fn offence(
         &mut self,
         index: usize,
         spiked: bool,
         departed: Option<Departure>,
     ) -> Option<String> {
-        let layer = &mut self.layers[index];
+        let gemm = &mut self.gemms[index];
         let strikes_max = self.config.strikes_max;
-        match layer.judge(&self.config) {
-            Some(reason) if layer.strikes >= strikes_max => {
-                Some(format!("{reason}, {} steps in a row", layer.strikes))
+        match gemm.judge(&self.config) {
+            Some(reason) if gemm.strikes >= strikes_max => {
+                Some(format!("{reason}, {} steps in a row", gemm.strikes))
             }
             Some(reason) if spiked => Some(format!("{reason}, in a step whose loss spiked")),
             _ => Some(format!("{}, in a step whose loss spiked", departed?.reason())),
         }
     }
 
-    /// One step of the state machine of a layer.
-    fn move_layer(
+    /// One step of the state machine of a gemm.
+    fn move_gemm(
         &mut self,
         step: u64,
         index: usize,
         offence: Option<String>,
         fresh: &mut Vec<GuardEvent>,
     ) -> Result<(), GuardError> {
-        let layer = &mut self.layers[index];
-        let name = layer.name.clone();
+        let gemm = &mut self.gemms[index];
+        let name = gemm.name.clone();
         let mut record = |kind, reason| {
-            fresh.push(GuardEvent { step, layer: name.clone(), kind, reason });
+            fresh.push(GuardEvent { step, gemm: name.clone(), kind, reason });
         };
         if let Some(reason) = offence
-            && layer.is_low()
+            && gemm.is_low()
         {
             match self.fallback {
                 Fallback::Strict => {
                     record(GuardEventKind::Offence, reason.clone());
-                    return Err(GuardError::Offence { step, layer: name, reason });
+                    return Err(GuardError::Offence { step, gemm: name, reason });
                 }
                 Fallback::Off => {
-                    layer.strikes = 0;
+                    gemm.strikes = 0;
                     record(GuardEventKind::Offence, reason);
                 }
                 Fallback::Safe => {
-                    let until_step = layer.fall_back(step, &self.config);
-                    let fallbacks = layer.fallbacks;
+                    let until_step = gemm.fall_back(step, &self.config);
+                    let fallbacks = gemm.fallbacks;
                     record(GuardEventKind::ToBf16 { until_step, fallbacks }, reason);
                 }
             }
             return Ok(());
         }
-        match layer.state {
-            LayerState::Bf16 { until_step: Some(until_step) } if step >= until_step => {
+        match gemm.state {
+            GemmState::Bf16 { until_step: Some(until_step) } if step >= until_step => {
                 let until_step = step.saturating_add(self.config.probation_steps);
-                layer.state = LayerState::Probation { until_step };
+                gemm.state = GemmState::Probation { until_step };
                 let kind = GuardEventKind::BackToLow { probation_until_step: until_step };
-                record(kind, "its time in `bf16` is over".to_owned());
+                record(kind, "the time in `bf16` is over".to_owned());
             }
-            LayerState::Probation { until_step } if step >= until_step => {
-                layer.state = LayerState::Low;
-                layer.backoff_steps = self.config.backoff_steps;
+            GemmState::Probation { until_step } if step >= until_step => {
+                gemm.state = GemmState::Low;
+                gemm.backoff_steps = self.config.backoff_steps;
                 let reason = "no offence during probation".to_owned();
                 record(GuardEventKind::ProbationPassed, reason);
             }
@@ -294,11 +318,11 @@ impl Guards {
         Ok(())
     }
 
-    /// Indices of the layers that are to be computed in BF16, ascending.
+    /// Indices of the GEMMs that are to be computed in BF16, ascending.
     #[must_use]
     pub fn in_fallback(&self) -> Vec<usize> {
-        let low = |&index: &usize| !self.layers[index].is_low();
-        (0..self.layers.len()).filter(low).collect()
+        let low = |&index: &usize| !self.gemms[index].is_low();
+        (0..self.gemms.len()).filter(low).collect()
     }
 
     /// All events of the run, oldest first; after 10,000 only counted, see
@@ -314,9 +338,9 @@ impl Guards {
         self.events_dropped
     }
 
-    /// Names of the layers, in the order of their indices.
+    /// Names of the weights, in the order of their indices.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.layers.iter().map(|layer| layer.name.as_str())
+        self.gemms.iter().map(|gemm| gemm.name.as_str())
     }
 
     /// The thresholds in force.
@@ -325,22 +349,22 @@ impl Guards {
         &self.config
     }
 
-    /// Where `layer` stands; `None` for an index without a layer.
+    /// The precision of `gemm`; `None` for an index without a name.
     #[must_use]
-    pub fn state(&self, layer: usize) -> Option<LayerState> {
-        self.layers.get(layer).map(|layer| layer.state)
+    pub fn state(&self, gemm: usize) -> Option<GemmState> {
+        self.gemms.get(gemm).map(|gemm| gemm.state)
     }
 
-    /// What was counted for `layer` over the whole run; `None` for an index without a layer.
+    /// What was counted for `gemm` over the whole run; `None` for an index without a name.
     #[must_use]
-    pub fn counters(&self, layer: usize) -> Option<&QuantStats> {
-        self.layers.get(layer).map(|layer| &layer.counters)
+    pub fn counters(&self, gemm: usize) -> Option<&QuantStats> {
+        self.gemms.get(gemm).map(|gemm| &gemm.counters)
     }
 
-    /// The largest magnitude of each of the last steps of `layer`, oldest first; empty for an index
-    /// without a layer.
-    pub fn amax_history(&self, layer: usize) -> impl Iterator<Item = f32> + '_ {
-        self.layers.get(layer).into_iter().flat_map(|layer| layer.amax_history.iter())
+    /// The largest magnitude of each of the last steps of `gemm`, oldest first; empty for an index
+    /// without a name.
+    pub fn amax_history(&self, gemm: usize) -> impl Iterator<Item = f32> + '_ {
+        self.gemms.get(gemm).into_iter().flat_map(|gemm| gemm.amax_history.iter())
     }
 }
 

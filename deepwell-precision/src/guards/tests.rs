@@ -37,17 +37,17 @@ fn nonfinite() -> QuantStats {
     QuantStats { nonfinite: 1, underflows: 900, ..good() }
 }
 
-/// One step: what layer 1 counted (none while it is in BF16) and a calm loss.
+/// One step: what GEMM 1 counted (none while it is in BF16) and a calm loss.
 fn step(guards: &mut Guards, step: u64, stats: QuantStats) -> Vec<GuardEventKind> {
-    guards.observe_tensor(step, 0, &good());
-    if guards.state(1) != Some(LayerState::Bf16 { until_step: None })
+    guards.observe_tensor(step, &[0], &good());
+    if guards.state(1) != Some(GemmState::Bf16 { until_step: None })
         && guards.in_fallback().is_empty()
     {
-        guards.observe_tensor(step, 1, &stats);
+        guards.observe_tensor(step, &[1], &stats);
     }
     guards.observe_loss(step, 2.0, 1.0);
     let events = guards.decide(step).unwrap();
-    assert!(events.iter().all(|event| event.layer == "down" && event.step == step));
+    assert!(events.iter().all(|event| event.gemm == "down" && event.step == step));
     // State survives a checkpoint at any boundary.
     let json = serde_json::to_string(guards).unwrap();
     *guards = serde_json::from_str(&json).unwrap();
@@ -59,7 +59,7 @@ fn step(guards: &mut Guards, step: u64, stats: QuantStats) -> Vec<GuardEventKind
 fn a_whole_life() {
     let mut guards = guards(Fallback::Safe);
     let (b, g) = (bad as fn() -> QuantStats, good as fn() -> QuantStats);
-    // Step, what the layer does, what is decided after it.
+    // Step, what the GEMMs do, what is decided after it.
     for (now, stats, expected) in [
         (1, b, None),
         (2, g, None), // a good step clears the record
@@ -83,7 +83,7 @@ fn a_whole_life() {
     }
     assert_eq!(guards.in_fallback(), [1]);
     assert_eq!(guards.events().len(), 6);
-    assert_eq!(guards.events()[0].layer, "down");
+    assert_eq!(guards.events()[0].gemm, "down");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn thresholds() {
         }
         let mut reasons = Vec::new();
         for now in 3..=4 {
-            guards.observe_tensor(now, 1, &stats);
+            guards.observe_tensor(now, &[1], &stats);
             reasons.extend(guards.decide(now).unwrap().into_iter().map(|event| event.reason));
         }
         // An outlier of amax is in the history by the second step: its median still is the low one.
@@ -155,16 +155,17 @@ fn strict_is_an_error_and_off_only_records() {
     for (fallback, expected) in [
         (
             Fallback::Strict,
-            Err("step 2: layer `down` is not safe in low precision: 5.100 % of the elements of a \
-                 tensor underflowed to zero, more than 5.000 %, 2 steps in a row\nhint: \
-                 `fallback = \"safe\"` computes it in `bf16` instead, or give it a rule"),
+            Err("step 2: the GEMMs of `down` are not safe in low precision: 5.100 % of the \
+                 elements of a tensor underflowed to zero, more than 5.000 %, 2 steps in a \
+                 row\nhint: `fallback = \"safe\"` computes them in `bf16` instead, or give \
+                 the weight a rule"),
         ),
         (Fallback::Off, Ok(vec![Offence])),
         (Fallback::Safe, Ok(vec![ToBf16 { until_step: Some(5), fallbacks: 1 }])),
     ] {
         let mut guards = guards(fallback);
         step(&mut guards, 1, bad());
-        guards.observe_tensor(2, 1, &bad());
+        guards.observe_tensor(2, &[1], &bad());
         let got = guards.decide(2).map_err(|error| error.to_string());
         let got = got.map(|events| events.into_iter().map(|event| event.kind).collect());
         assert_eq!(got, expected.map_err(str::to_owned), "{fallback}");
@@ -174,11 +175,11 @@ fn strict_is_an_error_and_off_only_records() {
 }
 
 #[test]
-fn the_first_layer_with_nan_is_responsible() {
+fn the_readers_of_the_first_nan_are_responsible() {
     let mut guards = guards(Fallback::Safe);
     step(&mut guards, 1, bad());
-    guards.observe_tensor(2, 1, &nonfinite());
-    guards.observe_tensor(2, 0, &nonfinite());
+    guards.observe_tensor(2, &[1], &nonfinite());
+    guards.observe_tensor(2, &[0], &nonfinite());
     guards.observe_loss(2, f32::NAN, f32::INFINITY);
     let kinds: Vec<_> = guards.decide(2).unwrap().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [NonFiniteStep, ToBf16 { until_step: Some(5), fallbacks: 1 }]);
@@ -261,8 +262,8 @@ fn a_spike_convicts_whoever_has_a_step_against_it() {
     for now in 1..=4 {
         assert_eq!(step(&mut guards, now, good()), []);
     }
-    guards.observe_tensor(5, 0, &good());
-    guards.observe_tensor(5, 1, &bad());
+    guards.observe_tensor(5, &[0], &good());
+    guards.observe_tensor(5, &[1], &bad());
     guards.observe_loss(5, 4.0, 1.0);
     let events = guards.decide(5).unwrap();
     assert_eq!(events[0].reason, "loss 4.0000 is above 2.2000; recent median 2.0000");
@@ -279,8 +280,8 @@ fn counters_history_and_the_cap_on_events() {
     let mut guards = guards(Fallback::Off);
     for now in 1..=3 {
         let stats = QuantStats { amax: now as f32, underflows: 1, ..good() };
-        guards.observe_tensor(now, 1, &stats);
-        guards.observe_tensor(now, 7, &stats); // no such layer
+        guards.observe_tensor(now, &[1], &stats);
+        guards.observe_tensor(now, &[7], &stats); // no such GEMM
         assert_eq!(guards.decide(now).unwrap(), []);
     }
     let expected = QuantStats { amax: 3.0, elements: 3000, underflows: 3, ..QuantStats::default() };
@@ -298,12 +299,12 @@ fn counters_history_and_the_cap_on_events() {
     assert_eq!(guards.events_dropped(), 5);
 }
 
-/// A spike moves the layers that depart most from what they were, and none where nothing changed.
+/// A spike moves the GEMMs that depart most from what they were, and none where nothing changed.
 #[test]
-fn a_loss_spike_alone_moves_the_layers_that_stand_out() {
+fn a_loss_spike_alone_moves_the_gemms_that_stand_out() {
     let base = QuantStats { underflows: 10, ..good() };
     let config = || GuardConfig { underflow_fraction_max: 0.9, ..config() };
-    // What three layers count in the step of the spike, as (forward, backward).
+    // What three GEMMs count in the step of the spike, as (forward, backward).
     let check = |config: GuardConfig, spiked: [(QuantStats, QuantStats); 3], expected: &[&str]| {
         let names = ["a", "b", "c"].map(String::from).to_vec();
         let mut guards = Guards::new(config, names, Fallback::Safe);
@@ -311,9 +312,9 @@ fn a_loss_spike_alone_moves_the_layers_that_stand_out() {
         for now in 1..=6 {
             let calm = (base, QuantStats { amax: 1e-4, ..base });
             let counted = if now == 6 { spiked } else { [calm; 3] };
-            for (layer, (forward, backward)) in counted.iter().enumerate() {
-                guards.observe_tensor(now, layer, forward);
-                guards.observe_backward_tensor(now, layer, backward);
+            for (gemm, (forward, backward)) in counted.iter().enumerate() {
+                guards.observe_tensor(now, &[gemm], forward);
+                guards.observe_backward_tensor(now, &[gemm], backward);
             }
             guards.observe_loss(now, if now == 6 { 9.0 } else { 2.0 }, 1.0);
             let json = serde_json::to_string(&guards).unwrap();
@@ -321,7 +322,7 @@ fn a_loss_spike_alone_moves_the_layers_that_stand_out() {
             for event in guards.decide(now).unwrap() {
                 assert_eq!(now, 6, "{event:?}");
                 let is_move = matches!(event.kind, ToBf16 { .. });
-                told.extend(is_move.then(|| format!("{}: {}", event.layer, event.reason)));
+                told.extend(is_move.then(|| format!("{}: {}", event.gemm, event.reason)));
             }
         }
         let suffix = ", in a step whose loss spiked";
@@ -357,4 +358,92 @@ fn a_loss_spike_alone_moves_the_layers_that_stand_out() {
     // Another factor.
     let strict = GuardConfig { spike_departure_min: 32.0, ..config() };
     check(strict, [calm, louder(16.0), calm], &[]);
+}
+
+/// An operand that several GEMMs read counts for each of them, and for no others.
+#[test]
+fn a_shared_operand_counts_for_all_its_readers() {
+    type Seen<'a> = &'a [(&'a [usize], QuantStats)];
+    let check = |seen: Seen<'_>, expected: &[&str]| {
+        let names = ["q", "k", "v", "o"].map(String::from).to_vec();
+        let config = GuardConfig { strikes_max: 1, ..config() };
+        let mut guards = Guards::new(config, names, Fallback::Safe);
+        for (gemms, stats) in seen {
+            guards.observe_tensor(1, gemms, stats);
+        }
+        guards.observe_loss(1, 2.0, 1.0);
+        let moved: Vec<String> =
+            guards.decide(1).unwrap().into_iter().map(|event| event.gemm).collect();
+        assert_eq!(moved, expected, "{seen:?}");
+    };
+    check(&[(&[0, 1, 2], good()), (&[3], good())], &[]);
+    check(&[(&[0, 1, 2], bad()), (&[3], good())], &["q", "k", "v"]);
+    // The weight of one of them, then their input.
+    check(&[(&[0], bad()), (&[0, 1, 2], good())], &["q"]);
+    check(&[(&[1], good()), (&[0, 1, 2], nonfinite()), (&[3], nonfinite())], &["q", "k", "v"]);
+    check(&[(&[3], nonfinite()), (&[0, 1, 2], nonfinite())], &["o"]);
+    // What no GEMM reads counts for none, and hides nothing that comes later.
+    check(&[(&[], nonfinite()), (&[9], nonfinite()), (&[3], nonfinite())], &["o"]);
+}
+
+/// A state of a version that had guards over layers: its GEMMs go on as their layer stood.
+#[test]
+fn guards_over_layers_become_guards_over_gemms() {
+    let mut layers = guards(Fallback::Safe);
+    for now in 1..=2 {
+        step(&mut layers, now, bad());
+    }
+    let mut text = serde_json::to_value(&layers).unwrap();
+    let state = text.as_object_mut().unwrap();
+    let of_layers = state.remove("gemms").unwrap();
+    state.insert("layers".to_owned(), of_layers);
+    state.remove("is_nonfinite");
+    state.insert("nonfinite_layer".to_owned(), serde_json::Value::Null);
+    let event = &mut state["events"][0];
+    let name = event.as_object_mut().unwrap().remove("gemm").unwrap();
+    event["layer"] = name;
+    let read: Guards = serde_json::from_value(text).unwrap();
+    assert_eq!(read, layers);
+
+    let gemms = [("down.a", Some(1)), ("up.a", Some(0)), ("down.b", Some(1)), ("new", None)];
+    let mut guards = read.regrouped(gemms.map(|(name, before)| (name.to_owned(), before)));
+    assert_eq!(guards.in_fallback(), [0, 2]);
+    assert_eq!(guards.events(), layers.events());
+    assert_eq!(guards.counters(0), Some(&QuantStats::default()), "those of all its tensors");
+    assert_eq!(guards.amax_history(0).count(), 0);
+    let kinds = |events: Vec<GuardEvent>| -> Vec<(String, GuardEventKind)> {
+        events.into_iter().map(|event| (event.gemm, event.kind)).collect()
+    };
+    let back = BackToLow { probation_until_step: 9 };
+    let expected = ["down.a", "down.b"].map(|name| (name.to_owned(), back));
+    assert_eq!(kinds(guards.decide(5).unwrap()), expected, "they return when their layer would");
+}
+
+/// Llama-3.1-405B has 126 layers of 7 GEMMs. Bounded: a decision stands between two steps, which
+/// take at least some tens of milliseconds.
+#[test]
+fn a_decision_over_all_gemms_of_a_large_model_takes_less_than_a_millisecond() {
+    let names = (0..126 * 7).map(|index| format!("layers.{index}.weight")).collect();
+    let config = GuardConfig { fallbacks_max: 1, ..GuardConfig::default() };
+    let mut guards = Guards::new(config, names, Fallback::Safe);
+    let times = (1..=200).map(|now| {
+        for gemm in 0..126 * 7 {
+            guards.observe_tensor(now, &[gemm], &good());
+            guards.observe_backward_tensor(now, &[gemm], &good());
+        }
+        // Each second loss of the second half spikes.
+        let spikes = now > 100 && now % 2 == 0;
+        guards.observe_loss(now, if spikes { 9.0 } else { 2.0 }, 1.0);
+        let begin = std::time::Instant::now();
+        let events = guards.decide(now).unwrap();
+        let took = begin.elapsed();
+        assert_eq!(events.len(), usize::from(spikes), "{now}: {events:?}");
+        (spikes, took)
+    });
+    let times: Vec<_> = times.collect();
+    for of_spikes in [false, true] {
+        let least = times.iter().filter(|(spikes, _)| *spikes == of_spikes).map(|it| it.1).min();
+        std::println!("spike {of_spikes}: {least:?}");
+        assert!(least < Some(std::time::Duration::from_millis(1)), "{of_spikes}: {least:?}");
+    }
 }

@@ -51,6 +51,14 @@ impl Window {
         older.iter().chain(newer).copied()
     }
 
+    /// The middle value, the lower of two; `None` when empty.
+    pub(super) fn median(&self) -> Option<f32> {
+        let mut values = self.values.clone();
+        let middle = values.len().checked_sub(1)? / 2;
+        let (_, median, _) = values.select_nth_unstable_by(middle, f32::total_cmp);
+        Some(*median)
+    }
+
     /// Median, and median absolute deviation from it; `None` when empty.
     pub(super) fn median_and_deviation(&self) -> Option<(f32, f32)> {
         let mut sorted = self.values.clone();
@@ -76,6 +84,7 @@ mod tests {
     fn keeps_the_last_values_in_order() {
         let mut window = Window::new(3);
         assert_eq!(window.median_and_deviation(), None);
+        assert_eq!(window.median(), None);
         for (value, contents, statistics) in [
             (5.0, vec![5.0], (5.0, 0.0)),
             (1.0, vec![5.0, 1.0], (1.0, 0.0)),
@@ -86,6 +95,7 @@ mod tests {
             window.push(value);
             assert_eq!(window.iter().collect::<Vec<_>>(), contents);
             assert_eq!(window.median_and_deviation(), Some(statistics));
+            assert_eq!(window.median(), Some(statistics.0));
             let json = serde_json::to_string(&window).unwrap();
             assert_eq!(serde_json::from_str::<Window>(&json).unwrap(), window);
         }

@@ -1,22 +1,18 @@
 //! From a graph to an engine.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{
-    Call, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId,
-};
+use deepwell_ir::{Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
     OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_stages,
     lower_evaluation, precision_fallbacks,
 };
-use deepwell_precision::ScaleFormat;
 use deepwell_probe::Hardware;
 
+use super::gemms::{gemms_of, statistics_of};
 use super::routing::load_counters;
-use super::step::{Counters, Statistics, Steps};
+use super::step::Steps;
 use super::{Engine, RunCounts};
 use crate::device::{Device, OpenDevice};
 use crate::world::Peers;
@@ -158,12 +154,13 @@ pub(crate) fn load(
     let Planned { plan, program, fallback, mut prediction, precision, .. } = planned;
     let target = target.as_rank(program.target.ranks.clone());
     check_document_end(&program, options.document_end)?;
-    // A layer that falls back to BF16 is compiled again into the same arena.
+    // A program with other GEMMs in BF16 is loaded into the same arena.
     let with_fallback = arena_bytes_with_fallback(&program, fallback.as_ref());
     let arena_bytes = with_fallback.max(evaluation.arena.bytes);
     prediction.reserve(arena_bytes, &target);
     let mut executor = Executor::new(backend, arena_bytes)?;
-    let statistics = layers_of_statistics(&program);
+    let gemms = gemms_of(&graph);
+    let statistics = statistics_of(&program, &gemms);
     let loads = load_counters(&program);
     let (inputs, outputs) = host_copy_bytes(&program);
     executor.backend_mut().reserve_host_copies(inputs, outputs)?;
@@ -173,6 +170,7 @@ pub(crate) fn load(
     let evaluation = executor.load(evaluation)?;
     Ok(Engine {
         graph,
+        gemms,
         hardware,
         target,
         policy: options.policy.clone(),
@@ -216,60 +214,6 @@ fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainEr
         got: end.map_or("none".to_string(), |end| format!("token {end} and another graph")),
         hint: None,
     })
-}
-
-/// Counters of the quantizations that a step does in each body, with the layer that reads their
-/// data, as it is or dequantized: that is the layer which falls back when they look bad, whoever
-/// made the tensor.
-pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
-    let mut readers: HashMap<ValueId, &Call> = HashMap::new();
-    for call in &program.calls {
-        let reads_quantized = matches!(
-            call.op.leading(),
-            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) | Op::Dequantize(_)
-        );
-        if reads_quantized {
-            for operand in call.inputs() {
-                readers.entry(operand.value).or_insert(call);
-            }
-        }
-    }
-    // What ranks quantize of a weight each, they read once it is gathered.
-    for call in program.calls.iter().rev() {
-        let moves = match &call.op {
-            Op::Collective(op) => op.kind == CollectiveKind::AllGather && op.each,
-            op => matches!(op, Op::JoinParts(_)),
-        };
-        let pairs = call.inputs().iter().zip(call.outputs()).filter(|_| moves);
-        for (from, to) in pairs {
-            if let Some(&reader) = readers.get(&to.value) {
-                readers.entry(from.value).or_insert(reader);
-            }
-        }
-    }
-    let of_call = |call: &Call| -> Vec<Counters> {
-        call.quantizations()
-            .into_iter()
-            .filter_map(|quantization| {
-                let copies = quantization.quantized_operands().iter();
-                let reader = copies.filter_map(|copy| readers.get(&copy.value)).next()?;
-                let scale = quantization.quantize.format.scale;
-                Some(Counters {
-                    id: quantization.statistics()?,
-                    layer: reader.layer? as usize,
-                    clips_by_design: matches!(scale, ScaleFormat::Ue4m3(_)),
-                })
-            })
-            .collect()
-    };
-    program
-        .bodies
-        .iter()
-        .map(|body| {
-            let calls = program.calls[body.calls.clone()].iter().filter(|call| !call.alone_only);
-            calls.flat_map(of_call).collect()
-        })
-        .collect()
 }
 
 /// Bytes that the host writes before a micro-batch and reads after a body at most, each value in

@@ -36,7 +36,7 @@ impl GemmCounts {
     }
 }
 
-/// What has run. A step counts when it has ended, with the program that it ran: layers that are in
+/// What has run. A step counts when it has ended, with the program that it ran: GEMMs that are in
 /// fallback add no quantized GEMMs. A step whose update was left out counts as well, for its GEMMs
 /// ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

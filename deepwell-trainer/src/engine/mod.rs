@@ -2,7 +2,7 @@
 
 mod compile;
 mod counts;
-mod fallback;
+mod gemms;
 mod routing;
 mod shards;
 mod statistics;
@@ -11,14 +11,14 @@ mod step;
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
-use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower, lower_evaluation};
+use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower_evaluation, lower_within};
 use deepwell_probe::Hardware;
 
-use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
 pub(crate) use self::compile::{Compiled, load, planned};
 pub use self::counts::{GemmCounts, RunCounts};
-use self::fallback::tensors_of_layers;
+use self::gemms::statistics_of;
+pub use self::gemms::{Gemm, OperandStats};
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
 pub(crate) use self::shards::{Moment, is_gathered, part, slice_of};
@@ -34,6 +34,8 @@ use crate::world::Peers;
 /// A model that is ready to train.
 pub struct Engine {
     graph: Graph,
+    /// Of the whole model, whichever part of it the rank has.
+    gemms: Vec<Gemm>,
     hardware: Hardware,
     target: deepwell_ir::Target,
     policy: PrecisionPolicy,
@@ -48,7 +50,7 @@ pub struct Engine {
     evaluation: LoadedProgram,
     /// The other ranks.
     pub(crate) peers: Peers,
-    /// Counters of the quantizations of each body, with the layers that they belong to.
+    /// Counters of the quantizations of each body, with the GEMMs that they count for.
     statistics: Vec<Statistics>,
     /// Loads of experts of each body.
     loads: Vec<std::sync::Arc<[LoadCounters]>>,
@@ -113,7 +115,7 @@ impl Engine {
     }
 
     /// Predicted peak, in bytes: the larger arena of training and evaluation (of a GPU also what
-    /// is kept for layers that fall back), and what the backend holds beside it.
+    /// is kept for GEMMs that fall back), and what the backend holds beside it.
     pub fn predicted_peak_bytes(&self) -> u64 {
         let (training, evaluation) = (self.program(), self.evaluation_program());
         let arena = match self.device {
@@ -134,7 +136,7 @@ impl Engine {
         self.counts = counts;
     }
 
-    /// Share of the FLOPs of linear layers that a step runs on quantized operands while no layer is
+    /// Share of the FLOPs of linear layers that a step runs on quantized operands while no GEMM is
     /// in fallback: of the blocks, and with the head.
     pub fn quantized_flop_share_planned(&self) -> (f64, f64) {
         self.flop_share_planned
@@ -349,23 +351,38 @@ impl Engine {
         self.evaluation.program().batch
     }
 
-    /// Compiles again with the tensors of `layers` in BF16, in place of an earlier such list.
-    /// Weights and optimizer state stay where they are.
+    /// The GEMMs of the model that guards watch and that can fall back, those of one weight
+    /// together.
+    pub fn gemms(&self) -> &[Gemm] {
+        &self.gemms
+    }
+
+    /// Compiles again with `gemms`, indices into [`Engine::gemms`], in BF16, in place of an earlier
+    /// such list. Weights and optimizer state stay where they are. All ranks do so together.
     ///
     /// # Errors
-    /// Whatever stops the lowering.
-    pub fn fall_back(&mut self, layers: &[usize], reason: &str) -> Result<(), TrainError> {
-        let tensors = tensors_of_layers(&self.graph, layers);
-        let forced = tensors.into_iter().map(|name| (name.to_string(), reason.to_string()));
-        let forced: Vec<(String, String)> = forced.collect();
+    /// An index that no GEMM has; whatever stops the lowering.
+    pub fn fall_back(&mut self, gemms: &[usize], reason: &str) -> Result<(), TrainError> {
+        let forced = gemms.iter().map(|&index| {
+            let gemm = self.gemms.get(index).ok_or_else(|| TrainError::Setting {
+                setting: "GEMMs that fall back",
+                expected: format!("indices below {}", self.gemms.len()),
+                got: index.to_string(),
+                hint: Some("`Engine::gemms` lists them".to_string()),
+            })?;
+            Ok((gemm.weight.clone(), reason.to_string()))
+        });
+        let forced: Vec<(String, String)> = forced.collect::<Result<_, TrainError>>()?;
         let policy = self.policy.clone().without_forced().force_bf16(forced);
         let plan = Plan { policy, ..self.plan.clone() };
-        let program = lower(&self.graph, &plan, self.catalog.as_ref(), &self.target)?;
+        let arena_bytes = self.executor.arena_bytes();
+        let catalog = self.catalog.as_ref();
+        let program = lower_within(&self.graph, &plan, arena_bytes, catalog, &self.target)?;
         let evaluation =
             lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
         self.check_state_stays(&program)?;
         self.executor.backend_mut().forget_prepared()?;
-        self.statistics = layers_of_statistics(&program);
+        self.statistics = statistics_of(&program, &self.gemms);
         self.loads = load_counters(&program);
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);

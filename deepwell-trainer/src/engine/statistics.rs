@@ -5,59 +5,69 @@ use std::cmp::Reverse;
 use deepwell_ir::Phase;
 use deepwell_precision::QuantStats;
 
-use super::{Engine, ExpertLoad};
+use super::{Engine, ExpertLoad, OperandStats};
 use crate::TrainError;
 
 /// Phases as ranks tell them.
 const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
-/// Words that a rank tells of a tensor.
+/// Words that a rank tells of an operand, beside the GEMMs that read it.
 const WORDS: usize = 10;
 
-/// What was counted of a tensor in a pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What was counted of an operand in a pass.
+#[derive(Clone, Debug, PartialEq)]
 struct Counted {
     micro_batch: u32,
     phase: Phase,
     /// Of which of the stage's chunks.
     chunk: u32,
-    layer: usize,
-    stats: QuantStats,
+    operand: OperandStats,
 }
 
 impl Counted {
-    fn to_words(self) -> [u64; WORDS] {
-        let Counted { micro_batch, phase, chunk, layer, stats } = self;
-        let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = stats;
-        let phase = PHASES.iter().position(|it| *it == phase).unwrap_or(0) as u64;
+    fn to_words(&self) -> impl Iterator<Item = u64> {
+        let Counted { micro_batch, phase, chunk, operand: OperandStats { gemms, stats } } = self;
+        let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
+            *stats;
+        let phase = PHASES.iter().position(|it| it == phase).unwrap_or(0) as u64;
         let amax = u64::from(amax.to_bits());
-        let place = [u64::from(micro_batch), phase, u64::from(chunk), layer as u64];
-        let [a, b, c, d] = place;
-        [a, b, c, d, amax, elements, underflows, saturations, scale_clamps, nonfinite]
+        let place = [u64::from(*micro_batch), phase, u64::from(*chunk)];
+        let counters = [amax, elements, underflows, saturations, scale_clamps, nonfinite];
+        let gemms = gemms.iter().map(|&gemm| gemm as u64);
+        let count = [gemms.len() as u64];
+        place.into_iter().chain(counters).chain(count).chain(gemms)
     }
 
-    fn of_words(words: &[u64]) -> Counted {
-        Counted {
-            micro_batch: words[0] as u32,
-            phase: PHASES[words[1] as usize % PHASES.len()],
-            chunk: words[2] as u32,
-            layer: words[3] as usize,
-            stats: QuantStats {
-                amax: f32::from_bits(words[4] as u32),
-                elements: words[5],
-                underflows: words[6],
-                saturations: words[7],
-                scale_clamps: words[8],
-                nonfinite: words[9],
-            },
+    /// What a rank told, operand by operand.
+    fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
+        let mut all = Vec::new();
+        while let Some((own, rest)) = words.split_at_checked(WORDS) {
+            let (gemms, rest) = rest.split_at((own[9] as usize).min(rest.len()));
+            let stats = QuantStats {
+                amax: f32::from_bits(own[3] as u32),
+                elements: own[4],
+                underflows: own[5],
+                saturations: own[6],
+                scale_clamps: own[7],
+                nonfinite: own[8],
+            };
+            let gemms = gemms.iter().map(|&gemm| gemm as usize).collect();
+            all.push(Counted {
+                micro_batch: own[0] as u32,
+                phase: PHASES[own[1] as usize % PHASES.len()],
+                chunk: own[2] as u32,
+                operand: OperandStats { gemms, stats },
+            });
+            words = rest;
         }
+        all
     }
 }
 
 /// What the stages of a pipeline counted, as one rank would that has them all: forward from the
 /// first to the last, backward the other way, micro-batch by micro-batch, and the weights at the
-/// end, layer by layer. The chunks of a stage are stages of the model, one round of all behind the
+/// end, one by one. The chunks of a stage are stages of the model, one round of all behind the
 /// other.
 fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
     let count = stages.len();
@@ -70,56 +80,53 @@ fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
     all.sort_by_key(|(stage, it)| {
         let backwards = (it.phase == Phase::Backward).then_some(Reverse(*stage));
         let is_weights = it.phase == Phase::Weights;
-        let layer = is_weights.then_some(it.layer);
-        (is_weights, layer, it.micro_batch, it.phase, backwards, *stage)
+        let weight = is_weights.then(|| it.operand.gemms.first().copied());
+        (is_weights, weight, it.micro_batch, it.phase, backwards, *stage)
     });
     all.into_iter().map(|(_, it)| it).collect()
 }
 
 impl Engine {
-    /// [`Engine::statistics`] of all ranks together, tensor by tensor: the same on each of them.
+    /// [`Engine::statistics`] of all ranks together, operand by operand: the same on each of them.
     ///
     /// # Errors
     /// Ranks that have failed.
-    pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
-        let all = self.statistics_by_phase()?;
-        Ok(all.into_iter().map(|(layer, _, stats)| (layer, stats)).collect())
+    pub fn statistics_of_ranks(&mut self) -> Result<Vec<OperandStats>, TrainError> {
+        Ok(self.statistics_by_phase()?.into_iter().map(|(_, operand)| operand).collect())
     }
 
-    /// [`Engine::statistics_of_ranks`] with the phase that quantized each tensor.
+    /// [`Engine::statistics_of_ranks`] with the phase that quantized each operand.
     ///
     /// # Errors
     /// Ranks that have failed.
-    pub(crate) fn statistics_by_phase(
-        &mut self,
-    ) -> Result<Vec<(usize, Phase, QuantStats)>, TrainError> {
-        if self.peers.world_size() == 1 {
-            let passes = self.passes_of_statistics().iter();
-            let own = self.statistics().iter().zip(passes);
-            return Ok(own
-                .map(|(&(layer, stats), &(_, phase, _))| (layer, phase, stats))
-                .collect());
-        }
+    pub(crate) fn statistics_by_phase(&mut self) -> Result<Vec<(Phase, OperandStats)>, TrainError> {
         let passes = self.passes_of_statistics().iter();
-        let own = self.statistics().iter().zip(passes);
-        let words = own.flat_map(|(&(layer, stats), &(micro_batch, phase, chunk))| {
-            Counted { micro_batch, phase, chunk, layer, stats }.to_words()
+        let own = self.statistics().iter().cloned().zip(passes);
+        if self.peers.world_size() == 1 {
+            return Ok(own.map(|(operand, &(_, phase, _))| (phase, operand)).collect());
+        }
+        let own = own.map(|(operand, &(micro_batch, phase, chunk))| Counted {
+            micro_batch,
+            phase,
+            chunk,
+            operand,
         });
-        let words: Vec<u64> = words.collect();
+        let words: Vec<u64> =
+            own.flat_map(|counted| counted.to_words().collect::<Vec<_>>()).collect();
         let parallel = self.plan.parallel;
         let mut stages: Vec<Vec<Counted>> = vec![Vec::new(); parallel.pipeline];
         for (rank, words) in self.peers.gather_any(&words)?.iter().enumerate() {
             let of_stage = &mut stages[parallel.pipeline_place(rank)];
-            let theirs = words.chunks_exact(WORDS).map(Counted::of_words);
+            let theirs = Counted::all_of_words(words);
             if of_stage.is_empty() {
-                of_stage.extend(theirs);
+                *of_stage = theirs;
                 continue;
             }
             for (sum, other) in of_stage.iter_mut().zip(theirs) {
-                sum.stats.merge(&other.stats);
+                sum.operand.stats.merge(&other.operand.stats);
             }
         }
-        Ok(as_one_rank(stages).into_iter().map(|it| (it.layer, it.phase, it.stats)).collect())
+        Ok(as_one_rank(stages).into_iter().map(|it| (it.phase, it.operand)).collect())
     }
 
     /// [`Engine::expert_loads`] of all stages of this rank's pipeline, by layer.
@@ -162,16 +169,20 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
     fn stages_count_as_one_rank_does() {
-        let counted = |phase, micro_batch, layer: usize| Counted {
+        let counted = |phase, micro_batch, gemm: usize| Counted {
             micro_batch,
             phase,
             chunk: 0,
-            layer,
-            stats: QuantStats { elements: 1 + layer as u64, ..QuantStats::default() },
+            operand: OperandStats {
+                gemms: Arc::from([gemm, gemm + 7]),
+                stats: QuantStats { elements: 1 + gemm as u64, ..QuantStats::default() },
+            },
         };
         let [forward, backward, weights] = [Phase::Forward, Phase::Backward, Phase::Weights];
         // The first stage is one micro-batch ahead.
@@ -193,7 +204,7 @@ mod tests {
         ];
         let got: Vec<(Phase, u32, usize)> = as_one_rank(vec![first.clone(), second])
             .iter()
-            .map(|it| (it.phase, it.micro_batch, it.layer))
+            .map(|it| (it.phase, it.micro_batch, it.operand.gemms[0]))
             .collect();
         let expected = [
             (forward, 0, 0),
@@ -210,8 +221,7 @@ mod tests {
             (weights, 0, 1),
         ];
         assert_eq!(got, expected);
-        for counted in first {
-            assert_eq!(Counted::of_words(&counted.to_words()), counted);
-        }
+        let words: Vec<u64> = first.iter().flat_map(Counted::to_words).collect();
+        assert_eq!(Counted::all_of_words(&words), first);
     }
 }

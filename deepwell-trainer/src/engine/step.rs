@@ -18,7 +18,7 @@ use deepwell_precision::QuantStats;
 use serde::{Deserialize, Serialize};
 
 use super::routing::{ExpertLoad, LoadCounters, add_load};
-use super::{Engine, RunCounts};
+use super::{Engine, OperandStats, RunCounts};
 use crate::TrainError;
 use crate::documents::{self, masked_targets};
 
@@ -48,22 +48,23 @@ pub struct StepTime {
     pub since_readback_s: Option<f64>,
 }
 
-/// The counters of a quantization, and whom they are for.
-#[derive(Clone, Copy, Debug)]
+/// The counters of a quantization, and the GEMMs that they count for.
+#[derive(Clone, Debug)]
 pub(super) struct Counters {
     pub(super) id: ValueId,
-    /// The layer that reads the quantized data.
-    pub(super) layer: usize,
+    /// Those that read the operand.
+    pub(super) gemms: Arc<[usize]>,
     /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
     /// to the nearest, so that about half of them are too small. Guards do not watch that.
     pub(super) clips_by_design: bool,
 }
 
 impl Counters {
-    fn decode(&self, words: &[u64]) -> (usize, QuantStats) {
+    fn decode(&self, words: &[u64]) -> OperandStats {
         let counted = decode_statistics(words);
         let saturations = if self.clips_by_design { 0 } else { counted.saturations };
-        (self.layer, QuantStats { saturations, ..counted })
+        let stats = QuantStats { saturations, ..counted };
+        OperandStats { gemms: Arc::clone(&self.gemms), stats }
     }
 }
 
@@ -89,7 +90,7 @@ struct Known {
     number: u64,
     /// What it computes, by the program that was loaded when it began.
     per_step: RunCounts,
-    counted: Vec<(usize, QuantStats)>,
+    counted: Vec<OperandStats>,
     /// The pass that each was counted in: micro-batch, phase and chunk.
     passes: Vec<(u32, Phase, u32)>,
     loads: Vec<ExpertLoad>,
@@ -200,9 +201,9 @@ impl Engine {
         Ok(StepOutcome { loss, grad_norm, skipped: was_skipped })
     }
 
-    /// The counters of the quantizations of the step that was finished last, with the layer of
-    /// each; saturations that are part of a format are left out.
-    pub fn statistics(&self) -> &[(usize, QuantStats)] {
+    /// The counters of the quantizations of the step that was finished last, with the GEMMs that
+    /// read each operand; saturations that are part of a format are left out.
+    pub fn statistics(&self) -> &[OperandStats] {
         &self.steps.finished.counted
     }
 
@@ -424,15 +425,16 @@ pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// Saturations that belong to the format put no layer in BF16; all else counts.
+    /// Saturations that belong to the format put no GEMM in BF16; all else counts.
     #[test]
     fn guards_do_not_see_what_a_format_clips_by_design() {
         // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
         let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
         for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
-            let counters = Counters { id: ValueId(0), layer: 7, clips_by_design };
-            let (layer, stats) = counters.decode(&words);
-            assert_eq!((layer, stats.saturations), (7, saturations));
+            let gemms = Arc::from([3, 7]);
+            let counters = Counters { id: ValueId(0), gemms, clips_by_design };
+            let OperandStats { gemms, stats } = counters.decode(&words);
+            assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
             assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
             assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));
         }

@@ -220,12 +220,12 @@ fn gradients(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         for (kind, run) in pair.all() {
             let name = short_name(report, kind);
             for event in run.records.iter().filter_map(|record| record.guard.as_ref()) {
-                let label = format!("{name} {}", event.layer);
+                let label = format!("{name} {}", event.gemm);
                 norm_chart.markers.push(Marker { label, x: event.step as f64 });
                 rows.push(vec![
                     format!("{name}, seed {}", pair.seed),
                     event.step.to_string(),
-                    event.layer.clone(),
+                    event.gemm.clone(),
                     format!("{:?}", event.kind),
                     event.reason.clone(),
                 ]);
@@ -235,7 +235,7 @@ fn gradients(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let events = if rows.is_empty() {
         Block::Text("No guard acted in any run.".to_string())
     } else {
-        let columns = ["run", "step", "layer", "event", "reason"];
+        let columns = ["run", "step", "GEMMs of", "event", "reason"];
         Block::Table(Table { columns: columns.map(str::to_string).to_vec(), rows })
     };
     vec![Block::Chart(norm_chart), events]

@@ -347,7 +347,7 @@ mod tests {
                 ReferenceLine { label: "unigram".to_owned(), y: 2.51 },
             ],
             markers: vec![
-                Marker { label: "layer \"3\" fell back".to_owned(), x: 10.0 },
+                Marker { label: "GEMM \"3\" fell back".to_owned(), x: 10.0 },
                 Marker { label: "outside".to_owned(), x: 30.0 },
             ],
             ..LineChart::default()
@@ -364,7 +364,7 @@ mod tests {
             "BF16: from 5.0000 at 0 to 2.0000 at 20; MXFP8: from 5.0000 at 0 to 2.1000 at 20; \
              bigram: 2.5000; unigram: 2.5100</desc>",
             ">nats &amp; more</text>",
-            ">layer &quot;3&quot; fell back</title>",
+            ">GEMM &quot;3&quot; fell back</title>",
             ">bigram</text>",
             "class=\"series s0\"",
             "class=\"series s1\"",

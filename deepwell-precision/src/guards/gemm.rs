@@ -1,4 +1,5 @@
-//! One layer under guard: its counters, its evidence of the current step, and where it stands.
+//! The GEMMs of one weight under guard: their counters, their evidence of the current step, and
+//! whether they are in BF16.
 //!
 //! ```text
 //!           offence                 back-off over              probation over
@@ -19,11 +20,11 @@ use super::departure::{Departure, History};
 use super::window::Window;
 use crate::{BLOCK, QuantStats};
 
-/// Where a layer stands.
+/// The precision that the guards give the GEMMs of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum LayerState {
+pub enum GemmState {
     /// Computed as the policy says.
     Low,
     /// Computed in BF16.
@@ -38,7 +39,7 @@ pub enum LayerState {
     },
 }
 
-/// Evidence of the current step, the worst over the tensors of the layer.
+/// Evidence of the current step, the worst over the operands of the GEMMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Evidence {
     pub(super) observed: bool,
@@ -50,12 +51,16 @@ pub(super) struct Evidence {
     pub(super) saturation_fraction: f64,
     pub(super) scale_clamp_fraction: f64,
     pub(super) nonfinite: u64,
+    /// Whether the first operand with non-finite values in the step is one of theirs.
+    #[serde(default)]
+    pub(super) is_first_nonfinite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Layer {
+pub(super) struct Gemm {
+    /// Of the weight.
     pub(super) name: String,
-    pub(super) state: LayerState,
+    pub(super) state: GemmState,
     /// Sum over the run.
     pub(super) counters: QuantStats,
     pub(super) amax_history: Window,
@@ -63,18 +68,18 @@ pub(super) struct Layer {
     #[serde(default)]
     pub(super) history: History,
     pub(super) evidence: Evidence,
-    /// Steps in a row that counted against the layer.
+    /// Steps in a row that counted against the GEMMs.
     pub(super) strikes: u32,
     pub(super) fallbacks: u32,
     /// How long the next fallback lasts, steps.
     pub(super) backoff_steps: u64,
 }
 
-impl Layer {
+impl Gemm {
     pub(super) fn new(name: String, config: &GuardConfig) -> Self {
         Self {
             name,
-            state: LayerState::Low,
+            state: GemmState::Low,
             counters: QuantStats::default(),
             amax_history: Window::new(config.amax_history_len),
             history: History::default(),
@@ -83,6 +88,13 @@ impl Layer {
             fallbacks: 0,
             backoff_steps: config.backoff_steps,
         }
+    }
+
+    /// GEMMs that begin in the state of `before`. Counters and histories begin anew, as those of
+    /// `before` are of other operands.
+    pub(super) fn after(name: String, before: &Gemm, config: &GuardConfig) -> Self {
+        let Gemm { state, strikes, fallbacks, backoff_steps, .. } = *before;
+        Self { state, strikes, fallbacks, backoff_steps, ..Self::new(name, config) }
     }
 
     pub(super) fn observe(&mut self, stats: &QuantStats, is_backward: bool) {
@@ -105,7 +117,7 @@ impl Layer {
         evidence.nonfinite += stats.nonfinite;
     }
 
-    /// Why the step counts against the layer, if it does. Adds the step to the history.
+    /// Why the step counts against the GEMMs, if it does. Adds the step to the history.
     pub(super) fn judge(&mut self, config: &GuardConfig) -> Option<String> {
         let evidence = self.evidence;
         if !evidence.observed {
@@ -128,7 +140,7 @@ impl Layer {
             if !self.amax_history.is_full() {
                 return None;
             }
-            let (median, _) = self.amax_history.median_and_deviation()?;
+            let median = self.amax_history.median()?;
             let limit = median * config.amax_growth_max;
             (median > 0.0 && evidence.amax > limit).then(|| {
                 let (amax, factor) = (evidence.amax, config.amax_growth_max);
@@ -156,7 +168,7 @@ impl Layer {
     }
 
     pub(super) fn is_low(&self) -> bool {
-        !matches!(self.state, LayerState::Bf16 { .. })
+        !matches!(self.state, GemmState::Bf16 { .. })
     }
 
     /// Moves to BF16.
@@ -166,7 +178,7 @@ impl Layer {
         let for_good = self.fallbacks >= config.fallbacks_max;
         let until_step = (!for_good).then(|| step.saturating_add(self.backoff_steps));
         self.backoff_steps = self.backoff_steps.saturating_mul(2);
-        self.state = LayerState::Bf16 { until_step };
+        self.state = GemmState::Bf16 { until_step };
         until_step
     }
 }

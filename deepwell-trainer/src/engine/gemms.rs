@@ -1,0 +1,101 @@
+//! The GEMMs that fall back to BF16 by themselves, and the quantizations that count for each.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use deepwell_ir::{Call, Graph, Program, ValueId, quantizable_weights};
+use deepwell_precision::{QuantStats, ScaleFormat};
+
+use super::step::{Counters, Statistics};
+
+/// The fprop, dgrad and wgrad GEMMs of a weight: the unit that guards judge and move to BF16. A
+/// stack of experts is one weight. No call computes GEMMs of two weights, and no two weights need
+/// one format, so each moves alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gemm {
+    /// Name of the weight.
+    pub weight: String,
+    /// Transformer layer.
+    pub layer: Option<u32>,
+}
+
+/// What was counted of an operand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperandStats {
+    /// The GEMMs that read it, as indices into [`Engine::gemms`](crate::Engine::gemms), ascending.
+    pub gemms: Arc<[usize]>,
+    /// What its quantization counted.
+    pub stats: QuantStats,
+}
+
+/// The GEMMs of all weights of the whole model that a policy can quantize.
+pub(super) fn gemms_of(graph: &Graph) -> Vec<Gemm> {
+    let of = |(id, layer)| Gemm { weight: graph.tensor(id).name.clone(), layer };
+    quantizable_weights(graph).into_iter().map(of).collect()
+}
+
+/// Counters of the quantizations that a step does in each body, with the GEMMs that read the
+/// operand, whoever made the tensor: those fall back when it looks bad. GEMMs that read one
+/// activation all have the evidence. A quantization is made for a GEMM of a weight; one that no
+/// GEMM of the program reads is not counted.
+pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics> {
+    let index_of: HashMap<&str, usize> =
+        (0..).zip(gemms).map(|(index, gemm)| (&*gemm.weight, index)).collect();
+    let readers = program.weights_by_operand();
+    let gemms_of = |id: &ValueId| -> Vec<usize> {
+        let weights = readers.get(id).into_iter().flatten();
+        weights
+            .filter_map(|&weight| index_of.get(&*program.parameters[weight].name).copied())
+            .collect()
+    };
+    let of_call = |call: &Call| -> Vec<Counters> {
+        let of = |quantization: deepwell_ir::Quantization<'_>| {
+            let planes = quantization.quantized_operands().iter();
+            let gemms: BTreeSet<usize> = planes.flat_map(|plane| gemms_of(&plane.value)).collect();
+            let scale = quantization.quantize.format.scale;
+            (!gemms.is_empty()).then_some(())?;
+            Some(Counters {
+                id: quantization.statistics()?,
+                gemms: gemms.into_iter().collect(),
+                clips_by_design: matches!(scale, ScaleFormat::Ue4m3(_)),
+            })
+        };
+        call.quantizations().into_iter().filter_map(of).collect()
+    };
+    program
+        .bodies
+        .iter()
+        .map(|body| {
+            let calls = program.calls[body.calls.clone()].iter().filter(|call| !call.alone_only);
+            calls.flat_map(of_call).collect()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::capture::{LlamaConfig, capture};
+
+    use super::*;
+
+    #[test]
+    fn a_stack_of_experts_is_one_weight() {
+        let text = r#"{
+            "model_type": "mixtral", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 128
+        }"#;
+        let graph = capture(&LlamaConfig::from_json(text, "config.json").unwrap().0).unwrap();
+        let gemms = gemms_of(&graph);
+        // Four projections and three stacks of experts; no router, norm, embedding or head.
+        let of_second: Vec<&str> = gemms
+            .iter()
+            .filter(|gemm| gemm.layer == Some(1))
+            .map(|gemm| gemm.weight.strip_prefix("model.layers.1.").unwrap())
+            .collect();
+        let attention = ["q", "k", "v", "o"].map(|it| format!("self_attn.{it}_proj.weight"));
+        let experts = [1, 3, 2].map(|it| format!("block_sparse_moe.experts.w{it}.weight"));
+        assert_eq!(of_second, [&attention[..], &experts].concat());
+        assert_eq!(gemms.len(), 3 * of_second.len());
+    }
+}
