@@ -253,21 +253,25 @@ fn rows_that_are_no_groups() {
     }
 }
 
-/// Three tiles and more for each CTA of an emulated device with four SMs, four where there are two
-/// accumulators. Then one tile of hard numbers, so that every counter counts.
+/// Four tiles and more for each CTA of an emulated device with four SMs: two accumulators are used
+/// again. Then small sizes of hard numbers by both rules of scales, so that every counter counts.
 pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands, hard: &[Operands]) {
     for (tile, sizes) in [
         ((128, 128), (390, 512, 400)),
-        ((128, 256), (390, 768, 400)),
+        ((128, 256), (390, 1024, 400)),
         ((256, 128), (760, 384, 400)),
         // K that does not end where the ring does.
-        ((256, 256), (760, 288, 528)),
+        ((256, 256), (760, 544, 528)),
     ] {
         let backward = Follows { backward: true, tanh: Some(false), ..ALL };
         check(gpu, operands, sizes, tile, &backward);
         check(gpu, operands, sizes, tile, &ALL);
-        for &operands in hard {
-            check(gpu, operands, (75, 224, 96), tile, &ALL);
+        // Of launches of one size one is recorded.
+        for (at, &operands) in hard.iter().enumerate() {
+            let floor = Some(quantize(Axis::Both, ScaleRule::OcpFloor));
+            for (follows, columns) in [(ALL, 224), (Follows { quantize: floor, ..ALL }, 160)] {
+                check(gpu, operands, (75, columns, 64 + 32 * at), tile, &follows);
+            }
         }
     }
 }
