@@ -266,11 +266,11 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands, hard: &[Ope
         let backward = Follows { backward: true, tanh: Some(false), ..ALL };
         check(gpu, operands, sizes, tile, &backward);
         check(gpu, operands, sizes, tile, &ALL);
-        // Of launches of one size one is recorded.
+        // Of several CTAs, as they count together; of launches of one size one is recorded.
         for (at, &operands) in hard.iter().enumerate() {
             let floor = Some(quantize(Axis::Both, ScaleRule::OcpFloor));
-            for (follows, columns) in [(ALL, 224), (Follows { quantize: floor, ..ALL }, 160)] {
-                check(gpu, operands, (75, columns, 64 + 32 * at), tile, &follows);
+            for (follows, columns) in [(ALL, 480), (Follows { quantize: floor, ..ALL }, 416)] {
+                check(gpu, operands, (300, columns, 64 + 32 * at), tile, &follows);
             }
         }
     }
