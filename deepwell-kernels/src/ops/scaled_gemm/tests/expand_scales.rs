@@ -27,7 +27,7 @@ const SIZES: &[(usize, usize, usize)] = &[
     (128, 128, 512),
     (136, 264, 640),
     (248, 1040, 400),
-    (640, 384, 1152),
+    (392, 384, 640),
 ];
 
 /// A GEMM of `sizes` with scales of `specs`, in every form.
