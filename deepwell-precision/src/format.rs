@@ -131,7 +131,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// What the guards do about GEMMs that offend.
+    /// How the guards answer GEMMs that offend.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum Fallback ("fallback") {

@@ -187,7 +187,7 @@ impl Parts<'_> {
 }
 
 /// The first tensor that has another format than when the checkpoint was written. The guards'
-/// state says which GEMMs are in fallback; this says that all tensors got what they had.
+/// state names the GEMMs in fallback; the formats of all tensors have to agree with it.
 fn other_format(saved: &[TensorPrecision], now: &[TensorPrecision]) -> Option<String> {
     let formats = |tensors: &[TensorPrecision]| -> Vec<(String, Format)> {
         tensors.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()

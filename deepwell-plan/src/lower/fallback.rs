@@ -56,8 +56,8 @@ const PACKING_SHARE: usize = 100;
 /// Size of an arena in which `program` can be lowered again with the GEMMs of any of its weights in
 /// BF16. `fallback` has all of them in BF16.
 ///
-/// - Copies of a weight outlive a step. They take what they take in the program where they are
-///   larger.
+/// - Copies of a weight outlive a step. The arena has room for the larger copies of the two
+///   programs.
 /// - The operands of a GEMM are quantized or in BF16, as in one program or the other. GEMMs of
 ///   several weights read some activations, such as the input of queries, keys and values. Where a
 ///   part of these GEMMs falls back, a step keeps both forms.

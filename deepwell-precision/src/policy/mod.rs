@@ -176,7 +176,7 @@ impl PrecisionPolicy {
         })
     }
 
-    /// What the guards do about GEMMs that offend.
+    /// How the guards answer GEMMs that offend.
     #[must_use]
     pub fn fallback(&self) -> Fallback {
         self.fallback
