@@ -18,9 +18,21 @@ use crate::tcgen05;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operands {
     Bf16(Kind),
+    /// With infinities in rows of every tile.
+    Bf16Infinite,
     Mx(MxKind),
     /// With data and scales that are NaN.
     MxNan,
+}
+
+impl Operands {
+    /// Magnitudes of a bias that does not hide the sums.
+    fn bias_max(self) -> f32 {
+        match self {
+            Operands::Bf16(Kind::Tiny) | Operands::Mx(MxKind::Tiny) => (-121f32).exp2(),
+            _ => 2.0,
+        }
+    }
 }
 
 /// M, N, K.
@@ -43,9 +55,14 @@ fn multiplied(
     (rows, columns, k): Sizes,
     (m, n): (usize, usize),
 ) -> Multiplied {
-    let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 2.0));
-    if let Operands::Bf16(kind) = operands {
-        let a = HostTensor::bf16(&[rows, k], &kind.values(rows * k, 1));
+    let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, operands.bias_max()));
+    if let Operands::Bf16(_) | Operands::Bf16Infinite = operands {
+        let kind = if let Operands::Bf16(kind) = operands { kind } else { Kind::Uniform };
+        let mut a = kind.values(rows * k, 1);
+        if operands == Operands::Bf16Infinite {
+            a.iter_mut().step_by(64 * k).for_each(|value| *value = f32::INFINITY);
+        }
+        let a = HostTensor::bf16(&[rows, k], &a);
         let shape = if backward { [k, columns] } else { [columns, k] };
         let b = HostTensor::bf16(&shape, &kind.values(columns * k, 2));
         let mut inputs = vec![a, b];
@@ -231,7 +248,10 @@ fn hard_numbers() {
         Operands::Bf16(Kind::WideRange),
         Operands::Bf16(Kind::Integers),
         Operands::Bf16(Kind::Cancelling),
+        Operands::Bf16(Kind::Tiny),
+        Operands::Bf16Infinite,
         Operands::Mx(MxKind::Spread),
+        Operands::Mx(MxKind::Tiny),
         Operands::MxNan,
     ];
     let ways = ways();
@@ -269,7 +289,9 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands, hard: &[Ope
         // Of several CTAs, as they count together; of launches of one size one is recorded.
         for (at, &operands) in hard.iter().enumerate() {
             let floor = Some(quantize(Axis::Both, ScaleRule::OcpFloor));
-            for (follows, columns) in [(ALL, 480), (Follows { quantize: floor, ..ALL }, 416)] {
+            let floored = Follows { quantize: floor, ..ALL };
+            let gradient = Follows { backward: true, ..floored.clone() };
+            for (follows, columns) in [(ALL, 480), (floored, 416), (gradient, 448)] {
                 check(gpu, operands, (300, columns, 64 + 32 * at), tile, &follows);
             }
         }

@@ -5,6 +5,9 @@ use deepwell_ir::DType;
 use crate::compare::Tolerance;
 use crate::harness::uniform;
 
+/// 2^-62: a sum of 64 products of such numbers is near 2^-122.
+const TINY: f32 = f32::from_bits((127 - 62) << 23);
+
 /// What the operands hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
@@ -17,6 +20,8 @@ pub(crate) enum Kind {
     Cancelling,
     /// Magnitudes over 24 binary orders.
     WideRange,
+    /// Products near the smallest normal number, so that MX scales of the results are clamped.
+    Tiny,
 }
 
 impl Kind {
@@ -34,6 +39,7 @@ impl Kind {
                 let exponents = uniform(len, seed + 100, 12.0);
                 values.iter().zip(exponents).map(|(x, e)| x * e.round().exp2()).collect()
             }
+            Kind::Tiny => values.iter().map(|x| x * TINY).collect(),
         }
     }
 
@@ -44,6 +50,7 @@ impl Kind {
             Kind::Integers => 4.0,
             Kind::Cancelling => 8.0625,
             Kind::WideRange => 4096.0,
+            Kind::Tiny => TINY.into(),
         }
     }
 }
@@ -57,7 +64,7 @@ impl Kind {
 pub(crate) fn gemm_tolerance(output: DType, k: usize, kind: Kind, added: f64) -> Tolerance {
     let (k, largest) = (k as f64, kind.largest());
     let partial = match kind {
-        Kind::Uniform | Kind::WideRange => 8.0 * k.sqrt() * largest * largest,
+        Kind::Uniform | Kind::WideRange | Kind::Tiny => 8.0 * k.sqrt() * largest * largest,
         Kind::Integers => 0.0,
         Kind::Cancelling => k * largest * largest,
     };

@@ -26,6 +26,8 @@ pub(crate) enum MxKind {
     Spread,
     /// Elements of 1, 2 and 4 of either sign, scales of 1/2, 1 and 2: sums are exact in FP32.
     Exact,
+    /// Any finite code; sums of products near 2^-122, so that MX scales of the results are clamped.
+    Tiny,
 }
 
 /// One random number in `[0, bound)` for each index.
@@ -47,6 +49,7 @@ impl MxMatrix {
             MxKind::Even => (126, 4),
             MxKind::Spread => (97, 60),
             MxKind::Exact => (126, 3),
+            MxKind::Tiny => (56, 4),
         };
         let blocks = k.div_ceil(BLOCK);
         let of_group = draws(rows * blocks, seed, count);

@@ -93,8 +93,8 @@ emulated! {
 
 emulated! {
     sm100_bf16_gemm_fused on Sm100a: |gpu| {
-        let operands = crate::fused_gemm::Operands::Bf16(Kind::Uniform);
-        let hard = [Kind::WideRange, Kind::Integers].map(crate::fused_gemm::Operands::Bf16);
-        crate::fused_gemm::check_several_tiles(gpu, operands, &hard);
+        use crate::fused_gemm::{Operands, check_several_tiles};
+        let [even, wide, tiny] = [Kind::Uniform, Kind::WideRange, Kind::Tiny].map(Operands::Bf16);
+        check_several_tiles(gpu, even, &[wide, tiny, Operands::Bf16Infinite]);
     }
 }
