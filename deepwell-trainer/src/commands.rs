@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use deepwell_ir::Recompute;
+use deepwell_precision::Fallback;
 
 use crate::console::{Console, print_json};
 pub use crate::degrees::Degrees;
@@ -85,6 +86,10 @@ pub struct TrainArgs {
     /// error otherwise
     #[arg(long)]
     pub allow_fallback: bool,
+    /// How guards answer GEMMs that offend: safe computes them in BF16 for a while, strict stops the
+    /// run, off only tells [default: as the policy says, else safe]
+    #[arg(long, value_name = "ANSWER")]
+    pub fallback: Option<Fallback>,
     /// Steps of the run
     #[arg(long)]
     pub steps: Option<u64>,
@@ -222,6 +227,7 @@ impl TrainArgs {
         settings.precision = args.precision.unwrap_or(settings.precision);
         settings.policy = args.policy.or(settings.policy);
         settings.allow_fallback |= args.allow_fallback;
+        settings.fallback = args.fallback.or(settings.fallback);
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
         settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
@@ -425,6 +431,10 @@ pub struct ParityArgs {
     /// error otherwise
     #[arg(long)]
     pub allow_fallback: bool,
+    /// How guards answer GEMMs that offend: off only tells, so that the runs stay in the precision
+    /// that is compared; safe computes them in BF16 for a while, as `train` does
+    #[arg(long, value_name = "ANSWER", default_value_t = Fallback::Off)]
+    pub fallback: Fallback,
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
@@ -475,6 +485,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         precision: args.precision,
         policy: args.policy,
         allow_fallback: args.allow_fallback,
+        fallback: Some(args.fallback),
         steps: args.steps,
         seq_len: args.seq_len,
         batch_size: args.batch_size,

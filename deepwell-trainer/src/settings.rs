@@ -7,7 +7,7 @@ use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::RouterTraining;
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Parallel};
-use deepwell_precision::GuardConfig;
+use deepwell_precision::{Fallback, GuardConfig};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +113,9 @@ pub struct Settings {
     /// Whether to train where the device serves nothing of what the precision quantizes.
     #[serde(skip_serializing_if = "is_false")]
     pub allow_fallback: bool,
+    /// How guards answer GEMMs that offend; none leaves it to the policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
     /// Steps of the run.
     pub steps: u64,
     /// Tokens per sequence.
@@ -227,6 +230,7 @@ impl Default for Settings {
             precision: Settings::AUTO.to_string(),
             policy: None,
             allow_fallback: false,
+            fallback: None,
             steps: 1000,
             seq_len: 128,
             batch_size: 8,
@@ -386,6 +390,15 @@ impl Settings {
     /// # Errors
     /// An unknown preset or a broken policy file.
     pub fn precision_policy(&self) -> Result<PrecisionPolicy, TrainError> {
+        let policy = self.policy_as_written()?;
+        Ok(match self.fallback {
+            Some(fallback) => policy.with_fallback(fallback),
+            None => policy,
+        })
+    }
+
+    /// The policy of plan, policy file or preset.
+    fn policy_as_written(&self) -> Result<PrecisionPolicy, TrainError> {
         if let Some(path) = &self.plan {
             return Ok(PlanFile::read(path)?.plan.policy);
         }

@@ -45,6 +45,11 @@ pub(crate) fn without_effect(settings: &Settings, facts: RunFacts) -> Vec<String
         "no tensor is quantized, so that no GEMM can fall back",
     );
     tell(
+        settings.fallback.is_some() && !facts.quantizes,
+        "fallback",
+        "no tensor is quantized, so that no GEMM can fall back",
+    );
+    tell(
         settings.train_frozen && !facts.has_frozen,
         "train_frozen",
         "the model has no parameters with `requires_grad = false`",
@@ -59,6 +64,8 @@ pub(crate) fn without_effect(settings: &Settings, facts: RunFacts) -> Vec<String
 
 #[cfg(test)]
 mod tests {
+    use deepwell_precision::Fallback;
+
     use super::*;
 
     #[test]
@@ -88,6 +95,9 @@ mod tests {
         guards.guards.strikes_max += 1;
         check(guards.clone(), true, &[]);
         check(guards, false, &["guards"]);
+        let tells = Settings { fallback: Some(Fallback::Off), ..base() };
+        check(tells.clone(), true, &[]);
+        check(tells, false, &["fallback"]);
         let frozen = Settings { train_frozen: true, ..base() };
         check(frozen.clone(), true, &[]);
         check_in(RunFacts { has_frozen: false, ..all }, frozen, &["train_frozen"]);

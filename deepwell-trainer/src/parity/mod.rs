@@ -337,6 +337,7 @@ fn train_all(
         let bf16 = Settings {
             precision: "bf16".to_string(),
             policy: None,
+            fallback: None,
             audit: false,
             ..low_precision.clone()
         };

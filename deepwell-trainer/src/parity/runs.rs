@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use deepwell_precision::GuardEventKind;
 use serde_json::Value;
 
 use super::verdict::RunFacts;
@@ -59,6 +60,12 @@ impl FinishedRun {
         self.records.iter().filter_map(|r| Some((r.step, r.loss?))).collect()
     }
 
+    /// Times that guards found fault with GEMMs and left them in low precision.
+    fn guard_offences(&self) -> usize {
+        let guards = self.records.iter().filter_map(|record| record.guard.as_ref());
+        guards.filter(|event| matches!(event.kind, GuardEventKind::Offence)).count()
+    }
+
     /// What the verdict asks of it.
     pub(super) fn facts(&self) -> RunFacts {
         let summary = &self.summary;
@@ -72,6 +79,7 @@ impl FinishedRun {
             quantized_gemms: summary.quantized_gemms_run.total(),
             quantized_share_planned: summary.quantized_flop_share_planned,
             quantized_share_run: summary.quantized_flop_share,
+            guard_offences: self.guard_offences(),
             audit: summary.fit.audit.clone(),
         }
     }

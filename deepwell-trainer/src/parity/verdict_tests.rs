@@ -9,7 +9,9 @@ const STEPS: u64 = 40;
 
 /// A run of `STEPS` steps whose held-out loss falls from 5 and ends at `last`.
 fn run(seed: u64, last: f64) -> RunFacts {
-    let settings = Settings { steps: STEPS, seed, eval_every: Some(10), ..Settings::default() };
+    let fallback = Some(Fallback::Off);
+    let settings =
+        Settings { steps: STEPS, seed, fallback, eval_every: Some(10), ..Settings::default() };
     let curve = |step: u64| last + (5.0 - last) * (1.0 - step as f64 / STEPS as f64).powi(4);
     let fingerprint = json!({ "data": "a", "seed": seed, "data_seed": seed, "policy": {} });
     RunFacts {
@@ -22,6 +24,7 @@ fn run(seed: u64, last: f64) -> RunFacts {
         quantized_gemms: 0,
         quantized_share_planned: 0.0,
         quantized_share_run: 0.0,
+        guard_offences: 0,
         audit: None,
     }
 }
@@ -99,6 +102,13 @@ fn comparisons_that_are_none() {
             "ran in NVFP4, the plan promised 90.00 %",
             Box::new(|pair| pair.low_precision.quantized_share_run = 0.89),
         ),
+        (
+            "`--fallback off` compares without",
+            Box::new(|pair| {
+                pair.low_precision.settings.fallback = Some(Fallback::Safe);
+                pair.low_precision.quantized_share_run = 0.8;
+            }),
+        ),
         ("quantized GEMMs ran in the BF16 run", Box::new(|pair| pair.bf16.quantized_gemms = 1)),
         (
             "no finite held-out loss at step 20",
@@ -133,6 +143,30 @@ fn comparisons_that_are_none() {
         let details: Vec<&str> = failed.map(|check| check.detail.as_str()).collect();
         assert!(details.iter().any(|detail| detail.contains(reason)), "{reason}: {details:?}");
     }
+}
+
+/// The default comparison was once none: a spike of the loss in one of three runs had moved four
+/// GEMMs to BF16 for 200 steps.
+#[test]
+fn guards_that_moved_a_few_gemms_leave_a_comparison() {
+    let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+    pairs[1].low_precision.settings.fallback = Some(Fallback::Safe);
+    pairs[1].low_precision.quantized_share_run = 0.85;
+    let judgement = verdict_of(&pairs);
+    assert_eq!(judgement.verdict, Verdict::Holds, "{:?}", judgement.checks);
+    let shares = |check: &&Check| check.detail.starts_with("85.00 % of the blocks' linear FLOPs");
+    assert_eq!(judgement.checks.iter().filter(shares).count(), 1, "{:?}", judgement.checks);
+}
+
+#[test]
+fn offences_are_told_where_guards_move_nothing() {
+    let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+    pairs[1].low_precision.guard_offences = 4;
+    let judgement = verdict_of(&pairs);
+    assert_eq!(judgement.verdict, Verdict::Holds, "{:?}", judgement.checks);
+    let told =
+        |check: &Check| check.detail.ends_with("guards told of 4 offences and moved no GEMM");
+    assert!(judgement.checks.iter().any(told), "{:?}", judgement.checks);
 }
 
 #[test]
