@@ -214,6 +214,12 @@ pub trait KernelCatalog {
         unit
     }
 
+    /// The most of its unit's peak that a kernel of this name was measured at on targets like this
+    /// one; 1 where nothing was measured.
+    fn peak_share(&self, _kernel: &str, _target: &Target) -> f64 {
+        1.0
+    }
+
     /// The tables of measured times that selections for a target follow where they have a shape,
     /// each named with where and when it was measured and a hash of what is in it.
     fn tables(&self, _target: &Target) -> Vec<String> {

@@ -229,6 +229,7 @@ fn program() -> Program {
             recomputes: false,
             source: deepwell_ir::NodeId(0),
             unit: MathUnit::F32,
+            peak_share: 1.0,
             cost: Cost { bytes_on_link: 32, ..Cost::default() },
             stream: 0,
             waits: Vec::new(),

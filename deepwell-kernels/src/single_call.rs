@@ -181,6 +181,7 @@ impl SingleCall {
             source: NodeId(0),
             recomputes: false,
             unit,
+            peak_share: 1.0,
             cost,
             stream: 0,
             waits: Vec::new(),

@@ -188,9 +188,10 @@ impl DryRun {
 /// Predicts a step of `programs`, one per rank, on `hardware`: each with the rates of the GPU that
 /// its target names, or of the processor.
 ///
-/// A call takes `max(FLOPs / peak, bytes / bandwidth, bytes to other ranks / link bandwidth)`;
-/// calls of one stream follow each other, streams wait for each other where events say so. No
-/// program of these calls runs faster, real ones run slower.
+/// A call takes `max(FLOPs / rate, bytes / bandwidth, bytes to other ranks / link bandwidth)`. The
+/// rate is the peak of the unit of the selected kernel, times the most of it that the kernel was
+/// measured at ([`Call::peak_share`]). Calls of one stream follow each other, streams wait for each
+/// other where events say so. Real programs run slower: kernels reach less in most shapes.
 pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     let ranks: Vec<RankReport> =
         programs.iter().map(|program| rank_report(program, programs, hardware)).collect();
@@ -220,10 +221,10 @@ pub fn dryrun_world(program: &Program, parallel: Parallel, hardware: &Hardware) 
     run
 }
 
-/// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits
-/// it.
+/// Least time of the first run of one call of `program` on `hardware` by the datasheet, in seconds,
+/// and what limits it.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
-    Roof::of(hardware, program, &[]).time(call, Instance::ONLY)
+    Roof::of(hardware, program, &[]).datasheet_time(call, Instance::ONLY)
 }
 
 /// Calls of one op and kernel, and how much of their time each bound has.

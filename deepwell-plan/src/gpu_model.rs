@@ -46,6 +46,11 @@ pub struct GpuModel {
     pub attention_forward_efficiency: f64,
     /// Share of the peak of flash attention, backward.
     pub attention_backward_efficiency: f64,
+    /// Share of the peak of Deepwell's portable attention, forward: on `mma.sync`, for rings of
+    /// context-parallel ranks, and for GPUs whose tensor-core instructions it has no kernels for.
+    pub portable_forward_efficiency: f64,
+    /// The same, backward.
+    pub portable_backward_efficiency: f64,
     /// GB/s between the GPU and its host in one direction, of the datasheet.
     #[serde(default = "pcie_5_gbps")]
     pub host_link_gbps: f64,
@@ -85,6 +90,8 @@ impl GpuModel {
             memory_efficiency: 0.80,
             attention_forward_efficiency: 0.45,
             attention_backward_efficiency: 0.375,
+            portable_forward_efficiency: 0.33,
+            portable_backward_efficiency: 0.24,
             host_link_gbps: pcie_5_gbps(),
             host_memory_gbps: ddr5_gbps(),
             gap_s: 2e-6,
@@ -102,6 +109,9 @@ impl GpuModel {
             nic_gbps: 25.0,
             gemm_efficiency: 0.82,
             fp8_gemm_efficiency: 0.82,
+            // `mma.sync` is what its tensor cores have.
+            portable_forward_efficiency: 0.45,
+            portable_backward_efficiency: 0.375,
             // PCIe 4.0, and two sockets of eight channels of DDR4-3200.
             host_link_gbps: 32.0,
             host_memory_gbps: 2.0 * 8.0 * 25.6 / 8.0,
@@ -128,6 +138,9 @@ impl GpuModel {
             bf16_flops,
             fp8_flops: 2.0 * bf16_flops,
             sms: 148.0,
+            // 320 to 390 of 2250 TFLOP/s on a B200 (flashinfer#5133); backward as on Hopper.
+            portable_forward_efficiency: 0.16,
+            portable_backward_efficiency: 0.16 * 0.24 / 0.33,
             calibration: "datasheet; efficiencies carried over from Hopper, nothing measured"
                 .to_string(),
             ..GpuModel::hopper(name, memory_bytes_per_s, mib * 1_048_576.0)

@@ -468,6 +468,7 @@ impl<'a> Lowering<'a> {
                 ..self.cost(&new.op, &new.operands, rule.flops(&shapes))
             },
             unit: self.catalog.unit_of(&selection.choice.kernel, rule.unit(&dtypes)),
+            peak_share: self.catalog.peak_share(&selection.choice.kernel, self.target),
             name: new.name,
             op: new.op,
             choice: selection.choice,

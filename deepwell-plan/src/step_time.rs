@@ -52,6 +52,9 @@ pub struct StepRules {
     pub unfused: f64,
     /// Seconds that flash attention takes over that, for kernels older than FlashAttention 2.
     pub attention: f64,
+    /// Whether attention is Deepwell's, whose kernels for rings and for Blackwell are portable.
+    #[serde(default)]
+    pub own_attention: bool,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// Limits the pairs of an expert to so many times the even share. All-to-alls then carry whole
@@ -80,6 +83,7 @@ impl StepRules {
         framework: 1.0,
         unfused: 1.0,
         attention: 1.0,
+        own_attention: false,
         expert_imbalance: 1.0,
         capacity_factor: None,
         fp8: false,

@@ -213,6 +213,7 @@ fn costing(name: &str, op: impl Into<Op>, cost: Cost) -> Call {
         source: NodeId(0),
         recomputes: false,
         unit: MathUnit::Bf16,
+        peak_share: 1.0,
         cost,
         stream: 0,
         waits: Vec::new(),

@@ -70,6 +70,14 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
+fn whole() -> f64 {
+    1.0
+}
+
+fn is_whole(share: &f64) -> bool {
+    *share == 1.0
+}
+
 impl Cost {
     /// Bytes moved.
     pub fn bytes(&self) -> u64 {
@@ -119,6 +127,9 @@ pub struct Call {
     pub source: NodeId,
     /// Unit that does the arithmetic.
     pub unit: MathUnit,
+    /// The most of that unit's peak that its kernel was measured at; 1 where nothing was measured.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub peak_share: f64,
     /// Lower bound of the work of one run, the first of a step.
     pub cost: Cost,
     /// Bytes of accumulators that runs which add to them read beside.

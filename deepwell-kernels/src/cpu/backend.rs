@@ -260,6 +260,7 @@ mod tests {
             source: NodeId(0),
             recomputes: false,
             unit: MathUnit::F32,
+            peak_share: 1.0,
             cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64, ..Cost::default() },
             stream: 0,
             waits: Vec::new(),

@@ -1,5 +1,7 @@
 //! Which CUDA kernels there are, for the planner.
 
+mod peak_share;
+
 use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{
     Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Op, ProcessGroup, Ranks,
@@ -97,6 +99,10 @@ impl KernelCatalog for CudaCatalog {
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
         if DEQUANTIZING.contains(&kernel) { MathUnit::Bf16 } else { unit }
+    }
+
+    fn peak_share(&self, kernel: &str, target: &Target) -> f64 {
+        peak_share::peak_share(kernel, target)
     }
 
     fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {

@@ -64,8 +64,18 @@ impl Roof {
         }
     }
 
-    /// Least time of one run of a call.
+    /// Least time of one run of a call: no kernel of its kind was measured faster.
     pub(super) fn time(&self, call: &Call, instance: Instance) -> (f64, Bound) {
+        self.time_at(call, instance, call.peak_share)
+    }
+
+    /// Least time of one run of a call by the datasheet, whatever its kernel.
+    pub(super) fn datasheet_time(&self, call: &Call, instance: Instance) -> (f64, Bound) {
+        self.time_at(call, instance, 1.0)
+    }
+
+    /// Least time of one run of a call at a share of its unit's peak.
+    fn time_at(&self, call: &Call, instance: Instance, peak_share: f64) -> (f64, Bound) {
         let cost = call.cost_in(instance);
         let rate = match call.unit {
             MathUnit::F32 => self.f32_flops_per_s,
@@ -79,7 +89,7 @@ impl Roof {
         };
         let link_s = link_bytes_per_s.map_or(0.0, |rate| cost.bytes_on_link as f64 / rate);
         let memory_s = cost.bytes() as f64 / self.bytes_per_s;
-        let compute_s = cost.flops as f64 / rate;
+        let compute_s = cost.flops as f64 / (peak_share * rate);
         if compute_s > memory_s && compute_s > link_s {
             (compute_s, Bound::Compute)
         } else if link_s > memory_s {

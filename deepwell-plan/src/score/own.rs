@@ -57,7 +57,8 @@ fn run(row: &Row<'_>) -> Result<(SearchRequest, Strategy), PlanError> {
     };
     let (tp, pp) = (row.size_or("TP", 1)?, row.size_or("PP", 1)?);
     let gpus = row.size_or("nGPU", 1)?;
-    let dp = row.share("nGPU", gpus, tp * pp)?;
+    let cp = row.size_or("CP", 1)?;
+    let dp = row.share("nGPU", gpus, tp * pp * cp)?;
     let micro_batch = row.size("mbs")?;
     let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
     let recompute = match row.text("recompute") {
@@ -85,6 +86,7 @@ fn run(row: &Row<'_>) -> Result<(SearchRequest, Strategy), PlanError> {
         pp,
         vpp: row.size_or("VP", 1)?,
         ep: row.size_or("EP", 1)?,
+        cp,
         dp,
         zero: zero as u8,
         micro_batch,

@@ -84,6 +84,7 @@ impl SearchRequest {
             // With a capacity, ranks send the rows that they keep.
             expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
+            own_attention: true,
             expert_imbalance: self
                 .capacity_factor
                 .map_or(self.expert_imbalance, |factor| factor.min(self.expert_imbalance)),

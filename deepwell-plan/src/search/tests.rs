@@ -325,7 +325,10 @@ fn bubbles_come_with_a_cure() {
     let batch = warning.split("--batch ").nth(1).and_then(|rest| rest.split('`').next());
     // With the batch that the warning names the same degrees have a small bubble.
     request.global_batch = batch.expect(warning).parse().unwrap();
-    request.pins.push(format!("mbs={}", found.best.at.micro_batch).parse().unwrap());
+    let at = found.best.at;
+    for pin in [format!("mbs={}", at.micro_batch), format!("cp={}", at.cp)] {
+        request.pins.push(pin.parse().unwrap());
+    }
     let cured = search(&request).unwrap();
     assert!(cured.step.bubble <= BUBBLE_MAX * 1.1, "{warning}: {}", cured.step.bubble);
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{Communication, Cost, Overlap};
 use crate::ActivationRecompute;
-use crate::collectives::Collective;
+use crate::collectives::{Collective, Generation};
 use crate::model_shape::ExpertShape;
 
 /// Share of the experts' all-to-alls that stays exposed beside another micro-batch.
@@ -13,6 +13,9 @@ const EP_OVERLAP_EXPOSED: f64 = 0.3;
 /// Share of gathers and sums of experts' tokens that stays exposed: of the four of a layer one,
 /// that of the tokens' gradients, is beside gradients of weights.
 const EP_GATHER_EXPOSED: f64 = 0.75;
+/// Share of a ring's sends that stays exposed beside attention: 0.3 to 1.1 of 8.0 ms on two H100s
+/// (`benchmarks/ranks_h100_2026-11-27.md`).
+const RING_EXPOSED: f64 = 0.09;
 /// Bytes that quantizing moves for each element: BF16 read, MXFP8 with its scales written rowwise
 /// and columnwise.
 const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
@@ -93,19 +96,30 @@ impl Cost<'_> {
             // Causal: half of the square. Backward is five GEMMs where forward is two.
             let half = flops / 2.0 / gpu.bf16_flops;
             let half = self.rules.framework * self.rules.attention * half;
-            let mut forward = half / gpu.attention_forward_efficiency;
-            let mut backward = 2.5 * half / gpu.attention_backward_efficiency;
+            let (of_forward, of_backward) = self.attention_efficiency();
+            let mut forward = half / of_forward;
+            let mut backward = 2.5 * half / of_backward;
             let mut context = Overlap::default();
             if at.cp > 1 {
-                // A ring of keys and values beside the computation, as fast as the slower of them.
-                let kv = 4.0 * self.tokens() * (self.shape.kv_heads * self.shape.head_dim) as f64
-                    / at.tp as f64;
+                let (q, kv) = self.ring_elements();
                 let within = at.tp * at.cp <= self.fabric.domain_gpus;
-                let ring = (at.cp - 1) as f64 * self.fabric.send(kv, within);
+                let ring = (at.cp - 1) as f64 * self.fabric.send(2.0 * kv, within);
+                let steps = at.cp as f64;
+                if self.rules.own_attention {
+                    // FP32 rows of each step, which are merged; FP32 gradients of each step, which
+                    // are added and rounded.
+                    forward += self.kernels(8.0 * steps * q, 2.0 * steps);
+                    backward += self.kernels((16.0 * steps - 6.0) * (q + kv), 4.0 * steps);
+                }
+                // Keys and values go around beside the computation.
+                let beside = |comm: f64, compute: &mut f64| {
+                    *compute += (self.rules.interference - 1.0) * comm.min(*compute);
+                    let exposed = (comm - *compute).max(RING_EXPOSED * comm);
+                    *compute += exposed;
+                    exposed
+                };
                 context.seconds = 3.0 * ring;
-                context.exposed = (ring - forward).max(0.0) + (2.0 * ring - backward).max(0.0);
-                forward = forward.max(ring);
-                backward = backward.max(2.0 * ring);
+                context.exposed = beside(ring, &mut forward) + beside(2.0 * ring, &mut backward);
             }
             return (forward + gpu.gap_s, backward + 2.0 * gpu.gap_s, context);
         }
@@ -129,6 +143,23 @@ impl Cost<'_> {
             + gemm(seq, qk, local)
             + self.kernels(scores * (6.0 + dropout), 6.0);
         (forward, backward, Overlap::default())
+    }
+
+    /// Share of the peak of flash attention, forward and backward.
+    fn attention_efficiency(&self) -> (f64, f64) {
+        let gpu = self.gpu;
+        let is_portable = self.at.cp > 1 || gpu.generation == Generation::Blackwell;
+        match self.rules.own_attention && is_portable {
+            true => (gpu.portable_forward_efficiency, gpu.portable_backward_efficiency),
+            false => (gpu.attention_forward_efficiency, gpu.attention_backward_efficiency),
+        }
+    }
+
+    /// Elements of queries, and of keys and values, of one rank of a ring.
+    fn ring_elements(&self) -> (f64, f64) {
+        let (shape, tp) = (self.shape, self.at.tp as f64);
+        let of = |heads: usize| self.tokens() * (heads * shape.head_dim) as f64 / tp;
+        (of(shape.heads), 2.0 * of(shape.kv_heads))
     }
 
     pub(super) fn layer(&self, layer: usize) -> LayerTime {

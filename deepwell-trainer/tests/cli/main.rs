@@ -14,6 +14,7 @@ mod help;
 mod model_folder;
 mod parity;
 mod plan;
+mod predicted_times;
 mod quantize;
 mod runs;
 mod tables;

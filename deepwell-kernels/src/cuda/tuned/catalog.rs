@@ -67,6 +67,10 @@ impl KernelCatalog for TunedCatalog {
         CudaCatalog.unit_of(kernel, unit)
     }
 
+    fn peak_share(&self, kernel: &str, target: &Target) -> f64 {
+        CudaCatalog.peak_share(kernel, target)
+    }
+
     fn tables(&self, target: &Target) -> Vec<String> {
         let of_target = self.tables.iter().filter(|table| table.is_of(target));
         of_target.map(LoadedTable::describe).collect()

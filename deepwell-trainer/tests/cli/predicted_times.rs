@@ -1,0 +1,51 @@
+//! Predicted times of steps beside those that GPUs took.
+
+use super::json_of;
+
+/// Predictions are the least time that calls take, so it is the ratio of two that is compared. The
+/// tolerance is what small GEMMs and launches are worth, which no roof counts: llama-134m in MXFP8
+/// is the farthest off.
+const TOLERANCE: f64 = 0.13;
+
+/// How much faster one run is than another, as measured (`benchmarks/train_h200_2026-11-27.md`,
+/// `benchmarks/ranks_h100_2026-11-27.md`).
+#[test]
+fn ratios_of_steps_are_those_measured() {
+    let tokens_per_s = |words: &str| {
+        let args: Vec<&str> = words.split(' ').chain(["--json"]).collect();
+        let predicted = json_of(&args);
+        let number = |name: &str| predicted[name].as_f64().expect(name);
+        number("tokens") / number("time_s")
+    };
+    let check = |model: &str, one: &str, other: &str, measured: f64| {
+        let of = |options: &str| tokens_per_s(&format!("dryrun {model} {options}"));
+        let found = of(other) / of(one);
+        let is_near = (found / measured - 1.0).abs() <= TOLERANCE;
+        assert!(is_near, "{model} {other} over {one}: {found}, measured {measured}");
+    };
+    let gpu = "--hardware h200-x1 --device cuda:0";
+    let precision = |name: &str| format!("{gpu} --precision {name}");
+    let [bf16, by_128] = ["bf16", "mxfp8-128"].map(precision);
+    check("llama-1.1b --seq 2048 --batch 8", &bf16, &by_128, 95_230.0 / 74_974.0);
+    check("llama-134m --seq 1024 --batch 32", &bf16, &by_128, 663_434.0 / 610_104.0);
+    // Rings compute attention by the portable kernels.
+    let context = "--hardware h100-x2 --devices cuda:0,cuda:1 --cp 2 --precision bf16";
+    let alone = "--hardware h100-x1 --device cuda:0 --precision bf16";
+    check("llama-1.1b --seq 8192 --batch 4", alone, context, 85_879.0 / 55_944.0);
+}
+
+/// With a scale for 32 elements Hopper multiplies in BF16, after it has dequantized.
+#[test]
+fn blocks_of_32_promise_nothing_on_hopper() {
+    let model = ["dryrun", "llama-1.1b", "--seq", "2048", "--batch", "8", "--json"];
+    let gpu = ["--hardware", "h200-x1", "--device", "cuda:0", "--precision"];
+    let speedup = |precision: &str| {
+        let predicted = json_of(&[&model[..], &gpu, &[precision]].concat());
+        predicted["expected_speedup_over_bf16"].as_f64().expect("a speedup")
+    };
+    for precision in ["mxfp8", "mxfp8-floor", "mxfp8-2d"] {
+        let found = speedup(precision);
+        assert!(found <= 1.0, "{precision}: {found}");
+    }
+    assert!(speedup("mxfp8-128") > 1.2);
+}
