@@ -144,8 +144,8 @@ impl<'a> Splitter<'a> {
         let what = match (&node.op, got) {
             (Op::RmsNorm(_) | Op::LayerNorm(_), Layout::Columns) => format!(
                 "expected a norm over columns that one rank has, got `{op}` over those of \
-                 `{name}`, which they split; latent attention is not split yet, and trains on \
-                 data-parallel, expert-parallel and pipeline ranks"
+                 `{name}`, which they split\nhint: latent attention is not split yet: it trains \
+                 on data-parallel, expert-parallel and pipeline ranks (`--dp`, `--ep`, `--pp`)"
             ),
             _ => format!("op `{op}` wants `{name}` {}, it is {}", layout.name(), got.name()),
         };
