@@ -22,6 +22,7 @@
 //! ```
 
 pub mod arena;
+mod auto;
 mod autoplan;
 mod budget;
 pub mod collectives;
@@ -41,6 +42,7 @@ mod stages;
 pub mod step_time;
 mod strategy;
 
+pub use auto::{AutoLayers, AutoPrecision, auto_precision};
 pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
 pub use budget::{memory_limit_bytes, usable_bytes};
 pub use dryrun::{

@@ -40,6 +40,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod audit;
+mod auto_precision;
 pub mod bench;
 pub mod checkpoint;
 pub mod clock;
@@ -86,6 +87,7 @@ pub mod tuned;
 pub mod weights;
 mod world;
 
+pub use auto_precision::{AutoPrecision, auto_policy};
 pub use deepwell_plan::Parallel;
 pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use documents::Documents;

@@ -20,7 +20,8 @@ pub struct PlanFile {
 }
 
 impl PlanFile {
-    /// Reads what `deepwell plan MODEL --json` printed, for one machine or for a cluster.
+    /// Reads what `deepwell plan MODEL --json` printed, for one machine or for a cluster, or what
+    /// `deepwell replan` made of the latter.
     ///
     /// # Errors
     /// A file that cannot be read or is no plan, and a plan for a cluster that the trainer does not
@@ -37,13 +38,6 @@ impl PlanFile {
         let again = "`deepwell plan MODEL --json > plan.json` makes one";
         let value: Value =
             serde_json::from_str(&text).map_err(|error| refuse(error.to_string(), again))?;
-        if value.get("moves").is_some() {
-            let got = "what `deepwell replan` printed, which compares plans and has no programs";
-            let hint = "`deepwell plan MODEL --hardware CLUSTER --json` makes a plan with \
-                        programs, `--pin` holds its degrees; `train --resume` takes other \
-                        ranks by itself";
-            return Err(refuse(got.to_string(), hint));
-        }
         let Some(model) = value["model"].as_str() else {
             return Err(refuse("no `model`".to_string(), again));
         };

@@ -27,7 +27,8 @@ use crate::settings_unused::{self, RunFacts};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
 use crate::{
-    CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World, open_tokenizer,
+    AutoPrecision, CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World,
+    open_tokenizer,
 };
 
 mod prepare;
@@ -95,6 +96,9 @@ pub struct RunSummary {
     pub quantized_bytes: GemmCounts,
     /// What each tensor got and why.
     pub precision: Vec<TensorPrecision>,
+    /// What `--precision auto` chose for each linear layer; none where nothing was to be chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_precision: Option<AutoPrecision>,
     /// What of the precision that was asked for the device does not serve, by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub precision_fallbacks: Vec<PrecisionFallback>,
@@ -213,7 +217,6 @@ pub(crate) fn run_as(
         member.take_device(&mut settings, &hardware);
         member.wait_for_first()?;
     }
-    settings.resolve_precision(&hardware)?;
     let mut model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
     for remark in &model.notes().remarks {
@@ -224,7 +227,7 @@ pub(crate) fn run_as(
     }
     // Whatever is wrong with the model, its ranks, the batch or memory is said before data is read.
     let held_before = memory::held_bytes(settings.device);
-    let Prepared { settings, graph, compile_options, rows } =
+    let Prepared { settings, graph, compile_options, auto_precision, rows } =
         Prepared::of(settings, &model, &hardware, claimed.as_ref(), goes_on, progress)?;
     let held_after = memory::held_bytes(settings.device);
     let planning_bytes = held_after.unwrap_or(0).saturating_sub(held_before.unwrap_or(0));
@@ -326,6 +329,7 @@ pub(crate) fn run_as(
     let summary = RunSummary {
         weights: weights_origin,
         data: DataFacts::of(dataset.summary()),
+        auto_precision,
         ..summarize(&world, settings, fit, &copies, measured, started)
     };
     if is_first {
@@ -463,6 +467,7 @@ fn summarize(
         quantized_gemms_run: counts.quantized_gemms,
         quantized_bytes: counts.quantized_bytes,
         precision: program.precision.clone(),
+        auto_precision: None,
         precision_fallbacks: engine.precision_fallbacks().to_vec(),
         wall_s: started.elapsed().as_secs_f64(),
     }

@@ -261,7 +261,8 @@ impl Default for Settings {
 
 impl Settings {
     /// The precision that the device decides: `mxfp8-128` on Hopper, whose matrix units do not
-    /// apply block scales and so want few of them, `mxfp8` elsewhere.
+    /// apply block scales and so want few of them, `mxfp8` elsewhere. On a GPU linear layers that
+    /// are not predicted faster with it stay in BF16.
     pub const AUTO: &str = "auto";
 
     /// Seconds that a rank waits for another unless someone says otherwise: a whole step of the

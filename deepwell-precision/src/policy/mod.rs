@@ -91,6 +91,9 @@ struct Rule {
     /// Where it was written, "file:line:column", for messages.
     #[serde(default)]
     place: Option<String>,
+    /// What reports say of its tensors; the rule itself where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -226,9 +229,32 @@ impl PrecisionPolicy {
     /// # Errors
     ///
     /// [`PolicyError::Glob`] when the pattern is malformed.
-    pub fn with_rule(mut self, tensors: &str, format: Format) -> Result<Self, PolicyError> {
+    pub fn with_rule(self, tensors: &str, format: Format) -> Result<Self, PolicyError> {
+        self.with_rule_of(tensors, format, None)
+    }
+
+    /// The same with what reports say of its tensors in place of the rule.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Glob`] when the pattern is malformed.
+    pub fn with_rule_because(
+        self,
+        tensors: &str,
+        format: Format,
+        reason: &str,
+    ) -> Result<Self, PolicyError> {
+        self.with_rule_of(tensors, format, Some(reason.to_owned()))
+    }
+
+    fn with_rule_of(
+        mut self,
+        tensors: &str,
+        format: Format,
+        reason: Option<String>,
+    ) -> Result<Self, PolicyError> {
         let (tensors, operands) = (tensors.to_owned(), OperandSettings::new());
-        let rule = Rule { tensors, format: Some(format), operands, place: None };
+        let rule = Rule { tensors, format: Some(format), operands, place: None, reason };
         rule.matcher()?;
         self.rules.push(rule);
         Ok(self)
@@ -374,7 +400,8 @@ impl Rule {
     /// Decides about a tensor that the rule matches. `defaults` are the policy's own settings.
     fn refine(&self, decision: &mut Decision, defaults: &OperandSettings) {
         if let Some(format) = self.format {
-            let reason = format!("rule `{}`", self.tensors);
+            let by_rule = || format!("rule `{}`", self.tensors);
+            let reason = self.reason.clone().unwrap_or_else(by_rule);
             *decision = Decision { format, operands: defaults.clone(), reason };
         } else if decision.format.is_quantized() {
             decision.reason += &format!(", operands by rule `{}`", self.tensors);

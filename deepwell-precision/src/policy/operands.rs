@@ -143,7 +143,8 @@ impl PrecisionPolicy {
         setting: &OperandSetting,
     ) -> Result<Self, PolicyError> {
         let operands = settings_of(classes, setting);
-        let rule = Rule { tensors: tensors.to_owned(), format: None, operands, place: None };
+        let rule =
+            Rule { tensors: tensors.to_owned(), format: None, operands, place: None, reason: None };
         rule.matcher()?;
         self.rules.push(rule);
         Ok(self)
@@ -176,7 +177,13 @@ impl PrecisionPolicy {
     #[must_use]
     pub fn without(mut self, classes: &[OperandClass]) -> Self {
         let operands = settings_of(classes, &OperandSetting::of_format(Format::Bf16));
-        self.rules.push(Rule { tensors: "*".to_owned(), format: None, operands, place: None });
+        self.rules.push(Rule {
+            tensors: "*".to_owned(),
+            format: None,
+            operands,
+            place: None,
+            reason: None,
+        });
         self
     }
 

@@ -221,6 +221,7 @@ impl PrecisionPolicy {
                 format: rule.format,
                 operands,
                 place: Some(format!("{source_name}:{line}:{column}")),
+                reason: None,
             };
             rule.matcher()?;
             policy.rules.push(rule);

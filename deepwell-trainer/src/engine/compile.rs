@@ -264,8 +264,8 @@ pub fn optimize(
     let graph = model.capture(Some(seq_len))?;
     let hardware = deepwell_probe::probe();
     let mut settings = Settings { precision: precision.to_string(), device, ..Settings::default() };
-    settings.resolve_precision(&hardware)?;
-    let policy = settings.precision_policy()?;
+    (settings.seq_len, settings.batch_size) = (seq_len, batch_size);
+    let (policy, _) = settings.resolve_policy(&graph, &hardware)?;
     let options = CompileOptions { device, ..CompileOptions::new(policy, seq_len, batch_size) };
     let mut engine = compile(graph, hardware, &options)?;
     engine.initialize(0)?;

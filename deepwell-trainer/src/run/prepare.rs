@@ -9,7 +9,8 @@ use crate::plan_file::PlanFile;
 use crate::run_folder::RunFolder;
 use crate::trainer::Progress;
 use crate::{
-    CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic, with_routers,
+    AutoPrecision, CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic,
+    with_routers,
 };
 
 /// A run whose settings go together.
@@ -19,6 +20,8 @@ pub(super) struct Prepared {
     pub(super) graph: Graph,
     /// All but the end of documents, which the data tells.
     pub(super) compile_options: CompileOptions,
+    /// What `--precision auto` chose; none where nothing was to be chosen.
+    pub(super) auto_precision: Option<AutoPrecision>,
     /// Sequences of an evaluation.
     pub(super) rows: usize,
 }
@@ -37,7 +40,6 @@ impl Prepared {
         goes_on: bool,
         progress: &mut dyn Progress,
     ) -> Result<Prepared, TrainError> {
-        let policy = settings.precision_policy()?;
         let graph = model.capture(Some(settings.seq_len))?;
         let graph = with_routers(&graph, &settings.router)?;
         if let Some(path) = &settings.plan {
@@ -47,6 +49,10 @@ impl Prepared {
             Documents::Joined => graph,
             Documents::Masked => mask_documents(&graph)?,
         };
+        let (policy, auto_precision) = settings.resolve_policy(&graph, hardware)?;
+        if let Some(chosen) = &auto_precision {
+            progress.note(&format!("precision  auto: {chosen}"));
+        }
         settings.resolve_learning_rate(graph.parameter_count());
         let options_of = move |settings: &Settings, micro_batch: Option<usize>| CompileOptions {
             optimizer: settings.optimizer.clone(),
@@ -84,6 +90,6 @@ impl Prepared {
         let former = former.and_then(|former| elastic::micro_batch(&settings, former));
         let compile_options = options_of(&settings, former);
         let planned = World::predict(graph.clone(), hardware.clone(), &compile_options)?;
-        Ok(Prepared { settings, graph, compile_options, rows: planned.rows })
+        Ok(Prepared { settings, graph, compile_options, auto_precision, rows: planned.rows })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Each row of a table is a command line with what it must come to. No row may panic.
 
+mod auto_precision;
 mod bench;
 mod capture;
 mod ckpt_diff;

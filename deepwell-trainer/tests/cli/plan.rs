@@ -243,8 +243,37 @@ fn a_run_keeps_to_its_plan() {
     refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
     let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json"];
     let smaller = folder.file("smaller.json", stdout_of(&smaller));
-    let compares = "what `deepwell replan` printed, which compares plans and has no programs";
-    refused(&["--plan", &smaller], &[compares, "hint: `deepwell plan MODEL --hardware CLUSTER"]);
+    refused(&["--plan", &smaller, "--device", "cpu"], &["device: expected Cuda(0)", kept]);
+}
+
+/// What `deepwell replan --json` prints is a plan that trains, with the precision of the old plan.
+#[test]
+fn a_plan_that_was_made_again_trains() {
+    let folder = Folder::new();
+    let data = folder.file("text.txt", "a plan is made again for fewer ranks; ".repeat(400));
+    let (cache, out) = (folder.path("cache"), folder.path("run"));
+    let policy = folder.file("policy.toml", "precision = \"mxfp8\"\nkeep_first_last_bf16 = false");
+    let batch = ["--seq", "32", "--batch", "8", "--pin", "zero=1", "--pin", "gpus=4"];
+    let cluster = [&["plan", "llama-micro", "--hardware", "h200-x4"], &batch[..]].concat();
+    let mut plan = json_of(&[&cluster[..], &["--precision", "mxfp8-128", "--json"]].concat());
+    // As if each tensor had been given its precision: it stays when ranks go.
+    let args = ["plan", "llama-micro", "--policy", &policy, "--json"];
+    plan["program"]["policy"] = json_of(&args)["plan"]["policy"].clone();
+    let plan = folder.file("plan.json", plan.to_string());
+    let smaller = ["replan", &plan, "--hardware", "h200-x2", "--pin", "dp=2", "--runnable"];
+    let text = stdout_of(&[&smaller[..], &["--json"]].concat());
+    let on_gpus = folder.file("smaller.json", &text);
+    let common = ["train", "--data", &data, "--cache-dir", &cache, "--eval-tokens", "128"];
+    let args = [&common[..], &["--steps", "2", "--json", "--out", &out]].concat();
+    check_error(&[&args[..], &["--plan", &on_gpus]].concat(), 2, &["GPU"]);
+    // The ranks of the plan are threads here.
+    let on_cpu = folder.file("cpu.json", text.replace("\"cuda:0\"", "\"cpu\""));
+    let summary = json_of(&[&args[..], &["--plan", &on_cpu]].concat());
+    assert_eq!((&summary["ranks"], &summary["settings"]["seq_len"]), (&2.into(), &32.into()));
+    let tensors = summary["precision"].as_array().expect("tensors");
+    let first = tensors.iter().find(|it| it["tensor"].as_str().unwrap().contains("q_proj"));
+    let first = first.expect("a query projection");
+    assert_eq!(first["reason"], "default of precision `mxfp8`", "{first}");
 }
 
 /// A plan with a capacity factor has fewer rows, and a run takes the factor from it.
@@ -339,4 +368,17 @@ fn whether_a_checkpoint_fits_a_plan() {
     for part in ["does not load: step 1", "the plan has [192, 64] F32, the checkpoint [160, 64]"] {
         assert!(page.contains(part), "expected `{part}` in: {page}");
     }
+}
+
+/// What cannot be split is said before the data is looked at, with the degrees that can be had.
+#[test]
+fn latent_attention_is_refused_before_data_is_read() {
+    let folder = Folder::new();
+    let (nowhere, out) = (folder.path("nowhere.txt"), folder.path("run"));
+    let ranks = ["--devices", "cpu:2", "--tp", "2"];
+    let says = ["latent attention is not split yet", "hint: ", "(`--dp`, `--ep`, `--pp`)"];
+    let train = ["train", "--model", "deepseek-micro", "--data", &nowhere, "--out", &out];
+    check_error(&[&train[..], &ranks].concat(), 2, &says);
+    assert!(!std::path::Path::new(&out).exists());
+    check_error(&[&["plan", "deepseek-micro"], &ranks[..]].concat(), 2, &says);
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use deepwell_ir::Recompute;
+use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_plan::memory::StageLayers;
 use deepwell_plan::search::{ClusterPlan, Found, SearchRequest};
 use deepwell_plan::{
@@ -123,10 +123,14 @@ fn programs(
         ActivationRecompute::Selective => Recompute::Selective,
         _ => Recompute::None,
     };
+    let policy = match planning.is_auto() && !request.fp8 {
+        true => PrecisionPolicy::bf16(),
+        false => planning.policy(&graph, (device, &target), (at.micro_batch, request.seq))?.0,
+    };
     let asked = PlanRequest {
         seq: request.seq,
         global_batch: request.global_batch,
-        policy: planning.policy(&target.arch)?,
+        policy,
         optimizer: OptimizerSpec::default(),
         memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
         micro_batch: Some(at.micro_batch),

@@ -9,11 +9,11 @@ use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
     Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
-    explanation, search_watched, what_if,
+    explanation, search, search_watched, what_if,
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
-use deepwell_trainer::{ModelSource, Settings};
+use deepwell_trainer::ModelSource;
 use serde::Serialize;
 
 use crate::hardware::{cluster_of, measurements_of};
@@ -154,9 +154,16 @@ pub(crate) fn run(
     explain: bool,
     json: bool,
 ) -> Result<()> {
-    let request = request(planning, args, cluster)?;
+    let mut request = request(planning, args, cluster)?;
     let watch = Watch::start();
     let mut found = search_watched(&request, &mut |considered| watch.searched(considered))?;
+    if planning.is_auto() && request.fp8 {
+        let in_bf16 = SearchRequest { fp8: false, ..request.clone() };
+        if let Some(other) = search(&in_bf16).ok().filter(|it| it.step.seconds < found.step.seconds)
+        {
+            (request, found) = (in_bf16, other);
+        }
+    }
     watch.found(&found);
     let node = &cluster.nodes[0].hardware;
     let trying = |index: usize, of: usize| watch.lowers(index, of);
@@ -310,7 +317,7 @@ fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
 /// Whether linear layers are computed by FP8 units.
 fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
     let precision = planning.precision.as_str();
-    let is_auto = precision == Settings::AUTO;
+    let is_auto = planning.is_auto();
     let has_fp8 = machines.gpu.fp8_flops > machines.gpu.bf16_flops;
     let fp8 = is_auto || precision.starts_with("mxfp8");
     if planning.policy.is_some() || !(fp8 || precision == "bf16") {
@@ -320,7 +327,7 @@ fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
         };
         bail!("--precision: for a cluster expected bf16 or mxfp8, got {got}");
     }
-    if is_auto && planning.policy.is_none() {
+    if is_auto {
         return Ok(has_fp8);
     }
     if fp8 && !has_fp8 {

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_ir::{Graph, PrecisionPolicy, Recompute};
+use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
 use deepwell_moe::RouterTraining;
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
 use deepwell_trainer::commands::Degrees;
-use deepwell_trainer::{Device, Devices, ModelSource, Settings, with_routers};
+use deepwell_trainer::{
+    AutoPrecision, Device, Devices, ModelSource, Settings, auto_policy, with_routers,
+};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
@@ -29,12 +31,15 @@ pub(crate) struct PlanningArgs {
     #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
     /// Precision of the GEMMs: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
-    /// mxfp8-128 on Hopper, mxfp8 elsewhere
+    /// mxfp8-128 on Hopper, mxfp8 elsewhere; bf16 where a GPU is not predicted faster with it
     #[arg(long, value_name = "NAME", default_value = Settings::AUTO)]
     pub(crate) precision: String,
     /// Precision tensor by tensor: a policy in TOML
     #[arg(long, value_name = "FILE", conflicts_with = "precision")]
     pub(crate) policy: Option<PathBuf>,
+    /// The policy of a plan that is made again.
+    #[arg(skip)]
+    pub(crate) given_policy: Option<PrecisionPolicy>,
     /// Plan in BF16 where the device serves nothing of what the precision quantizes, which is an
     /// error otherwise
     #[arg(long)]
@@ -97,10 +102,15 @@ impl PlanningArgs {
         if ranks > 1 {
             target = device.among_ranks(target);
         }
+        let micro_batch = (self.micro_batch.unwrap_or(batch), seq);
+        let (policy, chosen) = self.policy(&graph, (device, &target), micro_batch)?;
+        if let Some(chosen) = chosen {
+            note(format_args!("precision auto: {chosen}"));
+        }
         let request = PlanRequest {
             seq,
             global_batch: batch,
-            policy: self.policy(&target.arch)?,
+            policy,
             optimizer: OptimizerSpec::default(),
             memory_limit_bytes: self.memory_limit,
             micro_batch: self.micro_batch,
@@ -131,14 +141,6 @@ impl PlanningArgs {
         Ok(with_routers(&graph, &training)?)
     }
 
-    /// The name of the precision on a target of an architecture.
-    pub(crate) fn preset(&self, arch: &str) -> &str {
-        match self.precision.as_str() {
-            Settings::AUTO => Settings::auto_precision(arch),
-            name => name,
-        }
-    }
-
     /// Tokens of a sequence and sequences of a step.
     fn sizes(&self) -> Result<(usize, usize)> {
         let (seq, batch) = (self.seq.unwrap_or(128), self.batch.unwrap_or(8));
@@ -156,14 +158,32 @@ impl PlanningArgs {
         Ok((seq, batch))
     }
 
-    /// The precision of each tensor on a target of an architecture.
-    pub(crate) fn policy(&self, arch: &str) -> Result<PrecisionPolicy> {
+    /// Whether the device decides the precision.
+    pub(crate) fn is_auto(&self) -> bool {
+        let is_given = self.policy.is_some() || self.given_policy.is_some();
+        !is_given && self.precision == Settings::AUTO
+    }
+
+    /// The precision of each tensor on a device, and what `auto` chose for micro-batches of so many
+    /// sequences of so many tokens.
+    pub(crate) fn policy(
+        &self,
+        graph: &Graph,
+        device: (Device, &Target),
+        micro_batch: (usize, usize),
+    ) -> Result<(PrecisionPolicy, Option<AutoPrecision>)> {
+        if let Some(policy) = &self.given_policy {
+            return Ok((policy.clone(), None));
+        }
         let Some(path) = &self.policy else {
-            return Ok(PrecisionPolicy::preset(self.preset(arch))?);
+            return Ok(match self.precision.as_str() {
+                Settings::AUTO => auto_policy(graph, device, micro_batch)?,
+                name => (PrecisionPolicy::preset(name)?, None),
+            });
         };
         let place = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the policy `{place}`"))?;
-        Ok(PrecisionPolicy::from_toml(&text, &place)?)
+        Ok((PrecisionPolicy::from_toml(&text, &place)?, None))
     }
 }

@@ -4,26 +4,33 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_plan::ModelShape;
 use deepwell_plan::search::{
     ClusterPlan, Machines, Moves, Pin, SearchRequest, replan, search_watched,
 };
+use deepwell_plan::{DryRun, ModelShape, Plan};
+use deepwell_trainer::Settings;
+use deepwell_trainer::commands::Degrees;
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 use crate::hardware::{cluster_of, measurements_of};
+use crate::lowered;
 use crate::output::{print, print_json};
+use crate::planning::PlanningArgs;
 use crate::watch::Watch;
 
 const AFTER_HELP: &str = "\
 A cluster that shrinks, or grows, needs another plan: this one searches for it with the model, the
 batch and the precision of the old plan, and says which degrees change, how much slower a step gets,
 and which states have to go from one GPU to another. Ranks keep their number: the GPUs that stay are
-taken to be the first.
+taken to be the first. As with `deepwell plan`, the best plan within the trainer's rules is lowered,
+with the precision of each tensor of the old plan.
 
 Examples:
   deepwell plan llama-3-70b --hardware h100:nodes=32 --json > plan.json
   deepwell replan plan.json --hardware h100:nodes=31
+  deepwell replan plan.json --hardware h100:nodes=16 --runnable --json > smaller.json
+  deepwell train --plan smaller.json --resume          goes on with the other plan
   deepwell replan plan.json --hardware h100:nodes=16 --pin tp=8
 
 Exit codes: 0 planned, 1 no plan, as nothing fits into memory, 2 an input cannot be used";
@@ -43,7 +50,7 @@ pub(crate) struct ReplanArgs {
     /// Do without a dimension, or without a value of it
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
-    /// Take only plans within the trainer's rules; `deepwell plan` also lowers their programs
+    /// Take only a plan that the trainer runs: its programs are lowered and fit
     #[arg(long)]
     runnable: bool,
     /// Print JSON
@@ -54,13 +61,50 @@ pub(crate) struct ReplanArgs {
 /// A file of `deepwell plan --json`, as far as it is read.
 #[derive(Debug, Deserialize)]
 struct PlanFile {
+    /// As it was named.
+    model: String,
     plan: ClusterPlan,
+    /// What each rank runs; none where the trainer does not run the plan.
+    #[serde(default)]
+    program: Option<Plan>,
 }
 
+/// What is printed as JSON, which `deepwell train --plan` takes.
 #[derive(Debug, Serialize)]
 struct Replanned {
+    model: String,
     plan: ClusterPlan,
+    /// What each rank runs; none where the trainer does not run the plan.
+    program: Option<Plan>,
+    /// The programs of all classes of ranks, simulated by roofline.
+    lowered: Option<DryRun>,
     moves: Moves,
+}
+
+impl PlanFile {
+    /// The options of `deepwell plan` for the same model, batch and precision.
+    fn planning(&self) -> PlanningArgs {
+        let plan = &self.plan;
+        let policy = self.program.as_ref().map(|program| program.policy.clone());
+        let precision = if plan.fp8 { Settings::AUTO } else { "bf16" };
+        PlanningArgs {
+            model: self.model.clone(),
+            seq: Some(plan.seq),
+            batch: Some(plan.global_batch),
+            precision: precision.to_string(),
+            given_policy: policy,
+            policy: None,
+            allow_fallback: false,
+            micro_batch: None,
+            recompute: None,
+            capacity_factor: plan.capacity_factor,
+            memory_limit: None,
+            hardware: None,
+            device: None,
+            devices: None,
+            degrees: Degrees::default(),
+        }
+    }
 }
 
 pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
@@ -73,6 +117,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
              hint: `deepwell plan MODEL --hardware CLUSTER --json` writes one"
         )
     })?;
+    let planning = file.planning();
     let now = file.plan;
     let Some(cluster) = cluster_of(&args.hardware)? else {
         bail!("--hardware: expected machines with GPUs, got `{}`", args.hardware);
@@ -93,16 +138,32 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let watch = Watch::start();
-    let found = search_watched(&request, &mut |considered| watch.searched(considered))?;
+    let mut found = search_watched(&request, &mut |considered| watch.searched(considered))?;
     watch.found(&found);
+    let node = &cluster.nodes[0].hardware;
+    let trying = |index: usize, of: usize| watch.lowers(index, of);
+    let lowered = lowered::best(&planning, &request, &mut found, node, &trying)?;
     watch.end();
     let tokens = now.run.map(|run| run.tokens);
-    let plan = ClusterPlan::new(&request, &found, tokens)?;
+    let mut plan = ClusterPlan::new(&request, &found, tokens)?;
+    plan.warnings.extend(lowered.refused);
+    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet);
+    plan.is_lowered = lowered.planned.is_some();
     let moves = replan(&now, &plan);
     if args.json {
-        print_json(&Replanned { plan, moves })?;
-    } else {
-        print(&format_args!("{plan}{moves}"))?;
+        let model = planning.model;
+        let (program, lowered) = match lowered.planned {
+            Some(planned) => (Some(planned.plan), Some(planned.prediction)),
+            None => (None, None),
+        };
+        print_json(&Replanned { model, plan, program, lowered, moves })?;
+        return Ok(Outcome::Success);
     }
+    let mut text = format!("{plan}{moves}");
+    if let Some(planned) = &lowered.planned {
+        text += &format!("\neach rank runs the {}", planned.plan);
+        text += &lowered::page(&planned.prediction, &plan);
+    }
+    print(&text)?;
     Ok(Outcome::Success)
 }
