@@ -87,8 +87,8 @@ pub struct TrainArgs {
     /// error otherwise
     #[arg(long)]
     pub allow_fallback: bool,
-    /// How guards answer GEMMs that offend: safe computes them in BF16 for a while, strict stops the
-    /// run, off only tells [default: as the policy says, else safe]
+    /// How guards answer GEMMs that offend: safe computes them in BF16 for a while, strict stops
+    /// the run, off only tells [default: as the policy says, else safe]
     #[arg(long, value_name = "ANSWER")]
     pub fallback: Option<Fallback>,
     /// Steps of the run
