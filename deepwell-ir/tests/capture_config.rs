@@ -69,6 +69,8 @@ fn presets_pass_their_own_check_and_count_exactly() {
         // As llama-micro below: 2 · 256 · 256, 256, and per layer 2 · 256², 2 · 128 · 256,
         // 3 · 256 · 512, 2 · 256, 3 layers; half of each, and 320 for 256, in parity-600k.
         ("parity-600k", 582_528u64),
+        // The same with norms of 64 for queries and for keys in each of 3 layers.
+        ("qwen3-600k", 582_912),
         ("parity-2m", 1_902_336),
         ("parity-3m", 3_082_496),
         // Table and head 2 · 256 · 64, final norm 64, and per layer q, o 64 · 64, k, v 32 · 64,

@@ -13,7 +13,7 @@ use crate::console::{Console, print_json};
 pub use crate::degrees::Degrees;
 use crate::elastic;
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
-use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
+use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport, reference};
 use crate::plan_file::PlanFile;
 use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
@@ -21,7 +21,7 @@ use crate::world::{Launched, Member, library_version, supervise};
 use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 4;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -365,7 +365,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
-    #[arg(long, default_value = "parity-600k")]
+    #[arg(long, default_value = reference::MODEL)]
     pub model: String,
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
@@ -389,7 +389,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 128)]
     pub seq_len: usize,
     /// Sequences per step
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = reference::BATCH_SIZE)]
     pub batch_size: usize,
     /// Sequences that run at a time, a divisor of the batch [default: chosen]
     #[arg(long, value_name = "SEQUENCES")]
@@ -401,11 +401,12 @@ pub struct ParityArgs {
     /// twentieth
     #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
     pub eval_tokens: u64,
-    /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
+    /// Largest learning rate [default: of the default model 2e-3, the best of BF16; of others by
+    /// the size, 7e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
-    /// Steps until the largest learning rate is reached [default: a tenth of the run,
-    /// or 100, at most a third]
+    /// Steps until the largest learning rate is reached [default: of the default model six
+    /// tenths of the run; of others a tenth, or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
     /// Seed of weights and data order of the first pair
@@ -475,7 +476,7 @@ pub struct ParityArgs {
 /// Whatever stops one of the runs.
 pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
     let defaults = Settings::default();
-    let settings = Settings {
+    let mut settings = Settings {
         model: args.model,
         train_frozen: args.train_frozen,
         data: args.data,
@@ -501,6 +502,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         warmup_steps: args.warmup_steps,
         ..defaults
     };
+    reference::complete(&mut settings);
     let start = match (args.resume, args.overwrite) {
         (true, _) => Start::Resume,
         (false, true) => Start::Overwrite,

@@ -105,6 +105,7 @@ __device__ __forceinline__ void store_groups(const Shared<S>& shared, uint32 ten
             uint8* staged, auto release) {
             if (!is_own(tile)) {
                 // redundant tcgen05.fence::before_thread_sync, bar.warp.sync: it has read nothing
+                // redundant scope of mbarrier.arrive: the same
                 release();
                 return;
             }

@@ -179,6 +179,7 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
         wgmma_commit();
         wgmma_wait_read<1>();
         if (read != nullptr) {
+            // redundant scope of fence: wgmma alone read the stage, and the warp waited for them
             release_read<S>(read);
         }
         read = shared.empty + stage.index;
@@ -189,6 +190,7 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
         wgmma_waited(sums[1]);
     }
     if (read != nullptr) {
+        // redundant scope of fence: wgmma alone read the stage, and the warp waited for them
         release_read<S>(read);
     }
 }

@@ -10,6 +10,7 @@
 pub mod ablation;
 mod folder;
 mod page;
+pub(crate) mod reference;
 mod routing;
 mod runs;
 mod statistics;
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 pub use routing::{LayerAgreement, RoutingAgreement};
-pub use statistics::Estimate;
+pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
 use runs::{FinishedRun, train_in_child};

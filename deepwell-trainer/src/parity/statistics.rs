@@ -1,13 +1,26 @@
 //! Means over pairs of runs, with their 95 % confidence intervals.
 
 use serde::{Deserialize, Serialize};
-use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 
 /// The share of intervals that hold the true mean.
 const CONFIDENCE: f64 = 0.95;
 
+/// A deviation that pairs of the known deviation have less often than this, above or below, is one
+/// of its own.
+const OWN_DEVIATION_RISK: f64 = 0.005;
+
 /// More pairs than this nobody trains to settle a verdict.
 const PAIRS_MAX: u64 = 1000;
+
+/// The deviation of a pair as recorded from other pairs of the same settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KnownDeviation {
+    /// Standard deviation of the gap of a pair, relative.
+    pub deviation: f64,
+    /// Its degrees of freedom: recorded pairs less the means taken from them.
+    pub freedom: u64,
+}
 
 /// A mean over pairs. Gaps are relative: 0.01 is one percent.
 ///
@@ -30,6 +43,9 @@ pub struct Estimate {
     pub deviation: Option<f64>,
     /// Half the width of the 95 % confidence interval by Student's t; none for one pair.
     pub half_width: Option<f64>,
+    /// The recorded deviation that is pooled with that of these pairs in the interval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooled_with: Option<KnownDeviation>,
 }
 
 impl Estimate {
@@ -41,8 +57,30 @@ impl Estimate {
             let squares = samples.iter().map(|sample| (sample - mean).powi(2)).sum::<f64>();
             (squares / (pairs - 1) as f64).sqrt()
         });
-        let half_width = deviation.map(|deviation| half_width(deviation, pairs));
-        Estimate { pairs, mean, deviation, half_width }
+        let half_width = deviation.map(|deviation| half_width(deviation, pairs, None));
+        Estimate { pairs, mean, deviation, half_width, pooled_with: None }
+    }
+
+    /// The mean of `samples` whose deviation is known from others. The variances are pooled by
+    /// their degrees of freedom, unless an F test tells them apart: then the samples have a
+    /// deviation of their own, and `known` is not used. One pair has an interval by what is known.
+    ///
+    /// ```
+    /// use deepwell_trainer::parity::{Estimate, KnownDeviation};
+    /// let known = KnownDeviation { deviation: 0.002, freedom: 30 };
+    /// let estimate = Estimate::of_known(&[0.001, 0.003, 0.002], known);
+    /// let half_width = estimate.half_width.ok_or("one sample")?;
+    /// // The pooled variance is (30 · 4e-6 + 2 · 1e-6) / 32, and t of 32 degrees 2.037.
+    /// assert!((half_width - 2.037 * (122e-6_f64 / 32.0 / 3.0).sqrt()).abs() < 1e-6);
+    /// # Ok::<(), &str>(())
+    /// ```
+    pub fn of_known(samples: &[f64], known: KnownDeviation) -> Estimate {
+        let own = Estimate::of(samples);
+        if own.deviation.is_some_and(|deviation| differs(deviation, own.pairs, known)) {
+            return own;
+        }
+        let half_width = half_width(own.deviation.unwrap_or(0.0), own.pairs, Some(known));
+        Estimate { half_width: Some(half_width), pooled_with: Some(known), ..own }
     }
 
     /// Lower end of the interval; minus infinity where one pair gives none.
@@ -61,15 +99,29 @@ impl Estimate {
     pub fn pairs_that_tell(&self, tolerance: f64) -> Option<u64> {
         let deviation = self.deviation?;
         let distance = (tolerance - self.mean).abs();
-        (2..=PAIRS_MAX).find(|&pairs| half_width(deviation, pairs) < distance)
+        (2..=PAIRS_MAX).find(|&pairs| half_width(deviation, pairs, self.pooled_with) < distance)
     }
 }
 
-/// Half the width of the interval of a mean of `pairs` (at least 2) samples.
-fn half_width(deviation: f64, pairs: u64) -> f64 {
-    let freedom = (pairs - 1) as f64;
+/// Half the width of the interval of a mean of `pairs` samples: at least 2 where nothing else is
+/// `known` of their deviation.
+fn half_width(deviation: f64, pairs: u64, known: Option<KnownDeviation>) -> f64 {
+    let own = (pairs - 1) as f64;
+    let (other, other_deviation) =
+        known.map_or((0.0, 0.0), |known| (known.freedom as f64, known.deviation));
+    let freedom = own + other;
+    let variance = (own * deviation.powi(2) + other * other_deviation.powi(2)) / freedom;
     let t = StudentsT::new(0.0, 1.0, freedom).expect("positive degrees of freedom");
-    t.inverse_cdf(0.5 + CONFIDENCE / 2.0) * deviation / (pairs as f64).sqrt()
+    t.inverse_cdf(0.5 + CONFIDENCE / 2.0) * (variance / pairs as f64).sqrt()
+}
+
+/// Whether pairs of the `known` deviation would hardly have this one, by an F test of two sides.
+fn differs(deviation: f64, pairs: u64, known: KnownDeviation) -> bool {
+    let ratio = (deviation / known.deviation).powi(2);
+    let distribution = FisherSnedecor::new((pairs - 1) as f64, known.freedom as f64)
+        .expect("positive degrees of freedom");
+    let below = distribution.cdf(ratio);
+    below.min(1.0 - below) < OWN_DEVIATION_RISK
 }
 
 /// The error that a mean over an evaluation set has because the set is finite, relative to the loss
@@ -111,12 +163,34 @@ mod tests {
     }
 
     #[test]
+    fn deviations_are_pooled_unless_they_differ() {
+        let known = KnownDeviation { deviation: 1.0, freedom: 30 };
+        let check = |samples: &[f64], half_width: f64, is_pooled: bool| {
+            let estimate = Estimate::of_known(samples, known);
+            // Half a unit of the last digit of the table's critical values.
+            let got = estimate.half_width.unwrap();
+            assert!((got - half_width).abs() <= 6e-4, "{samples:?}: {got}");
+            assert_eq!(estimate.pooled_with.is_some(), is_pooled, "{samples:?}");
+        };
+        // t of 32 and of 30 degrees of freedom: 2.037 and 2.042 (NIST handbook, table 1.3.6.7.2).
+        check(&[-1.0, 0.0, 1.0], 2.037 / 3f64.sqrt(), true);
+        check(&[-2.0, 0.0, 2.0], 2.037 * (38.0 / 32.0 / 3.0_f64).sqrt(), true);
+        check(&[0.5], 2.042, true);
+        // F of 2 and 30 degrees of freedom is above 6.35 in 0.5 % of cases (table 1.3.6.7.3
+        // has 5.39 for 1 %), and below 0.00501 in as many.
+        check(&[-2.6, 0.0, 2.6], 4.303 * 2.6 / 3f64.sqrt(), false);
+        check(&[0.0, 0.0, 0.0], 0.0, false);
+        check(&[-0.06, 0.0, 0.06], 4.303 * 0.06 / 3f64.sqrt(), false);
+    }
+
+    #[test]
     fn the_number_of_pairs_that_tell() {
         let estimate = |mean: f64, deviation: f64| Estimate {
             pairs: 4,
             mean,
             deviation: Some(deviation),
             half_width: None,
+            pooled_with: None,
         };
         for (estimate, tolerance, expected) in [
             // t(1) = 12.7: two pairs tell only what lies nine deviations away.

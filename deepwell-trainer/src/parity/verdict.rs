@@ -5,6 +5,7 @@ use deepwell_precision::Fallback;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::reference::known_deviation;
 use super::runs::at_end;
 use super::statistics::{Estimate, evaluation_error_rel};
 use super::text::title;
@@ -22,6 +23,9 @@ const EVALUATION_ERROR_PART: f64 = 0.1;
 
 /// Runs at least this long are asked to have learned more than pairs of tokens.
 const LEARNED_AFTER_STEPS: u64 = 1000;
+
+/// A comparison of BF16 with itself: what the comparison sees where there is nothing to see.
+const BF16: &str = "bf16";
 
 /// How much lower than planned the quantized share of what ran may be: rounding of a quotient.
 const SHARE_SLACK: f64 = 1e-9;
@@ -163,7 +167,11 @@ pub(crate) fn judge(
 ) -> Judgement {
     let gaps_at_end: Vec<f64> =
         pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.low_precision)).collect();
-    let gap = Estimate::of(&gaps_at_end);
+    let known = pairs.first().and_then(|pair| known_deviation(&pair.low_precision.settings));
+    let gap = match known {
+        Some(known) => Estimate::of_known(&gaps_at_end, known),
+        None => Estimate::of(&gaps_at_end),
+    };
     let control_gaps: Vec<f64> = pairs
         .iter()
         .filter_map(|pair| Some(gap_at_end(&pair.bf16, pair.control.as_ref()?)))
@@ -316,7 +324,11 @@ fn ran_as_planned(pairs: &[Pair], precision: &str) -> Check {
         let wanted = if guards_move { SHARE_KEPT_MIN * planned } else { planned - SHARE_SLACK };
         least = least.min(share);
         offences += run.guard_offences;
-        if run.quantized_gemms == 0 {
+        if precision == BF16 {
+            if run.quantized_gemms > 0 {
+                problems.push(format!("quantized GEMMs ran in the second run of seed {seed}"));
+            }
+        } else if run.quantized_gemms == 0 {
             problems.push(format!("no quantized GEMM ran in the run of seed {seed}"));
         } else if share < wanted {
             let hint = if guards_move {
@@ -335,8 +347,10 @@ fn ran_as_planned(pairs: &[Pair], precision: &str) -> Check {
             problems.push(format!("quantized GEMMs ran in the BF16 run of seed {seed}"));
         }
     }
-    let mut otherwise =
-        format!("{:.2} % of the blocks' linear FLOPs ran in {title}", 100.0 * least);
+    let mut otherwise = match precision {
+        BF16 => "BF16 was compared with itself, and no operand was quantized".to_string(),
+        _ => format!("{:.2} % of the blocks' linear FLOPs ran in {title}", 100.0 * least),
+    };
     if offences > 0 {
         otherwise.push_str(&format!("; guards told of {offences} offences and moved no GEMM"));
     }
@@ -438,6 +452,13 @@ fn gap_within(gap: &Estimate, tolerance_rel: f64, pairs_that_tell: Option<u64>) 
         CheckStatus::Open
     };
     let mut detail = format!("{}; tolerance {}", in_percent(gap), percent(tolerance_rel));
+    if let (Some(own), Some(known)) = (gap.deviation, gap.pooled_with) {
+        detail.push_str(&format!(
+            "; a pair deviates by {:.3} %, pooled with {:.3} % of recorded pairs",
+            100.0 * own,
+            100.0 * known.deviation
+        ));
+    }
     if status == CheckStatus::Open {
         detail.push_str(&match (gap.deviation, pairs_that_tell) {
             (None, _) => "; runs differ by chaos, so that one pair cannot tell: `--seeds 4` \

@@ -199,3 +199,80 @@ fn an_audit_that_was_left_out_is_said() {
     let left_out = CheckStatus::LeftOut;
     assert!(judgement.checks.iter().any(|c| c.status == left_out && c.detail == "too large"));
 }
+
+#[test]
+fn bf16_is_compared_with_itself() {
+    let same = |seed| {
+        let bf16 = run(seed, 2.0);
+        let audit = Some(AuditReport { calls_checked: 10, ..AuditReport::default() });
+        Pair { low_precision: RunFacts { audit, ..bf16.clone() }, bf16, control: None }
+    };
+    let mut pairs = [same(0), same(1), same(2)];
+    let of_bf16 = |pairs: &[Pair]| judge(pairs, "bf16", GAP_TOLERANCE_REL, 3.0, None);
+    let judgement = of_bf16(&pairs);
+    assert_eq!(judgement.verdict, Verdict::Holds, "{:?}", judgement.checks);
+    assert_eq!([judgement.gap.lower(), judgement.gap.upper()], [0.0, 0.0]);
+    pairs[1].low_precision.quantized_gemms = 1;
+    assert_eq!(of_bf16(&pairs).verdict, Verdict::Invalid);
+}
+
+/// Gaps in percent of pairs of the reference, see `benchmarks/parity_power_2026-11-28.md`: of
+/// `mxfp8` and of `mxfp8-128`.
+const RECORDED: [[f64; 16]; 2] = [
+    [
+        0.22, -0.05, 0.49, 0.22, 0.21, 0.13, 0.12, -0.22, 0.08, 0.13, -0.26, 0.30, 0.15, 0.37,
+        0.04, 0.02,
+    ],
+    [
+        0.21, -0.08, 0.15, -0.02, 0.32, 0.07, 0.08, 0.09, 0.23, 0.18, 0.02, 0.38, 0.22, 0.36, 0.07,
+        0.04,
+    ],
+];
+
+/// Recorded gaps less their mean, scaled as those of other seeds would deviate.
+fn deviations() -> Vec<f64> {
+    let of = |gaps: &[f64; 16]| {
+        let mean = gaps.iter().sum::<f64>() / 16.0;
+        gaps.map(|gap| (gap - mean) / 100.0 * (16.0_f64 / 15.0).sqrt())
+    };
+    RECORDED.iter().flat_map(of).collect()
+}
+
+#[test]
+fn the_recorded_deviation_is_that_of_the_recorded_gaps() {
+    let squares: f64 = deviations().iter().map(|it| it * it).sum::<f64>() / 32.0;
+    let known = known_deviation(&reference_run(0, 0.0).settings).unwrap();
+    // Half a unit of the last digit.
+    assert!((squares.sqrt() - known.deviation).abs() < 5e-6, "{}", squares.sqrt());
+    assert_eq!(known.freedom, 32 - 2);
+}
+
+/// A run whose settings are those of the reference, as short as the others here.
+fn reference_run(seed: u64, last: f64) -> RunFacts {
+    use super::super::reference;
+    let mut facts = run(seed, last);
+    let settings = &mut facts.settings;
+    (settings.model, settings.batch_size) = (reference::MODEL.to_string(), reference::BATCH_SIZE);
+    settings.steps = 1000;
+    reference::complete(settings);
+    facts
+}
+
+/// Four pairs tell what costs 0.8 % in nine of ten comparisons at least, and what costs 0.13 %.
+#[test]
+fn the_reference_has_power() {
+    let deviations = deviations();
+    let known = known_deviation(&reference_run(0, 0.0).settings).unwrap();
+    let told = |cost: f64, is_told: fn(&Estimate) -> bool| {
+        // Every 1009th of all ways to draw four of 32.
+        let draws = (0..32usize.pow(4)).step_by(1009);
+        let (all, told) = draws.fold((0, 0), |(all, told), draw| {
+            let gaps = [0, 1, 2, 3].map(|pair| cost + deviations[draw / 32usize.pow(pair) % 32]);
+            (all + 1, told + usize::from(is_told(&Estimate::of_known(&gaps, known))))
+        });
+        told as f64 / f64::from(all)
+    };
+    let fails = told(0.008, |gap| gap.lower() > GAP_TOLERANCE_REL);
+    let holds = told(0.0013, |gap| gap.upper() <= GAP_TOLERANCE_REL);
+    assert!(fails >= 0.9 && holds >= 0.9, "{fails} {holds}");
+}

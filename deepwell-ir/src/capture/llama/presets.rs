@@ -8,7 +8,7 @@ use crate::ops::{ExpertActivation, RouteGroups};
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 21] = [
+    pub const PRESETS: [&'static str; 22] = [
         "llama-micro",
         "parity-600k",
         "parity-2m",
@@ -20,6 +20,7 @@ impl LlamaConfig {
         "llama-3-8b",
         "llama-3-70b",
         "qwen3-micro",
+        "qwen3-600k",
         "qwen3-0.6b",
         "moe-micro",
         "moe-tiny",
@@ -77,6 +78,10 @@ impl LlamaConfig {
                 ..plain_llama(128_256, 8192, 28672, 80, 64, 8)
             }),
             "qwen3-micro" => Some(qwen3(plain_llama(256, 64, 160, 2, 2, 1), 32)),
+            "qwen3-600k" => Some(LlamaConfig {
+                rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+                ..qwen3(plain_llama(256, 128, 320, 3, 2, 1), 64)
+            }),
             "qwen3-0.6b" => Some(LlamaConfig {
                 max_position_embeddings: 40960,
                 tie_word_embeddings: true,

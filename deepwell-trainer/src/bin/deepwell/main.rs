@@ -77,9 +77,9 @@ MODEL is a preset name, a Hugging Face `config.json`, a folder that holds one, o
 of torch.export.save. A folder gives its weights and its tokenizer.json; a preset or a `config.json`
 itself begins from fresh weights. Presets:
   llama-micro, parity-600k, parity-2m, parity-3m, llama-134m, tinyllama-1.1b, llama-1.1b, llama-7b,
-  llama-3-8b, llama-3-70b, qwen3-micro, qwen3-0.6b, moe-micro, moe-tiny, moe-1b-a300m,
-  qwen3-30b-a3b, mixtral-8x7b, deepseek-micro, deepseek-v3, gpt-oss-micro, gpt-oss-20b, gpt2-micro,
-  gpt2; for `plan` on a cluster also llama-3.1-405b, gpt3-175b
+  llama-3-8b, llama-3-70b, qwen3-micro, qwen3-600k, qwen3-0.6b, moe-micro, moe-tiny,
+  moe-1b-a300m, qwen3-30b-a3b, mixtral-8x7b, deepseek-micro, deepseek-v3, gpt-oss-micro,
+  gpt-oss-20b, gpt2-micro, gpt2; for `plan` on a cluster also llama-3.1-405b, gpt3-175b
 
 Exit codes:
   0    done
