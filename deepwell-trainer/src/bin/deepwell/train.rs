@@ -46,8 +46,9 @@ held-out loss. Runs that differ in a rounding drift apart, so that one pair cann
 from chaos: several seeds give a mean gap with its 95 % interval. It holds when the interval's upper
 end is within the tolerance, does not when the lower end is above it; else nobody can tell yet, and
 the report says how many seeds would. Of the default settings the deviation of a pair is known from
-recorded pairs, and the interval uses it unless the pairs of this comparison deviate otherwise. report.html, report.json and metrics.jsonl go to the output
-folder. Ctrl-C leaves a checkpoint and a report of what was done.
+recorded pairs, and the interval uses it unless the pairs of this comparison deviate otherwise.
+report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C leaves a checkpoint and a
+report of what was done.
 
 Examples:
   deepwell parity                          4 pairs of 1000 steps of qwen3-600k
