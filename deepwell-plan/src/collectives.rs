@@ -86,6 +86,10 @@ pub struct Fabric {
     /// Share of the generation's NVLink bandwidth that is there, 1 for all of it.
     #[serde(default = "whole")]
     pub nvlink_share: f64,
+    /// Whether collectives within a domain have the rates that Deepwell's runs measured, without
+    /// sums in the switch, in place of what NCCL's tuner counts on.
+    #[serde(default)]
+    pub measured: bool,
 }
 
 fn whole() -> f64 {
@@ -113,6 +117,9 @@ const TREE_NVLINK_US: [f64; 3] = [0.6, 1.25, 4.0];
 const RING_NET_US: [f64; 3] = [2.7, 4.0, 14.0];
 const TREE_NET_US: [f64; 3] = [5.0, 8.5, 14.0];
 const NVLS_US: f64 = 25.0;
+/// GB/s of an H100's NVLinks in the tuner. Two H100s reached 326, 269, 255 and 311 of them by
+/// messages of 1 GiB (`benchmarks/ranks_h100_2026-11-27.md`).
+const TUNER_GBPS: f64 = 18.0 * 20.6;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
 
@@ -162,7 +169,7 @@ impl Generation {
 impl Fabric {
     /// GPUs with all the NVLinks of their generation.
     pub const fn new(generation: Generation, domain_gpus: usize, nic_gbps: f64) -> Fabric {
-        Fabric { generation, domain_gpus, nic_gbps, nvlink_share: 1.0 }
+        Fabric { generation, domain_gpus, nic_gbps, nvlink_share: 1.0, measured: false }
     }
 
     /// GB/s of one GPU's NVLinks together in one direction, as NCCL counts them.
@@ -230,6 +237,19 @@ impl Fabric {
         }
     }
 
+    /// Share of NVLink's rate in NCCL's tuner that a collective within a domain reaches.
+    fn reached_share(&self, collective: Collective, nodes: usize) -> f64 {
+        if !self.measured || nodes > 1 {
+            return 1.0;
+        }
+        match collective {
+            Collective::AllReduce => 326.0 / TUNER_GBPS,
+            Collective::AllGather => 269.0 / TUNER_GBPS,
+            Collective::ReduceScatter => 255.0 / TUNER_GBPS,
+            Collective::AllToAll => 311.0 / TUNER_GBPS,
+        }
+    }
+
     fn ring(
         &self,
         collective: Collective,
@@ -240,7 +260,7 @@ impl Fabric {
         protocol: usize,
     ) -> f64 {
         let constants = self.generation.constants();
-        let gbps = self.ring_gbps(local, nodes);
+        let gbps = self.ring_gbps(local, nodes) * self.reached_share(collective, nodes);
         let size = size_class(nodes);
         let bus = match protocol {
             0 => (gbps * 0.5).min(constants.ll_max[size]),
@@ -278,7 +298,7 @@ impl Fabric {
     /// Sums in the switch: each byte goes up once and down once, in both directions at a time.
     fn nvls(&self, bytes: f64, local: usize, nodes: usize) -> Option<f64> {
         let efficiency = self.generation.constants().nvls_efficiency?;
-        if nodes > 1 || local < 3 {
+        if nodes > 1 || local < 3 || self.measured {
             return None;
         }
         let gbps = self.nvlink_gbps() * efficiency;
@@ -287,7 +307,9 @@ impl Fabric {
 
     fn all_to_all(&self, bytes: f64, ranks: usize, local: usize) -> CollectiveTime {
         let share = |count: usize| bytes * count as f64 / ranks as f64 / 1e9;
-        let inside = share(local - 1) / self.nvlink_gbps();
+        let nodes = ranks.div_ceil(local);
+        let reached = self.reached_share(Collective::AllToAll, nodes);
+        let inside = share(local - 1) / (reached * self.nvlink_gbps());
         let outside = share(ranks - local) / self.nic_gbps.max(f64::MIN_POSITIVE);
         let hop_us = if ranks > local { RING_NET_US[2] } else { RING_NVLINK_US[2] };
         let seconds = (RING_BASE_US[2] + hop_us) * 1e-6 + inside.max(outside);

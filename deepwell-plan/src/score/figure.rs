@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Scored, ScoredRow};
+use super::{Scored, ScoredRow, UNFITTED};
 
 const COLUMNS: usize = 4;
 const PANEL: f64 = 250.0;
@@ -159,7 +159,13 @@ pub fn docs_table(tables: &[Scored]) -> String {
         );
     };
     for table in tables {
-        row(&format!("`{}`", table.file), table);
+        let mark = if table.file == UNFITTED { " †" } else { "" };
+        row(&format!("`{}`{mark}", table.file), table);
+        let mut times = table.clone();
+        times.rows.retain(|row| row.group == "time");
+        if !times.rows.is_empty() && times.rows.len() < table.rows.len() {
+            row("of these, times of steps", &times);
+        }
         let mut modelled = table.clone();
         modelled.rows.retain(|row| row.unmodelled.is_none());
         if modelled.rows.len() < table.rows.len() {

@@ -18,6 +18,7 @@ fn scores_do_not_get_worse() {
         ("megatron_sc21_zero3.csv", 0.304, 0.79),
         ("zero_bubble_memory.csv", 0.039, 0.081),
         ("deepwell_h200.csv", 0.03, 0.048),
+        ("deepwell_ranks_h100.csv", 0.12, 0.36),
     ];
     for ((file, text), (name, mean, p90)) in TABLES.into_iter().zip(rows) {
         let scored = score(file, text).unwrap();
@@ -85,6 +86,23 @@ fn own_runs_are_near() {
     ] {
         let error = score("t.csv", &format!("{header}\n{cells}\n")).unwrap_err().to_string();
         assert!(error.starts_with("t.csv, line 2: ") && error.contains(part), "{error}");
+    }
+}
+
+/// Runs of several ranks, which were measured before the model knew of them: steps with experts
+/// were predicted 25 and 41 % too fast, one of tensor-parallel ranks 19 %. Kernels of 1024 tokens
+/// and less, as rings of llama-134m have them, leave SMs idle, which no efficiency of attention
+/// counts.
+#[test]
+fn runs_of_several_ranks_are_near() {
+    let (file, text) = TABLES[10];
+    let scored = score(file, text).unwrap();
+    let times = scored.rows.iter().filter(|row| row.group == "time");
+    for row in times {
+        let error = scored.error(row);
+        let is_small_ring = row.label.starts_with("llama-134m") && row.label.contains(" CP");
+        let limit = if is_small_ring { 0.63 } else { 0.14 };
+        assert!(error.abs() <= limit, "{}: {error}", row.label);
     }
 }
 

@@ -36,7 +36,7 @@ impl Machines {
             gpu,
             gpus,
             node_gpus: node_gpus.min(gpus.max(1)),
-            fabric: Fabric::new(generation, domain_gpus, nic_gbps),
+            fabric: Fabric { measured: true, ..Fabric::new(generation, domain_gpus, nic_gbps) },
             rails: node_gpus,
             price_per_gpu_hour: None,
         }
@@ -83,6 +83,7 @@ impl Machines {
         };
         let nic_gbps = nodes.network_gbps_per_gpu().unwrap_or(0.0);
         let fabric = Fabric::new(gpu.generation, domain as usize, nic_gbps);
+        let fabric = Fabric { measured: true, ..fabric };
         if count * gpus.len() as u32 > domain && fabric.nic_gbps <= 0.0 {
             let expected = "NICs with a rate, as nodes have to reach each other";
             return Err(refuse(expected, format!("{count} nodes without")));

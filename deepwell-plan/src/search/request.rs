@@ -8,6 +8,10 @@ use crate::{ModelShape, PlanError, Strategy, usable_bytes};
 
 use super::{Machines, Pin};
 
+/// Share of Deepwell's tensor-parallel collectives that is exposed: 26.5 of 30.7 ms in llama-1.1b
+/// on two H100s (`benchmarks/ranks_h100_2026-11-27.md`).
+const TP_EXPOSED: f64 = 0.86;
+
 /// Model, batch, machines, and what is fixed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SearchRequest {
@@ -85,6 +89,7 @@ impl SearchRequest {
             expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
             own_attention: true,
+            tp_exposed: TP_EXPOSED,
             expert_imbalance: self
                 .capacity_factor
                 .map_or(self.expert_imbalance, |factor| factor.min(self.expert_imbalance)),

@@ -287,10 +287,24 @@ impl Cost<'_> {
             weight_grad: each.weight_grad * held,
             communication: Communication::default(),
         };
-        let moved = rows * hidden * 2.0;
-        let act = rows * width * 2.0 * (gate + 1.0);
+        // Where tokens are gathered, a buffer has room for all pairs that may come. Kernels that
+        // move or activate rows go over all of it; GEMMs look at the rows that came.
+        let room = match self.rules.expert_gather && at.ep > 1 {
+            true => {
+                let pairs = at.ep * at.etp * top_k.min((experts / at.ep).max(1));
+                self.tokens() / at.tp as f64 * pairs as f64
+            }
+            false => rows,
+        };
+        let moved = room * hidden * 2.0;
+        let act = room * width * 2.0 * (gate + 1.0);
         time.forward += self.kernels(4.0 * moved + act, 6.0);
         time.input_grad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
+        if self.rules.fp8 {
+            let elements = (room - rows).max(0.0) * (hidden + width);
+            time.forward += self.kernels(QUANTIZE_BYTES * elements, 0.0);
+            time.input_grad += self.kernels(QUANTIZE_BYTES * elements, 0.0);
+        }
         if at.ep == 1 {
             return (time, Overlap::default());
         }
