@@ -49,3 +49,23 @@ fn blocks_of_32_promise_nothing_on_hopper() {
     }
     assert!(speedup("mxfp8-128") > 1.2);
 }
+
+/// Ranks that have some of the experts each gather the tokens of all: buffers have room for several
+/// times the rows that come, and GEMMs take no longer for it.
+#[test]
+fn gemms_of_experts_take_the_rows_that_come() {
+    let gemms_s = |ranks: &[&str]| {
+        let model = ["dryrun", "moe-1b-a300m", "--seq", "2048", "--batch", "32", "--json"];
+        let gpus = ["--hardware", "h100-x4", "--devices", "cuda:0,cuda:1,cuda:2,cuda:3"];
+        let predicted =
+            json_of(&[&model[..], &gpus, &["--precision", "mxfp8-128"], ranks].concat());
+        let ops = predicted["ranks"][0]["ops"].as_array().expect("ops").iter();
+        let grouped = ops.filter(|op| op["op"] == "scaled_grouped_gemm");
+        grouped.map(|op| op["time_s"].as_f64().expect("a time")).sum::<f64>()
+    };
+    let alone = gemms_s(&[]);
+    for ranks in ["2", "4"] {
+        let found = gemms_s(&["--ep", ranks]) / alone;
+        assert!((0.95..1.15).contains(&found), "--ep {ranks}: {found}");
+    }
+}
