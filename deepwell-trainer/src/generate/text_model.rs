@@ -32,6 +32,8 @@ pub struct OpenOptions {
     pub tokens_wanted: usize,
     /// Whether it computes losses, for [`TextModel::evaluate`].
     pub scores: bool,
+    /// The data that it is evaluated on: token files need no tokenizer.
+    pub data: Vec<PathBuf>,
 }
 
 /// A model that turns text into text.
@@ -147,7 +149,7 @@ impl TextModel {
                 hint: Some("`deepwell train --model` trains it from fresh weights".to_string()),
             });
         }
-        let chosen = model.choose_tokenizer(options.tokenizer.as_deref(), &[])?;
+        let chosen = model.choose_tokenizer(options.tokenizer.as_deref(), &options.data)?;
         let tokenizer = open_tokenizer(chosen.file.as_deref())?;
         let special = SpecialTokens::of_model(&model, options.tokenizer.as_deref())?;
         let precision = options.precision.clone().unwrap_or_else(|| "bf16".to_string());

@@ -471,3 +471,20 @@ fn an_unknown_preset_is_answered_with_the_nearest() {
     check_error(&["plan", "LLAMA3-8B"], 2, &["hint: did you mean `llama-3-8b`?"]);
     check_error(&["plan", "./nowhere"], 2, &["hint: there is no such file or folder"]);
 }
+
+/// An evaluation on token files asked for the tokenizer of a folder that has none.
+#[test]
+fn issue_31_token_files_are_evaluated_without_a_tokenizer() {
+    let model = Model::new(json!({}));
+    let [folder, data, cache] = ["m", "x_val.bin", "cache"].map(|name| model.path(name));
+    let args = ["eval", &folder, "--data", &data, "--cache-dir", &cache, "--seq-len", "16"];
+    let args = [&args[..], &["--precision", "f32", "--json"]].concat();
+    let evaluated = json_of(&args);
+    assert_eq!(evaluated["tokens_predicted"], json!(4 * SEQ));
+    let tokenizer = model.file("words.json", words(&Value::Null, &[]));
+    let named = json_of(&[&args[..], &["--tokenizer", &tokenizer]].concat());
+    assert_eq!(evaluated["loss"], named["loss"]);
+    // Text still needs one.
+    let text = model.file("a.txt", "a1 a2 a3 ".repeat(50));
+    check_error(&["eval", &folder, "--data", &text], 2, &["tokenizer.json", "has 40 tokens"]);
+}

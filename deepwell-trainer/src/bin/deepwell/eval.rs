@@ -191,6 +191,7 @@ impl EvalArgs {
             device: self.device,
             tokens_wanted: FOLDER_WINDOW,
             scores: true,
+            data: self.data.clone(),
         };
         if !self.model.is_dir() || is_model(&self.model) {
             return Ok(TextModel::from_folder(&self.model, &options)?);

@@ -207,6 +207,7 @@ impl GenerateArgs {
             // A token is a byte of the prompt at most.
             tokens_wanted: request.prompt.len() + request.tokens_max,
             scores: false,
+            data: Vec::new(),
         };
         if !self.path.exists() {
             bail!(
