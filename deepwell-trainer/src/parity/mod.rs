@@ -124,7 +124,7 @@ pub struct ParityReport {
     pub gap_rel_by_step: Vec<(u64, Estimate)>,
     /// Mean over pairs of the control's gap at the end: what chaos alone does.
     pub control_gap_rel: Option<Estimate>,
-    /// Error of a pair's gap that the evaluation set is to blame for, at most.
+    /// Error of the mean gap that the evaluation set is to blame for.
     pub evaluation_error_rel: Option<f64>,
     /// Held-out tokens that the evaluation after the last step predicted.
     pub eval_tokens: u64,

@@ -124,18 +124,25 @@ fn differs(deviation: f64, pairs: u64, known: KnownDeviation) -> bool {
     below.min(1.0 - below) < OWN_DEVIATION_RISK
 }
 
-/// The error that a mean over an evaluation set has because the set is finite, relative to the loss
-/// of `base`: the standard error of the mean difference of both runs, batch by batch. Runs on the
-/// same batches share most of what makes a batch hard, so that it is far below the error of either
-/// loss. None for fewer than two batches.
-pub(super) fn evaluation_error_rel(base: &[f64], other: &[f64]) -> Option<f64> {
-    if base.len() != other.len() {
+/// The error that the mean gap of `pairs`, losses batch by batch of base and other, has because the
+/// evaluation set is finite, relative to the loss of the first base: the standard error of the mean
+/// difference over pairs, batch by batch. Runs on the same batches share most of what makes a batch
+/// hard, so that it is far below the error of either loss. None for fewer than two batches, or where
+/// pairs have different batches.
+pub(super) fn evaluation_error_rel(pairs: &[[&[f64]; 2]]) -> Option<f64> {
+    let [first, _] = *pairs.first()?;
+    let batches = first.len();
+    if pairs.iter().flatten().any(|losses| losses.len() != batches) {
         return None;
     }
-    let differences: Vec<f64> = base.iter().zip(other).map(|(base, other)| other - base).collect();
-    let loss = base.iter().sum::<f64>() / base.len() as f64;
+    let difference = |batch: usize| {
+        let of_pair = |[base, other]: &[&[f64]; 2]| other[batch] - base[batch];
+        pairs.iter().map(of_pair).sum::<f64>() / pairs.len() as f64
+    };
+    let differences: Vec<f64> = (0..batches).map(difference).collect();
+    let loss = first.iter().sum::<f64>() / batches as f64;
     let deviation = Estimate::of(&differences).deviation?;
-    Some(deviation / (differences.len() as f64).sqrt() / loss)
+    Some(deviation / (batches as f64).sqrt() / loss)
 }
 
 #[cfg(test)]
@@ -208,15 +215,24 @@ mod tests {
 
     #[test]
     fn what_both_runs_find_hard_is_no_error() {
+        let check = |pairs: &[[&[f64]; 2]], expected: Option<f64>| {
+            let error = evaluation_error_rel(pairs);
+            let is_near = |(error, expected): (f64, f64)| (error - expected).abs() < 1e-6;
+            assert!(error == expected || error.zip(expected).is_some_and(is_near), "{error:?}");
+        };
         // Batches differ by whole nats, the runs by 0.1 on each of them.
         let base = [1.0, 5.0, 3.0, 3.0];
         let shifted = base.map(|loss| loss + 0.1);
-        assert!(evaluation_error_rel(&base, &shifted).unwrap() < 1e-15);
+        check(&[[&base, &shifted]], Some(0.0));
         let uneven = [1.1, 5.0, 3.1, 3.0];
         // Deviation of (0.1, 0, 0.1, 0) is 0.0577, over two and over a loss of 3.
-        let error = evaluation_error_rel(&base, &uneven).unwrap();
-        assert!((error - 0.057_735 / 2.0 / 3.0).abs() < 1e-6, "{error}");
-        assert_eq!(evaluation_error_rel(&base, &shifted[..3]), None);
-        assert_eq!(evaluation_error_rel(&base[..1], &shifted[..1]), None);
+        check(&[[&base, &uneven]], Some(0.057_735 / 2.0 / 3.0));
+        // What two pairs find alike stays, what cancels goes.
+        check(&[[&base, &uneven], [&base, &uneven]], Some(0.057_735 / 2.0 / 3.0));
+        check(&[[&base, &uneven], [&base, &[1.0, 5.1, 3.0, 3.1]]], Some(0.0));
+        check(&[[&base, &shifted[..3]]], None);
+        check(&[[&base, &shifted], [&base[..2], &shifted[..2]]], None);
+        check(&[[&base[..1], &shifted[..1]]], None);
+        check(&[], None);
     }
 }

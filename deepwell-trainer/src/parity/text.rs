@@ -73,7 +73,7 @@ pub(super) fn evaluations(report: &ParityReport) -> String {
     // The error falls with the root of the number of tokens.
     if let Some(error) = report.evaluation_error_rel {
         let interim_error = 100.0 * error * (last as f64 / interim as f64).sqrt();
-        let _ = write!(text, ", whose gaps have an error of about {interim_error:.3} % by it");
+        let _ = write!(text, ", whose mean gap has an error of about {interim_error:.3} % by it");
     }
     text
 }

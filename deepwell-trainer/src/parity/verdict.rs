@@ -119,7 +119,7 @@ pub(crate) struct Judgement {
     pub(crate) gap_by_step: Vec<(u64, Estimate)>,
     /// Gap of the control at the end.
     pub(crate) control_gap: Option<Estimate>,
-    /// Largest error of the gap of a pair that the evaluation set is to blame for.
+    /// Error of the mean gap that the evaluation set is to blame for.
     pub(crate) evaluation_error_rel: Option<f64>,
     /// Pairs that would settle an open verdict.
     pub(crate) pairs_that_tell: Option<u64>,
@@ -406,20 +406,13 @@ fn learned(pairs: &[Pair], bigram_entropy: f64) -> Option<Check> {
 
 /// Whether the evaluation set is large enough for the tolerance.
 fn evaluation_error(pairs: &[Pair], tolerance_rel: f64) -> (Check, Option<f64>) {
-    let errors: Vec<Option<f64>> = pairs
-        .iter()
-        .map(|pair| {
-            evaluation_error_rel(&pair.bf16.heldout_losses, &pair.low_precision.heldout_losses)
-        })
-        .collect();
-    let largest = errors
-        .iter()
-        .copied()
-        .collect::<Option<Vec<f64>>>()
-        .map(|errors| errors.into_iter().fold(0.0, f64::max));
+    let losses = pairs.iter().map(|pair| {
+        [pair.bf16.heldout_losses.as_slice(), pair.low_precision.heldout_losses.as_slice()]
+    });
+    let error = evaluation_error_rel(&losses.collect::<Vec<_>>());
     let limit = EVALUATION_ERROR_PART * tolerance_rel;
     let name = "error of the evaluation set".to_string();
-    let (status, detail) = match largest {
+    let (status, detail) = match error {
         Some(error) if error <= limit => (
             CheckStatus::Holds,
             format!("{:.3} % of the loss, at most {:.3} %", 100.0 * error, 100.0 * limit),
@@ -440,7 +433,7 @@ fn evaluation_error(pairs: &[Pair], tolerance_rel: f64) -> (Check, Option<f64>) 
             (CheckStatus::Open, detail.to_string())
         }
     };
-    (Check { name, status, detail }, largest)
+    (Check { name, status, detail }, error)
 }
 
 fn gap_within(gap: &Estimate, tolerance_rel: f64, pairs_that_tell: Option<u64>) -> Check {
