@@ -91,6 +91,12 @@ pub(crate) fn write(summary: &RunSummary) -> Result<(), TrainError> {
     write_whole(&out.join(PAGE), &page(summary, &records, out))
 }
 
+/// The name of the precision, and what `auto` chose.
+fn precision(summary: &RunSummary) -> String {
+    let name = &summary.settings.precision;
+    summary.auto_precision.as_ref().map_or(name.clone(), |chosen| format!("{name}: {chosen}"))
+}
+
 fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     let settings = &summary.settings;
     let last = records.iter().rev().find_map(|record| record.val_loss);
@@ -100,7 +106,7 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
         .row("data", summary.data.source.clone())
         .row("tokens", tokens(&summary.data))
         .row("tokenizer", tokenizer(&summary.data))
-        .row("precision", settings.precision.clone())
+        .row("precision", precision(summary))
         .row("learning rate", format!("{:e}", settings.schedule().peak))
         .row("device", summary.device.clone())
         .row("ranks", format!("{} ({})", summary.ranks, settings.parallel()))
