@@ -127,8 +127,8 @@ fn differs(deviation: f64, pairs: u64, known: KnownDeviation) -> bool {
 /// The error that the mean gap of `pairs`, losses batch by batch of base and other, has because the
 /// evaluation set is finite, relative to the loss of the first base: the standard error of the mean
 /// difference over pairs, batch by batch. Runs on the same batches share most of what makes a batch
-/// hard, so that it is far below the error of either loss. None for fewer than two batches, or where
-/// pairs have different batches.
+/// hard, so that it is far below the error of either loss. None for fewer than two batches, or
+/// where pairs have different batches.
 pub(super) fn evaluation_error_rel(pairs: &[[&[f64]; 2]]) -> Option<f64> {
     let [first, _] = *pairs.first()?;
     let batches = first.len();
