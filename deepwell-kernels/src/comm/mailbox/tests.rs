@@ -339,7 +339,10 @@ fn a_transport_that_fails() {
         unreachable!("a loop without an end")
     });
     let (done, is_in_order): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
-    assert_eq!(done[1], Some((3, "rank 1 failed: the cable is cut".to_string())));
+    // The frame of the other rank may come before its own is to go, which ends its round.
+    let (round, error) = done[1].as_ref().unwrap();
+    assert!((3..=4).contains(round), "{round}");
+    assert_eq!(error, "rank 1 failed: the cable is cut");
     let (round, error) = done[0].as_ref().unwrap();
     assert_eq!(*round, 3);
     assert!(error.ends_with("waited 200ms; not there: rank 1"), "{error}");
