@@ -21,7 +21,7 @@ use crate::world::{Launched, Member, library_version, supervise};
 use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 4;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -51,12 +51,12 @@ report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C leave
 report of what was done.
 
 Examples:
-  deepwell parity                          3 pairs of 1000 steps of qwen3-600k
+  deepwell parity                          4 pairs of 1000 steps of qwen3-600k
   deepwell parity --seeds 1 --steps 200    one pair, for a first look
   deepwell parity --control                with BF16 from perturbed weights: what chaos alone does
   deepwell parity --precision nvfp4 --out target/parity-nvfp4
   deepwell parity --resume                 go on where an earlier call stopped
-  deepwell parity --resume --seeds 8       five more pairs
+  deepwell parity --resume --seeds 8       four more pairs
   deepwell parity --precision bf16         BF16 with itself: no gap at all
 
 Exit codes: 0 holds, 1 does not hold or is no valid comparison, 2 an input cannot be used,
