@@ -320,7 +320,7 @@ impl Times<'_> {
         self.call_s(&op, vec![dense(DType::Bf16, shape)], outputs).unwrap_or(f64::INFINITY)
     }
 
-    /// Calls one after the other; none where one of them has no kernel.
+    /// Time of the calls in a row, seconds; `None` if a call has no kernel.
     fn sum_s(&self, calls: &[(Op, Vec<OperandType>, Vec<OperandType>)]) -> Option<f64> {
         let of = |(op, inputs, outputs): &(Op, Vec<OperandType>, Vec<OperandType>)| {
             self.call_s(op, inputs.clone(), outputs.clone())

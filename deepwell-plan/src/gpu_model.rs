@@ -113,7 +113,7 @@ impl GpuModel {
             // reaches 73 % forward (arXiv 2307.08691).
             attention_forward_efficiency: 0.615,
             attention_backward_efficiency: 0.615 * 63.0 / 73.0,
-            // `mma.sync` is what its tensor cores have.
+            // The tensor cores of an A100 have `mma.sync` alone.
             portable_forward_efficiency: 0.615,
             portable_backward_efficiency: 0.615 * 63.0 / 73.0,
             // PCIe 4.0, and two sockets of eight channels of DDR4-3200.

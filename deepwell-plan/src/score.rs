@@ -33,7 +33,7 @@ pub const TABLES: [(&str, &str); 11] = [
     (UNFITTED, include_str!("../scores/deepwell_ranks_h100.csv")),
 ];
 
-/// The table that was there after the model: no part of it was revised for a row's error.
+/// A table of runs to whose times no constant of the model was fitted.
 pub const UNFITTED: &str = "deepwell_ranks_h100.csv";
 
 /// One prediction beside its measurement.

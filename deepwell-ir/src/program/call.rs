@@ -127,7 +127,7 @@ pub struct Call {
     pub source: NodeId,
     /// Unit that does the arithmetic.
     pub unit: MathUnit,
-    /// The most of that unit's peak that its kernel was measured at; 1 where nothing was measured.
+    /// Largest share of the unit's peak in a measurement of the kernel; 1 without a measurement.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub peak_share: f64,
     /// Lower bound of the work of one run, the first of a step.

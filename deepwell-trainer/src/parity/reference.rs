@@ -2,8 +2,8 @@
 //! pairs differ little by chaos, and how much they do.
 //!
 //! The settings were chosen by BF16's loss and by the deviation of a pair's gap, over the sweeps in
-//! `benchmarks/parity_power_2026-11-28.md`: of the warm-ups tried the quietest, at the rate that is
-//! the best of BF16.
+//! `benchmarks/parity_power_2026-11-28.md`. Of the pairs measured at BF16's best rate for a
+//! warm-up, those of this warm-up deviate least.
 
 use super::statistics::KnownDeviation;
 use crate::Settings;
