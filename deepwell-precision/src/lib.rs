@@ -36,7 +36,7 @@
 //!
 //! Quantization uses the vector instructions of the machine (feature `std`) and the threads of the
 //! current rayon pool (feature `rayon`); both are on by default. Neither changes a bit of the
-//! result. Quantization does not allocate. Without default features the crate is `no_std` and needs
+//! result. Without default features the crate is `no_std` and needs
 //! `alloc`; everything but the policy and decibels is there.
 //!
 //! # Example

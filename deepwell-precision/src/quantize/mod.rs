@@ -12,6 +12,8 @@
 //! (2^127), with the infinity as the largest finite element, so that it dequantizes to infinity;
 //! its finite elements all but vanish. Each such element counts in [`QuantStats::nonfinite`].
 
+use alloc::vec::Vec;
+
 use crate::error::{QuantizeError, Shape};
 use crate::simd::Level;
 use crate::source::Values;
@@ -34,7 +36,7 @@ mod transpose;
 
 use rows::RowsTask;
 pub use stochastic::quantize_rows_stochastic;
-use tile::{ColumnOut, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
+use tile::{Column, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
 
 /// Columns that one thread works off from the first row to the last. Each column of the transposed
 /// operand lies on memory pages of its own; of 1024 the processor remembers where they are.
@@ -73,7 +75,7 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 /// `src` is row-major [rows, cols]; `data` receives the elements in the same shape and `scales`
 /// their [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row that is not a multiple of
 /// 32 long ends with a shorter block. Large matrices are split over the threads of the current
-/// rayon pool. Does not allocate; square blocks take some 100 KiB of stack.
+/// rayon pool. Square blocks take some 100 KiB of stack.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, dequantize_rows, quantize_rows};
@@ -158,10 +160,9 @@ pub fn quantize_both<S: Source>(
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    let (spec, out_t) = (format.mx_spec()?, ColumnOut { data_t, scales_t });
-    let (values, out) = (S::values(src), (data, scales));
-    let stats = stripes(Level::Native, values, rows, cols, spec, out, Some(out_t));
-    Ok(QuantStats { elements: 2 * src.len() as u64, ..stats })
+    let spec = format.mx_spec()?;
+    let (out, out_t) = ((data, scales), (data_t, scales_t));
+    Ok(both_at(Level::Native, S::values(src), rows, cols, spec, out, out_t))
 }
 
 fn check_rows(
@@ -203,7 +204,8 @@ fn rows_at(
     let stats = if src.is_empty() {
         QuantStats::default()
     } else if spec.block == BlockShape::Square {
-        stripes(level, src, rows, cols, spec, (data, scales), None)
+        let (row_range, row_out) = ((0, rows), Some((data, scales)));
+        RowsPart { src, cols, row_range, spec, row_out, columns: None }.run(level)
     } else {
         // Where groups end with the row, the matrix is one long row to the kernel.
         let joined = cols.is_multiple_of(spec.granularity.elements());
@@ -226,84 +228,151 @@ fn columns_at(
     data_t: &mut [u8],
     scales_t: &mut [u8],
 ) -> QuantStats {
-    let stats = if src.is_empty() {
-        QuantStats::default()
-    } else {
-        let out = ColumnOut { data_t, scales_t };
-        let task = TileTask {
-            src,
-            rows,
-            cols,
-            row_range: (0, rows),
-            col_range: (0, cols),
-            spec,
-            row_out: None,
-            column_out: Some(out),
-        };
-        split_columns(level, task)
-    };
-    QuantStats { elements: src.len() as u64, ..stats }
+    let mut columns = columns_of(rows, data_t, scales_t);
+    let row_range = (0, rows);
+    let part = RowsPart { src, cols, row_range, spec, row_out: None, columns: Some(&mut columns) };
+    QuantStats { elements: src.len() as u64, ..part.run(level) }
 }
 
-/// The rowwise operand, and the columnwise one if asked for. Bands of columns are worked off one
-/// after the other, each stripe by stripe of rows. A stripe is split by columns: the columnwise
-/// operands of two halves are two halves of a slice, and the rowwise operand falls into as many
-/// slices as the stripe has rows, an array of which fits on the stack.
-fn stripes(
+/// [`quantize_both`] on checked arguments.
+fn both_at(
     level: Level,
     src: Values<'_>,
     rows: usize,
     cols: usize,
     spec: MxSpec,
-    (data, scales): (&mut [u8], &mut [u8]),
-    mut column_out: Option<ColumnOut<'_>>,
+    row_out: (&mut [u8], &mut [u8]),
+    (data_t, scales_t): (&mut [u8], &mut [u8]),
 ) -> QuantStats {
-    let mut stats = QuantStats::default();
-    let band_cols = BAND_COLS * threads();
-    let blocks = cols.div_ceil(BLOCK);
-    for col in (0..if rows == 0 { 0 } else { cols }).step_by(band_cols) {
-        let col_end = (col + band_cols).min(cols);
-        for row in (0..rows).step_by(STRIPE_ROWS) {
-            let row_end = (row + STRIPE_ROWS).min(rows);
-            let data = &mut data[row * cols..row_end * cols];
-            let scales = &mut scales[row * blocks..row_end * blocks];
-            let mut data = data.chunks_exact_mut(cols);
-            let mut scales = scales.chunks_exact_mut(blocks);
-            let row_out = RowOut {
-                data: core::array::from_fn(|_| match data.next() {
-                    Some(row) => &mut row[col..col_end],
-                    None => Default::default(),
-                }),
-                scales: core::array::from_fn(|_| match scales.next() {
-                    Some(row) => &mut row[col / BLOCK..col_end.div_ceil(BLOCK)],
-                    None => Default::default(),
-                }),
-            };
-            let column_out = column_out.as_mut().map(|out| {
-                let row_blocks = rows.div_ceil(BLOCK);
-                ColumnOut {
-                    data_t: &mut out.data_t[col * rows..col_end * rows],
-                    scales_t: &mut out.scales_t[col * row_blocks..col_end * row_blocks],
-                }
-            });
-            let task = TileTask {
-                src,
-                rows,
-                cols,
-                row_range: (row, row_end),
-                col_range: (col, col_end),
-                spec,
-                row_out: Some(row_out),
-                column_out,
-            };
-            stats.merge(&split_columns(level, task));
-        }
+    let mut columns = columns_of(rows, data_t, scales_t);
+    let row_range = (0, rows);
+    let part = RowsPart {
+        src,
+        cols,
+        row_range,
+        spec,
+        row_out: Some(row_out),
+        columns: Some(&mut columns),
+    };
+    QuantStats { elements: 2 * src.len() as u64, ..part.run(level) }
+}
+
+/// The columns of a columnwise operand [columns, rows], and of its scales.
+fn columns_of<'a>(rows: usize, data_t: &'a mut [u8], scales_t: &'a mut [u8]) -> Vec<Column<'a>> {
+    if rows == 0 {
+        return Vec::new();
     }
-    stats
+    let scales = scales_t.chunks_exact_mut(rows.div_ceil(BLOCK));
+    data_t
+        .chunks_exact_mut(rows)
+        .zip(scales)
+        .map(|(data, scales)| Column { data, scales })
+        .collect()
+}
+
+/// Some rows of a matrix, from the first column to the last, and where their operands go.
+struct RowsPart<'a, 'c> {
+    src: Values<'a>,
+    cols: usize,
+    /// Starts with a stripe.
+    row_range: (usize, usize),
+    spec: MxSpec,
+    /// Elements and scales of these rows.
+    row_out: Option<(&'a mut [u8], &'a mut [u8])>,
+    /// Elements and scales of these rows in each column.
+    columns: Option<&'a mut [Column<'c>]>,
+}
+
+impl RowsPart<'_, '_> {
+    /// Splits a narrow matrix by rows until parts are small. The parts of a wide one are columns.
+    fn run(self, level: Level) -> QuantStats {
+        let (start, end) = self.row_range;
+        let is_small = (end - start) * self.cols <= ELEMENTS_PER_TASK || threads() == 1;
+        let stripes = (end - start).div_ceil(STRIPE_ROWS);
+        if is_small || stripes < 2 || self.cols > BAND_COLS {
+            return self.in_bands(level);
+        }
+        let rows = stripes / 2 * STRIPE_ROWS;
+        let middle = start + rows;
+        let (above, below) = self
+            .row_out
+            .map(|(data, scales)| {
+                let (data, data_below) = data.split_at_mut(rows * self.cols);
+                let (scales, scales_below) = scales.split_at_mut(scales_len(rows, self.cols));
+                ((data, scales), (data_below, scales_below))
+            })
+            .unzip();
+        let (mut columns_above, mut columns_below) = self
+            .columns
+            .map(|columns| columns.iter_mut().map(|column| column.split(rows)).unzip())
+            .map_or((None, None), |(above, below): (Vec<_>, Vec<_>)| (Some(above), Some(below)));
+        let (src, cols, spec) = (self.src, self.cols, self.spec);
+        let (above, below) = join(
+            || {
+                let columns = columns_above.as_deref_mut();
+                let row_range = (start, middle);
+                RowsPart { src, cols, row_range, spec, row_out: above, columns }.run(level)
+            },
+            || {
+                let columns = columns_below.as_deref_mut();
+                let row_range = (middle, end);
+                RowsPart { src, cols, row_range, spec, row_out: below, columns }.run(level)
+            },
+        );
+        above.merged(below)
+    }
+
+    /// Bands of columns one after the other, each stripe by stripe of rows. A stripe is split by
+    /// columns: the columnwise operands of two halves are two halves of a list, and the rowwise
+    /// operand falls into as many slices as the stripe has rows, an array of which fits on the
+    /// stack.
+    fn in_bands(self, level: Level) -> QuantStats {
+        let RowsPart { src, cols, row_range: (start, end), spec, mut row_out, mut columns } = self;
+        let mut stats = QuantStats::default();
+        let band_cols = BAND_COLS * threads();
+        let blocks = cols.div_ceil(BLOCK);
+        // Without a rowwise operand a task may have any number of rows.
+        let task_rows = if row_out.is_some() { STRIPE_ROWS } else { (end - start).max(1) };
+        for col in (0..if start == end { 0 } else { cols }).step_by(band_cols) {
+            let col_end = (col + band_cols).min(cols);
+            for row in (start..end).step_by(task_rows) {
+                let row_end = (row + task_rows).min(end);
+                let row_out = row_out.as_mut().map(|(data, scales)| {
+                    let rows = row - start..row_end - start;
+                    let data = &mut data[rows.start * cols..rows.end * cols];
+                    let scales = &mut scales[rows.start * blocks..rows.end * blocks];
+                    let mut data = data.chunks_exact_mut(cols);
+                    let mut scales = scales.chunks_exact_mut(blocks);
+                    RowOut {
+                        data: core::array::from_fn(|_| match data.next() {
+                            Some(row) => &mut row[col..col_end],
+                            None => Default::default(),
+                        }),
+                        scales: core::array::from_fn(|_| match scales.next() {
+                            Some(row) => &mut row[col / BLOCK..col_end.div_ceil(BLOCK)],
+                            None => Default::default(),
+                        }),
+                    }
+                });
+                let task = TileTask {
+                    src,
+                    cols,
+                    first_row: start,
+                    row_range: (row, row_end),
+                    col_range: (col, col_end),
+                    spec,
+                    row_out,
+                    columns: columns.as_mut().map(|columns| &mut columns[col..col_end]),
+                };
+                stats.merge(&split_columns(level, task));
+            }
+        }
+        stats
+    }
 }
 
 /// Halves a task by columns until it is small, then runs the kernel.
-fn split_columns(level: Level, task: TileTask<'_>) -> QuantStats {
+fn split_columns(level: Level, task: TileTask<'_, '_>) -> QuantStats {
     let (start, end) = task.col_range;
     let tiles = (end - start).div_ceil(TILE_COLS);
     let elements = (task.row_range.1 - task.row_range.0) * (end - start);
@@ -314,32 +383,22 @@ fn split_columns(level: Level, task: TileTask<'_>) -> QuantStats {
     let middle_cols = tiles / 2 * TILE_COLS;
     let middle = start + middle_cols;
     let (row_left, row_right) = task.row_out.map(|out| split_row_out(out, middle_cols)).unzip();
-    let (column_left, column_right) = task
-        .column_out
-        .map(|out| {
-            let blocks = task.rows.div_ceil(BLOCK);
-            let (data_left, data_right) = out.data_t.split_at_mut(middle_cols * task.rows);
-            let (scales_left, scales_right) = out.scales_t.split_at_mut(middle_cols * blocks);
-            (
-                ColumnOut { data_t: data_left, scales_t: scales_left },
-                ColumnOut { data_t: data_right, scales_t: scales_right },
-            )
-        })
-        .unzip();
-    let (src, rows, cols, row_range, spec) =
-        (task.src, task.rows, task.cols, task.row_range, task.spec);
-    let half = move |col_range, row_out, column_out| TileTask {
+    let (columns_left, columns_right) =
+        task.columns.map(|columns| columns.split_at_mut(middle_cols)).unzip();
+    let (src, cols, first_row, row_range, spec) =
+        (task.src, task.cols, task.first_row, task.row_range, task.spec);
+    let half = move |col_range, row_out, columns| TileTask {
         src,
-        rows,
         cols,
+        first_row,
         row_range,
         col_range,
         spec,
         row_out,
-        column_out,
+        columns,
     };
-    let left = half((start, middle), row_left, column_left);
-    let right = half((middle, end), row_right, column_right);
+    let left = half((start, middle), row_left, columns_left);
+    let right = half((middle, end), row_right, columns_right);
     let (left, right) = join(|| split_columns(level, left), || split_columns(level, right));
     left.merged(right)
 }

@@ -156,10 +156,9 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, spec: MxS
     assert_same(&got, &by_column, rows, &format!("columns {what}"));
 
     let (mut got, mut got_t) = (Quantized::empty(rows, cols), Quantized::empty(cols, rows));
-    let out_t = ColumnOut { data_t: &mut got_t.data, scales_t: &mut got_t.scales };
     let out = (&mut got.data[..], &mut got.scales[..]);
-    let stats = stripes(level, values, rows, cols, spec, out, Some(out_t));
-    let stats = QuantStats { elements: 2 * src.len() as u64, ..stats };
+    let out_t = (&mut got_t.data[..], &mut got_t.scales[..]);
+    let stats = both_at(level, values, rows, cols, spec, out, out_t);
     assert_eq!(stats, by_row.stats.merged(by_column.stats), "both {what}");
     (got.stats, got_t.stats) = (by_row.stats, by_column.stats);
     assert_same(&got, &by_row, cols, &format!("both {what}"));
@@ -226,12 +225,15 @@ fn no_bit_depends_on_the_number_of_threads() {
     let (rows, cols) = (300, 1537);
     let src = matrix(Fill::Broken, rows * cols, 7);
     let aligned = matrix(Fill::Wild, 256 * 1024, 8);
+    // Of one ragged tile of columns, and more stripes than threads.
+    let narrow = matrix(Fill::Wild, 1000 * 70, 9);
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             for spec in all_specs() {
                 check(Level::Native, &src, rows, cols, spec, &format!("{threads} threads"));
                 check(Level::Native, &aligned, 256, 1024, spec, &format!("{threads} threads"));
+                check(Level::Native, &narrow, 1000, 70, spec, &format!("{threads} threads"));
             }
         });
     }

@@ -40,27 +40,37 @@ pub(super) struct RowOut<'a> {
     pub(super) scales: RowSlices<'a>,
 }
 
-/// Where the columnwise operand goes: all rows of the matrix for the columns of the task.
-pub(super) struct ColumnOut<'a> {
-    /// [columns of the task, rows].
-    pub(super) data_t: &'a mut [u8],
-    /// [columns of the task, ceil(rows / 32)].
-    pub(super) scales_t: &'a mut [u8],
+/// One column of the columnwise operand, from [`TileTask::first_row`] on.
+pub(super) struct Column<'a> {
+    pub(super) data: &'a mut [u8],
+    /// One for each 32 rows.
+    pub(super) scales: &'a mut [u8],
+}
+
+impl Column<'_> {
+    /// Its first `rows` rows, a multiple of the block, and the others.
+    pub(super) fn split(&mut self, rows: usize) -> (Column<'_>, Column<'_>) {
+        let (data, data_below) = self.data.split_at_mut(rows);
+        let (scales, scales_below) = self.scales.split_at_mut(rows / BLOCK);
+        (Column { data, scales }, Column { data: data_below, scales: scales_below })
+    }
 }
 
 /// Some rows and columns of a matrix, and where their operands go.
-pub(super) struct TileTask<'a> {
+pub(super) struct TileTask<'a, 'c> {
     /// The whole matrix, row-major.
     pub(super) src: Values<'a>,
-    pub(super) rows: usize,
     pub(super) cols: usize,
+    /// The row of the first element of each of `columns`; starts a stripe.
+    pub(super) first_row: usize,
     /// Rows of the task; starts with a stripe. With a rowwise operand, at most one stripe.
     pub(super) row_range: (usize, usize),
     /// Columns of the task; starts with a tile.
     pub(super) col_range: (usize, usize),
     pub(super) spec: MxSpec,
     pub(super) row_out: Option<RowOut<'a>>,
-    pub(super) column_out: Option<ColumnOut<'a>>,
+    /// One for each column of the task.
+    pub(super) columns: Option<&'a mut [Column<'c>]>,
 }
 
 /// Scratch of one task, on the stack.
@@ -81,7 +91,7 @@ struct ColumnScales {
     reciprocals: [f32; TILE_COLS],
 }
 
-impl Kernel for TileTask<'_> {
+impl Kernel for TileTask<'_, '_> {
     type Output = QuantStats;
 
     #[inline(always)]
@@ -99,7 +109,7 @@ impl Kernel for TileTask<'_> {
     }
 }
 
-impl TileTask<'_> {
+impl TileTask<'_, '_> {
     #[inline(always)]
     fn with_group<E: Element, const CLIP: bool>(self) -> QuantStats {
         match self.spec.granularity {
@@ -152,7 +162,7 @@ impl TileTask<'_> {
 
     /// 1 or 2.
     fn operands(&self) -> u64 {
-        u64::from(self.row_out.is_some()) + u64::from(self.column_out.is_some())
+        u64::from(self.row_out.is_some()) + u64::from(self.columns.is_some())
     }
 
     /// Steps 1 to 4 for `G` rows of a tile.
@@ -193,7 +203,7 @@ impl TileTask<'_> {
             }
             encode_rows::<E, CLIP, G>(at, finite, scratch, out, self.col_range.0, counters);
         }
-        if square || self.column_out.is_some() {
+        if square || self.columns.is_some() {
             if square {
                 for group in amax.chunks_exact_mut(G) {
                     group.fill(group.iter().fold(0, |a, &b| a.max(b)));
@@ -210,7 +220,7 @@ impl TileTask<'_> {
             if square && let Some(out) = &mut self.row_out {
                 store_square_rows(at, &scratch.codes, &scales.codes, out, self.col_range.0);
             }
-            if self.column_out.is_some() {
+            if self.columns.is_some() {
                 transpose_group(at, scratch);
                 let first = at.in_stripe / BLOCK;
                 for (column, &code) in scratch.scales_t.iter_mut().zip(&scales.codes) {
@@ -230,21 +240,19 @@ impl TileTask<'_> {
         width: usize,
         scratch: &Scratch<G>,
     ) {
-        let Some(out) = &mut self.column_out else { return };
-        let blocks = self.rows.div_ceil(BLOCK);
+        let Some(columns) = &mut self.columns else { return };
         let stripe_blocks = stripe_rows.div_ceil(BLOCK);
-        for i in 0..width {
-            let column = col - self.col_range.0 + i;
-            let start = column * self.rows + stripe;
+        let start = stripe - self.first_row;
+        let first = col - self.col_range.0;
+        for (i, column) in columns[first..first + width].iter_mut().enumerate() {
             let codes = scratch.transposed[i].as_bytes();
-            let data = &mut out.data_t[start..start + stripe_rows];
+            let data = &mut column.data[start..start + stripe_rows];
             if let Ok(data) = <&mut [u8; STRIPE_ROWS]>::try_from(&mut *data) {
                 *data = *codes;
             } else {
                 data.copy_from_slice(&codes[..stripe_rows]);
             }
-            let start = column * blocks + stripe / BLOCK;
-            out.scales_t[start..start + stripe_blocks]
+            column.scales[start / BLOCK..start / BLOCK + stripe_blocks]
                 .copy_from_slice(&scratch.scales_t[i][..stripe_blocks]);
         }
     }
