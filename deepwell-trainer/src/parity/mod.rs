@@ -28,7 +28,7 @@ pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
 use runs::{FinishedRun, train_in_child};
-use verdict::{Judgement, Pair, gap_at_end, judge};
+use verdict::{GAP_CHECK, Judgement, Pair, Question, gap_at_end, judge};
 
 use crate::commands::ExitStatus;
 use crate::console::{Console, say};
@@ -57,6 +57,8 @@ pub struct ParityOptions {
     pub start: Start,
     /// Pairs of runs, of the seeds from that of the settings on.
     pub seeds: u64,
+    /// Train as many pairs again where those leave the verdict open.
+    pub again: bool,
     /// Train BF16 of each seed once more, from weights that are perturbed in their last bit.
     pub control: bool,
     /// Largest mean relative gap of held-out loss that counts as holding.
@@ -172,6 +174,12 @@ pub struct ParityReport {
 }
 
 impl ParityReport {
+    /// Whether nothing but the interval of the gap leaves the verdict open.
+    fn is_open_by_gap(&self) -> bool {
+        let open = self.checks.iter().filter(|check| check.status == CheckStatus::Open);
+        self.verdict == Verdict::CannotTell && open.map(|check| check.name.as_str()).eq([GAP_CHECK])
+    }
+
     /// The exit status that the verdict stands for.
     pub fn exit_status(&self) -> ExitStatus {
         match self.verdict {
@@ -292,8 +300,18 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     if let Some(reason) = &audit_left_out {
         Progress::note(&mut console, &format!("audit of the first step {reason}"));
     }
-    let runs = train_all(options, audit_left_out.is_none(), stop)?;
-    let mut report = report(options, &precision, &runs, entropies, audit_left_out.as_deref());
+    let mut runs = Vec::new();
+    let mut train_and_judge = |pairs: u64| -> Result<ParityReport, TrainError> {
+        train_until(pairs, &mut runs, options, audit_left_out.is_none(), stop)?;
+        Ok(report(options, pairs, &precision, &runs, entropies, audit_left_out.as_deref()))
+    };
+    let mut report = train_and_judge(options.seeds)?;
+    if options.again && report.is_open_by_gap() {
+        let seeds = options.seeds;
+        let why = format!("{seeds} pairs leave the verdict open: {seeds} more");
+        Progress::note(&mut console, &why);
+        report = train_and_judge(2 * seeds)?;
+    }
     if report.verdict != Verdict::Interrupted && routing::has_routers(&model)? {
         // What cannot be seen must not cost the report of runs that are done.
         match routing::of_pair(options, &model, tokens) {
@@ -322,15 +340,16 @@ fn check(options: &ParityOptions) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Trains pair after pair, until all are done or the user stops it.
-fn train_all(
+/// Trains pair after pair, until there are `pairs` or the user stops it.
+fn train_until(
+    pairs: u64,
+    all: &mut Vec<SeedRuns>,
     options: &ParityOptions,
     audit: bool,
     stop: &Arc<AtomicBool>,
-) -> Result<Vec<SeedRuns>, TrainError> {
+) -> Result<(), TrainError> {
     let first_seed = options.settings.seed;
-    let mut all: Vec<SeedRuns> = Vec::new();
-    for index in 0..options.seeds {
+    for index in all.len() as u64..pairs {
         let seed = first_seed + index;
         let folder = options.out.join(folder::seed_folder(seed));
         let low_precision =
@@ -351,7 +370,7 @@ fn train_all(
             let no_checkpoints = settings.no_checkpoints && index > 0;
             let out = folder.join(name);
             let settings = Settings { out, keep_last: 1, no_checkpoints, ..settings };
-            let label = match options.seeds {
+            let label = match pairs {
                 1 => name.to_string(),
                 count => format!("{}/{count} {name}", index + 1),
             };
@@ -375,20 +394,23 @@ fn train_all(
             break;
         }
     }
-    Ok(all)
+    Ok(())
 }
 
 fn report(
     options: &ParityOptions,
+    pairs_wanted: u64,
     precision: &str,
     runs: &[SeedRuns],
     entropies: ReferenceEntropies,
     audit_left_out: Option<&str>,
 ) -> ParityReport {
     let pairs: Vec<Pair> = runs.iter().filter_map(SeedRuns::pair).collect();
-    let judged = (!pairs.is_empty())
-        .then(|| judge(&pairs, precision, options.tolerance_rel, entropies.bigram, audit_left_out));
-    let is_interrupted = pairs.len() < options.seeds as usize
+    let question =
+        Question { precision, tolerance_rel: options.tolerance_rel, is_asked_twice: options.again };
+    let judged =
+        (!pairs.is_empty()).then(|| judge(&pairs, &question, entropies.bigram, audit_left_out));
+    let is_interrupted = pairs.len() < pairs_wanted as usize
         || runs.iter().flat_map(SeedRuns::all).any(|(_, run)| run.summary.fit.interrupted);
     let verdict = match &judged {
         Some(judged) if !is_interrupted => judged.verdict,

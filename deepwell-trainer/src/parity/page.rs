@@ -3,7 +3,7 @@
 use deepwell_plan::format_bytes;
 
 use super::text::{control, evaluations, fullest_rows, headline, routing, status, title};
-use super::verdict::{gaps, in_percent};
+use super::verdict::{confidence, gaps, in_percent};
 use super::{
     Curve, FinishedRun, LayerAgreement, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict,
 };
@@ -150,8 +150,10 @@ fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let mean = Series::new(&mean, in_percent_at(&|gap| gap.mean));
     let mut series = vec![Series { color: Some(1), ..mean }];
     if runs.len() > 1 {
+        let confidence = report.gap_rel_by_step.first().map(|(_, gap)| confidence(gap));
+        let interval = format!("{} interval", confidence.unwrap_or_default());
         for (name, points) in [
-            ("95 % interval", in_percent_at(&super::Estimate::lower)),
+            (interval.as_str(), in_percent_at(&super::Estimate::lower)),
             ("", in_percent_at(&super::Estimate::upper)),
         ] {
             let stroke = Stroke::Dashed;

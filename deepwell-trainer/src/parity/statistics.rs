@@ -1,10 +1,15 @@
-//! Means over pairs of runs, with their 95 % confidence intervals.
+//! Means over pairs of runs, with their confidence intervals.
 
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 
-/// The share of intervals that hold the true mean.
+/// The share of intervals that hold the true mean, where pairs are looked at once.
 const CONFIDENCE: f64 = 0.95;
+
+/// The same of each interval where pairs are looked at twice, after the first half and at the end:
+/// both hold the true mean in 95 % of comparisons. Pocock, "Group sequential methods in the design
+/// and analysis of clinical trials", Biometrika 64 (1977), table 1: two looks, nominal level 0.0294.
+const CONFIDENCE_OF_EACH_LOOK: f64 = 1.0 - 0.0294;
 
 /// A deviation that pairs of the known deviation have less often than this, above or below, is one
 /// of its own.
@@ -41,8 +46,11 @@ pub struct Estimate {
     pub mean: f64,
     /// Standard deviation over pairs, with `pairs - 1` in the denominator; none for one pair.
     pub deviation: Option<f64>,
-    /// Half the width of the 95 % confidence interval by Student's t; none for one pair.
+    /// Half the width of the confidence interval by Student's t; none for one pair.
     pub half_width: Option<f64>,
+    /// The share of such intervals that hold the true mean.
+    #[serde(default = "confidence_of_one_look")]
+    pub confidence: f64,
     /// The recorded deviation that is pooled with that of these pairs in the interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooled_with: Option<KnownDeviation>,
@@ -57,8 +65,15 @@ impl Estimate {
             let squares = samples.iter().map(|sample| (sample - mean).powi(2)).sum::<f64>();
             (squares / (pairs - 1) as f64).sqrt()
         });
-        let half_width = deviation.map(|deviation| half_width(deviation, pairs, None));
-        Estimate { pairs, mean, deviation, half_width, pooled_with: None }
+        Estimate {
+            pairs,
+            mean,
+            deviation,
+            half_width: None,
+            confidence: CONFIDENCE,
+            pooled_with: None,
+        }
+        .with_interval()
     }
 
     /// The mean of `samples` whose deviation is known from others. The variances are pooled by
@@ -79,8 +94,32 @@ impl Estimate {
         if own.deviation.is_some_and(|deviation| differs(deviation, own.pairs, known)) {
             return own;
         }
-        let half_width = half_width(own.deviation.unwrap_or(0.0), own.pairs, Some(known));
-        Estimate { half_width: Some(half_width), pooled_with: Some(known), ..own }
+        Estimate { pooled_with: Some(known), ..own }.with_interval()
+    }
+
+    /// The same mean with the wider interval of each of two looks: after half of the pairs, and
+    /// after all of them where the first leaves a question open.
+    pub fn of_each_look(self) -> Estimate {
+        Estimate { confidence: CONFIDENCE_OF_EACH_LOOK, ..self }.with_interval()
+    }
+
+    fn with_interval(self) -> Estimate {
+        let is_known = self.deviation.is_some() || self.pooled_with.is_some();
+        let half_width =
+            is_known.then(|| self.half_width_of(self.deviation.unwrap_or(0.0), self.pairs));
+        Estimate { half_width, ..self }
+    }
+
+    /// Half the width of the interval of a mean of `pairs` samples: at least 2 where no recorded
+    /// deviation is pooled with theirs.
+    fn half_width_of(&self, deviation: f64, pairs: u64) -> f64 {
+        let own = (pairs - 1) as f64;
+        let (other, other_deviation) =
+            self.pooled_with.map_or((0.0, 0.0), |known| (known.freedom as f64, known.deviation));
+        let freedom = own + other;
+        let variance = (own * deviation.powi(2) + other * other_deviation.powi(2)) / freedom;
+        let t = StudentsT::new(0.0, 1.0, freedom).expect("positive degrees of freedom");
+        t.inverse_cdf(0.5 + self.confidence / 2.0) * (variance / pairs as f64).sqrt()
     }
 
     /// Lower end of the interval; minus infinity where one pair gives none.
@@ -99,20 +138,12 @@ impl Estimate {
     pub fn pairs_that_tell(&self, tolerance: f64) -> Option<u64> {
         let deviation = self.deviation?;
         let distance = (tolerance - self.mean).abs();
-        (2..=PAIRS_MAX).find(|&pairs| half_width(deviation, pairs, self.pooled_with) < distance)
+        (2..=PAIRS_MAX).find(|&pairs| self.half_width_of(deviation, pairs) < distance)
     }
 }
 
-/// Half the width of the interval of a mean of `pairs` samples: at least 2 where nothing else is
-/// `known` of their deviation.
-fn half_width(deviation: f64, pairs: u64, known: Option<KnownDeviation>) -> f64 {
-    let own = (pairs - 1) as f64;
-    let (other, other_deviation) =
-        known.map_or((0.0, 0.0), |known| (known.freedom as f64, known.deviation));
-    let freedom = own + other;
-    let variance = (own * deviation.powi(2) + other * other_deviation.powi(2)) / freedom;
-    let t = StudentsT::new(0.0, 1.0, freedom).expect("positive degrees of freedom");
-    t.inverse_cdf(0.5 + CONFIDENCE / 2.0) * (variance / pairs as f64).sqrt()
+fn confidence_of_one_look() -> f64 {
+    CONFIDENCE
 }
 
 /// Whether pairs of the `known` deviation would hardly have this one, by an F test of two sides.
@@ -190,6 +221,35 @@ mod tests {
         check(&[-0.06, 0.0, 0.06], 4.303 * 0.06 / 3f64.sqrt(), false);
     }
 
+    /// Pairs of normal gaps without a true mean, looked at after 3 and after 6: an interval without
+    /// zero ends the comparison.
+    #[test]
+    fn two_looks_err_as_seldom_as_one() {
+        const COMPARISONS: usize = 20_000;
+        let known = KnownDeviation { deviation: 1.0, freedom: 100_000 };
+        let normal = statrs::distribution::Normal::standard();
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut sample = || {
+            // Constants of Knuth's linear congruential generator (MMIX).
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            normal.inverse_cdf(((state >> 11) as f64 + 0.5) / 2f64.powi(53))
+        };
+        let errs = |samples: &[f64]| {
+            let estimate = Estimate::of_known(samples, known).of_each_look();
+            estimate.lower() > 0.0 || estimate.upper() < 0.0
+        };
+        let wrong = (0..COMPARISONS).filter(|_| {
+            let gaps: Vec<f64> = (0..6).map(|_| sample()).collect();
+            errs(&gaps[..3]) || errs(&gaps)
+        });
+        let share = wrong.count() as f64 / COMPARISONS as f64;
+        // Four standard errors of the share. Two intervals of 95 % err in 8.3 %.
+        let error = 4.0 * (0.05 * 0.95 / COMPARISONS as f64).sqrt();
+        assert!((share - 0.05).abs() < error, "{share}");
+    }
+
     #[test]
     fn the_number_of_pairs_that_tell() {
         let estimate = |mean: f64, deviation: f64| Estimate {
@@ -197,6 +257,7 @@ mod tests {
             mean,
             deviation: Some(deviation),
             half_width: None,
+            confidence: CONFIDENCE,
             pooled_with: None,
         };
         for (estimate, tolerance, expected) in [

@@ -34,6 +34,9 @@ const SHARE_SLACK: f64 = 1e-9;
 /// with much less, the comparison would be of BF16 with itself.
 const SHARE_KEPT_MIN: f64 = 0.9;
 
+/// The check of the gap's interval.
+pub(super) const GAP_CHECK: &str = "held-out loss at the end, mean gap over pairs";
+
 /// The answer to whether a low precision holds BF16's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -109,6 +112,17 @@ pub(crate) struct Pair {
     pub(crate) control: Option<RunFacts>,
 }
 
+/// The question that pairs answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question<'a> {
+    /// Formats of the quantized tensors.
+    pub(crate) precision: &'a str,
+    /// Largest mean relative gap that counts as holding.
+    pub(crate) tolerance_rel: f64,
+    /// It is asked of the first half of the pairs, and of all where these leave it open.
+    pub(crate) is_asked_twice: bool,
+}
+
 /// All checks and the figures behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Judgement {
@@ -143,12 +157,19 @@ pub(super) fn percent(value: f64) -> String {
     format!("{:+.3} %", 100.0 * value)
 }
 
+/// How sure an interval is: `95 %`.
+pub(super) fn confidence(estimate: &Estimate) -> String {
+    // Parts of a hundredth of a percent are those of the floating-point number.
+    format!("{} %", (1e4 * estimate.confidence).round() / 100.0)
+}
+
 /// A mean with its interval, in percent.
 pub(super) fn in_percent(estimate: &Estimate) -> String {
     match estimate.half_width {
         Some(_) => format!(
-            "{}, 95 % interval {} to {}",
+            "{}, {} interval {} to {}",
             percent(estimate.mean),
+            confidence(estimate),
             percent(estimate.lower()),
             percent(estimate.upper())
         ),
@@ -156,15 +177,14 @@ pub(super) fn in_percent(estimate: &Estimate) -> String {
     }
 }
 
-/// Judges a comparison of at least one pair. `precision` names what was compared with BF16,
-/// `audit_left_out` says why no step was audited, if so.
+/// Judges a comparison of at least one pair. `audit_left_out` says why no step was audited, if so.
 pub(crate) fn judge(
     pairs: &[Pair],
-    precision: &str,
-    tolerance_rel: f64,
+    question: &Question<'_>,
     bigram_entropy: f64,
     audit_left_out: Option<&str>,
 ) -> Judgement {
+    let &Question { precision, tolerance_rel, is_asked_twice } = question;
     let gaps_at_end: Vec<f64> =
         pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.low_precision)).collect();
     let known = pairs.first().and_then(|pair| known_deviation(&pair.low_precision.settings));
@@ -172,6 +192,7 @@ pub(crate) fn judge(
         Some(known) => Estimate::of_known(&gaps_at_end, known),
         None => Estimate::of(&gaps_at_end),
     };
+    let gap = if is_asked_twice { gap.of_each_look() } else { gap };
     let control_gaps: Vec<f64> = pairs
         .iter()
         .filter_map(|pair| Some(gap_at_end(&pair.bf16, pair.control.as_ref()?)))
@@ -463,8 +484,7 @@ fn gap_within(gap: &Estimate, tolerance_rel: f64, pairs_that_tell: Option<u64>) 
             }
         });
     }
-    let name = "held-out loss at the end, mean gap over pairs".to_string();
-    Check { name, status, detail }
+    Check { name: GAP_CHECK.to_string(), status, detail }
 }
 
 #[cfg(test)]

@@ -44,8 +44,12 @@ fn pair(seed: u64, gap_rel: f64) -> Pair {
     Pair { bf16, low_precision, control: None }
 }
 
+fn question(precision: &str) -> Question<'_> {
+    Question { precision, tolerance_rel: GAP_TOLERANCE_REL, is_asked_twice: false }
+}
+
 fn verdict_of(pairs: &[Pair]) -> Judgement {
-    judge(pairs, "nvfp4", GAP_TOLERANCE_REL, 3.0, None)
+    judge(pairs, &question("nvfp4"), 3.0, None)
 }
 
 #[test]
@@ -70,6 +74,25 @@ fn the_interval_decides() {
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         assert!((judgement.gap.mean - mean).abs() < 1e-12, "{gaps:?}");
         assert_eq!(judgement.gap_by_step.len(), 5);
+    }
+}
+
+/// Pairs that are looked at twice need a wider interval: 0.40 % and 0.10 % beside a tolerance of
+/// 0.5 %. Student's t of 2 degrees of freedom is 4.303 for 95 % and 5.702 for 97.06 %.
+#[test]
+fn a_second_look_costs_confidence() {
+    let pairs = [pair(0, 0.0037), pair(1, 0.004), pair(2, 0.0043)];
+    for (is_asked_twice, half_width, detail) in
+        [(false, 4.303, " 95 % interval "), (true, 5.702, " 97.06 % interval ")]
+    {
+        let question = Question { is_asked_twice, ..question("nvfp4") };
+        let judgement = judge(&pairs, &question, 3.0, None);
+        let expected = half_width * 0.0003 / 3f64.sqrt();
+        let got = judgement.gap.half_width.expect("three pairs");
+        // Half a unit of the last digit of the critical values.
+        assert!((got / expected - 1.0).abs() < 1e-3, "{got} {expected}");
+        let check = judgement.checks.iter().find(|check| check.name == GAP_CHECK);
+        assert!(check.is_some_and(|check| check.detail.contains(detail)), "{check:?}");
     }
 }
 
@@ -194,7 +217,7 @@ fn a_small_evaluation_set_is_said() {
 #[test]
 fn an_audit_that_was_left_out_is_said() {
     let pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
-    let judgement = judge(&pairs, "mxfp8", GAP_TOLERANCE_REL, 3.0, Some("too large"));
+    let judgement = judge(&pairs, &question("mxfp8"), 3.0, Some("too large"));
     assert_eq!(judgement.verdict, Verdict::Holds);
     let left_out = CheckStatus::LeftOut;
     assert!(judgement.checks.iter().any(|c| c.status == left_out && c.detail == "too large"));
@@ -208,7 +231,7 @@ fn bf16_is_compared_with_itself() {
         Pair { low_precision: RunFacts { audit, ..bf16.clone() }, bf16, control: None }
     };
     let mut pairs = [same(0), same(1), same(2)];
-    let of_bf16 = |pairs: &[Pair]| judge(pairs, "bf16", GAP_TOLERANCE_REL, 3.0, None);
+    let of_bf16 = |pairs: &[Pair]| judge(pairs, &question("bf16"), 3.0, None);
     let judgement = of_bf16(&pairs);
     assert_eq!(judgement.verdict, Verdict::Holds, "{:?}", judgement.checks);
     assert_eq!([judgement.gap.lower(), judgement.gap.upper()], [0.0, 0.0]);
