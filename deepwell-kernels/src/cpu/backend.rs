@@ -48,6 +48,13 @@ impl CpuBackend {
         }
     }
 
+    /// Does `work` on a thread of the pool, so that its kernels need not wake the pool and wait for
+    /// it. Ranks that share the pool work on threads of their own: one that waits for another must
+    /// not keep a thread of the pool.
+    fn on_worker<T: Send>(&mut self, work: impl FnOnce(&mut CpuBackend) -> T + Send) -> T {
+        if self.comm.is_some() { work(self) } else { rayon::scope(|_| work(self)) }
+    }
+
     fn bytes(&mut self, range: ByteRange) -> Result<&mut [u8], KernelError> {
         self.arena
             .as_mut()
@@ -108,7 +115,10 @@ impl Backend for CpuBackend {
 
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {
         let calls = self.recordings.get(recording.0).map_or(0, |it| it.calls.len());
-        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0].calls[index]))?;
+        self.on_worker(|backend| {
+            (0..calls)
+                .try_for_each(|index| backend.enqueue(backend.recordings[recording.0].calls[index]))
+        })?;
         let copies = self.recordings.get(recording.0).map_or(0, |it| it.copies.len());
         for index in 0..copies {
             let (from, to) = self.recordings[recording.0].copies[index];
@@ -124,14 +134,14 @@ impl Backend for CpuBackend {
         calls: &[PreparedCall],
     ) -> Result<Vec<CallTime>, KernelError> {
         let start = Instant::now();
-        calls
-            .iter()
-            .map(|&call| {
+        self.on_worker(|backend| {
+            let timed = |&call: &PreparedCall| {
                 let begin_s = start.elapsed().as_secs_f64();
-                self.enqueue(call)?;
+                backend.enqueue(call)?;
                 Ok(CallTime { begin_s, end_s: start.elapsed().as_secs_f64(), grid_fill: None })
-            })
-            .collect()
+            };
+            calls.iter().map(timed).collect()
+        })
     }
 
     fn reserve_host_copies(&mut self, _: usize, _: usize) -> Result<(), KernelError> {

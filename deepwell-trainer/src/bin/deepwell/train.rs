@@ -43,12 +43,12 @@ pub(crate) const PARITY_AFTER_HELP: &str = "\
 Trains pairs of models, one in BF16 and one in low precision (MXFP8 unless --precision or --policy
 says otherwise), from the same weights on the same batches, and says whether the second holds BF16's
 held-out loss. Runs that differ in a rounding drift apart, so that one pair cannot tell precision
-from chaos: several seeds give a mean gap with its interval. It holds when the interval's upper end is
-within the tolerance, and does not when the lower end is above it. Otherwise the verdict is open, and
-the report says how many seeds would settle it. Three pairs that leave it open are followed by three
-more; --seeds N trains exactly N, --seeds N --again at most twice as many. Of the default settings the
-deviation of a pair is known from recorded pairs, and the interval uses it unless the pairs of this
-comparison deviate otherwise.
+from chaos: several seeds give a mean gap with its interval. It holds when the interval's upper
+end is within the tolerance, and does not when the lower end is above it. Otherwise the verdict is
+open, and the report says how many seeds would settle it. Three pairs that leave it open are
+followed by three more; --seeds N trains exactly N, --seeds N --again at most twice as many. Of
+the default settings the deviation of a pair is known from recorded pairs, and the interval uses
+it unless the pairs of this comparison deviate otherwise.
 report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C leaves a checkpoint and a
 report of what was done.
 
