@@ -76,7 +76,7 @@ pub enum PlanError {
         /// What was tried, with reasons.
         rejected: Vec<String>,
         /// What may help.
-        hint: &'static str,
+        hint: String,
     },
 }
 

@@ -35,6 +35,7 @@ pub mod memory;
 pub mod model_shape;
 mod parallel;
 mod plan;
+mod program_memory;
 pub mod schedule;
 pub mod score;
 pub mod search;
@@ -59,6 +60,7 @@ pub use lower::{
 pub use model_shape::ModelShape;
 pub use parallel::Parallel;
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
+pub use program_memory::{ProgramBytes, ProgramMemory};
 pub use stages::{balanced_stages, passes_of};
 pub use strategy::{ActivationRecompute, LayerSplit, Strategy};
 

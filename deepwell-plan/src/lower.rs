@@ -40,6 +40,7 @@ mod tensor;
 pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
+pub(crate) use self::fallback::{Transient, further_copy_bytes, shared_operand_bytes};
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};

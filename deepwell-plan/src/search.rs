@@ -8,12 +8,14 @@
 //! cluster moves, [`what_if`] what another number would do.
 
 mod accounting;
+mod candidates;
 mod cluster_plan;
 mod dimension;
 mod machines;
 mod measured;
 mod page;
 mod pictures;
+mod programs;
 mod rank_map;
 mod replan;
 mod request;
@@ -23,9 +25,10 @@ mod what_if;
 
 use serde::Serialize;
 
+use self::candidates::Candidates;
 use crate::memory::stage_memory_estimate;
 use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time, step_time_known};
-use crate::{Parallel, PlanError, Strategy};
+use crate::{PlanError, Strategy};
 
 pub use accounting::{Accounting, Count};
 pub use cluster_plan::{ClusterPlan, RunCost, StagePlan};
@@ -36,6 +39,7 @@ pub use measured::{
 };
 pub use page::explanation;
 pub use pictures::Pictures;
+pub use programs::{PROGRAMS_TOO_LARGE, Programs};
 pub use rank_map::{RankGroup, RankMap};
 pub use replan::{Change, Moves, replan};
 pub use request::SearchRequest;
@@ -53,7 +57,8 @@ pub struct Candidate {
     pub seconds: f64,
     /// Idle share of the pipeline, 0 to 1.
     pub bubble: f64,
-    /// Bytes of a GPU's memory, on the fullest stage.
+    /// Bytes of a GPU's memory, on the fullest stage: those of its programs, where these were
+    /// asked.
     pub memory_bytes: f64,
 }
 
@@ -90,9 +95,9 @@ pub struct Found {
     pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
-    /// The first of those within the rules of the trainer ([`Strategy::parallel`]), least time
-    /// first. Only lowering tells whether the programs of one fit.
-    pub runnable: Vec<Candidate>,
+    /// The least time of those within the rules of the trainer ([`Strategy::parallel`]), whose
+    /// programs fit where these were asked.
+    pub runnable: Option<Candidate>,
     /// Combinations looked at.
     pub considered: usize,
     /// Those that fit.
@@ -101,116 +106,134 @@ pub struct Found {
     pub dropped: Vec<Dropped>,
 }
 
-/// Plans within the trainer's rules which are kept, and those of the same degrees among them: the
-/// next is there where one does not lower.
-const RUNNABLE: usize = 12;
-const RUNNABLE_ALIKE: usize = 2;
-/// Simulations at most.
-const SIMULATED: usize = 24;
 /// Passes of a simulation at most, so that it ends in seconds.
 const PASSES_MAX: usize = 2_000_000;
 
 /// Combinations between two reports of a search that is watched.
 const REPORT_EVERY: usize = 4096;
 
+/// What a search uses beside its request.
+#[derive(Clone, Copy, Default)]
+pub struct SearchAids<'a> {
+    /// Decides which plans within the trainer's rules fit. Without it the closed form does, which
+    /// is of other frameworks' programs.
+    pub programs: Option<&'a Programs<'a>>,
+    /// Gets how far the search is, now and then.
+    pub progress: Option<&'a dyn Fn(Progress)>,
+}
+
+/// How far a search is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// So many combinations were looked at.
+    Combinations(usize),
+    /// So many plans' programs were asked whether they fit.
+    Programs(usize),
+}
+
 /// Searches.
 ///
 /// # Errors
 /// A request that cannot be searched, or no plan, with the reasons.
 pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
-    search_watched(request, &mut |_| {})
+    search_with(request, &SearchAids::default())
 }
 
-/// [`search`], which tells `progress` now and then how many combinations it has looked at.
+/// [`search`] with what the programs of plans need, and with a report of its progress.
 ///
 /// # Errors
 /// As [`search`].
-pub fn search_watched(
-    request: &SearchRequest,
-    progress: &mut dyn FnMut(usize),
-) -> Result<Found, PlanError> {
+pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Found, PlanError> {
     request.check()?;
-    let mut fitting: Vec<Candidate> = Vec::new();
-    // With the optimizer on the host, of what does not fit without: nobody has measured it, so that
-    // it is a plan only where there is no other, and else said beside the plan.
-    let mut on_host: Vec<Candidate> = Vec::new();
+    let mut all: Vec<Candidate> = Vec::new();
     let mut dropped: Vec<Dropped> = Vec::new();
-    let mut considered = 0usize;
+    let (mut considered, mut fitting) = (0usize, 0);
     let (known, rules) = (LayerTimes::default(), request.step_rules());
+    let predicted = |at: Strategy, memory_bytes: f64| {
+        let (shape, machine) = (&request.shape, request.machines.parts());
+        let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
+        Candidate { at, seconds: time.seconds, bubble: time.bubble, memory_bytes }
+    };
     space::for_each(request, &mut |at, reason| {
         considered += 1;
-        if considered.is_multiple_of(REPORT_EVERY) {
-            progress(considered);
-        }
-        let predicted = |at: Strategy, memory_bytes: f64| {
-            let (shape, machine) = (&request.shape, request.machines.parts());
-            let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
-            let (seconds, bubble) = (time.seconds, time.bubble);
-            Candidate { at, seconds, bubble, memory_bytes }
-        };
-        let held = reason.map_or_else(|| memory(request, &at), Err);
-        let may_go_to_host = !at.offload && !request.runnable_only;
-        if held == Err(TOO_LARGE) && may_go_to_host && space::pinned(request, Dimension::Offload, 1)
+        if considered.is_multiple_of(REPORT_EVERY)
+            && let Some(progress) = aids.progress
         {
-            considered += 1;
-            let at = Strategy { offload: true, ..at };
-            on_host.extend(memory(request, &at).ok().map(|bytes| predicted(at, bytes)));
+            progress(Progress::Combinations(considered));
         }
+        let held = match reason {
+            Some(reason) => Err((reason, None)),
+            None => memory(request, &at).map_err(|bytes| (TOO_LARGE, Some(bytes))),
+        };
         match held {
-            Ok(memory_bytes) => fitting.push(predicted(at, memory_bytes)),
-            Err(reason) => match dropped.iter_mut().find(|known| known.reason == reason) {
+            Ok(bytes) => {
+                fitting += 1;
+                all.push(predicted(at, bytes));
+            }
+            // Programs decide of these, where the closed form is not too far above.
+            Err((TOO_LARGE, Some(bytes)))
+                if aids.programs.is_some()
+                    && bytes * CLOSED_FORM_MIN <= request.memory_limit_bytes()
+                    && at.parallel().is_ok() =>
+            {
+                all.push(predicted(at, bytes));
+            }
+            Err((reason, _)) => match dropped.iter_mut().find(|known| known.reason == reason) {
                 Some(known) => known.count += 1,
                 None => dropped.push(Dropped { reason, count: 1, example: at }),
             },
         }
     });
-    if fitting.is_empty() {
-        std::mem::swap(&mut fitting, &mut on_host);
-    }
-    dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
-    fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.at.cmp(&b.at)));
-    let count = fitting.len();
-    let simulated = simulate_best(request, &mut fitting)?;
-    let Some(best) = fitting.first().cloned() else {
-        return Err(nothing_found(request, &dropped));
+    all.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.at.cmp(&b.at)));
+    let mut candidates = Candidates::new(request, all, aids);
+    let simulated = candidates.simulate_best()?;
+    let Some(best) = candidates.first(|_| true) else {
+        dropped.extend(candidates.too_large());
+        return Err(nothing_found(request, &mut dropped));
     };
     let step = simulated.unwrap_or_else(|| request.estimate(&best.at));
     let what_if = Dimension::ALL.into_iter().filter_map(|dimension| {
         let own = dimension.of(&best.at);
-        let other = fitting.iter().find(|candidate| dimension.of(&candidate.at) != own);
-        let other = match dimension {
-            Dimension::Offload => {
-                other.or_else(|| on_host.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)))
-            }
-            _ => other,
-        };
-        Some((dimension, other?.clone()))
+        let other = candidates.first(|candidate| dimension.of(&candidate.at) != own)?;
+        Some((dimension, other))
     });
-    Ok(Found {
-        second: fitting.get(1).cloned(),
-        what_if: what_if.collect(),
-        small_bubble: fitting.iter().find(|other| other.bubble <= BUBBLE_MAX).cloned(),
-        front: front(&fitting),
-        runnable: runnable(&fitting),
+    let what_if = what_if.collect();
+    let found = Found {
+        second: candidates.first(|other| other.at != best.at),
+        what_if,
+        small_bubble: candidates.first(|other| other.bubble <= BUBBLE_MAX),
+        runnable: candidates.first(|other| other.at.parallel().is_ok()),
+        front: front(candidates.all()),
         considered,
-        fitting: count,
-        dropped,
+        fitting,
+        dropped: Vec::new(),
         step,
         best,
-    })
+    };
+    dropped.extend(candidates.too_large());
+    dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
+    Ok(Found { dropped, ..found })
 }
+
+/// Bytes that programs may need over the closed form, at least.
+const CLOSED_FORM_MIN: f64 = 0.75;
 
 /// Why a search found nothing: memory, if some combinations failed by it alone and all kinds of
 /// plans were asked for.
-fn nothing_found(request: &SearchRequest, dropped: &[Dropped]) -> PlanError {
-    let rejected = dropped
+fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError {
+    dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
+    let rejected: Vec<String> = dropped
         .iter()
         .map(|d| format!("{} plans: {}, such as {}", d.count, d.reason, d.example))
         .collect();
     let limit_bytes = request.memory_limit_bytes() as u64;
-    let is_too_large = dropped.iter().any(|d| d.reason == TOO_LARGE);
+    let by_memory = [TOO_LARGE, PROGRAMS_TOO_LARGE];
+    let is_too_large = dropped.iter().any(|d| by_memory.contains(&d.reason));
     match (is_too_large, request.runnable_only) {
-        (true, false) => PlanError::NothingFits { limit_bytes, rejected },
+        (true, false) => {
+            let rejected = rejected.into_iter().chain(on_host(request)).collect();
+            PlanError::NothingFits { limit_bytes, rejected }
+        }
         (true, true) => PlanError::NoPlan {
             what: format!(
                 "no plan that the trainer runs fits into {} of memory",
@@ -218,34 +241,18 @@ fn nothing_found(request: &SearchRequest, dropped: &[Dropped]) -> PlanError {
             ),
             rejected,
             hint: "without `--runnable` all kinds of plans are searched; more GPUs or a shorter \
-                   sequence need less memory of each",
+                   sequence need less memory of each"
+                .to_string(),
         },
         (false, _) => {
             let gpus = request.gpus.iter().copied().max().unwrap_or(0);
             PlanError::NoPlan {
                 what: format!("no plan for {gpus} GPUs and {} sequences", request.global_batch),
                 rejected,
-                hint: "take back a pin, or give a batch that more numbers divide",
+                hint: "take back a pin, or give a batch that more numbers divide".to_string(),
             }
         }
     }
-}
-
-/// The first candidates within the rules of the trainer.
-fn runnable(fitting: &[Candidate]) -> Vec<Candidate> {
-    let mut taken: Vec<(Parallel, Candidate)> = Vec::new();
-    for candidate in fitting {
-        let Ok(parallel) = candidate.at.parallel() else { continue };
-        let parallel = Parallel { chunks: 1, schedule: Default::default(), ..parallel };
-        let alike = taken.iter().filter(|(other, _)| *other == parallel).count();
-        if alike < RUNNABLE_ALIKE {
-            taken.push((parallel, candidate.clone()));
-        }
-        if taken.len() == RUNNABLE {
-            break;
-        }
-    }
-    taken.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 impl Found {
@@ -268,11 +275,22 @@ impl Found {
     }
 }
 
+/// What there would be with the optimizer on the host.
+fn on_host(request: &SearchRequest) -> Option<String> {
+    if request.pins.iter().any(|pin| pin.dimension == Dimension::Offload) {
+        return None;
+    }
+    let pin = Pin { dimension: Dimension::Offload, value: 1, forbidden: false };
+    let pins = request.pins.iter().copied().chain([pin]).collect();
+    let best = search(&SearchRequest { pins, ..request.clone() }).ok()?.best;
+    Some(format!("with `--pin {pin}` there is a plan: {}, {:.3} s a step", best.at, best.seconds))
+}
+
 /// Why a plan does not fit.
 const TOO_LARGE: &str = "needs more memory than a GPU has";
 
-/// Bytes of the fullest stage, or why they are too many.
-fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
+/// Bytes of the fullest stage, as an error where they are too many.
+fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, f64> {
     let rules = request.memory_rules();
     let of = |stage| stage_memory_estimate(&request.shape, at, &rules, request.seq, stage).device();
     let mut bytes = of(0).max(of(at.pp - 1));
@@ -281,33 +299,7 @@ fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
         bytes = bytes.max(of(fullest));
     }
     bytes += request.outside_bytes_among(at.gpus());
-    if bytes > request.memory_limit_bytes() { Err(TOO_LARGE) } else { Ok(bytes) }
-}
-
-/// Simulates the best one until it is one that was simulated: then no other is estimated better.
-fn simulate_best(
-    request: &SearchRequest,
-    fitting: &mut Vec<Candidate>,
-) -> Result<Option<StepTime>, PlanError> {
-    let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
-    let rules = request.step_rules();
-    while let Some(candidate) = fitting.first().cloned() {
-        let at = candidate.at;
-        if let Some((_, step)) = simulated.iter().find(|known| known.0 == at) {
-            return Ok(Some(step.clone()));
-        }
-        if simulated.len() == SIMULATED || at.pp * at.vpp * at.micro_batches > PASSES_MAX {
-            return Ok(None);
-        }
-        let (gpu, fabric) = request.machines.parts();
-        let step = step_time(&request.shape, &at, gpu, fabric, &rules, request.seq)?;
-        fitting.remove(0);
-        let place = fitting.partition_point(|other| other.seconds < step.seconds);
-        let (seconds, bubble) = (step.seconds, step.bubble);
-        fitting.insert(place, Candidate { seconds, bubble, ..candidate });
-        simulated.push((at, step));
-    }
-    Ok(None)
+    if bytes > request.memory_limit_bytes() { Err(bytes) } else { Ok(bytes) }
 }
 
 /// Candidates that no other is better than in time, memory and GPUs, and so in GPU time, which is

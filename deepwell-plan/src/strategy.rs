@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use deepwell_ir::Recompute;
 use serde::{Deserialize, Serialize};
 
 use crate::schedule::PipelineSchedule;
@@ -33,6 +34,15 @@ impl ActivationRecompute {
         ActivationRecompute::Selective,
         ActivationRecompute::Full,
     ];
+
+    /// The rule of the trainer; of those that it does not have ([`Strategy::parallel`]), none.
+    pub const fn of_trainer(self) -> Recompute {
+        match self {
+            ActivationRecompute::Full => Recompute::Full,
+            ActivationRecompute::Selective => Recompute::Selective,
+            _ => Recompute::None,
+        }
+    }
 
     /// Name on the command line.
     pub const fn name(self) -> &'static str {

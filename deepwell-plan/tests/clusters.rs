@@ -2,7 +2,8 @@
 
 use deepwell_plan::ModelShape;
 use deepwell_plan::search::{
-    Accounting, ClusterPlan, Count, Machines, SearchRequest, explanation, replan, search, what_if,
+    Accounting, ClusterPlan, Count, Machines, SearchAids, SearchRequest, explanation, replan,
+    search, what_if,
 };
 use deepwell_probe::Cluster;
 
@@ -26,7 +27,7 @@ fn eight_experts_on_eight_gpus() {
         let request = request("mixtral-8x7b", &format!("{machine}:price=3"), 16384, 64);
         let found = search(&request).unwrap();
         let plan = ClusterPlan::new(&request, &found, Some(1e12)).unwrap();
-        let numbers = what_if(&request, &found).unwrap();
+        let numbers = what_if(&request, &found, &SearchAids::default()).unwrap();
         let page = format!("{}{}", page(&plan), explanation(&found, &numbers));
         insta::assert_snapshot!(format!("mixtral_{machine}"), page);
     }

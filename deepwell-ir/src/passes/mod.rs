@@ -1,10 +1,11 @@
-//! Passes over a captured graph (documents, tensor_parallel, pipeline) and, in this order, over a
+//! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this order, over a
 //! differentiated one: recompute, precision, context_parallel, fuse, weight_gradients.
 
 mod assign;
 mod context_parallel;
 mod documents;
 mod fuse;
+mod keep_layers;
 mod pipeline;
 mod precision;
 mod recompute;
@@ -16,6 +17,7 @@ pub use assign::{check_split_blocks, expert_row_alignment, quantizable_weights};
 pub use context_parallel::context_parallel;
 pub use documents::mask_documents;
 pub use fuse::{Predict, fuse};
+pub use keep_layers::{keep_layers, layer_kinds};
 pub use pipeline::{PipelineCut, cut_pipeline};
 pub use precision::{apply_precision, apply_served_precision};
 pub use recompute::{Recompute, recompute};

@@ -263,7 +263,11 @@ impl PipelineCut {
 }
 
 /// Some nodes of a graph with the tensors that they and `others` name, numbered anew.
-fn part_of(graph: &Graph, mut nodes: Vec<Node>, others: impl Iterator<Item = TensorId>) -> Graph {
+pub(super) fn part_of(
+    graph: &Graph,
+    mut nodes: Vec<Node>,
+    others: impl Iterator<Item = TensorId>,
+) -> Graph {
     let mut named: HashSet<TensorId> = others.collect();
     let mut open: Vec<TensorId> = named.iter().copied().collect();
     open.extend(nodes.iter().flat_map(|node| node.inputs.iter().chain(&node.outputs)));

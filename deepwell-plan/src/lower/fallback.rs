@@ -65,18 +65,47 @@ const PACKING_SHARE: usize = 100;
 /// [`lower_within`] makes such programs.
 pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
     let Some(fallback) = fallback else { return program.arena.bytes };
+    let persistent = program.arena.transient_offset + further_copy_bytes(program, fallback);
+    let [planned, in_bf16] = [program, fallback].map(Transient::of);
+    persistent.max(fallback.arena.transient_offset) + Transient::of_mixtures(planned, in_bf16)
+}
+
+/// By how much the larger copies of each weight exceed those of `program`.
+pub(crate) fn further_copy_bytes(program: &Program, fallback: &Program) -> usize {
     let (own, in_bf16) = (copy_bytes(program), copy_bytes(fallback));
-    let more = own.iter().map(|(weight, bytes)| {
+    let further = own.iter().map(|(weight, bytes)| {
         let in_bf16 = in_bf16.get(weight).copied().unwrap_or(0);
         in_bf16.saturating_sub(*bytes)
     });
-    let persistent = program.arena.transient_offset + more.sum::<usize>();
-    let [quantized, in_bf16] = [program, fallback].map(|it| it.arena.transient_lower_bound_bytes);
-    let alive =
-        (quantized + shared_operand_bytes(fallback)).max(in_bf16 + shared_operand_bytes(program));
-    let transient = [program, fallback].map(|it| it.arena.transient_bytes());
-    let mixed = alive + alive / PACKING_SHARE;
-    persistent.max(fallback.arena.transient_offset) + transient.into_iter().fold(mixed, usize::max)
+    further.sum()
+}
+
+/// Bytes of what lives within a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Transient {
+    /// Of the arena.
+    pub(crate) bytes: usize,
+    /// Alive at the fullest call.
+    pub(crate) alive: usize,
+    /// Of operands that GEMMs of several weights read.
+    pub(crate) shared: usize,
+}
+
+impl Transient {
+    fn of(program: &Program) -> Transient {
+        let [in_slot, others] = shared_operand_bytes(program);
+        Transient {
+            bytes: program.arena.transient_bytes(),
+            alive: program.arena.transient_lower_bound_bytes,
+            shared: program.slots as usize * in_slot + others,
+        }
+    }
+
+    /// Room for every mixture of two programs.
+    pub(crate) fn of_mixtures(planned: Transient, in_bf16: Transient) -> usize {
+        let alive = (planned.alive + in_bf16.shared).max(in_bf16.alive + planned.shared);
+        (alive + alive / PACKING_SHARE).max(planned.bytes).max(in_bf16.bytes)
+    }
 }
 
 /// Bytes of the copies of each weight that outlive a step.
@@ -89,9 +118,9 @@ fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
     bytes
 }
 
-/// The most bytes that are alive at a time of operands that GEMMs of several weights read. Each
-/// slot of activations in flight has those that live from one body to the next.
-fn shared_operand_bytes(program: &Program) -> usize {
+/// The most bytes that are alive at a time of operands that GEMMs of several weights read: of those
+/// that live from one body to the next, which each slot of activations in flight has, and of others.
+pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     let readers = program.weights_by_operand();
     let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();
     for (&id, of_operand) in &readers {
@@ -101,7 +130,7 @@ fn shared_operand_bytes(program: &Program) -> usize {
         let is_transient = !program.value(id).memory.is_persistent();
         is_transient && readers.contains_key(&id) && weights[&tensor_of(program, id)].len() > 1
     };
-    let Ok(order) = Order::of(&program.calls, &program.bodies) else { return 0 };
+    let Ok(order) = Order::of(&program.calls, &program.bodies) else { return [0; 2] };
     let mut lives: BTreeMap<ValueId, Lifetime> = BTreeMap::new();
     for (index, call) in program.calls.iter().enumerate() {
         let last = order.last_beside(index);
@@ -117,7 +146,7 @@ fn shared_operand_bytes(program: &Program) -> usize {
     let peak = |lives: Vec<(ValueId, Lifetime)>| {
         peak_bytes(&lives.into_iter().map(|(_, life)| life).collect::<Vec<_>>())
     };
-    program.slots as usize * peak(in_slots) + peak(others)
+    [peak(in_slots), peak(others)]
 }
 
 /// The tensor of which a value holds a plane, or which it is.

@@ -8,7 +8,7 @@ use super::{Found, Machines, RankMap, SearchRequest, warnings};
 use crate::memory::{PhaseMemory, StageLayers, StageMemory, stage_memory, stage_memory_estimate};
 use crate::schedule::{PipelineRun, orders, simulate};
 use crate::step_time::{StepTime, stage_times};
-use crate::{ModelShape, PlanError, Strategy};
+use crate::{ModelShape, PlanError, ProgramBytes, Strategy};
 
 /// Passes of a pipeline that are simulated op by op, at most.
 const PASSES_MAX: usize = 2_000_000;
@@ -87,8 +87,9 @@ pub struct ClusterPlan {
     /// Whether its programs were lowered and fit: the trainer runs such a plan.
     #[serde(default)]
     pub is_lowered: bool,
-    /// The best plan within the trainer's rules, which was not lowered, and the seconds of its
-    /// step. None where this plan is within the rules, or where no plan within them fits.
+    /// The best plan within the trainer's rules, whose programs fit where these were asked, and the
+    /// seconds of its step. None where this plan is within the rules, or where no plan within them
+    /// fits.
     #[serde(default)]
     pub runnable: Option<(Strategy, f64)>,
     /// What to look at.
@@ -138,7 +139,7 @@ impl ClusterPlan {
             run,
             runnable: found
                 .runnable
-                .first()
+                .as_ref()
                 .filter(|other| other.at != at && at.parallel().is_err())
                 .map(|other| (other.at, other.seconds)),
             not_run_yet: at.parallel().err().map(|error| error.to_string()),
@@ -147,6 +148,14 @@ impl ClusterPlan {
             machines: request.machines.clone(),
             step,
         })
+    }
+
+    /// Takes the memory of programs, by stage, for that of the closed form.
+    pub fn take_programs(&mut self, needed: &[ProgramBytes]) {
+        for (stage, bytes) in self.stages.iter_mut().zip(needed) {
+            stage.memory = bytes.of_stage(&stage.memory);
+            stage.phases = stage.memory.phases();
+        }
     }
 
     /// Bytes of a GPU on the stage that needs most.

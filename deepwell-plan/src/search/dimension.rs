@@ -165,6 +165,23 @@ impl Pin {
     }
 }
 
+impl fmt::Display for Pin {
+    /// As on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pin { dimension, value, forbidden } = *self;
+        let value = match dimension {
+            Dimension::Schedule => PipelineSchedule::ALL.get(value).map(ToString::to_string),
+            Dimension::Split => LayerSplit::ALL.get(value).map(|split| split.name().to_string()),
+            Dimension::Recompute => {
+                ActivationRecompute::ALL.get(value).map(|rule| rule.name().to_string())
+            }
+            _ => Some(value.to_string()),
+        };
+        let sign = if forbidden { "!=" } else { "=" };
+        write!(f, "{dimension}{sign}{}", value.unwrap_or_default())
+    }
+}
+
 impl FromStr for Pin {
     type Err = PlanError;
 

@@ -128,7 +128,7 @@ impl ClusterPlan {
         let slower = 100.0 * (seconds / self.step.seconds - 1.0);
         writeln!(
             f,
-            "  the trainer   may run this one, {slower:.1} % slower (--runnable lowers it): {other}"
+            "  the trainer   runs this one, {slower:.1} % slower (--runnable plans it): {other}"
         )
     }
 

@@ -201,7 +201,7 @@ fn with_schedule(
         };
         let choices = schedules.iter().flat_map(|of| splits.iter().map(move |split| (*of, *split)));
         for (schedule, split) in choices {
-            // Where nothing is pinned, the search goes to the host with what does not fit.
+            // Nobody has measured an optimizer on the host: it has to be asked for.
             let offload = !pinned(request, Dimension::Offload, 0);
             let at = Strategy { vpp, schedule, split, offload, ..at };
             if at.pp > 1 && at.micro_batches < at.pp {

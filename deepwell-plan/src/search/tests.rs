@@ -92,28 +92,74 @@ fn pins_hold_and_lose() {
 }
 
 /// States of 70 billion parameters are more than eight GPUs have; those of the optimizer alone are
-/// two thirds of them.
+/// two thirds of them. Nobody has measured an optimizer on the host, so that it is asked for.
 #[test]
-fn the_host_takes_what_does_not_fit() {
+fn the_host_takes_the_optimizer_where_it_is_pinned() {
     let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
+    let error = search(&request).unwrap_err();
+    assert!(matches!(error, PlanError::NothingFits { .. }));
+    let message = error.to_string();
+    assert!(message.contains("with `--pin offload=1` there is a plan: TP"), "{message}");
+    request.pins = vec!["offload=1".parse().unwrap()];
     let found = search(&request).unwrap();
-    assert!(found.best.at.offload, "{}", found.best.at);
     let plan = ClusterPlan::new(&request, &found, None).unwrap();
     let memory = plan.stages[0].memory;
     assert!(memory.optimizer == 0.0 && memory.host_optimizer > 80e9, "{memory:?}");
     assert!(plan.not_run_yet.is_some() && plan.step.optimizer > 1.0, "{:?}", plan.step);
     request.pins = vec!["offload=0".parse().unwrap()];
     assert!(matches!(search(&request), Err(PlanError::NothingFits { .. })));
-    // Where it fits without, it is what a dimension would do, or what is pinned.
-    request.gpus = vec![64];
-    request.machines = Machines::of_gpus(GpuModel::h100(), 64);
-    request.global_batch = 64;
-    request.pins.clear();
-    let found = search(&request).unwrap();
-    assert!(!found.best.at.offload);
-    assert!(found.what_if.iter().any(|(dimension, _)| *dimension == Dimension::Offload));
-    request.pins = vec!["offload=1".parse().unwrap()];
-    assert!(search(&request).unwrap().best.at.offload);
+}
+
+/// Seconds of the best plan, infinite where there is none.
+fn best_seconds(request: &SearchRequest) -> f64 {
+    search(request).map_or(f64::INFINITY, |found| found.best.seconds)
+}
+
+/// More memory gave a slower plan: 43.2 s with 22 GB, 322.7 s with 24 GB, as an optimizer on the
+/// host was taken only where nothing else fitted.
+#[test]
+fn more_memory_is_never_slower() {
+    let check = |model: &str, gpu: GpuModel, gpus: usize| {
+        let request = SearchRequest { fp8: true, ..request(model, 4096, 1024, gpu, gpus) };
+        let mut before = f64::INFINITY;
+        for gigabytes in [18.0, 22.0, 24.0, 27.0, 32.0, 40.0, 55.0, 64.0, 80.0, 141.0, 280.0] {
+            let gpu_memory_bytes = Some(gigabytes * 1e9);
+            let seconds = best_seconds(&SearchRequest { gpu_memory_bytes, ..request.clone() });
+            assert!(seconds <= before, "{model}, {gigabytes} GB: {seconds} s, {before} with less");
+            before = seconds;
+        }
+        assert!(before.is_finite());
+    };
+    check("llama-3-70b", GpuModel::h100(), 64);
+    check("mixtral-8x7b", GpuModel::h200(), 16);
+    check("llama-3-8b", GpuModel::b200(), 8);
+}
+
+#[test]
+fn more_bandwidth_is_never_slower() {
+    let check = |model: &str, gpus: usize| {
+        let request =
+            SearchRequest { fp8: true, ..request(model, 4096, 256, GpuModel::h100(), gpus) };
+        for of_network in [true, false] {
+            let mut before = f64::INFINITY;
+            for times in [0.25, 0.5, 0.8, 1.0, 1.5, 2.0, 4.0] {
+                let mut faster = request.clone();
+                match of_network {
+                    true => faster.machines.fabric.nic_gbps *= times,
+                    false => faster.machines.fabric.nvlink_share *= times,
+                }
+                let seconds = best_seconds(&faster);
+                let what = if of_network { "network" } else { "NVLink" };
+                // NCCL's tuner goes by its own rates, and may take the slower of two algorithms:
+                // 0.007 % of a step of mixtral-8x7b.
+                let most = before * 1.001;
+                assert!(seconds <= most, "{model}, {what} x {times}: {seconds} s, {before} s");
+                before = seconds;
+            }
+        }
+    };
+    check("llama-3-8b", 16);
+    check("mixtral-8x7b", 16);
 }
 
 /// With four layers on each of eight stages the last one has the head as well, which is as much to
@@ -179,21 +225,17 @@ fn ops_are_recomputed_one_by_one() {
     assert!(full.0 > selective.0 && full.1 < selective.1, "{selective:?} {full:?}");
 }
 
-/// Those that the trainer runs are the first of all, of different degrees; asked for alone, the
-/// first of them is the best.
+/// Of plans that the trainer does not run, the best that it runs is kept; asked for alone, that is
+/// the best.
 #[test]
 fn plans_that_the_trainer_runs_are_kept() {
     let mut request = request("mixtral-8x7b", 16384, 64, GpuModel::h200(), 8);
-    let runnable = search(&request).unwrap().runnable;
-    assert!(runnable.len() > 2 && runnable.iter().all(|one| one.at.parallel().is_ok()));
-    assert!(runnable.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
-    let degrees = |one: &Candidate| (one.at.tp, one.at.pp, one.at.ep, one.at.dp, one.at.zero);
-    let first = degrees(&runnable[0]);
-    assert!(runnable.iter().filter(|one| degrees(one) == first).count() <= 2);
+    let runnable = search(&request).unwrap().runnable.unwrap();
+    assert!(runnable.at.parallel().is_ok());
     request.runnable_only = true;
     let found = search(&request).unwrap();
     assert!(found.dropped.iter().any(|one| one.reason == "the trainer does not run it yet"));
-    assert!((found.best.seconds / runnable[0].seconds - 1.0).abs() < 0.05, "{}", found.best.at);
+    assert!((found.best.seconds / runnable.seconds - 1.0).abs() < 0.05, "{}", found.best.at);
     let pins = ["pp=4", "vpp=1", "schedule=zb-h1"];
     request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
     let found = search(&request).unwrap();
@@ -337,7 +379,7 @@ fn bubbles_come_with_a_cure() {
 fn other_numbers_do_what_they_should() {
     let request = request("llama-3-70b", 8192, 512, GpuModel::h100(), 128);
     let found = search(&request).unwrap();
-    let all = what_if(&request, &found).unwrap();
+    let all = what_if(&request, &found, &SearchAids::default()).unwrap();
     let change = |part: &str| {
         all.iter().find(|what| what.change.starts_with(part)).and_then(|what| what.time_change)
     };
@@ -365,7 +407,7 @@ fn imbalance_costs_time_and_memory() {
     assert!(twice.0 > 1.3 * even.0 && twice.1 > 1.1 * even.1, "{even:?} {twice:?}");
     assert!(of(0.5).is_err() && of(f64::NAN).is_err());
     let found = search(&request).unwrap();
-    let all = what_if(&request, &found).unwrap();
+    let all = what_if(&request, &found, &SearchAids::default()).unwrap();
     let worse = all.iter().find(|what| what.change == "experts imbalanced by 1.20").unwrap();
     assert!(worse.time_change.unwrap() > 0.0);
 }

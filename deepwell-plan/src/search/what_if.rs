@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Found, SearchRequest, search};
+use super::{Found, SearchAids, SearchRequest, search_with};
 use crate::collectives::Fabric;
 use crate::{PlanError, Strategy};
 
@@ -21,9 +21,15 @@ pub struct WhatIf {
 /// more memory, with twice the batch, with experts twice as far from balance, and with linear
 /// layers in the other precision.
 ///
+/// `aids` are those of the search; of the other precision there are no programs.
+///
 /// # Errors
-/// Those of [`search`], but that nothing fits.
-pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, PlanError> {
+/// Those of [`search_with`], but that nothing fits.
+pub fn what_if(
+    request: &SearchRequest,
+    found: &Found,
+    aids: &SearchAids<'_>,
+) -> Result<Vec<WhatIf>, PlanError> {
     let mut changed: Vec<(String, SearchRequest)> = Vec::new();
     let mut with = |change: String, edit: &dyn Fn(&mut SearchRequest)| {
         let mut other = request.clone();
@@ -69,7 +75,8 @@ pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, Pl
     let now = per_token(request, found.best.seconds);
     let mut all = Vec::new();
     for (change, other) in changed {
-        let best = match search(&other) {
+        let programs = aids.programs.filter(|_| other.fp8 == request.fp8);
+        let best = match search_with(&other, &SearchAids { programs, ..*aids }) {
             Ok(found) => Some((found.best.at, found.best.seconds)),
             Err(error) if error.is_no_plan() => None,
             Err(error) => return Err(error),

@@ -88,7 +88,8 @@ mod tests {
         let nothing_fits = || PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
         assert_eq!(exit_code(&anyhow::Error::from(nothing_fits()).context("plan")), FAILED);
         assert_eq!(exit_code(&TrainError::from(nothing_fits()).into()), FAILED);
-        let none_runs = PlanError::NoPlan { what: String::new(), rejected: Vec::new(), hint: "" };
+        let none_runs =
+            PlanError::NoPlan { what: String::new(), rejected: Vec::new(), hint: String::new() };
         assert_eq!(exit_code(&none_runs.into()), FAILED);
         assert_eq!(exit_code(&anyhow!("no model `x`")), UNUSABLE);
     }

@@ -2,12 +2,13 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
-use deepwell_ir::{PrecisionPolicy, Recompute};
-use deepwell_plan::memory::StageLayers;
-use deepwell_plan::search::{ClusterPlan, Found, SearchRequest};
+use anyhow::{Context, Result};
+use deepwell_ir::{Graph, KernelCatalog, PrecisionPolicy, Target};
+use deepwell_plan::search::{
+    ClusterPlan, Found, PROGRAMS_TOO_LARGE, Programs, SearchAids, SearchRequest, search_with,
+};
 use deepwell_plan::{
-    ActivationRecompute, DryRun, OptimizerSpec, PlanError, PlanRequest, Planned, Strategy,
+    DryRun, OptimizerSpec, PlanError, PlanRequest, Planned, ProgramBytes, ProgramMemory, Strategy,
     autoplan_stages,
 };
 use deepwell_probe::Hardware;
@@ -15,148 +16,181 @@ use deepwell_trainer::{Device, ModelSource};
 
 use crate::planning::PlanningArgs;
 
+/// Whole programs that are lowered before the search goes on without: those of few layers tell
+/// which plan fits, so that the first does nearly always.
+const LOWERED_MAX: usize = 8;
+
 /// What lowering came to.
 #[derive(Debug, Default)]
 pub(crate) struct Lowered {
     /// Programs with their prediction; none where the trainer does not run the plan.
     pub(crate) planned: Option<Planned>,
-    /// Why it does not.
+    /// Why it does not, where it is within the trainer's rules.
     pub(crate) not_run_yet: Option<String>,
     /// Plans that are predicted faster and did not lower, with the reason of the first.
     pub(crate) refused: Option<String>,
 }
 
-/// Lowers the best plan of a search, where it is within the trainer's rules. If its programs need
-/// more memory than there is, or only plans are asked for that the trainer runs, the next of those
-/// takes its place. `progress` gets the number of each, from 0, and how many there are.
+/// What the programs of a search are lowered from.
+pub(crate) struct Source<'a> {
+    graph: Graph,
+    asked: PlanRequest,
+    catalog: Box<dyn KernelCatalog>,
+    /// A rank that is alone, and one among others.
+    targets: [Target; 2],
+    node: &'a Hardware,
+    allow_fallback: bool,
+}
+
+impl<'a> Source<'a> {
+    /// Captures the model for GPUs of `node`.
+    ///
+    /// # Errors
+    /// A model that cannot be captured, or a policy that cannot be read.
+    pub(crate) fn new(
+        planning: &PlanningArgs,
+        request: &SearchRequest,
+        node: &'a Hardware,
+    ) -> Result<Source<'a>> {
+        let model = ModelSource::open(&planning.model).with_context(|| {
+            format!(
+                "only the sizes of `{}` are known: the `config.json` of the model in its place \
+                 has programs",
+                planning.model
+            )
+        })?;
+        let graph = planning.graph(&model, request.seq)?;
+        let device = Device::Cuda(0);
+        let alone = device.target(node)?;
+        let in_bf16 = planning.is_auto() && !request.fp8;
+        // Of micro-batches of one sequence: what layers take less time in depends on it little.
+        let policy = match in_bf16 {
+            true => PrecisionPolicy::bf16(),
+            false => planning.policy(&graph, (device, &alone), (1, request.seq))?.0,
+        };
+        let asked = PlanRequest {
+            seq: request.seq,
+            global_batch: request.global_batch,
+            policy,
+            optimizer: OptimizerSpec::default(),
+            memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
+            micro_batch: None,
+            recompute: None,
+        };
+        let targets = [alone.clone(), device.among_ranks(alone)];
+        let (catalog, allow_fallback) = (device.catalog(), planning.allow_fallback);
+        Ok(Source { graph, asked, catalog, targets, node, allow_fallback })
+    }
+
+    /// What a search asks of them.
+    pub(crate) fn programs(&self) -> Programs<'_> {
+        let (graph, asked, catalog) = (&self.graph, &self.asked, self.catalog.as_ref());
+        Programs::new(ProgramMemory::new(graph, asked, catalog, self.targets.clone()))
+    }
+
+    /// The programs of a strategy's ranks: its micro-batch, recomputation and layers of each stage.
+    fn lower(&self, request: &SearchRequest, at: &Strategy) -> Result<Planned> {
+        let parallel = at.parallel()?;
+        let [alone, among_ranks] = &self.targets;
+        let target = if parallel.is_single() { alone } else { among_ranks };
+        let asked = PlanRequest {
+            global_batch: at.global_batch(),
+            memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
+            micro_batch: Some(at.micro_batch),
+            recompute: Some(at.recompute.of_trainer()),
+            ..self.asked.clone()
+        };
+        let layers = at.layers_of_stages(&request.shape);
+        let layers = (at.pp > 1).then_some(layers.as_slice());
+        let (graph, catalog) = (&self.graph, self.catalog.as_ref());
+        let planned =
+            autoplan_stages(graph, self.node, &asked, (parallel, layers), catalog, target)?;
+        planned.fallbacks(self.allow_fallback)?;
+        Ok(planned)
+    }
+}
+
+/// Searches for the best plan, and lowers it where it is within the trainer's rules. A plan whose
+/// programs do not do after all makes place for the next one.
 ///
 /// # Errors
-/// A schedule that the degrees of the next plan do not allow; with
-/// [`SearchRequest::runnable_only`], that none of them lowers and fits.
+/// As [`search_with`]; with [`SearchRequest::runnable_only`], that nothing lowers.
 pub(crate) fn best(
-    planning: &PlanningArgs,
     request: &SearchRequest,
-    found: &mut Found,
-    node: &Hardware,
-    progress: &dyn Fn(usize, usize),
-) -> Result<Lowered> {
-    let lower = |at: &Strategy| programs(planning, request, at, node);
-    best_by(request, found, progress, &lower)
+    source: Option<&Source<'_>>,
+    aids: &SearchAids<'_>,
+) -> Result<(Found, Lowered)> {
+    let lower = |at: &Strategy| source.map(|source| source.lower(request, at));
+    best_by(request, aids, &lower)
 }
 
 /// [`best`] with what makes the programs of a strategy.
 fn best_by(
     request: &SearchRequest,
-    found: &mut Found,
-    progress: &dyn Fn(usize, usize),
-    lower: &dyn Fn(&Strategy) -> Result<Planned>,
-) -> Result<Lowered> {
-    if found.best.at.parallel().is_err() {
-        return Ok(Lowered::default());
-    }
-    let mut refused: Vec<String> = Vec::new();
-    let mut why_not_best = None;
-    let candidates = found.runnable.clone();
-    for (index, candidate) in candidates.iter().enumerate() {
-        progress(index, candidates.len());
-        match lower(&candidate.at) {
-            Ok(planned) => {
-                if candidate.at != found.best.at {
-                    found.take(request, candidate)?;
-                }
-                let refused = refused.first().map(|first| {
-                    let count = refused.len();
-                    format!("{count} that are predicted faster do not lower, such as {first}")
-                });
-                return Ok(Lowered { planned: Some(planned), not_run_yet: None, refused });
+    aids: &SearchAids<'_>,
+    lower: &dyn Fn(&Strategy) -> Option<Result<Planned>>,
+) -> Result<(Found, Lowered)> {
+    let mut refused: Vec<(Strategy, String)> = Vec::new();
+    loop {
+        let mut found = search_with(request, aids)?;
+        let at = found.best.at;
+        let outcome = if at.parallel().is_ok() { lower(&at) } else { None };
+        let Some(Err(error)) = outcome else {
+            let planned = outcome.transpose()?;
+            if let Some(planned) = &planned {
+                // Its whole programs are there now.
+                found.best.memory_bytes = planned.prediction.peak_bytes() as f64;
             }
-            Err(error) => {
-                let is_too_large =
-                    matches!(error.downcast_ref(), Some(PlanError::NothingFits { .. }));
-                let why = match is_too_large {
-                    true => "its programs need more memory than a GPU has".to_string(),
-                    false => error.root_cause().to_string(),
-                };
-                refused.push(format!("{}: {why}", candidate.at));
-                why_not_best.get_or_insert(why);
-                if !is_too_large && !request.runnable_only {
-                    break;
+            let said = refused.first().map(|(at, why)| {
+                let count = refused.len();
+                format!("{count} that are predicted faster do not lower, such as {at}: {why}")
+            });
+            return Ok((found, Lowered { planned, not_run_yet: None, refused: said }));
+        };
+        let why = match error.downcast_ref() {
+            Some(PlanError::NothingFits { .. }) => PROGRAMS_TOO_LARGE.to_string(),
+            _ => error.root_cause().to_string(),
+        };
+        refused.push((at, why.clone()));
+        match aids.programs {
+            Some(programs) if refused.len() < LOWERED_MAX => programs.refuse(at, why),
+            _ if request.runnable_only => {
+                let rows = refused.iter().map(|(at, why)| format!("{at}: {why}"));
+                return Err(PlanError::NoPlan {
+                    what: format!("the trainer runs none of the {} best plans", refused.len()),
+                    rejected: rows.collect(),
+                    hint: "without `--runnable` all kinds of plans are searched".to_string(),
                 }
+                .into());
             }
+            _ => return Ok((found, Lowered { not_run_yet: Some(why), ..Lowered::default() })),
         }
     }
-    if request.runnable_only {
-        return Err(PlanError::NoPlan {
-            what: format!(
-                "the trainer runs none of the {} best plans within its rules",
-                refused.len()
-            ),
-            rejected: refused,
-            hint: "without `--runnable` the best plan of the search is shown; more GPUs, or a \
-                   `--pin` such as `recompute=full` or `mbs=1`, need less memory of each",
-        }
-        .into());
-    }
-    // None of them: the best one stays, and its own reason is said with it.
-    let others = refused.len().saturating_sub(1);
-    let not_run_yet = why_not_best.map(|why| match others {
-        0 => why,
-        _ => format!("{why}, and so do those of the next {others} plans within the rules"),
-    });
-    Ok(Lowered { planned: None, not_run_yet, refused: None })
 }
 
-/// The programs of a strategy's ranks: its micro-batch, recomputation and layers of each stage.
-fn programs(
-    planning: &PlanningArgs,
+/// Takes the memory of whole programs for that of a plan. Returns what the search counted by few of
+/// their layers, stage by stage.
+pub(crate) fn take_programs(
+    plan: &mut ClusterPlan,
+    lowered: &Lowered,
     request: &SearchRequest,
-    at: &Strategy,
-    node: &Hardware,
-) -> Result<Planned> {
-    let parallel = at.parallel()?;
-    let graph = planning.graph(&ModelSource::open(&planning.model)?, request.seq)?;
-    let device = Device::Cuda(0);
-    let target = device.target(node)?;
-    let target = if parallel.is_single() { target } else { device.among_ranks(target) };
-    let recompute = match at.recompute {
-        ActivationRecompute::Full => Recompute::Full,
-        ActivationRecompute::Selective => Recompute::Selective,
-        _ => Recompute::None,
-    };
-    let policy = match planning.is_auto() && !request.fp8 {
-        true => PrecisionPolicy::bf16(),
-        false => planning.policy(&graph, (device, &target), (at.micro_batch, request.seq))?.0,
-    };
-    let asked = PlanRequest {
-        seq: request.seq,
-        global_batch: request.global_batch,
-        policy,
-        optimizer: OptimizerSpec::default(),
-        memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
-        micro_batch: Some(at.micro_batch),
-        recompute: Some(recompute),
-    };
-    // The first chunk of all stages, then the second.
-    let stages: Vec<StageLayers> =
-        (0..at.pp).map(|stage| StageLayers::of(&request.shape, at, stage)).collect();
-    let chunk_layers = |chunk: usize| stages.iter().map(move |stage| stage.chunks[chunk].len());
-    let layers: Vec<usize> = (0..at.vpp).flat_map(chunk_layers).collect();
-    let layers = (at.pp > 1).then_some(layers.as_slice());
-    let catalog = device.catalog();
-    let split = (parallel, layers);
-    let planned = autoplan_stages(&graph, node, &asked, split, catalog.as_ref(), &target)?;
-    planned.fallbacks(planning.allow_fallback)?;
-    Ok(planned)
+    programs: Option<&Programs<'_>>,
+) -> Vec<u64> {
+    let Some(planned) = &lowered.planned else { return Vec::new() };
+    let whole: Vec<_> = planned.prediction.ranks.iter().map(ProgramBytes::of_report).collect();
+    plan.take_programs(&whole);
+    let counted = programs.and_then(|it| it.needed(request, &plan.strategy).ok());
+    counted.into_iter().flatten().map(|stage| stage.peak()).collect()
 }
 
-/// Each class of ranks: memory of its program beside that of the search, bytes to others, and the
-/// least time of a step.
-pub(crate) fn page(run: &DryRun, plan: &ClusterPlan) -> String {
+/// Each class of ranks: memory of its program beside what a search counted by few of its layers,
+/// bytes to others, and the least time of a step.
+pub(crate) fn page(run: &DryRun, searched: &[u64], plan: &ClusterPlan) -> String {
     let mut text = "\nlowered, a program for each class of ranks; times are bounds by roofline\n\
                     ranks           GB at the peak  by the search  GB to others  at least\n"
         .to_string();
     for (index, rank) in run.ranks.iter().enumerate() {
-        let searched = plan.stages.get(index).map_or(0.0, |stage| stage.memory.device());
+        let searched = searched.get(index).copied().unwrap_or(0);
         let last = rank.alike.iter().copied().chain([rank.rank]).max().unwrap_or(rank.rank);
         let first = rank.alike.iter().copied().chain([rank.rank]).min().unwrap_or(rank.rank);
         let ranks = if first == last { first.to_string() } else { format!("{first}-{last}") };
@@ -165,7 +199,7 @@ pub(crate) fn page(run: &DryRun, plan: &ClusterPlan) -> String {
             text,
             "  {ranks:<13} {:>14.1}  {:>13.1}  {:>12.2}  {:.3} s",
             rank.peak_bytes as f64 / 1e9,
-            searched / 1e9,
+            searched as f64 / 1e9,
             rank.bytes_on_link as f64 / 1e9,
             rank.time_s
         );
@@ -181,67 +215,76 @@ pub(crate) fn page(run: &DryRun, plan: &ClusterPlan) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;
+    use deepwell_ir::capture::ModelConfig;
     use deepwell_plan::ModelShape;
     use deepwell_plan::gpu_model::GpuModel;
-    use deepwell_plan::search::{Machines, search};
+    use deepwell_plan::search::Machines;
+    use deepwell_precision::PrecisionPolicy;
 
     use super::*;
 
-    /// A search over eight GPUs whose first plan is within the trainer's rules.
-    fn searched(runnable_only: bool) -> (SearchRequest, Found) {
-        let shape = ModelShape::known("mixtral-8x7b").expect("a known model");
-        let machines = Machines::of_gpus(GpuModel::h200(), 8);
-        let request = SearchRequest::new(shape, 4096, 64, machines);
-        let within_rules = SearchRequest { runnable_only: true, ..request.clone() };
-        let found = search(&within_rules).expect("a plan");
-        assert!(found.best.at.parallel().is_ok() && found.runnable.len() > 2);
-        (SearchRequest { runnable_only, ..request }, found)
+    /// A model of two layers on two GPUs, and what its programs are lowered from.
+    fn source(node: &Hardware, runnable_only: bool) -> (SearchRequest, Source<'_>) {
+        let config = ModelConfig::preset("llama-micro").expect("a preset");
+        let shape = ModelShape::of("llama-micro", &config).expect("a shape");
+        let machines = Machines::of_gpus(GpuModel::h200(), 2);
+        let request = SearchRequest {
+            runnable_only,
+            pins: vec!["tp=1".parse().expect("a pin"), "mbs=1".parse().expect("a pin")],
+            ..SearchRequest::new(shape, 128, 4, machines)
+        };
+        let device = Device::Cuda(0);
+        let alone = device.target(node).expect("a GPU");
+        let asked = PlanRequest {
+            seq: 128,
+            global_batch: 4,
+            policy: PrecisionPolicy::bf16(),
+            optimizer: OptimizerSpec::default(),
+            memory_limit_bytes: None,
+            micro_batch: None,
+            recompute: None,
+        };
+        let graph = config.capture(Some(128)).expect("a graph");
+        let (catalog, targets) = (device.catalog(), [alone.clone(), device.among_ranks(alone)]);
+        (request, Source { graph, asked, catalog, targets, node, allow_fallback: false })
     }
 
     /// Plans that do not lower were printed with `--runnable`, and the exit code was 0.
     #[test]
-    fn runnable_without_a_plan_that_lowers_is_an_error() {
-        let too_large = || PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
-        let check = |error: &dyn Fn() -> anyhow::Error, reason: &str| {
-            let (request, mut found) = searched(true);
-            let tried = found.runnable.clone();
-            let lowered = best_by(&request, &mut found, &|_, _| {}, &|_| Err(error()));
-            let error = lowered.expect_err("no plan lowers");
-            assert!(error.downcast_ref::<PlanError>().is_some_and(PlanError::is_no_plan));
-            let text = error.to_string();
-            let heading = format!("the trainer runs none of the {} best plans", tried.len());
-            assert!(text.starts_with(&heading), "{text}");
-            for candidate in tried {
-                let row = format!("\n  {}: {reason}", candidate.at);
-                assert!(text.contains(&row), "expected `{row}` in: {text}");
+    fn plans_that_do_not_lower_make_place_for_others() {
+        let node = Hardware::preset("h200-x2").expect("a preset");
+        let check = |runnable_only: bool, failing: usize, expected: &str| {
+            let (request, source) = source(&node, runnable_only);
+            let programs = source.programs();
+            let aids = SearchAids { programs: Some(&programs), progress: None };
+            let tried = std::cell::Cell::new(0);
+            let lower = |at: &Strategy| {
+                tried.set(tried.get() + 1);
+                Some(match tried.get() <= failing {
+                    true => Err(anyhow!("op `rms_norm` is split by columns")),
+                    false => source.lower(&request, at),
+                })
+            };
+            match best_by(&request, &aids, &lower) {
+                Ok((found, lowered)) => {
+                    assert!(found.best.at.parallel().is_ok() || lowered.planned.is_none());
+                    let said = lowered.refused.or(lowered.not_run_yet).unwrap_or_default();
+                    assert!(said.starts_with(expected), "{said}");
+                    if let Some(planned) = lowered.planned {
+                        let bytes = planned.prediction.peak_bytes() as f64;
+                        assert_eq!(found.best.memory_bytes, bytes);
+                    }
+                }
+                Err(error) => {
+                    assert!(error.downcast_ref().is_some_and(PlanError::is_no_plan), "{error}");
+                    assert!(error.to_string().starts_with(expected), "{error}");
+                    assert!(error.to_string().contains("op `rms_norm` is split by columns"));
+                }
             }
         };
-        check(&|| too_large().into(), "its programs need more memory than a GPU has");
-        check(
-            &|| anyhow!("op `rms_norm` is split by columns"),
-            "op `rms_norm` is split by columns",
-        );
-    }
-
-    /// Without the option the best plan is shown, and what is said of it is what came of lowering.
-    #[test]
-    fn without_runnable_the_best_plan_stays_with_its_reason() {
-        let too_large = || PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
-        let check = |error: &dyn Fn() -> anyhow::Error, expected: &str| {
-            let (request, mut found) = searched(false);
-            let (best, others) = (found.best.at, found.runnable.len() - 1);
-            let lowered = best_by(&request, &mut found, &|_, _| {}, &|_| Err(error()))
-                .expect("a plan that is not run yet");
-            assert!(lowered.planned.is_none() && found.best.at == best);
-            let expected = expected.replace("OTHERS", &others.to_string());
-            assert_eq!(lowered.not_run_yet.as_deref(), Some(expected.as_str()));
-        };
-        check(
-            &|| too_large().into(),
-            "its programs need more memory than a GPU has, and so do those of the next OTHERS \
-             plans within the rules",
-        );
-        // Another reason than memory is one of the model, and ends the trials.
-        check(&|| anyhow!("no kernel"), "no kernel");
+        check(true, 0, "");
+        check(true, 1, "1 that are predicted faster do not lower, such as TP1 ");
+        check(true, LOWERED_MAX, "the trainer runs none of the 8 best plans");
+        check(false, LOWERED_MAX, "op `rms_norm` is split by columns");
     }
 }

@@ -21,6 +21,7 @@ mod generate;
 mod hardware;
 mod lowered;
 mod measured;
+mod nearest;
 mod negative;
 mod output;
 mod plan;

@@ -8,8 +8,8 @@ use clap::Args;
 use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
-    Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchRequest, WhatIf,
-    explanation, search, search_watched, what_if,
+    Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchAids, SearchRequest,
+    WhatIf, explanation, search, what_if,
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
@@ -17,7 +17,8 @@ use deepwell_trainer::ModelSource;
 use serde::Serialize;
 
 use crate::hardware::{cluster_of, measurements_of};
-use crate::lowered;
+use crate::lowered::{self, Source};
+use crate::nearest;
 use crate::output::{note, print, print_json};
 use crate::planning::PlanningArgs;
 use crate::watch::Watch;
@@ -155,30 +156,42 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let mut request = request(planning, args, cluster)?;
-    let watch = Watch::start();
-    let mut found = search_watched(&request, &mut |considered| watch.searched(considered))?;
     if planning.is_auto() && request.fp8 {
+        // As the closed form predicts it, in the precision that takes less time.
         let in_bf16 = SearchRequest { fp8: false, ..request.clone() };
-        if let Some(other) = search(&in_bf16).ok().filter(|it| it.step.seconds < found.step.seconds)
-        {
-            (request, found) = (in_bf16, other);
+        let seconds = |request| search(request).map_or(f64::INFINITY, |it| it.step.seconds);
+        if seconds(&in_bf16) < seconds(&request) {
+            request = in_bf16;
         }
     }
-    watch.found(&found);
     let node = &cluster.nodes[0].hardware;
-    let trying = |index: usize, of: usize| watch.lowers(index, of);
-    let lowered = lowered::best(planning, &request, &mut found, node, &trying)?;
+    let watch = Watch::start();
+    // Of a model of which only the sizes are known there are no programs.
+    let source = match Source::new(planning, &request, node) {
+        Err(error) if request.runnable_only => return Err(error),
+        source => source,
+    };
+    let programs = source.as_ref().ok().map(Source::programs);
+    let progress = |progress| watch.searched(progress);
+    let aids = SearchAids { programs: programs.as_ref(), progress: Some(&progress) };
+    let best = lowered::best(&request, source.as_ref().ok(), &aids);
+    let (found, lowered) = best.map_err(|error| nearest::named(error, &request, &aids))?;
+    watch.found(&found);
     let mut plan = ClusterPlan::new(&request, &found, args.tokens)?;
-    plan.warnings.extend(lowered.refused);
-    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet);
+    plan.warnings.extend(lowered.refused.clone());
+    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
+    if let Err(error) = &source {
+        plan.not_run_yet.get_or_insert_with(|| error.root_cause().to_string());
+    }
+    plan.is_lowered = lowered.planned.is_some();
+    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs.as_ref());
     let planned = lowered.planned;
-    plan.is_lowered = planned.is_some();
     let count = args.accounting.map(|whose| Count::of(&plan, whose)).transpose()?;
     write_pictures(args, &request, &plan)?;
     if explain {
         watch.asks_what_if();
     }
-    let numbers = if explain { what_if(&request, &found)? } else { Vec::new() };
+    let numbers = if explain { what_if(&request, &found, &aids)? } else { Vec::new() };
     watch.end();
     if json {
         return print_json(&Printed {
@@ -198,7 +211,7 @@ pub(crate) fn run(
     }
     if let Some(planned) = &planned {
         let _ = write!(text, "\neach rank runs the {}", planned.plan);
-        text += &lowered::page(&planned.prediction, &plan);
+        text += &lowered::page(&planned.prediction, &searched, &plan);
     }
     if args.pareto {
         text += &found.front_table(&request);
@@ -308,7 +321,14 @@ fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
         _ => most,
     };
     if !args.pareto {
-        return Ok(vec![most]);
+        // A number with fewer divisors may leave them no plan as good as that of fewer GPUs.
+        let unit = if most < domain { 1 } else { domain };
+        let rounder = std::iter::successors(Some(2), |step| Some(step * 2))
+            .map(|step| most / unit / step * step * unit)
+            .take_while(|gpus| *gpus > 0);
+        let mut counts: Vec<usize> = std::iter::once(most).chain(rounder).collect();
+        counts.dedup();
+        return Ok(counts);
     }
     let halves = std::iter::successors(Some(most), |gpus| (gpus % 2 == 0).then_some(gpus / 2));
     Ok(halves.collect())

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_plan::search::{
-    ClusterPlan, Machines, Moves, Pin, SearchRequest, replan, search_watched,
-};
+use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchAids, SearchRequest, replan};
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_trainer::Settings;
 use deepwell_trainer::commands::Degrees;
@@ -14,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 use crate::hardware::{cluster_of, measurements_of};
-use crate::lowered;
+use crate::lowered::{self, Source};
+use crate::nearest;
 use crate::output::{print, print_json};
 use crate::planning::PlanningArgs;
 use crate::watch::Watch;
@@ -138,17 +137,24 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let watch = Watch::start();
-    let mut found = search_watched(&request, &mut |considered| watch.searched(considered))?;
-    watch.found(&found);
     let node = &cluster.nodes[0].hardware;
-    let trying = |index: usize, of: usize| watch.lowers(index, of);
-    let lowered = lowered::best(&planning, &request, &mut found, node, &trying)?;
+    let source = match Source::new(&planning, &request, node) {
+        Err(error) if request.runnable_only => return Err(error),
+        source => source,
+    };
+    let programs = source.as_ref().ok().map(Source::programs);
+    let progress = |progress| watch.searched(progress);
+    let aids = SearchAids { programs: programs.as_ref(), progress: Some(&progress) };
+    let best = lowered::best(&request, source.as_ref().ok(), &aids);
+    let (found, lowered) = best.map_err(|error| nearest::named(error, &request, &aids))?;
+    watch.found(&found);
     watch.end();
     let tokens = now.run.map(|run| run.tokens);
     let mut plan = ClusterPlan::new(&request, &found, tokens)?;
-    plan.warnings.extend(lowered.refused);
-    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet);
+    plan.warnings.extend(lowered.refused.clone());
+    plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
     plan.is_lowered = lowered.planned.is_some();
+    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs.as_ref());
     let moves = replan(&now, &plan);
     if args.json {
         let model = planning.model;
@@ -162,7 +168,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     let mut text = format!("{plan}{moves}");
     if let Some(planned) = &lowered.planned {
         text += &format!("\neach rank runs the {}", planned.plan);
-        text += &lowered::page(&planned.prediction, &plan);
+        text += &lowered::page(&planned.prediction, &searched, &plan);
     }
     print(&text)?;
     Ok(Outcome::Success)

@@ -1,9 +1,10 @@
 //! What `plan` and `replan` say on stderr while they search: a line that is drawn over on a
 //! terminal, and one line elsewhere.
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
-use deepwell_plan::search::Found;
+use deepwell_plan::search::{Found, Progress};
 use deepwell_trainer::terminal::stderr_draws;
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
@@ -13,7 +14,12 @@ use crate::output::{grouped, say};
 pub(crate) struct Watch {
     /// Where stderr is a terminal that can be drawn on.
     bar: Option<ProgressBar>,
+    /// When something was said last.
+    said: Cell<Instant>,
 }
+
+/// How long nothing is said where lines cannot be drawn over.
+const SILENCE: Duration = Duration::from_secs(1);
 
 impl Watch {
     pub(crate) fn start() -> Watch {
@@ -25,18 +31,30 @@ impl Watch {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Watch { bar }
+        Watch { bar, said: Cell::new(Instant::now()) }
     }
 
     fn draw(&self, message: String) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(message);
+        match &self.bar {
+            Some(bar) => bar.set_message(message),
+            None if self.said.get().elapsed() > SILENCE => {
+                self.said.set(Instant::now());
+                say(format_args!("plan: {message}"));
+            }
+            None => {}
         }
     }
 
-    /// So many combinations were looked at.
-    pub(crate) fn searched(&self, considered: usize) {
-        self.draw(format!("searching: {} combinations", grouped(considered as u64)));
+    /// How far the search is.
+    pub(crate) fn searched(&self, progress: Progress) {
+        self.draw(match progress {
+            Progress::Combinations(count) => {
+                format!("searching: {} combinations", grouped(count as u64))
+            }
+            Progress::Programs(count) => {
+                format!("searching: programs of {} plans", grouped(count as u64))
+            }
+        });
     }
 
     /// The search is done.
@@ -47,11 +65,6 @@ impl Watch {
             Some(bar) => bar.suspend(|| say(line)),
             None => say(line),
         }
-    }
-
-    /// The programs of a plan are lowered, the one of this index.
-    pub(crate) fn lowers(&self, index: usize, of: usize) {
-        self.draw(format!("lowering plan {} of {of} at most", index + 1));
     }
 
     /// The search runs again with other numbers.

@@ -1,0 +1,130 @@
+//! A model without some of its layers: sizes of programs grow by as much with each layer of a kind,
+//! so that a few layers tell the size of many.
+
+use std::collections::{HashMap, HashSet};
+
+use super::pipeline::part_of;
+use crate::{Graph, IrError, Node, NodeId, TensorId, TensorKind};
+
+/// The kind of each layer: those of a kind have the same ops on parameters of the same shapes.
+/// Kinds are counted from 0 in the order of their first layers.
+pub fn layer_kinds(graph: &Graph) -> Vec<usize> {
+    let mut layers: Vec<Vec<(String, Vec<String>)>> = vec![Vec::new(); graph.layer_count()];
+    for node in &graph.nodes {
+        let Some(of_layer) = node.layer.and_then(|layer| layers.get_mut(layer as usize)) else {
+            continue;
+        };
+        let tensors = node.inputs.iter().map(|&input| graph.tensor(input));
+        let parameters = tensors.filter(|it| matches!(it.kind, TensorKind::Parameter { .. }));
+        let shapes = parameters.map(|it| format!("{} {}", it.shape, it.dtype)).collect();
+        of_layer.push((node.op.name().to_string(), shapes));
+    }
+    let mut known: Vec<&Vec<(String, Vec<String>)>> = Vec::new();
+    let kind = |layer| match known.iter().position(|other| *other == layer) {
+        Some(kind) => kind,
+        None => {
+            known.push(layer);
+            known.len() - 1
+        }
+    };
+    layers.iter().map(kind).collect()
+}
+
+/// The graph with the layers `kept` alone, which are counted anew. What a layer that is gone would
+/// have made for later ones, they read of what it would have read.
+///
+/// # Errors
+/// [`IrError::Invalid`] for layers that are not those of the graph in rising order, that do not
+/// stand in order in it, or that hand on something else than they get.
+pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
+    let invalid =
+        |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
+    let count = graph.layer_count();
+    let is_rising = kept.windows(2).all(|pair| pair[0] < pair[1]);
+    if !is_rising || kept.last().is_none_or(|&last| last >= count) {
+        let what = format!("expected some of the {count} layers in rising order, got {kept:?}");
+        return Err(invalid(what));
+    }
+    let bounds = bounds(graph, count).map_err(invalid)?;
+    let crossing = |bound: usize| crossing(graph, bounds[bound]);
+    let mut read_instead: HashMap<TensorId, TensorId> = HashMap::new();
+    let mut nodes: Vec<Node> = Vec::new();
+    let mut take = |nodes_of: std::ops::Range<usize>,
+                    layer: Option<u32>,
+                    read_instead: &HashMap<TensorId, TensorId>| {
+        for node in &graph.nodes[nodes_of] {
+            let mut node = node.clone();
+            for input in &mut node.inputs {
+                *input = *read_instead.get(input).unwrap_or(input);
+            }
+            node.layer = node.layer.and(layer);
+            node.source = NodeId(nodes.len() as u32);
+            nodes.push(node);
+        }
+    };
+    take(0..bounds[0], None, &read_instead);
+    let mut next = 0;
+    for (place, &layer) in kept.iter().chain([&count]).enumerate() {
+        if layer > next {
+            let (before, behind) = (crossing(next), crossing(layer));
+            let only = |these: &[TensorId], others: &[TensorId]| -> Vec<TensorId> {
+                these.iter().filter(|id| !others.contains(id)).copied().collect()
+            };
+            let (got, made) = (only(&before, &behind), only(&behind, &before));
+            let alike = |(a, b): (&TensorId, &TensorId)| {
+                let (a, b) = (graph.tensor(*a), graph.tensor(*b));
+                (&a.shape, a.dtype) == (&b.shape, b.dtype)
+            };
+            if got.len() != made.len() || !got.iter().zip(&made).all(alike) {
+                let names = |ids: &[TensorId]| -> Vec<String> {
+                    ids.iter().map(|&id| graph.tensor(id).name.clone()).collect()
+                };
+                return Err(invalid(format!(
+                    "expected layers {next} to {} to make what they read, got {:?} and {:?}",
+                    layer - 1,
+                    names(&made),
+                    names(&got)
+                )));
+            }
+            for (made, got) in made.into_iter().zip(got) {
+                let got = *read_instead.get(&got).unwrap_or(&got);
+                read_instead.insert(made, got);
+            }
+        }
+        let end = bounds.get(layer + 1).copied().unwrap_or(graph.nodes.len());
+        take(bounds[layer]..end, Some(place as u32), &read_instead);
+        next = layer + 1;
+    }
+    let part = part_of(graph, nodes, std::iter::empty());
+    crate::verify(&part)?;
+    Ok(part)
+}
+
+/// The first node of each layer, and of what stands behind the last one.
+fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
+    let layer_of = |node: &Node| node.layer.map(|layer| layer as usize);
+    let mut bounds = Vec::with_capacity(count + 1);
+    for layer in 0..count {
+        let is_later = |node: &Node| layer_of(node).is_some_and(|it| it >= layer);
+        let bound = graph.nodes.iter().position(is_later).unwrap_or(graph.nodes.len());
+        let is_earlier = |node: &&Node| layer_of(node).is_some_and(|it| it < layer);
+        if let Some(node) = graph.nodes[bound..].iter().find(is_earlier) {
+            let name = &node.name;
+            return Err(format!(
+                "expected layers one behind the other, got `{name}` behind layer {layer}"
+            ));
+        }
+        bounds.push(bound);
+    }
+    let last = graph.nodes.iter().rposition(|node| node.layer.is_some());
+    bounds.push(last.map_or(graph.nodes.len(), |last| last + 1));
+    Ok(bounds)
+}
+
+/// What nodes before a bound make and nodes behind it read, in the order in which it is made.
+fn crossing(graph: &Graph, bound: usize) -> Vec<TensorId> {
+    let (before, behind) = graph.nodes.split_at(bound);
+    let read: HashSet<TensorId> = behind.iter().flat_map(|node| &node.inputs).copied().collect();
+    let made = before.iter().flat_map(|node| &node.outputs).copied();
+    made.filter(|id| read.contains(id)).collect()
+}

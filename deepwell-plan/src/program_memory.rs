@@ -1,0 +1,321 @@
+//! Memory of the programs of a plan, by lowering a few of its layers.
+//!
+//! Each layer of a kind adds as much to a program as the one before it: to the values that outlive a
+//! step, and to the activations that a micro-batch in flight keeps. So a stage's program is
+//! lowered with one or two layers of each kind, and once more with one layer more of each; from
+//! there its parts are extended to all layers, and to the micro-batches in flight. What is lowered
+//! does not depend on the length of the pipeline, and is kept for other plans.
+
+mod few_layers;
+mod parts;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use deepwell_ir::{Graph, KernelCatalog, Recompute, Target, layer_kinds};
+
+use self::few_layers::{Chunks, FewLayers, More};
+pub use self::parts::ProgramBytes;
+use self::parts::{InFlight, Parts};
+use crate::autoplan::base_plan;
+use crate::memory::StageLayers;
+use crate::schedule::{handovers, in_flight};
+use crate::stages::orders_of;
+use crate::{ModelShape, Parallel, Plan, PlanError, PlanRequest, Strategy, lower, lower_fallback};
+
+/// Micro-batches for each stage after which a schedule has reached its most in flight.
+const MICRO_BATCHES_OF_STAGE: usize = 4;
+
+/// What programs are lowered for.
+pub struct ProgramMemory<'a> {
+    /// The model.
+    pub graph: &'a Graph,
+    /// Sequences, policy and optimizer; micro-batch and recomputation are those of each plan.
+    pub request: &'a PlanRequest,
+    /// The kernels.
+    pub catalog: &'a dyn KernelCatalog,
+    /// The device of a rank that is alone.
+    pub alone: Target,
+    /// The device of a rank among others.
+    pub among_ranks: Target,
+    kinds: Vec<usize>,
+    known: RefCell<HashMap<Key, Known>>,
+    in_flight: RefCell<HashMap<(Parallel, usize), Rc<Vec<InFlight>>>>,
+}
+
+type Known = Result<Rc<Growth>, Rc<PlanError>>;
+
+/// What the programs of few layers depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    parallel: Parallel,
+    stage: usize,
+    /// Layers of each kind of each chunk.
+    chunks: Vec<Vec<usize>>,
+    micro_batch: usize,
+    micro_batches: usize,
+    recompute: Recompute,
+    one_stream: bool,
+    growing: Vec<Option<More>>,
+    with_fallback: bool,
+}
+
+/// A stage with few layers, and what one more of each kind adds.
+struct Growth {
+    base: Parts,
+    /// Its layers of each kind, by chunk.
+    layers: Vec<Vec<usize>>,
+    /// By kind: further layers, and the parts with them.
+    more: Vec<Option<(More, Parts)>>,
+}
+
+impl<'a> ProgramMemory<'a> {
+    /// Memory of programs of `graph` on `among_ranks`, or on `alone` where there is one rank.
+    pub fn new(
+        graph: &'a Graph,
+        request: &'a PlanRequest,
+        catalog: &'a dyn KernelCatalog,
+        [alone, among_ranks]: [Target; 2],
+    ) -> ProgramMemory<'a> {
+        let kinds = layer_kinds(graph);
+        let (known, in_flight) = Default::default();
+        ProgramMemory { graph, request, catalog, alone, among_ranks, kinds, known, in_flight }
+    }
+
+    /// The plan that the trainer runs for a strategy.
+    ///
+    /// # Errors
+    /// What the trainer does not run, as [`Strategy::parallel`].
+    pub fn plan_of(&self, shape: &ModelShape, at: &Strategy) -> Result<Plan, PlanError> {
+        let parallel = at.parallel()?;
+        let recompute = at.recompute.of_trainer();
+        let (micro_batch, micro_batches) = (at.micro_batch, at.micro_batches);
+        let stages = at.layers_of_stages(shape);
+        let base = base_plan(self.graph, self.request, self.target(parallel));
+        Ok(Plan { parallel, recompute, micro_batch, micro_batches, stages, ..base })
+    }
+
+    /// What the first rank of each stage of a strategy needs, if none needs more than `limit_bytes`.
+    /// On a device with streams the plan is taken with one where it needs more with several.
+    ///
+    /// # Errors
+    /// What the trainer does not run, or a model that does not lower so.
+    pub fn of_strategy(
+        &self,
+        shape: &ModelShape,
+        at: &Strategy,
+        limit_bytes: u64,
+    ) -> Result<Option<Vec<ProgramBytes>>, PlanError> {
+        let plan = self.plan_of(shape, at)?;
+        // The least first: most that are asked for do not fit.
+        let one_stream = Plan { one_stream: true, ..plan.clone() };
+        if self.within(&one_stream, limit_bytes, false)?.is_none() {
+            return Ok(None);
+        }
+        let on_one = self.within(&one_stream, limit_bytes, true)?;
+        if on_one.is_none() || plan.has_one_stream() || self.alone.arch == "cpu" {
+            return Ok(on_one);
+        }
+        Ok(self.within(&plan, limit_bytes, true)?.or(on_one))
+    }
+
+    /// Bytes that live within a step on the first stage of a strategy, of its layers alone, with the
+    /// room for GEMMs that fall back to BF16. It is quick to tell, as the programs for it are those
+    /// of all plans that divide layers alike.
+    ///
+    /// # Errors
+    /// As [`ProgramMemory::of_strategy`].
+    pub fn within_step(&self, shape: &ModelShape, at: &Strategy) -> Result<f64, PlanError> {
+        let layers = self.kinds.len();
+        if layers < 6 {
+            return Ok(0.0);
+        }
+        let plan = self.plan_of(shape, at)?;
+        let Parallel { context, tensor, expert, .. } = plan.parallel;
+        // The fewest ranks that divide layers so.
+        let data = (context..=context * expert)
+            .step_by(context)
+            .find(|data| (data * tensor).is_multiple_of(expert));
+        let data = data.unwrap_or(context * expert);
+        let parallel = Parallel { context, tensor, expert, pipeline: 3, ..Parallel::data(data) };
+        // A stage of the middle, which keeps nothing for the embedding or the head.
+        let parts = |own: usize| -> Result<Rc<Growth>, PlanError> {
+            let first = (layers - own) / 2;
+            let stages = vec![first, own, layers - own - first];
+            let (micro_batch, micro_batches, one_stream) = (1, 6, true);
+            let small =
+                Plan { parallel, stages, micro_batch, micro_batches, one_stream, ..plan.clone() };
+            self.growth(&small, 1, &Chunks::of(&small, 1, &self.kinds), true)
+        };
+        let (two, three) = (parts(2)?, parts(3)?);
+        let own = Chunks::of(&plan, 0, &self.kinds);
+        let largest = own.counts.iter().map(|counts| counts.iter().sum::<usize>()).max();
+        let further = largest.unwrap_or(0).saturating_sub(2);
+        let mut parts = two.base.clone();
+        parts.grow(&two.base, &three.base, [0, further], 1);
+        let slots = self.in_flight(&plan)?[0].slots;
+        Ok(parts.within_step(&InFlight { slots, places: 0 }) as f64 * plan.micro_batch as f64)
+    }
+
+    /// `with_fallback` adds room for GEMMs that fall back to BF16.
+    fn within(
+        &self,
+        plan: &Plan,
+        limit_bytes: u64,
+        with_fallback: bool,
+    ) -> Result<Option<Vec<ProgramBytes>>, PlanError> {
+        let in_flight = self.in_flight(plan)?;
+        let mut stages = Vec::with_capacity(plan.parallel.pipeline);
+        for (stage, in_flight) in in_flight.iter().enumerate() {
+            let chunks = Chunks::of(plan, stage, &self.kinds);
+            let growth = self.growth(plan, stage, &chunks, with_fallback)?;
+            let bytes = growth.extended(&chunks).bytes(in_flight);
+            if bytes.peak() > limit_bytes {
+                return Ok(None);
+            }
+            stages.push(bytes);
+        }
+        Ok(Some(stages))
+    }
+
+    fn target(&self, parallel: Parallel) -> &Target {
+        if parallel.is_single() { &self.alone } else { &self.among_ranks }
+    }
+
+    /// How much is in flight on each stage.
+    fn in_flight(&self, plan: &Plan) -> Result<Rc<Vec<InFlight>>, PlanError> {
+        let Parallel { pipeline, chunks, schedule, .. } = plan.parallel;
+        let micro_batches = plan.micro_batches.min(MICRO_BATCHES_OF_STAGE * pipeline);
+        let parallel = Parallel { pipeline, chunks, schedule, ..Parallel::data(1) };
+        if let Some(known) = self.in_flight.borrow().get(&(parallel, micro_batches)) {
+            return Ok(known.clone());
+        }
+        let orders = orders_of(parallel, micro_batches)?;
+        let places: Vec<usize> = match pipeline {
+            1 => vec![0],
+            _ => handovers(&orders, chunks)?.iter().map(|handover| handover.places).collect(),
+        };
+        let of_stage = |(order, &places): (&Vec<_>, &usize)| {
+            // One stage runs a micro-batch whole before the next.
+            let slots = if pipeline == 1 { 1 } else { in_flight(order).max(1) };
+            InFlight { slots, places }
+        };
+        let found: Rc<Vec<InFlight>> = Rc::new(orders.iter().zip(&places).map(of_stage).collect());
+        self.in_flight.borrow_mut().insert((parallel, micro_batches), found.clone());
+        Ok(found)
+    }
+
+    fn growth(
+        &self,
+        plan: &Plan,
+        stage: usize,
+        chunks: &Chunks,
+        with_fallback: bool,
+    ) -> Result<Rc<Growth>, PlanError> {
+        let few = FewLayers::of(plan, stage, chunks, &self.kinds);
+        let key = Key {
+            parallel: few.parallel,
+            stage: few.stage,
+            chunks: few.counts.clone(),
+            micro_batch: plan.micro_batch,
+            micro_batches: few.micro_batches,
+            recompute: plan.recompute,
+            one_stream: plan.one_stream,
+            growing: few.growing.clone(),
+            with_fallback,
+        };
+        let known = self.known.borrow().get(&key).cloned();
+        let known = known.unwrap_or_else(|| {
+            let found = self.lower_growth(plan, &few, with_fallback).map(Rc::new).map_err(Rc::new);
+            self.known.borrow_mut().insert(key, found.clone());
+            found
+        });
+        known.map_err(|error| PlanError::Request {
+            what: "plan",
+            expected: "one whose programs can be lowered".to_string(),
+            got: error.to_string(),
+        })
+    }
+
+    fn lower_growth(
+        &self,
+        plan: &Plan,
+        few: &FewLayers,
+        with_fallback: bool,
+    ) -> Result<Growth, PlanError> {
+        let base = self.parts(plan, few, None, with_fallback)?;
+        let more = few.growing.iter().enumerate().map(|(kind, more)| {
+            let Some(more) = *more else { return Ok(None) };
+            Ok(Some((more, self.parts(plan, few, Some((kind, more)), with_fallback)?)))
+        });
+        let more = more.collect::<Result<_, PlanError>>()?;
+        Ok(Growth { base, layers: few.counts.clone(), more })
+    }
+
+    /// Lowers a stage with few layers, and further ones of a kind.
+    fn parts(
+        &self,
+        plan: &Plan,
+        few: &FewLayers,
+        more: Option<(usize, More)>,
+        with_fallback: bool,
+    ) -> Result<Parts, PlanError> {
+        let (graph, stages) = few.graph(self.graph, &self.kinds, more)?;
+        let FewLayers { parallel, micro_batches, .. } = *few;
+        let plan = Plan { parallel, micro_batches, stages, ..plan.clone() };
+        let rank = few.stage * parallel.world_size() / parallel.pipeline;
+        let target = self.target(parallel).clone().as_rank(parallel.ranks(rank));
+        let program = lower(&graph, &plan, self.catalog, &target)?;
+        let fallback = match with_fallback && target.arch != "cpu" {
+            false => None,
+            true => lower_fallback(&graph, &plan, &program, self.catalog, &target)?,
+        };
+        Ok(Parts::of(&program, fallback.as_ref()))
+    }
+}
+
+impl Growth {
+    /// The parts of a stage with all layers of its chunks.
+    fn extended(&self, chunks: &Chunks) -> Parts {
+        let mut parts = self.base.clone();
+        let kept = |counts: &[usize]| -> i64 {
+            let kinds = counts.iter().zip(&self.more);
+            let of_kind = |(&count, more): (&usize, &Option<(More, Parts)>)| {
+                let each = |(more, parts): &(More, Parts)| {
+                    (parts.kept() - self.base.kept()) / more.layers as i64
+                };
+                count as i64 * more.as_ref().map_or(0, each)
+            };
+            kinds.map(of_kind).sum()
+        };
+        // A slot holds what any of the chunks keeps.
+        let Some(largest) = chunks.counts.iter().max_by_key(|counts| kept(counts)) else {
+            return parts;
+        };
+        for (kind, more) in self.more.iter().enumerate() {
+            let Some((More { chunk, layers }, grown)) = more else { continue };
+            let lowered: usize = self.layers.iter().map(|counts| counts[kind]).sum();
+            let further = [
+                chunks.all(kind) - lowered,
+                largest[kind].saturating_sub(self.layers[*chunk][kind]),
+            ];
+            parts.grow(&self.base, grown, further, *layers);
+        }
+        parts
+    }
+}
+
+impl Strategy {
+    /// Layers of each stage of the trainer's pipeline: the first chunk of all ranks, then the
+    /// second; none where there is one stage.
+    pub fn layers_of_stages(&self, shape: &ModelShape) -> Vec<usize> {
+        if self.pp == 1 {
+            return Vec::new();
+        }
+        let stages: Vec<StageLayers> =
+            (0..self.pp).map(|stage| StageLayers::of(shape, self, stage)).collect();
+        let of_chunk = |chunk: usize| stages.iter().map(move |stage| stage.chunks[chunk].len());
+        (0..self.vpp).flat_map(of_chunk).collect()
+    }
+}

@@ -1,0 +1,234 @@
+//! The parts of a program's memory, and what they come to.
+
+use deepwell_ir::{MemoryKind, Program};
+use serde::{Deserialize, Serialize};
+
+use crate::RankReport;
+use crate::arena::align;
+use crate::lower::{Transient, further_copy_bytes, shared_operand_bytes};
+use crate::memory::StageMemory;
+
+/// What outlives a step.
+const PERSISTENT: [MemoryKind; 4] =
+    [MemoryKind::Optimizer, MemoryKind::Gradients, MemoryKind::Weights, MemoryKind::Host];
+
+/// Activations in flight on a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InFlight {
+    /// Micro-batches on their way through a chunk.
+    pub(super) slots: usize,
+    /// Places where what other stages send lands.
+    pub(super) places: usize,
+}
+
+/// Memory of a rank's program, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramBytes {
+    /// Master weights and moments.
+    pub optimizer: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Compute copies of weights.
+    pub weights: u64,
+    /// What the host reads and writes.
+    pub host: u64,
+    /// What lives within a step.
+    pub transient: u64,
+    /// Room for GEMMs that fall back to BF16.
+    pub reserve: u64,
+    /// Outside of the arena.
+    pub backend: u64,
+}
+
+impl ProgramBytes {
+    /// Those of a whole program, as a dry run reports them.
+    pub fn of_report(rank: &RankReport) -> ProgramBytes {
+        let of = |kind: MemoryKind| rank.bytes_at_peak.get(kind.name()).copied().unwrap_or(0);
+        let [optimizer, gradients, weights, host] = PERSISTENT.map(of);
+        ProgramBytes {
+            optimizer,
+            gradients,
+            weights,
+            host,
+            transient: rank.arena_bytes.saturating_sub(optimizer + gradients + weights + host),
+            reserve: rank.reserved_bytes,
+            backend: rank.peak_bytes - rank.arena_bytes - rank.reserved_bytes,
+        }
+    }
+
+    /// All of it.
+    pub fn peak(&self) -> u64 {
+        let arena = self.optimizer + self.gradients + self.weights + self.host + self.transient;
+        arena + self.reserve + self.backend
+    }
+
+    /// The same as the memory of a stage; batches and staging of the host are those of `closed`.
+    pub(crate) fn of_stage(&self, closed: &StageMemory) -> StageMemory {
+        let [parameters, gradients, optimizer] =
+            [self.weights, self.gradients, self.optimizer].map(|bytes| bytes as f64);
+        StageMemory {
+            parameters,
+            gradients,
+            optimizer,
+            activations: self.transient as f64,
+            logits: 0.0,
+            workspace: (self.host + self.reserve) as f64,
+            outside: self.backend as f64,
+            host_batches: closed.host_batches,
+            host_optimizer: 0.0,
+            host: parameters + optimizer + closed.host_batches,
+        }
+    }
+}
+
+/// Sizes that grow with layers. Differences of two may be negative.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sizes {
+    /// By kind: optimizer, gradients, weights, host.
+    persistent: [i64; 4],
+    /// What the host writes for each slot, part of the last one.
+    host_slot: i64,
+    /// What a slot keeps from one body to the next.
+    slot: i64,
+    slot_shared: i64,
+    /// What lives within a body.
+    local: i64,
+    local_alive: i64,
+    local_shared: i64,
+    place: i64,
+}
+
+impl Sizes {
+    fn of(program: &Program) -> Sizes {
+        let slots = program.slots as i64;
+        let persistent_bytes = |kind: MemoryKind| -> i64 {
+            let values = program.values_of(kind);
+            values.map(|value| align(value.range.bytes) as i64).sum()
+        };
+        let mut persistent = PERSISTENT.map(persistent_bytes);
+        let in_slots = program.values.iter().filter(|value| value.slot_stride_bytes > 0);
+        let (host, kept): (Vec<_>, Vec<_>) = in_slots.partition(|it| it.memory.is_persistent());
+        let host_slot = host.iter().map(|value| value.slot_stride_bytes as i64).sum();
+        persistent[3] -= host_slot;
+        let slot = kept.iter().map(|value| value.slot_stride_bytes as i64).max().unwrap_or(0);
+        let handover = program.handover.as_ref();
+        let place = handover.map_or(0, |handover| handover.place_bytes as i64);
+        let landing = handover.map_or(0, |handover| i64::from(handover.places)) * place;
+        let [slot_shared, local_shared] = shared_operand_bytes(program).map(|bytes| bytes as i64);
+        let own = |bytes: usize| bytes as i64 - slots * slot - landing;
+        Sizes {
+            persistent,
+            host_slot,
+            slot,
+            slot_shared,
+            local: own(program.arena.transient_bytes()),
+            local_alive: own(program.arena.transient_lower_bound_bytes),
+            local_shared,
+            place,
+        }
+    }
+
+    /// `self` with `[all, of_chunk]` times the difference of two others for each of `layers`.
+    fn grown(self, from: Sizes, to: Sizes, [all, of_chunk]: [i64; 2], layers: i64) -> Sizes {
+        let persistent = std::array::from_fn(|kind| {
+            let further = to.persistent[kind] - from.persistent[kind];
+            self.persistent[kind] + all * further / layers
+        });
+        let grow = |own: i64, from: i64, to: i64| own + of_chunk * (to - from) / layers;
+        Sizes {
+            persistent,
+            host_slot: grow(self.host_slot, from.host_slot, to.host_slot),
+            slot: grow(self.slot, from.slot, to.slot),
+            slot_shared: grow(self.slot_shared, from.slot_shared, to.slot_shared),
+            local: grow(self.local, from.local, to.local),
+            local_alive: grow(self.local_alive, from.local_alive, to.local_alive),
+            local_shared: grow(self.local_shared, from.local_shared, to.local_shared),
+            place: grow(self.place, from.place, to.place),
+        }
+    }
+
+    fn persistent(&self, in_flight: &InFlight) -> i64 {
+        self.persistent.iter().sum::<i64>() + in_flight.slots as i64 * self.host_slot
+    }
+
+    fn transient(&self, in_flight: &InFlight) -> Transient {
+        let [slots, places] = [in_flight.slots, in_flight.places].map(|count| count as i64);
+        let landing = places * self.place;
+        let sum = |in_slot: i64, local: i64| (slots * in_slot + local).max(0) as usize;
+        Transient {
+            bytes: sum(self.slot, self.local + landing),
+            alive: sum(self.slot, self.local_alive + landing),
+            shared: sum(self.slot_shared, self.local_shared),
+        }
+    }
+}
+
+/// The parts of a stage's program.
+#[derive(Clone, Debug)]
+pub(super) struct Parts {
+    planned: Sizes,
+    /// Of the program all in BF16, and by how much the larger copies of weights exceed the planned.
+    in_bf16: Option<(Sizes, i64)>,
+    backend: i64,
+}
+
+impl Parts {
+    pub(super) fn of(program: &Program, fallback: Option<&Program>) -> Parts {
+        let of_fallback = |fallback: &Program| {
+            (Sizes::of(fallback), further_copy_bytes(program, fallback) as i64)
+        };
+        Parts {
+            planned: Sizes::of(program),
+            in_bf16: fallback.map(of_fallback),
+            backend: program.fixed_overhead_bytes as i64,
+        }
+    }
+
+    /// What lives within a step, with room for GEMMs that fall back to BF16.
+    pub(super) fn within_step(&self, in_flight: &InFlight) -> usize {
+        let planned = self.planned.transient(in_flight);
+        self.in_bf16.map_or(planned.bytes, |(in_bf16, _)| {
+            Transient::of_mixtures(planned, in_bf16.transient(in_flight))
+        })
+    }
+
+    /// What a micro-batch keeps.
+    pub(super) fn kept(&self) -> i64 {
+        self.planned.slot + self.planned.local
+    }
+
+    /// Adds what makes `to` of `from` so many times: of what outlives a step for all layers, of what
+    /// a micro-batch keeps for those of the largest chunk.
+    pub(super) fn grow(&mut self, from: &Parts, to: &Parts, times: [usize; 2], layers: usize) {
+        let (times, layers) = (times.map(|count| count as i64), layers as i64);
+        self.planned = self.planned.grown(from.planned, to.planned, times, layers);
+        if let (Some(own), Some(from), Some(to)) = (&mut self.in_bf16, from.in_bf16, to.in_bf16) {
+            own.0 = own.0.grown(from.0, to.0, times, layers);
+            own.1 += times[0] * (to.1 - from.1) / layers;
+        }
+        self.backend += times[0] * (to.backend - from.backend) / layers;
+    }
+
+    /// The memory with so much in flight, as
+    /// [`arena_bytes_with_fallback`](crate::arena_bytes_with_fallback) counts it.
+    pub(super) fn bytes(&self, in_flight: &InFlight) -> ProgramBytes {
+        let (persistent, transient) =
+            (self.planned.persistent(in_flight), self.planned.transient(in_flight));
+        let reserve = self.in_bf16.map_or(0, |(in_bf16, further)| {
+            let room = (persistent + further).max(in_bf16.persistent(in_flight));
+            let mixed = Transient::of_mixtures(transient, in_bf16.transient(in_flight)) as i64;
+            room + mixed - persistent - transient.bytes as i64
+        });
+        let of = |bytes: i64| bytes.max(0) as u64;
+        let [optimizer, gradients, weights, host] = self.planned.persistent.map(of);
+        ProgramBytes {
+            optimizer,
+            gradients,
+            weights,
+            host: host + in_flight.slots as u64 * of(self.planned.host_slot),
+            transient: transient.bytes as u64,
+            reserve: of(reserve),
+            backend: of(self.backend),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Candidates of a search by their time. Whether the programs of one fit is asked when it is taken:
+//! a search has thousands, and takes a few.
+
+use std::collections::{HashMap, HashSet};
+
+use super::programs::PROGRAMS_TOO_LARGE;
+use super::{Candidate, Dropped, PASSES_MAX, Progress, SearchAids, SearchRequest};
+use crate::step_time::{StepTime, step_time};
+use crate::{ActivationRecompute, PlanError, Strategy};
+
+/// Simulations at most.
+const SIMULATED: usize = 24;
+
+/// Sorted by time.
+pub(super) struct Candidates<'a> {
+    request: &'a SearchRequest,
+    sorted: Vec<Candidate>,
+    aids: &'a SearchAids<'a>,
+    /// Plans whose programs were asked.
+    asked: usize,
+    /// Those that fit.
+    checked: HashSet<Strategy>,
+    /// Of strategies that are alike but for recomputation and micro-batch, those that do not fit.
+    full: HashMap<Strategy, Vec<(ActivationRecompute, usize)>>,
+    dropped: Vec<Dropped>,
+}
+
+impl<'a> Candidates<'a> {
+    pub(super) fn new(
+        request: &'a SearchRequest,
+        sorted: Vec<Candidate>,
+        aids: &'a SearchAids<'a>,
+    ) -> Candidates<'a> {
+        let (checked, full, dropped) = Default::default();
+        Candidates { request, sorted, aids, asked: 0, checked, full, dropped }
+    }
+
+    pub(super) fn all(&self) -> &[Candidate] {
+        &self.sorted
+    }
+
+    /// Those whose programs do not fit, of those that were asked.
+    pub(super) fn too_large(&mut self) -> Vec<Dropped> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// The first that is wanted and fits.
+    pub(super) fn first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<Candidate> {
+        let index = self.index_of_first(wanted)?;
+        Some(self.sorted[index].clone())
+    }
+
+    fn index_of_first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<usize> {
+        let mut removed = HashSet::new();
+        let mut found = None;
+        for index in 0..self.sorted.len() {
+            if !wanted(&self.sorted[index]) {
+                continue;
+            }
+            if self.fits(index) {
+                found = Some(index);
+                break;
+            }
+            removed.insert(index);
+        }
+        let before = found.map(|found| removed.iter().filter(|&&index| index < found).count());
+        let mut index = 0;
+        self.sorted.retain(|_| {
+            index += 1;
+            !removed.contains(&(index - 1))
+        });
+        Some(found? - before?)
+    }
+
+    /// Whether a candidate fits, by its programs if it has any. Its memory is theirs then.
+    fn fits(&mut self, index: usize) -> bool {
+        let at = self.sorted[index].at;
+        let programs = self.aids.programs.filter(|_| at.parallel().is_ok());
+        let Some(programs) = programs.filter(|_| !self.checked.contains(&at)) else { return true };
+        let family = Strategy {
+            recompute: ActivationRecompute::Full,
+            micro_batch: 1,
+            micro_batches: at.micro_batch * at.micro_batches,
+            ..at
+        };
+        // Less recomputation or a larger micro-batch only adds memory.
+        let is_fuller = |other: &(ActivationRecompute, usize)| {
+            at.recompute <= other.0 && at.micro_batch >= other.1
+        };
+        let is_full = self.full.get(&family).is_some_and(|full| full.iter().any(is_fuller));
+        let limit_bytes = self.request.memory_limit_bytes();
+        let reason = if is_full || programs.at_least(self.request, &at) > limit_bytes {
+            PROGRAMS_TOO_LARGE
+        } else {
+            self.asked += 1;
+            if let Some(progress) = self.aids.progress {
+                progress(Progress::Programs(self.asked));
+            }
+            match programs.needed(self.request, &at) {
+                Ok(needed) => {
+                    let peak = needed.iter().map(|stage| stage.peak()).max().unwrap_or(0);
+                    self.sorted[index].memory_bytes = peak as f64;
+                    self.checked.insert(at);
+                    return true;
+                }
+                Err(why) if why == PROGRAMS_TOO_LARGE => PROGRAMS_TOO_LARGE,
+                Err(_) => "its programs cannot be lowered",
+            }
+        };
+        if reason == PROGRAMS_TOO_LARGE && !is_full {
+            self.full.entry(family).or_default().push((at.recompute, at.micro_batch));
+        }
+        match self.dropped.iter_mut().find(|known| known.reason == reason) {
+            Some(known) => known.count += 1,
+            None => self.dropped.push(Dropped { reason, count: 1, example: at }),
+        }
+        false
+    }
+
+    /// Simulates the best one until it is one that was simulated: then no other is estimated better.
+    pub(super) fn simulate_best(&mut self) -> Result<Option<StepTime>, PlanError> {
+        let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
+        let rules = self.request.step_rules();
+        while let Some(index) = self.index_of_first(|_| true) {
+            let candidate = self.sorted[index].clone();
+            let at = candidate.at;
+            if let Some((_, step)) = simulated.iter().find(|known| known.0 == at) {
+                return Ok(Some(step.clone()));
+            }
+            if simulated.len() == SIMULATED || at.pp * at.vpp * at.micro_batches > PASSES_MAX {
+                return Ok(None);
+            }
+            let (gpu, fabric) = self.request.machines.parts();
+            let (shape, seq) = (&self.request.shape, self.request.seq);
+            let step = step_time(shape, &at, gpu, fabric, &rules, seq)?;
+            self.sorted.remove(index);
+            let place = self.sorted.partition_point(|other| other.seconds < step.seconds);
+            let (seconds, bubble) = (step.seconds, step.bubble);
+            self.sorted.insert(place, Candidate { seconds, bubble, ..candidate });
+            simulated.push((at, step));
+        }
+        Ok(None)
+    }
+}

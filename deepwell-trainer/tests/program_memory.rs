@@ -1,0 +1,177 @@
+//! The memory that a search counts for a plan of the trainer, beside that of its lowered programs.
+
+use deepwell_ir::Graph;
+use deepwell_ir::capture::ModelConfig;
+use deepwell_moe::RouterTraining;
+use deepwell_plan::schedule::PipelineSchedule;
+use deepwell_plan::{
+    ActivationRecompute, ModelShape, OptimizerSpec, PlanRequest, ProgramMemory, Strategy,
+    arena_bytes_with_fallback, lower, lower_fallback,
+};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_probe::Hardware;
+use deepwell_trainer::{Device, with_routers};
+
+/// Numbers that look random and are the same on every machine (SplitMix64).
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[(self.next() % from.len() as u64) as usize]
+    }
+}
+
+/// A strategy that the trainer knows, of a model with so many layers.
+fn strategy(draws: &mut Draws, shape: &ModelShape) -> Strategy {
+    loop {
+        let pp = draws.of(&[1, 1, 2, 3, 4, 8, 16]);
+        let vpp = if pp > 1 { draws.of(&[1, 1, 2, 3, 5, 8]) } else { 1 };
+        let tp = draws.of(&[1, 1, 2, 4, 8]);
+        let cp = draws.of(&[1, 1, 1, 2]);
+        let dp = draws.of(&[1, 2, 4, 8, 64]);
+        let ep = if shape.experts.is_some() { draws.of(&[1, 2, 4, 8]) } else { 1 };
+        let schedule = draws.of(&[
+            PipelineSchedule::OneFOneB,
+            PipelineSchedule::OneFOneB,
+            PipelineSchedule::ZbH1,
+        ]);
+        let at = Strategy {
+            pp,
+            vpp,
+            schedule: if vpp > 1 || pp == 1 { PipelineSchedule::OneFOneB } else { schedule },
+            tp,
+            sp: tp > 1,
+            cp,
+            ep,
+            dp,
+            zero: if dp * cp > 1 { draws.of(&[0, 1, 1, 2, 3]) } else { 0 },
+            micro_batch: draws.of(&[1, 1, 2, 4, 8]),
+            micro_batches: pp * draws.of(&[1, 2, 8]),
+            recompute: draws.of(&[
+                ActivationRecompute::None,
+                ActivationRecompute::Selective,
+                ActivationRecompute::Full,
+            ]),
+            ..Strategy::SINGLE
+        };
+        let heads = if shape.latent.is_some() { shape.heads } else { shape.kv_heads };
+        let experts = shape.experts.map_or(1, |experts| experts.experts);
+        let divides = heads.is_multiple_of(tp) && experts.is_multiple_of(ep);
+        if at.parallel().is_ok() && divides && pp * vpp <= shape.layers {
+            return at;
+        }
+    }
+}
+
+fn graph(model: &str, seq: usize) -> Graph {
+    let graph = ModelConfig::preset(model).unwrap().capture(Some(seq)).unwrap();
+    with_routers(&graph, &RouterTraining::default()).unwrap()
+}
+
+/// Draws strategies of a model, and compares a stage of each with its lowered program. Returns how
+/// many were lowered and what differs by more than `tolerance`.
+fn compare(
+    model: &str,
+    gpus: &str,
+    seq: usize,
+    draws: (u64, usize),
+    tolerance: f64,
+) -> (usize, Vec<String>) {
+    let (hardware, device) = (Hardware::preset(gpus).unwrap(), Device::Cuda(0));
+    let target = device.target(&hardware).unwrap();
+    let precision = if gpus.starts_with('h') { "mxfp8-128" } else { "mxfp8" };
+    let request = PlanRequest {
+        seq,
+        global_batch: 1,
+        policy: PrecisionPolicy::preset(precision).unwrap(),
+        optimizer: OptimizerSpec::default(),
+        memory_limit_bytes: None,
+        micro_batch: None,
+        recompute: None,
+    };
+    let config = ModelConfig::preset(model).unwrap();
+    let shape = ModelShape::of(model, &config).unwrap();
+    let (graph, catalog) = (graph(model, seq), device.catalog());
+    let targets = [target.clone(), device.among_ranks(target)];
+    let memory = ProgramMemory::new(&graph, &request, catalog.as_ref(), targets);
+    let (mut found, mut lowered, mut random) = (Vec::new(), 0, Draws(draws.0));
+    for _ in 0..draws.1 {
+        let at = strategy(&mut random, &shape);
+        let plan = memory.plan_of(&shape, &at).unwrap();
+        let stage = (random.next() % at.pp as u64) as usize;
+        let rank = stage * at.gpus() / at.pp;
+        let target = if at.gpus() == 1 { &memory.alone } else { &memory.among_ranks };
+        let target = target.clone().as_rank(plan.parallel.ranks(rank));
+        let counted =
+            memory.of_strategy(&shape, &at, u64::MAX).map(|counted| counted.expect("no limit"));
+        let program = lower(&graph, &plan, catalog.as_ref(), &target);
+        let (program, counted) = match (program, counted) {
+            (Ok(program), Ok(counted)) => (program, counted),
+            (Err(_), Err(_)) => continue,
+            (program, counted) => {
+                found.push(format!(
+                    "{model} {at}, stage {stage}: {:?}, counted {:?}",
+                    program.err(),
+                    counted.err()
+                ));
+                continue;
+            }
+        };
+        lowered += 1;
+        let fallback = lower_fallback(&graph, &plan, &program, catalog.as_ref(), &target).unwrap();
+        let exact =
+            arena_bytes_with_fallback(&program, fallback.as_ref()) + program.fixed_overhead_bytes;
+        let ratio = counted[stage].peak() as f64 / exact as f64;
+        if (ratio - 1.0).abs() > tolerance {
+            let gb = |bytes: u64| bytes as f64 / 1e9;
+            found.push(format!(
+                "{model} {gpus} {at}, stage {stage}: {:.3} GB, lowered {:.3} ({:+.2} %)",
+                gb(counted[stage].peak()),
+                gb(exact as u64),
+                100.0 * (ratio - 1.0)
+            ));
+        }
+    }
+    (lowered, found)
+}
+
+/// Search and lowered programs disagreed by up to 90 %.
+#[test]
+fn search_counts_what_lowered_programs_need() {
+    let each: usize = std::env::var("DRAWS").map_or(12, |text| text.parse().unwrap());
+    let only = std::env::var("MODEL").unwrap_or_default();
+    let (mut lowered, mut found) = (0, Vec::new());
+    for (index, (model, gpus, seq)) in [
+        ("llama-134m", "h100-x8", 1024),
+        ("qwen3-0.6b", "b200-x8", 2048),
+        ("llama-1.1b", "h200-x8", 2048),
+        ("moe-1b-a300m", "b200-x8", 2048),
+        ("gpt2", "h100-x8", 1024),
+        ("deepseek-micro", "h100-x8", 128),
+        ("llama-3-8b", "h100-x8", 4096),
+        ("llama-3-70b", "h100-x8", 4096),
+        ("mixtral-8x7b", "b300-x8", 4096),
+        ("qwen3-30b-a3b", "h100-x8", 4096),
+        ("deepseek-v3", "b200-x8", 4096),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        if !model.contains(&only) {
+            continue;
+        }
+        let start = std::time::Instant::now();
+        let (count, wrong) = compare(model, gpus, seq, (index as u64, each), 0.01);
+        eprintln!("{model}: {count} lowered, {} differ, {:?}", wrong.len(), start.elapsed());
+        lowered += count;
+        found.extend(wrong);
+    }
+    assert!(found.is_empty(), "{} of {lowered} differ:\n{}", found.len(), found.join("\n"));
+}
