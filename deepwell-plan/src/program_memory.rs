@@ -1,7 +1,7 @@
 //! Memory of the programs of a plan, by lowering a few of its layers.
 //!
-//! Each layer of a kind adds as much to a program as the one before it: to the values that outlive a
-//! step, and to the activations that a micro-batch in flight keeps. So a stage's program is
+//! Each layer of a kind adds as much to a program as the one before it: to the values that outlive
+//! a step, and to the activations that a micro-batch in flight keeps. So a stage's program is
 //! lowered with one or two layers of each kind, and once more with one layer more of each; from
 //! there its parts are extended to all layers, and to the micro-batches in flight. What is lowered
 //! does not depend on the length of the pipeline, and is kept for other plans.
@@ -96,7 +96,7 @@ impl<'a> ProgramMemory<'a> {
         Ok(Plan { parallel, recompute, micro_batch, micro_batches, stages, ..base })
     }
 
-    /// What the first rank of each stage of a strategy needs, if none needs more than `limit_bytes`.
+    /// What the first rank of each stage of a strategy needs, if that is within `limit_bytes`.
     /// On a device with streams the plan is taken with one where it needs more with several.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl<'a> ProgramMemory<'a> {
         Ok(self.within(&plan, limit_bytes, true)?.or(on_one))
     }
 
-    /// Bytes that live within a step on the first stage of a strategy, of its layers alone, with the
+    /// Bytes that live within a step on the first stage of a strategy, of its layers alone, with
     /// room for GEMMs that fall back to BF16. It is quick to tell, as the programs for it are those
     /// of all plans that divide layers alike.
     ///

@@ -87,9 +87,9 @@ pub struct Found {
     pub best: Candidate,
     /// Its simulated step.
     pub step: StepTime,
-    /// The next after it.
+    /// The next after it, if it was asked for.
     pub second: Option<Candidate>,
-    /// The best plan whose named dimension differs from the best one's.
+    /// The best plan whose named dimension differs from the best one's, if that was asked for.
     pub what_if: Vec<(Dimension, Candidate)>,
     /// The least time among those whose bubble is within [`BUBBLE_MAX`].
     pub small_bubble: Option<Candidate>,
@@ -120,6 +120,9 @@ pub struct SearchAids<'a> {
     pub programs: Option<&'a Programs<'a>>,
     /// Gets how far the search is, now and then.
     pub progress: Option<&'a dyn Fn(Progress)>,
+    /// Whether nobody wants the second best, nor the best with each dimension changed: each may
+    /// take programs of its own.
+    pub best_alone: bool,
 }
 
 /// How far a search is.
@@ -192,16 +195,23 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
         return Err(nothing_found(request, &mut dropped));
     };
     let step = simulated.unwrap_or_else(|| request.estimate(&best.at));
-    let what_if = Dimension::ALL.into_iter().filter_map(|dimension| {
+    let dimensions = if aids.best_alone { &[][..] } else { &Dimension::ALL };
+    let what_if = dimensions.iter().filter_map(|&dimension| {
         let own = dimension.of(&best.at);
         let other = candidates.first(|candidate| dimension.of(&candidate.at) != own)?;
         Some((dimension, other))
     });
     let what_if = what_if.collect();
     let found = Found {
-        second: candidates.first(|other| other.at != best.at),
+        second: match aids.best_alone {
+            true => None,
+            false => candidates.first(|other| other.at != best.at),
+        },
         what_if,
-        small_bubble: candidates.first(|other| other.bubble <= BUBBLE_MAX),
+        small_bubble: match best.bubble > BUBBLE_MAX {
+            true => candidates.first(|other| other.bubble <= BUBBLE_MAX),
+            false => Some(best.clone()),
+        },
         runnable: candidates.first(|other| other.at.parallel().is_ok()),
         front: front(candidates.all()),
         considered,

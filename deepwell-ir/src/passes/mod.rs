@@ -1,4 +1,5 @@
-//! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this order, over a
+//! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this
+//! order, over a
 //! differentiated one: recompute, precision, context_parallel, fuse, weight_gradients.
 
 mod assign;

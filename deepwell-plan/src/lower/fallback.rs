@@ -119,7 +119,7 @@ fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
 }
 
 /// The most bytes that are alive at a time of operands that GEMMs of several weights read: of those
-/// that live from one body to the next, which each slot of activations in flight has, and of others.
+/// that live from one body to the next, which each slot of activations has, and of others.
 pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     let readers = program.weights_by_operand();
     let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();

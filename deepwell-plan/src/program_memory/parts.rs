@@ -197,8 +197,8 @@ impl Parts {
         self.planned.slot + self.planned.local
     }
 
-    /// Adds what makes `to` of `from` so many times: of what outlives a step for all layers, of what
-    /// a micro-batch keeps for those of the largest chunk.
+    /// Adds what makes `to` of `from`, which has so many `layers` less, so many times: of what
+    /// outlives a step for all layers, of what a micro-batch keeps for the largest chunk's.
     pub(super) fn grow(&mut self, from: &Parts, to: &Parts, times: [usize; 2], layers: usize) {
         let (times, layers) = (times.map(|count| count as i64), layers as i64);
         self.planned = self.planned.grown(from.planned, to.planned, times, layers);

@@ -117,7 +117,7 @@ impl<'a> Candidates<'a> {
         false
     }
 
-    /// Simulates the best one until it is one that was simulated: then no other is estimated better.
+    /// Simulates the best one until it was simulated before: then no other is estimated better.
     pub(super) fn simulate_best(&mut self) -> Result<Option<StepTime>, PlanError> {
         let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
         let rules = self.request.step_rules();

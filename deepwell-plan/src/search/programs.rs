@@ -19,8 +19,8 @@ pub struct Programs<'a> {
 
 type Known = Result<Option<Vec<ProgramBytes>>, String>;
 
-/// Share of what is counted in one go that programs have at least: on one stream they keep less, and
-/// not all of what they keep grows with the micro-batch.
+/// Share of what is counted in one go that programs have at least: on one stream they keep less,
+/// and not all of what they keep grows with the micro-batch.
 const AT_LEAST: f64 = 0.95;
 
 /// Why programs do not fit.

@@ -76,7 +76,7 @@ pub fn what_if(
     let mut all = Vec::new();
     for (change, other) in changed {
         let programs = aids.programs.filter(|_| other.fp8 == request.fp8);
-        let best = match search_with(&other, &SearchAids { programs, ..*aids }) {
+        let best = match search_with(&other, &SearchAids { programs, best_alone: true, ..*aids }) {
             Ok(found) => Some((found.best.at, found.best.seconds)),
             Err(error) if error.is_no_plan() => None,
             Err(error) => return Err(error),

@@ -109,6 +109,32 @@ fn plans_that_the_trainer_runs() {
     check_error(&["dryrun", "llama-micro", "--runnable"], 2, &["--runnable: expected a cluster"]);
 }
 
+/// `--runnable` printed plans whose programs do not fit, with exit code 0; where there is none, it
+/// names the nearest request that has one.
+#[test]
+fn runnable_plans_fit_or_say_what_would() {
+    let args = ["plan", "llama-134m", "--hardware", "h200-x2", "--seq", "512", "--batch", "64"];
+    let with = |memory: &str| {
+        let limit = ["--gpu-memory", memory, "--runnable", "--pin", "mbs=8"];
+        super::deepwell(&[&args[..], &limit].concat())
+    };
+    let fits = with("4GB");
+    let page = super::text(&fits.stdout);
+    assert_eq!(fits.status.code(), Some(0), "{page}");
+    assert!(page.contains("the trainer   runs this plan"), "{page}");
+    // The memory of the page is that of the programs, which the search counts alike.
+    let row = page.lines().find(|line| line.starts_with("  0-1 ")).expect("a class of ranks");
+    let columns: Vec<f64> = row.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+    assert!(columns[0] <= 4.0 && (columns[1] / columns[0] - 1.0).abs() < 0.05, "{row}");
+    let too_large = with("3GB");
+    let message = super::text(&too_large.stderr);
+    assert_eq!(too_large.status.code(), Some(1), "{message}");
+    for part in ["no plan that the trainer runs fits into 2.8 GiB", "  on 4 GPUs: TP", " s a step"]
+    {
+        assert!(message.contains(part), "expected `{part}` in: {message}");
+    }
+}
+
 #[test]
 fn plans_as_files() {
     let folder = Folder::new();
@@ -241,7 +267,7 @@ fn a_run_keeps_to_its_plan() {
     let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
     refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
-    let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json"];
+    let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json", "--runnable"];
     let smaller = folder.file("smaller.json", stdout_of(&smaller));
     refused(&["--plan", &smaller, "--device", "cpu"], &["device: expected Cuda(0)", kept]);
 }

@@ -256,7 +256,7 @@ mod tests {
         let check = |runnable_only: bool, failing: usize, expected: &str| {
             let (request, source) = source(&node, runnable_only);
             let programs = source.programs();
-            let aids = SearchAids { programs: Some(&programs), progress: None };
+            let aids = SearchAids { programs: Some(&programs), ..SearchAids::default() };
             let tried = std::cell::Cell::new(0);
             let lower = |at: &Strategy| {
                 tried.set(tried.get() + 1);

@@ -31,7 +31,8 @@ pub(crate) fn named(
 /// The nearest requests for which there is a plan that the trainer runs, in words.
 fn all(request: &SearchRequest, aids: &SearchAids<'_>) -> Vec<String> {
     let plan = |other: &SearchRequest, change: String| {
-        let best = search_with(other, aids).ok()?.best;
+        let aids = SearchAids { best_alone: true, ..*aids };
+        let best = search_with(other, &aids).ok()?.best;
         Some(format!("{change}: {}, {:.3} s a step", best.at, best.seconds))
     };
     let mut found: Vec<String> = Vec::new();

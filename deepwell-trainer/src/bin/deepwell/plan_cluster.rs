@@ -173,7 +173,8 @@ pub(crate) fn run(
     };
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
-    let aids = SearchAids { programs: programs.as_ref(), progress: Some(&progress) };
+    let (programs, best_alone) = (programs.as_ref(), !explain && !json);
+    let aids = SearchAids { programs, progress: Some(&progress), best_alone };
     let best = lowered::best(&request, source.as_ref().ok(), &aids);
     let (found, lowered) = best.map_err(|error| nearest::named(error, &request, &aids))?;
     watch.found(&found);
@@ -181,10 +182,11 @@ pub(crate) fn run(
     plan.warnings.extend(lowered.refused.clone());
     plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
     if let Err(error) = &source {
-        plan.not_run_yet.get_or_insert_with(|| error.root_cause().to_string());
+        plan.not_run_yet.get_or_insert_with(|| error.to_string());
+        plan.runnable = None;
     }
     plan.is_lowered = lowered.planned.is_some();
-    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs.as_ref());
+    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs);
     let planned = lowered.planned;
     let count = args.accounting.map(|whose| Count::of(&plan, whose)).transpose()?;
     write_pictures(args, &request, &plan)?;

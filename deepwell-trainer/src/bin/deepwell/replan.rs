@@ -144,7 +144,8 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     };
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
-    let aids = SearchAids { programs: programs.as_ref(), progress: Some(&progress) };
+    let programs = programs.as_ref();
+    let aids = SearchAids { programs, progress: Some(&progress), best_alone: true };
     let best = lowered::best(&request, source.as_ref().ok(), &aids);
     let (found, lowered) = best.map_err(|error| nearest::named(error, &request, &aids))?;
     watch.found(&found);
@@ -154,7 +155,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     plan.warnings.extend(lowered.refused.clone());
     plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
     plan.is_lowered = lowered.planned.is_some();
-    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs.as_ref());
+    let searched = lowered::take_programs(&mut plan, &lowered, &request, programs);
     let moves = replan(&now, &plan);
     if args.json {
         let model = planning.model;
