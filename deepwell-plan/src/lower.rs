@@ -23,7 +23,6 @@ mod copies;
 mod early_sums;
 mod evaluation;
 mod expert;
-mod expert_rows;
 mod fallback;
 mod flops;
 mod handover;
@@ -232,8 +231,6 @@ struct Lowering<'a> {
     early: early_sums::EarlySums,
     /// Copies of weights that the optimizer writes.
     update_copies: copies::UpdateCopies,
-    /// Buffers of rows of experts.
-    expert_rows: expert_rows::ExpertRows,
     /// Sums over tensor-parallel ranks so far.
     tensor_sums: usize,
     value_of: HashMap<TensorId, ValueId>,
@@ -277,7 +274,6 @@ impl<'a> Lowering<'a> {
             overlaps: false,
             early: early_sums::EarlySums::default(),
             update_copies: copies::UpdateCopies::default(),
-            expert_rows: expert_rows::ExpertRows::default(),
             tensor_sums: 0,
             value_of: HashMap::new(),
             written: HashSet::new(),
@@ -466,12 +462,12 @@ impl<'a> Lowering<'a> {
         let dtypes: Vec<DType> = types.iter().map(|t| t.dtype).collect();
         let rule = new.op.rule();
         let workspace = ByteRange { offset: 0, bytes: selection.choice.workspace_bytes };
-        self.note_expert_rows(&new.op, &new.operands, new.input_count);
-        let cost = self.cost(&new.op, &new.operands, rule.flops(&shapes));
-        let cost = self.of_even_rows(cost, &new.operands);
         self.calls.push(Call {
             accumulator_bytes: new.accumulator_bytes,
-            cost: Cost { bytes_on_link: rule.bytes_on_link(&types), ..cost },
+            cost: Cost {
+                bytes_on_link: rule.bytes_on_link(&types),
+                ..self.cost(&new.op, &new.operands, rule.flops(&shapes))
+            },
             unit: self.catalog.unit_of(&selection.choice.kernel, rule.unit(&dtypes)),
             peak_share: self.catalog.peak_share(&selection.choice.kernel, self.target),
             name: new.name,

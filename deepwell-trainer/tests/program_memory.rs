@@ -158,11 +158,11 @@ fn search_counts_what_lowered_programs_need() {
     ];
     let (mut lowered, mut found) = (0, Vec::new());
     for (index, (model, gpus, seq)) in models.into_iter().enumerate() {
-        let (count, wrong) = compare(model, gpus, seq, (index as u64, 10), 0.01);
+        let (count, wrong) = compare(model, gpus, seq, (index as u64, 6), 0.01);
         lowered += count;
         found.extend(wrong);
     }
     println!("{} of {lowered} differ by more than 1 %:\n{}", found.len(), found.join("\n"));
-    assert!(lowered >= 40 && found.len() * 3 <= lowered, "{} of {lowered}", found.len());
+    assert!(lowered >= 24 && found.len() * 5 <= lowered, "{} of {lowered}", found.len());
     assert!(!found.iter().any(|one| one.contains("counted")), "a plan lowers in one way alone");
 }

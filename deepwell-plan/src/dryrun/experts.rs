@@ -21,50 +21,32 @@ pub struct ExpertRoom {
 impl ExpertRoom {
     pub(super) fn of(program: &Program) -> Option<ExpertRoom> {
         let value = |call: &Call, operand: usize| program.value(call.operands[operand].value);
-        let rows = program.calls.iter().filter_map(|call| {
-            let room = ExpertRoom::of_call(&call.op, |operand| value(call, operand).shape.clone())?;
-            match &call.op {
-                // What ranks sent, they have counted.
-                Op::Dispatch(op) if matches!(op.rows_of, RowsOf::Sent { .. }) => {
-                    Some(ExpertRoom { even: 0, ..room })
-                }
-                // It sends as many as it is sent.
-                Op::DispatchToRanks(_) => Some(ExpertRoom { most: 0, ..room }),
-                _ => Some(room),
-            }
-        });
-        rows.reduce(|a, b| ExpertRoom { most: a.most.max(b.most), even: a.even.max(b.even) })
-    }
-
-    /// Rows of the buffer that a dispatch fills, from the shapes of its operands; none for another
-    /// op. Of rows that other ranks sent, all that they may send count as even.
-    pub(crate) fn of_call(op: &Op, shape: impl Fn(usize) -> Vec<usize>) -> Option<ExpertRoom> {
-        let rows = |operand| shape(operand).iter().product::<usize>() as u64;
         // Pairs of `own` of the experts, each with an even share or full.
-        let even = |factor: Option<f64>, [experts, own]: [usize; 2]| -> u64 {
-            let chosen = shape(0);
-            let pairs = chosen.iter().product::<usize>() * own / experts.max(1);
-            let [tokens, top_k] = [0, 1].map(|axis| chosen.get(axis).copied().unwrap_or(1));
+        let even = |call: &Call, factor: Option<f64>, [experts, own]: [usize; 2]| -> u64 {
+            let chosen = value(call, 0);
+            let pairs = chosen.elements() * own / experts.max(1);
+            let [tokens, top_k] = [0, 1].map(|axis| chosen.shape.get(axis).copied().unwrap_or(1));
             let of_expert = |factor| capacity(factor, experts, Dim::fixed(tokens), top_k);
             let most = factor.and_then(|factor| of_expert(factor).as_fixed());
             most.map_or(pairs, |most| pairs.min(most * own)) as u64
         };
-        match op {
+        let rows = program.calls.iter().filter_map(|call| match &call.op {
             Op::Dispatch(op) => {
-                let most = rows(4);
                 let even = match op.rows_of {
-                    RowsOf::Sent { .. } => most,
-                    _ => even(op.capacity_factor, [op.experts(), op.grouped.groups]),
+                    // What ranks sent, they have counted.
+                    RowsOf::Sent { .. } => 0,
+                    _ => even(call, op.capacity_factor, [op.experts(), op.grouped.groups]),
                 };
-                Some(ExpertRoom { most, even: even.min(most) })
+                Some(ExpertRoom { most: value(call, 4).elements() as u64, even })
             }
+            // It sends as many as it is sent.
             Op::DispatchToRanks(op) => {
-                let most = rows(3);
-                let even = even(op.capacity_factor, [op.experts; 2]);
-                Some(ExpertRoom { most, even: even.min(most) })
+                let even = even(call, op.capacity_factor, [op.experts; 2]);
+                Some(ExpertRoom { most: 0, even })
             }
             _ => None,
-        }
+        });
+        rows.reduce(|a, b| ExpertRoom { most: a.most.max(b.most), even: a.even.max(b.even) })
     }
 }
 

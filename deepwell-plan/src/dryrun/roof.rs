@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use deepwell_ir::{Call, EventId, Instance, MathUnit, Op, ProcessGroup, Program, StreamId};
 use deepwell_probe::{Endpoint, Gpu, Hardware, NumberFormat};
 
-use super::Bound;
+use super::{Bound, ExpertRoom};
 use crate::autoplan::gpu_of;
 
 /// Rates of a device in the units of the roofline.
@@ -18,6 +18,9 @@ pub(super) struct Roof {
     bytes_per_s: f64,
     /// To the other ranks of each group of the target.
     link_bytes_per_s: Vec<f64>,
+    /// Pairs that come where tokens choose evenly, of those that experts' rows have room for: GEMMs
+    /// of groups look at the rows that come.
+    expert_rows_share: f64,
 }
 
 impl Roof {
@@ -34,7 +37,8 @@ impl Roof {
             // Ranks of a processor are threads, which meet in its memory.
             None => roof.bytes_per_s,
         };
-        Roof { link_bytes_per_s: groups.map(link).collect(), ..roof }
+        let link_bytes_per_s = groups.map(link).collect();
+        Roof { link_bytes_per_s, expert_rows_share: even_share(program), ..roof }
     }
 
     fn of_gpu(gpu: &Gpu) -> Roof {
@@ -49,6 +53,7 @@ impl Roof {
             nvfp4_flops_per_s: tflops(NumberFormat::Nvfp4).unwrap_or(bf16) * 1e12,
             bytes_per_s: gpu.hbw_gbps * 1e9,
             link_bytes_per_s: Vec::new(),
+            expert_rows_share: 1.0,
         }
     }
 
@@ -61,6 +66,7 @@ impl Roof {
             nvfp4_flops_per_s: cpu.peak_gflops(NumberFormat::Nvfp4) * 1e9,
             bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
             link_bytes_per_s: Vec::new(),
+            expert_rows_share: 1.0,
         }
     }
 
@@ -88,8 +94,10 @@ impl Roof {
             _ => None,
         };
         let link_s = link_bytes_per_s.map_or(0.0, |rate| cost.bytes_on_link as f64 / rate);
-        let memory_s = cost.bytes() as f64 / self.bytes_per_s;
-        let compute_s = cost.flops as f64 / (peak_share * rate);
+        // Of the bytes of weights the same share, so that the time stays a bound.
+        let rows_share = if is_grouped_gemm(&call.op) { self.expert_rows_share } else { 1.0 };
+        let memory_s = rows_share * cost.bytes() as f64 / self.bytes_per_s;
+        let compute_s = rows_share * cost.flops as f64 / (peak_share * rate);
         if compute_s > memory_s && compute_s > link_s {
             (compute_s, Bound::Compute)
         } else if link_s > memory_s {
@@ -173,6 +181,28 @@ fn calls_time_s(
         }
     }
     last_s.max(computed_s)
+}
+
+fn is_grouped_gemm(op: &Op) -> bool {
+    matches!(
+        op.leading(),
+        Op::GroupedGemm(_)
+            | Op::GroupedGemmInputGrad(_)
+            | Op::GroupedGemmWeightGrad(_)
+            | Op::ScaledGroupedGemm(_)
+    )
+}
+
+/// See [`Roof::expert_rows_share`]; 1 for a model without experts.
+fn even_share(program: &Program) -> f64 {
+    let grouped = program.calls.iter().find_map(|call| match &call.op {
+        Op::GroupedGemm(op) => Some(op.grouped),
+        Op::ScaledGroupedGemm(op) => Some(op.grouped),
+        _ => None,
+    });
+    let (Some(room), Some(grouped)) = (ExpertRoom::of(program), grouped) else { return 1.0 };
+    let pairs = grouped.pairs_of(room.most as usize) as f64;
+    if pairs > 0.0 { (room.even as f64 / pairs).min(1.0) } else { 1.0 }
 }
 
 /// The GPUs of the other ranks of a group, of those whose programs are there.

@@ -73,11 +73,7 @@ fn gemm_flops(program: &Program, call: &Call) -> u64 {
         return call.cost.flops;
     }
     let shape = |operand: &Operand| program.value(operand.value).shape.clone();
-    let of = |operands: &[Operand]| operands.iter().map(shape).collect::<Vec<_>>();
-    let (core, whole) =
-        (core.rule().flops(&of(call.inputs())), call.op.rule().flops(&of(&call.operands)));
-    // Of rows of experts a call counts those of an even choice.
-    (core as f64 * call.cost.flops as f64 / whole.max(1) as f64) as u64
+    core.rule().flops(&call.inputs().iter().map(shape).collect::<Vec<_>>())
 }
 
 /// Share of the FLOPs of linear layers whose operands are quantized, of those of the blocks and of

@@ -267,9 +267,6 @@ fn a_run_keeps_to_its_plan() {
     let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
     refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
-    let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json", "--runnable"];
-    let smaller = folder.file("smaller.json", stdout_of(&smaller));
-    refused(&["--plan", &smaller, "--device", "cpu"], &["device: expected Cuda(0)", kept]);
 }
 
 /// What `deepwell replan --json` prints is a plan that trains, with the precision of the old plan.
