@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use deepwell_ir::{Graph, KernelCatalog, Recompute, Target, layer_kinds};
+use deepwell_ir::{Graph, IrError, KernelCatalog, Recompute, Target, layer_kinds};
 
 use self::few_layers::{Chunks, FewLayers, More};
 pub use self::parts::ProgramBytes;
@@ -263,7 +263,9 @@ impl<'a> ProgramMemory<'a> {
     ) -> Result<Parts, PlanError> {
         let (graph, stages) = few.graph(self.graph, &self.kinds, more)?;
         let FewLayers { parallel, micro_batches, .. } = *few;
-        let plan = Plan { parallel, micro_batches, stages, ..plan.clone() };
+        let names: Vec<&str> = graph.parameters().map(|(_, it)| it.name.as_str()).collect();
+        let policy = plan.policy.clone().of_part(&names).map_err(IrError::from)?;
+        let plan = Plan { parallel, micro_batches, stages, policy, ..plan.clone() };
         let rank = few.stage * parallel.world_size() / parallel.pipeline;
         let target = self.target(parallel).clone().as_rank(parallel.ranks(rank));
         let program = lower(&graph, &plan, self.catalog, &target)?;

@@ -23,11 +23,13 @@ mod space;
 mod warnings;
 mod what_if;
 
+use std::fmt;
+
 use serde::Serialize;
 
 use self::candidates::Candidates;
 use crate::memory::stage_memory_estimate;
-use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time, step_time_known};
+use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time_known};
 use crate::{PlanError, Strategy};
 
 pub use accounting::{Accounting, Count};
@@ -42,7 +44,7 @@ pub use pictures::Pictures;
 pub use programs::{PROGRAMS_TOO_LARGE, Programs};
 pub use rank_map::{RankGroup, RankMap};
 pub use replan::{Change, Moves, replan};
-pub use request::SearchRequest;
+pub use request::{ByTrainer, SearchRequest};
 pub use what_if::{WhatIf, what_if};
 
 /// Share of a pipeline's time that may be idle before a plan warns of it.
@@ -78,6 +80,25 @@ pub struct Dropped {
     pub count: usize,
     /// The first of them.
     pub example: Strategy,
+    /// What is wrong with that one, where the reason does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl fmt::Display for Dropped {
+    /// The reason with its example.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, such as {}", self.reason, self.example)?;
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"))
+    }
+}
+
+/// Counts a combination among those that were dropped.
+fn drop_one(all: &mut Vec<Dropped>, reason: &'static str, example: Strategy, why: Option<String>) {
+    match all.iter_mut().find(|known| known.reason == reason) {
+        Some(known) => known.count += 1,
+        None => all.push(Dropped { reason, count: 1, example, why }),
+    }
 }
 
 /// What a search found.
@@ -95,9 +116,9 @@ pub struct Found {
     pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
-    /// The least time of those within the rules of the trainer ([`Strategy::parallel`]), whose
-    /// programs fit where these were asked.
-    pub runnable: Option<Candidate>,
+    /// The least time of those that the trainer does not run, where one that it runs was taken
+    /// before it.
+    pub faster: Option<Candidate>,
     /// Combinations looked at.
     pub considered: usize,
     /// Those that fit.
@@ -173,6 +194,11 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
                 fitting += 1;
                 all.push(predicted(at, bytes));
             }
+            Err((TOO_LARGE, _))
+                if request.by_trainer == ByTrainer::Only && at.parallel().is_err() =>
+            {
+                drop_one(&mut dropped, NOT_BY_TRAINER, at, None);
+            }
             // Programs decide of these, where the closed form is not too far above.
             Err((TOO_LARGE, Some(bytes)))
                 if aids.programs.is_some()
@@ -181,16 +207,15 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
             {
                 all.push(predicted(at, bytes));
             }
-            Err((reason, _)) => match dropped.iter_mut().find(|known| known.reason == reason) {
-                Some(known) => known.count += 1,
-                None => dropped.push(Dropped { reason, count: 1, example: at }),
-            },
+            Err((reason, _)) => drop_one(&mut dropped, reason, at, None),
         }
     });
     all.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.at.cmp(&b.at)));
     let mut candidates = Candidates::new(request, all, aids);
     let simulated = candidates.simulate_best()?;
     let Some(best) = candidates.first(|_| true) else {
+        let of_others = candidates.all().iter().filter(|_| request.by_trainer == ByTrainer::Only);
+        of_others.for_each(|other| drop_one(&mut dropped, NOT_BY_TRAINER, other.at, None));
         dropped.extend(candidates.too_large());
         return Err(nothing_found(request, &mut dropped));
     };
@@ -212,7 +237,7 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
             true => candidates.first(|other| other.bubble <= BUBBLE_MAX),
             false => Some(best.clone()),
         },
-        runnable: candidates.first(|other| other.at.parallel().is_ok()),
+        faster: candidates.faster_than(&best),
         front: front(candidates.all()),
         considered,
         fitting,
@@ -232,14 +257,12 @@ const CLOSED_FORM_MIN: f64 = 0.75;
 /// plans were asked for.
 fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError {
     dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
-    let rejected: Vec<String> = dropped
-        .iter()
-        .map(|d| format!("{} plans: {}, such as {}", d.count, d.reason, d.example))
-        .collect();
+    let rejected: Vec<String> =
+        dropped.iter().map(|dropped| format!("{} plans: {dropped}", dropped.count)).collect();
     let limit_bytes = request.memory_limit_bytes() as u64;
     let by_memory = [TOO_LARGE, PROGRAMS_TOO_LARGE];
     let is_too_large = dropped.iter().any(|d| by_memory.contains(&d.reason));
-    match (is_too_large, request.runnable_only) {
+    match (is_too_large, request.by_trainer == ByTrainer::Only) {
         (true, false) => {
             let rejected = rejected.into_iter().chain(on_host(request)).collect();
             PlanError::NothingFits { limit_bytes, rejected }
@@ -250,9 +273,10 @@ fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError 
                 crate::format_bytes(limit_bytes)
             ),
             rejected,
-            hint: "without `--runnable` all kinds of plans are searched; more GPUs or a shorter \
+            hint:
+                "without `--runnable` the best of other plans is printed; more GPUs or a shorter \
                    sequence need less memory of each"
-                .to_string(),
+                    .to_string(),
         },
         (false, _) => {
             let gpus = request.gpus.iter().copied().max().unwrap_or(0);
@@ -262,26 +286,6 @@ fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError 
                 hint: "take back a pin, or give a batch that more numbers divide".to_string(),
             }
         }
-    }
-}
-
-impl Found {
-    /// Takes another plan for the best one.
-    ///
-    /// # Errors
-    /// A schedule that its degrees do not allow.
-    pub fn take(&mut self, request: &SearchRequest, other: &Candidate) -> Result<(), PlanError> {
-        let at = &other.at;
-        self.step = match at.pp * at.vpp * at.micro_batches > PASSES_MAX {
-            true => request.estimate(at),
-            false => {
-                let (gpu, fabric) = request.machines.parts();
-                step_time(&request.shape, at, gpu, fabric, &request.step_rules(), request.seq)?
-            }
-        };
-        let (seconds, bubble) = (self.step.seconds, self.step.bubble);
-        self.best = Candidate { seconds, bubble, ..other.clone() };
-        Ok(())
     }
 }
 
@@ -295,6 +299,9 @@ fn on_host(request: &SearchRequest) -> Option<String> {
     let best = search(&SearchRequest { pins, ..request.clone() }).ok()?.best;
     Some(format!("with `--pin {pin}` there is a plan: {}, {:.3} s a step", best.at, best.seconds))
 }
+
+/// Why a plan of others is not taken.
+const NOT_BY_TRAINER: &str = "the trainer does not run it yet";
 
 /// Why a plan does not fit.
 const TOO_LARGE: &str = "needs more memory than a GPU has";

@@ -4,7 +4,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::programs::PROGRAMS_TOO_LARGE;
-use super::{Candidate, Dropped, PASSES_MAX, Progress, SearchAids, SearchRequest};
+use super::{
+    ByTrainer, Candidate, Dropped, PASSES_MAX, Progress, SearchAids, SearchRequest, drop_one,
+};
 use crate::step_time::{StepTime, step_time};
 use crate::{ActivationRecompute, PlanError, Strategy};
 
@@ -22,8 +24,13 @@ pub(super) struct Candidates<'a> {
     checked: HashSet<Strategy>,
     /// Of strategies that are alike but for recomputation and micro-batch, those that do not fit.
     full: HashMap<Strategy, Vec<(ActivationRecompute, usize)>>,
+    /// Of such strategies, those of which one cannot be lowered: it is its degrees that cannot.
+    not_lowered: HashSet<Strategy>,
     dropped: Vec<Dropped>,
 }
+
+/// Why programs are not there.
+const NOT_LOWERED: &str = "its programs cannot be lowered";
 
 impl<'a> Candidates<'a> {
     pub(super) fn new(
@@ -31,8 +38,8 @@ impl<'a> Candidates<'a> {
         sorted: Vec<Candidate>,
         aids: &'a SearchAids<'a>,
     ) -> Candidates<'a> {
-        let (checked, full, dropped) = Default::default();
-        Candidates { request, sorted, aids, asked: 0, checked, full, dropped }
+        let (checked, full, not_lowered, dropped) = Default::default();
+        Candidates { request, sorted, aids, asked: 0, checked, full, not_lowered, dropped }
     }
 
     pub(super) fn all(&self) -> &[Candidate] {
@@ -44,10 +51,28 @@ impl<'a> Candidates<'a> {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The first that is wanted and fits.
+    /// The first that is wanted and fits; of those that the trainer runs, if these come first.
     pub(super) fn first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<Candidate> {
-        let index = self.index_of_first(wanted)?;
+        let index = self.index_of_best(wanted)?;
         Some(self.sorted[index].clone())
+    }
+
+    /// The first that the trainer does not run, if it comes before `taken`, which it runs.
+    pub(super) fn faster_than(&self, taken: &Candidate) -> Option<Candidate> {
+        let before = self.sorted.iter().take_while(|other| other.at != taken.at);
+        let is_run = |candidate: &Candidate| candidate.at.parallel().is_ok();
+        before.filter(|other| !is_run(other)).find(|_| is_run(taken)).cloned()
+    }
+
+    fn index_of_best(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<usize> {
+        let by_trainer = |candidate: &Candidate| candidate.at.parallel().is_ok();
+        match self.request.by_trainer {
+            ByTrainer::Whatever => self.index_of_first(wanted),
+            ByTrainer::Only => self.index_of_first(|it| by_trainer(it) && wanted(it)),
+            ByTrainer::First => self
+                .index_of_first(|it| by_trainer(it) && wanted(it))
+                .or_else(|| self.index_of_first(wanted)),
+        }
     }
 
     fn index_of_first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<usize> {
@@ -89,8 +114,10 @@ impl<'a> Candidates<'a> {
         };
         let is_full = self.full.get(&family).is_some_and(|full| full.iter().any(is_fuller));
         let limit_bytes = self.request.memory_limit_bytes();
-        let reason = if is_full || programs.at_least(self.request, &at) > limit_bytes {
-            PROGRAMS_TOO_LARGE
+        let (reason, why) = if self.not_lowered.contains(&family) {
+            (NOT_LOWERED, None)
+        } else if is_full || programs.at_least(self.request, &at) > limit_bytes {
+            (PROGRAMS_TOO_LARGE, None)
         } else {
             self.asked += 1;
             if let Some(progress) = self.aids.progress {
@@ -103,17 +130,17 @@ impl<'a> Candidates<'a> {
                     self.checked.insert(at);
                     return true;
                 }
-                Err(why) if why == PROGRAMS_TOO_LARGE => PROGRAMS_TOO_LARGE,
-                Err(_) => "its programs cannot be lowered",
+                Err(why) if why == PROGRAMS_TOO_LARGE => (PROGRAMS_TOO_LARGE, None),
+                Err(why) => (NOT_LOWERED, Some(why)),
             }
         };
         if reason == PROGRAMS_TOO_LARGE && !is_full {
             self.full.entry(family).or_default().push((at.recompute, at.micro_batch));
         }
-        match self.dropped.iter_mut().find(|known| known.reason == reason) {
-            Some(known) => known.count += 1,
-            None => self.dropped.push(Dropped { reason, count: 1, example: at }),
+        if reason == NOT_LOWERED {
+            self.not_lowered.insert(family);
         }
+        drop_one(&mut self.dropped, reason, at, why);
         false
     }
 
@@ -121,7 +148,7 @@ impl<'a> Candidates<'a> {
     pub(super) fn simulate_best(&mut self) -> Result<Option<StepTime>, PlanError> {
         let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
         let rules = self.request.step_rules();
-        while let Some(index) = self.index_of_first(|_| true) {
+        while let Some(index) = self.index_of_best(|_| true) {
             let candidate = self.sorted[index].clone();
             let at = candidate.at;
             if let Some((_, step)) = simulated.iter().find(|known| known.0 == at) {

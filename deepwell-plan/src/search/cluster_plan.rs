@@ -87,11 +87,10 @@ pub struct ClusterPlan {
     /// Whether its programs were lowered and fit: the trainer runs such a plan.
     #[serde(default)]
     pub is_lowered: bool,
-    /// The best plan within the trainer's rules, whose programs fit where these were asked, and the
-    /// seconds of its step. None where this plan is within the rules, or where no plan within them
-    /// fits.
+    /// The best plan that the trainer does not run, where this one was taken before it, and the
+    /// seconds of its step as the closed form predicts them.
     #[serde(default)]
-    pub runnable: Option<(Strategy, f64)>,
+    pub faster: Option<(Strategy, f64)>,
     /// What to look at.
     pub warnings: Vec<String>,
 }
@@ -137,11 +136,7 @@ impl ClusterPlan {
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),
             run,
-            runnable: found
-                .runnable
-                .as_ref()
-                .filter(|other| other.at != at && at.parallel().is_err())
-                .map(|other| (other.at, other.seconds)),
+            faster: found.faster.as_ref().map(|other| (other.at, other.seconds)),
             not_run_yet: at.parallel().err().map(|error| error.to_string()),
             is_lowered: false,
             warnings: warnings::of(request, found),

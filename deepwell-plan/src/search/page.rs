@@ -118,17 +118,17 @@ impl ClusterPlan {
         }
         match &self.not_run_yet {
             Some(why) => writeln!(f, "  the trainer   does not run this plan yet: {why}")?,
-            None if self.is_lowered => return writeln!(f, "  the trainer   runs this plan"),
+            None if self.is_lowered => writeln!(f, "  the trainer   runs this plan")?,
             None => {
                 let rules = "may run this plan: it is within the rules and was not lowered";
-                return writeln!(f, "  the trainer   {rules}");
+                writeln!(f, "  the trainer   {rules}")?;
             }
         }
-        let Some((other, seconds)) = &self.runnable else { return Ok(()) };
-        let slower = 100.0 * (seconds / self.step.seconds - 1.0);
+        let Some((other, seconds)) = &self.faster else { return Ok(()) };
+        let less = 100.0 * (1.0 - seconds / self.step.seconds);
         writeln!(
             f,
-            "  the trainer   runs this one, {slower:.1} % slower (--runnable plans it): {other}"
+            "  not run yet   {other}: {less:.1} % less time and its memory are of a closed form"
         )
     }
 
@@ -285,9 +285,10 @@ fn write_explanation(text: &mut String, found: &Found, numbers: &[WhatIf]) -> fm
     )?;
     for dropped in &found.dropped {
         let count = grouped(dropped.count as f64);
+        let why = dropped.why.as_ref().map_or(String::new(), |why| format!(": {why}"));
         writeln!(
             text,
-            "  {count:>9}  {}\n             such as {}",
+            "  {count:>9}  {}\n             such as {}{why}",
             dropped.reason, dropped.example
         )?;
     }

@@ -42,8 +42,21 @@ pub struct SearchRequest {
     /// dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Whether only plans are taken that the trainer runs ([`Strategy::parallel`]).
-    pub runnable_only: bool,
+    /// Whether the trainer has to run the plan.
+    pub by_trainer: ByTrainer,
+}
+
+/// Whether the trainer has to run the plan that is taken ([`Strategy::parallel`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ByTrainer {
+    /// The plan of the least time is taken, whoever runs it.
+    #[default]
+    Whatever,
+    /// A plan that the trainer runs is taken before all others.
+    First,
+    /// No other plan is taken.
+    Only,
 }
 
 impl SearchRequest {
@@ -67,7 +80,7 @@ impl SearchRequest {
             fp8: false,
             expert_imbalance: StepRules::MODERN.expert_imbalance,
             capacity_factor: None,
-            runnable_only: false,
+            by_trainer: ByTrainer::Whatever,
         }
     }
 

@@ -255,9 +255,6 @@ fn reason(request: &SearchRequest, at: &Strategy) -> Option<&'static str> {
     {
         return Some("ZeRO-1 has the same time and less memory than ZeRO-0");
     }
-    if request.runnable_only && at.parallel().is_err() {
-        return Some("the trainer does not run it yet");
-    }
     let is_asked_for = request.pins.iter().any(|pin| pin.dimension == Dimension::Zero);
     if at.zero >= 2 && at.pp > 1 && !is_asked_for {
         return Some("ZeRO-2 and 3 reduce or gather for each micro-batch of a pipeline");

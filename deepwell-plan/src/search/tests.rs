@@ -225,24 +225,37 @@ fn ops_are_recomputed_one_by_one() {
     assert!(full.0 > selective.0 && full.1 < selective.1, "{selective:?} {full:?}");
 }
 
-/// Of plans that the trainer does not run, the best that it runs is kept; asked for alone, that is
-/// the best.
+/// A plan that the trainer does not run was the page's, and one that it runs was an aside.
 #[test]
-fn plans_that_the_trainer_runs_are_kept() {
+fn plans_that_the_trainer_runs_come_first() {
     let mut request = request("mixtral-8x7b", 16384, 64, GpuModel::h200(), 8);
-    let runnable = search(&request).unwrap().runnable.unwrap();
-    assert!(runnable.at.parallel().is_ok());
-    request.runnable_only = true;
+    request.by_trainer = ByTrainer::First;
     let found = search(&request).unwrap();
-    assert!(found.dropped.iter().any(|one| one.reason == "the trainer does not run it yet"));
-    assert!((found.best.seconds / runnable.seconds - 1.0).abs() < 0.05, "{}", found.best.at);
+    assert!(found.best.at.parallel().is_ok(), "{}", found.best.at);
+    let faster = found.faster.clone().unwrap();
+    assert!(faster.at.parallel().is_err() && faster.seconds < found.best.seconds, "{faster:?}");
+    let what_if = found.what_if.iter().find(|(dimension, _)| *dimension == Dimension::Tp);
+    assert!(what_if.is_some_and(|(_, other)| other.at.parallel().is_ok()), "{what_if:?}");
+    let page = ClusterPlan::new(&request, &found, None).unwrap().to_string();
+    assert!(page.contains(&format!("\n  not run yet   {}: ", faster.at)), "{page}");
+    // To insist on it changes nothing where there is one.
+    request.by_trainer = ByTrainer::Only;
+    let only = search(&request).unwrap();
+    assert_eq!((only.best, only.faster), (found.best, found.faster));
+    // Where there is none, the best of the others is taken, or that is an error.
+    request.pins = vec!["recompute=norms".parse().unwrap()];
+    assert!(matches!(search(&request), Err(PlanError::NoPlan { .. })));
+    request.by_trainer = ByTrainer::First;
+    let found = search(&request).unwrap();
+    assert!(found.best.at.parallel().is_err() && found.faster.is_none(), "{found:?}");
+    request.by_trainer = ByTrainer::Only;
     let pins = ["pp=4", "vpp=1", "schedule=zb-h1"];
     request.pins = pins.map(|pin| pin.parse().unwrap()).to_vec();
     let found = search(&request).unwrap();
     assert_eq!(found.best.at.parallel().unwrap().schedule, PipelineSchedule::ZbH1);
     // Too large for eight GPUs but with an optimizer on the host, which is not run yet.
     let mut large = super::tests::request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
-    large.runnable_only = true;
+    large.by_trainer = ByTrainer::Only;
     assert!(matches!(search(&large), Err(PlanError::NoPlan { .. })));
 }
 
@@ -260,11 +273,11 @@ fn micro_batches_are_as_large_as_is_good() {
 /// "No plan fits into 75.7 GiB" stood above reasons that were not memory.
 #[test]
 fn headings_of_no_plan_name_the_reason() {
-    let check = |pins: &[&str], gigabytes: f64, runnable_only: bool, heading: &str, why: &str| {
+    let check = |pins: &[&str], gigabytes: f64, by_trainer: ByTrainer, heading: &str, why: &str| {
         let mut request = request("llama-3-70b", 8192, 8, GpuModel::h100(), 8);
         request.gpu_memory_bytes = Some(gigabytes * 1e9);
         request.pins = pins.iter().map(|pin| pin.parse().unwrap()).collect();
-        request.runnable_only = runnable_only;
+        request.by_trainer = by_trainer;
         let error = search(&request).unwrap_err();
         assert!(error.is_no_plan());
         let message = error.to_string();
@@ -272,12 +285,12 @@ fn headings_of_no_plan_name_the_reason() {
         assert!(message.contains(why) && message.contains("\nhint: "), "{message}");
     };
     let too_large = "needs more memory than a GPU has";
-    check(&[], 20.0, false, "no plan fits into 18.6 GiB of memory", too_large);
+    check(&[], 20.0, ByTrainer::Whatever, "no plan fits into 18.6 GiB of memory", too_large);
     let of_trainer = "no plan that the trainer runs fits into 18.6 GiB of memory";
-    check(&[], 20.0, true, of_trainer, too_large);
+    check(&[], 20.0, ByTrainer::Only, of_trainer, too_large);
     let none = "no plan for 8 GPUs and 8 sequences";
-    check(&["dp=3"], 70.0, false, none, "forbidden by a pin");
-    check(&["recompute=norms"], 70.0, true, none, "the trainer does not run it yet");
+    check(&["dp=3"], 70.0, ByTrainer::Whatever, none, "forbidden by a pin");
+    check(&["recompute=norms"], 70.0, ByTrainer::Only, none, "the trainer does not run it yet");
 }
 
 /// That 72 does not divide the batch was not said, and half of the speed was lost.

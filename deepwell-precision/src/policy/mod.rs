@@ -284,6 +284,25 @@ impl PrecisionPolicy {
         self
     }
 
+    /// The same policy for a model with some of the tensors, of which it has the names: without the
+    /// rules and forced names that are of none of them.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Glob`] when a pattern is malformed.
+    pub fn of_part(mut self, names: &[&str]) -> Result<Self, PolicyError> {
+        let mut rules = Vec::with_capacity(self.rules.len());
+        for rule in self.rules {
+            let matcher = rule.matcher()?;
+            if names.iter().any(|name| matcher.is_match(name)) {
+                rules.push(rule);
+            }
+        }
+        self.rules = rules;
+        self.forced_bf16.retain(|forced| names.contains(&forced.tensor.as_str()));
+        Ok(self)
+    }
+
     /// One decision per tensor. `tensors` come in execution order, which says which linear tensor
     /// is the first and which the last. Precedence: forced, then the last rule that matches, then
     /// first and last, then the role.

@@ -213,6 +213,20 @@ fn rules_that_match_nothing() {
     let error = PrecisionPolicy::bf16().with_rule("*", Format::F32).unwrap().assign(&[]);
     assert_eq!(error.unwrap_err().to_string(), "rule `*` matches none of the 0 tensors");
 
+    // A model with some of the tensors has rules that are of none.
+    let of_both = PrecisionPolicy::mxfp8()
+        .with_rule("layers.0.*", Format::F32)
+        .and_then(|policy| policy.with_rule("layers.9.*", Format::Bf16))
+        .unwrap()
+        .force_bf16([("layers.9.mlp.up_proj.weight", ""), ("lm_head.weight", "")]);
+    assert!(of_both.assign(&tensors()).is_err());
+    let names: Vec<&str> = tensors().iter().map(|tensor| tensor.name).collect();
+    let expected = PrecisionPolicy::mxfp8()
+        .with_rule("layers.0.*", Format::F32)
+        .unwrap()
+        .force_bf16([("lm_head.weight", "")]);
+    assert_eq!(of_both.of_part(&names).unwrap(), expected);
+
     let error = PrecisionPolicy::mxfp8().force_bf16([("lm_heed.weight", "")]).assign(&tensors());
     let text = error.unwrap_err().to_string();
     let start = "tensor `lm_heed.weight`, to be forced to `bf16`, is none of the 8 tensors\n\

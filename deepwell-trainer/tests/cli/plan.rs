@@ -79,16 +79,25 @@ fn small_worlds_come_with_their_program() {
     assert!(deferred.contains("ranks         2 = data 1, pipeline 2, zb-h1"), "{deferred}");
 }
 
-/// A plan that is not run yet comes with the best one that is; that one is lowered, rank by rank.
+/// A page is of a plan that is lowered, rank by rank, and names a faster one that is not run yet.
 #[test]
 fn plans_that_the_trainer_runs() {
+    let small = ["plan", "llama-134m", "--hardware", "h200-x8"];
+    let first = stdout_of(&small);
+    for part in
+        ["\n  the trainer   runs this plan\n  not run yet   TP", " less time and its memory"]
+    {
+        assert!(first.contains(part), "expected `{part}` in: {first}");
+    }
+    // To insist on such a plan changes nothing where there is one.
+    assert_eq!(stdout_of(&[&small[..], &["--runnable"]].concat()), first);
     let args = ["mixtral-8x7b", "--hardware", "h200-x8", "--seq", "4096", "--batch", "256"];
     let page =
         |command: &str, options: &[&str]| stdout_of(&[&[command], &args[..], options].concat());
     let zero_bubble = page("plan", &["--pin", "schedule=zb-h2", "--pp", "8"]);
     assert!(zero_bubble.contains("does not run this plan yet: schedule"), "{zero_bubble}");
-    // A pin holds for what the trainer runs, too.
-    assert!(!zero_bubble.contains("(--runnable)"), "{zero_bubble}");
+    // There is none that it runs: a pin holds for those, too.
+    assert!(!zero_bubble.contains("\n  not run yet "), "{zero_bubble}");
     let stages = ["--runnable", "--pp", "8", "--tokens", "1T"];
     let plan = page("plan", &stages);
     for part in [
@@ -267,6 +276,10 @@ fn a_run_keeps_to_its_plan() {
     let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
     refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
+    // `auto` has some of its layers in BF16, by name: programs of few layers do without most.
+    let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json"];
+    let smaller = folder.file("smaller.json", stdout_of(&smaller));
+    refused(&["--plan", &smaller, "--device", "cpu"], &["device: expected Cuda(0)", kept]);
 }
 
 /// What `deepwell replan --json` prints is a plan that trains, with the precision of the old plan.

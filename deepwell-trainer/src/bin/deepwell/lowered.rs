@@ -5,7 +5,8 @@ use std::fmt::Write;
 use anyhow::{Context, Result};
 use deepwell_ir::{Graph, KernelCatalog, PrecisionPolicy, Target};
 use deepwell_plan::search::{
-    ClusterPlan, Found, PROGRAMS_TOO_LARGE, Programs, SearchAids, SearchRequest, search_with,
+    ByTrainer, ClusterPlan, Found, PROGRAMS_TOO_LARGE, Programs, SearchAids, SearchRequest,
+    search_with,
 };
 use deepwell_plan::{
     DryRun, OptimizerSpec, PlanError, PlanRequest, Planned, ProgramBytes, ProgramMemory, Strategy,
@@ -114,7 +115,7 @@ impl<'a> Source<'a> {
 /// programs do not do after all makes place for the next one.
 ///
 /// # Errors
-/// As [`search_with`]; with [`SearchRequest::runnable_only`], that nothing lowers.
+/// As [`search_with`]; with [`ByTrainer::Only`], that nothing lowers.
 pub(crate) fn best(
     request: &SearchRequest,
     source: Option<&Source<'_>>,
@@ -154,12 +155,12 @@ fn best_by(
         refused.push((at, why.clone()));
         match aids.programs {
             Some(programs) if refused.len() < LOWERED_MAX => programs.refuse(at, why),
-            _ if request.runnable_only => {
+            _ if request.by_trainer == ByTrainer::Only => {
                 let rows = refused.iter().map(|(at, why)| format!("{at}: {why}"));
                 return Err(PlanError::NoPlan {
                     what: format!("the trainer runs none of the {} best plans", refused.len()),
                     rejected: rows.collect(),
-                    hint: "without `--runnable` all kinds of plans are searched".to_string(),
+                    hint: "without `--runnable` the best of other plans is printed".to_string(),
                 }
                 .into());
             }
@@ -224,12 +225,12 @@ mod tests {
     use super::*;
 
     /// A model of two layers on two GPUs, and what its programs are lowered from.
-    fn source(node: &Hardware, runnable_only: bool) -> (SearchRequest, Source<'_>) {
+    fn source(node: &Hardware, by_trainer: ByTrainer) -> (SearchRequest, Source<'_>) {
         let config = ModelConfig::preset("llama-micro").expect("a preset");
         let shape = ModelShape::of("llama-micro", &config).expect("a shape");
         let machines = Machines::of_gpus(GpuModel::h200(), 2);
         let request = SearchRequest {
-            runnable_only,
+            by_trainer,
             pins: vec!["tp=1".parse().expect("a pin"), "mbs=1".parse().expect("a pin")],
             ..SearchRequest::new(shape, 128, 4, machines)
         };
@@ -253,8 +254,8 @@ mod tests {
     #[test]
     fn plans_that_do_not_lower_make_place_for_others() {
         let node = Hardware::preset("h200-x2").expect("a preset");
-        let check = |runnable_only: bool, failing: usize, expected: &str| {
-            let (request, source) = source(&node, runnable_only);
+        let check = |by_trainer: ByTrainer, failing: usize, expected: &str| {
+            let (request, source) = source(&node, by_trainer);
             let programs = source.programs();
             let aids = SearchAids { programs: Some(&programs), ..SearchAids::default() };
             let tried = std::cell::Cell::new(0);
@@ -282,9 +283,10 @@ mod tests {
                 }
             }
         };
-        check(true, 0, "");
-        check(true, 1, "1 that are predicted faster do not lower, such as TP1 ");
-        check(true, LOWERED_MAX, "the trainer runs none of the 8 best plans");
-        check(false, LOWERED_MAX, "op `rms_norm` is split by columns");
+        check(ByTrainer::Only, 0, "");
+        check(ByTrainer::Only, 1, "1 that are predicted faster do not lower, such as TP1 ");
+        check(ByTrainer::First, 1, "1 that are predicted faster do not lower, such as TP1 ");
+        check(ByTrainer::Only, LOWERED_MAX, "the trainer runs none of the 8 best plans");
+        check(ByTrainer::First, LOWERED_MAX, "op `rms_norm` is split by columns");
     }
 }

@@ -1,7 +1,7 @@
 //! What would let the trainer run a plan where it runs none.
 
 use deepwell_plan::PlanError;
-use deepwell_plan::search::{Machines, SearchAids, SearchRequest, search_with};
+use deepwell_plan::search::{ByTrainer, Machines, SearchAids, SearchRequest, search_with};
 
 /// The most times as many GPUs that are tried.
 const GPUS_TIMES_MAX: usize = 64;
@@ -13,7 +13,7 @@ pub(crate) fn named(
     aids: &SearchAids<'_>,
 ) -> anyhow::Error {
     let is_no_plan = error.downcast_ref().is_some_and(PlanError::is_no_plan);
-    if !is_no_plan || !request.runnable_only {
+    if !is_no_plan || request.by_trainer != ByTrainer::Only {
         return error;
     }
     let (what, rejected) = match error.downcast::<PlanError>() {

@@ -8,8 +8,8 @@ use clap::Args;
 use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
-    Accounting, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchAids, SearchRequest,
-    WhatIf, explanation, search, what_if,
+    Accounting, ByTrainer, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchAids,
+    SearchRequest, WhatIf, explanation, search, what_if,
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
@@ -168,9 +168,12 @@ pub(crate) fn run(
     let watch = Watch::start();
     // Of a model of which only the sizes are known there are no programs.
     let source = match Source::new(planning, &request, node) {
-        Err(error) if request.runnable_only => return Err(error),
+        Err(error) if args.runnable => return Err(error),
         source => source,
     };
+    if source.is_err() {
+        request.by_trainer = ByTrainer::Whatever;
+    }
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
     let (programs, best_alone) = (programs.as_ref(), !explain && !json);
@@ -183,7 +186,6 @@ pub(crate) fn run(
     plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
     if let Err(error) = &source {
         plan.not_run_yet.get_or_insert_with(|| error.to_string());
-        plan.runnable = None;
     }
     plan.is_lowered = lowered.planned.is_some();
     let searched = lowered::take_programs(&mut plan, &lowered, &request, programs);
@@ -273,9 +275,14 @@ fn request(
         fp8,
         capacity_factor: planning.capacity_factor,
         expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
-        runnable_only: args.runnable,
+        by_trainer: by_trainer(args.runnable),
         ..request
     })
+}
+
+/// What `--runnable` says of the plan that is taken.
+pub(crate) fn by_trainer(runnable: bool) -> ByTrainer {
+    if runnable { ByTrainer::Only } else { ByTrainer::First }
 }
 
 /// The sizes of a model: a preset, a configuration, or a model too large for one machine.

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchAids, SearchRequest, replan};
+use deepwell_plan::search::{
+    ByTrainer, ClusterPlan, Machines, Moves, Pin, SearchAids, SearchRequest, replan,
+};
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_trainer::Settings;
 use deepwell_trainer::commands::Degrees;
@@ -15,6 +17,7 @@ use crate::hardware::{cluster_of, measurements_of};
 use crate::lowered::{self, Source};
 use crate::nearest;
 use crate::output::{print, print_json};
+use crate::plan_cluster::by_trainer;
 use crate::planning::PlanningArgs;
 use crate::watch::Watch;
 
@@ -128,20 +131,23 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     machines.price_per_gpu_hour = machines.price_per_gpu_hour.or(now.machines.price_per_gpu_hour);
     // A layout is one of the stages that there were.
     let model = ModelShape { chunk_layers: Vec::new(), ..now.model.clone() };
-    let request = SearchRequest {
+    let mut request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
         expert_imbalance: now.expert_imbalance,
         capacity_factor: now.capacity_factor,
-        runnable_only: args.runnable,
+        by_trainer: by_trainer(args.runnable),
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };
     let watch = Watch::start();
     let node = &cluster.nodes[0].hardware;
     let source = match Source::new(&planning, &request, node) {
-        Err(error) if request.runnable_only => return Err(error),
+        Err(error) if args.runnable => return Err(error),
         source => source,
     };
+    if source.is_err() {
+        request.by_trainer = ByTrainer::Whatever;
+    }
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
     let programs = programs.as_ref();
