@@ -1,12 +1,12 @@
 //! The memory that a search counts for a plan of the trainer, beside that of its lowered programs.
 
-use deepwell_ir::Graph;
 use deepwell_ir::capture::ModelConfig;
+use deepwell_ir::{Graph, MemoryKind, Program};
 use deepwell_moe::RouterTraining;
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{
-    ActivationRecompute, ModelShape, OptimizerSpec, PlanRequest, ProgramMemory, Strategy,
-    arena_bytes_with_fallback, lower, lower_fallback,
+    ActivationRecompute, ModelShape, OptimizerSpec, PlanRequest, ProgramBytes, ProgramMemory,
+    Strategy, arena_bytes_with_fallback, lower, lower_fallback,
 };
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
@@ -75,6 +75,22 @@ fn graph(model: &str, seq: usize) -> Graph {
     with_routers(&graph, &RouterTraining::default()).unwrap()
 }
 
+/// By how many megabytes the parts that are counted exceed those of a program.
+fn parts(counted: &ProgramBytes, program: &Program) -> String {
+    let own = |kind| program.values_of(kind).map(|value| value.range.bytes).sum::<usize>();
+    let rows = [
+        ("optimizer", counted.optimizer, own(MemoryKind::Optimizer)),
+        ("gradients", counted.gradients, own(MemoryKind::Gradients)),
+        ("weights", counted.weights, own(MemoryKind::Weights)),
+        ("transient", counted.transient, program.arena.transient_bytes()),
+        ("backend", counted.backend, program.fixed_overhead_bytes),
+    ];
+    let row = |(name, counted, own): (&str, u64, usize)| {
+        format!("{name} {:+.1}", (counted as f64 - own as f64) / 1e6)
+    };
+    rows.map(row).join(", ") + " MB, else room for fallbacks"
+}
+
 /// Draws strategies of a model, and compares a stage of each with its lowered program. Returns how
 /// many were lowered and what differs by more than `tolerance`.
 fn compare(
@@ -132,10 +148,11 @@ fn compare(
         if (ratio - 1.0).abs() > tolerance {
             let gb = |bytes: u64| bytes as f64 / 1e9;
             found.push(format!(
-                "{model} {gpus} {at}, stage {stage}: {:.3} GB, lowered {:.3} ({:+.2} %)",
+                "{model} {gpus} {at}, stage {stage}: {:.3} GB, lowered {:.3} ({:+.2} %): {}",
                 gb(counted[stage].peak()),
                 gb(exact as u64),
-                100.0 * (ratio - 1.0)
+                100.0 * (ratio - 1.0),
+                parts(&counted[stage], &program)
             ));
         }
     }
@@ -143,9 +160,10 @@ fn compare(
 }
 
 /// Search and lowered programs disagreed by up to 90 %. By few layers most are within 1 %.
-/// Allowances: of interleaved schedules two chunks are lowered, and buckets of the optimizer, of a
-/// layer's gradients or of several, are filled in turns as layers are added. The plan that a search
-/// takes is lowered whole, and its page shows both numbers.
+/// What outlives a step is counted exactly in all draws. Allowances, by the parts that a failure
+/// prints: room for GEMMs that fall back to BF16, and of interleaved schedules, of which two chunks
+/// are lowered, what lives within a step. The plan that a search takes is lowered whole, and its
+/// page shows both numbers.
 #[test]
 fn search_counts_what_lowered_programs_need() {
     let models = [

@@ -24,9 +24,9 @@ The page says what each rank holds, where the time of a step goes, and what a ru
 predictions are worth: `deepwell score`. `micro-batch 4 x 2` is 4 sequences at a time, twice in a
 step on each data-parallel rank.
 
-The best plan that is within the trainer's rules is lowered to programs; the next ones, 12 at most,
-where those of the best do not fit. With --runnable only a plan is printed that was lowered and
-fits.
+A plan that the trainer runs comes before all others: it is lowered to programs, and the next one in
+its place where those do not fit. Where there is none the page is of another plan, which it does not
+run yet; with --runnable that is exit code 1.
 
 A cluster is h200-x8 (a machine), h100:nodes=2048 (so many systems of eight; also gpus=, nics=,
 gbit= and price= after the colon), hgx-b200-x16, gb300-nvl72-x8 (racks), or a file as in `deepwell
