@@ -224,13 +224,14 @@ mod tests {
 
     use super::*;
 
-    /// A model of two layers on two GPUs, and what its programs are lowered from.
+    /// A model of two layers on two or four GPUs, and what its programs are lowered from.
     fn source(node: &Hardware, by_trainer: ByTrainer) -> (SearchRequest, Source<'_>) {
         let config = ModelConfig::preset("llama-micro").expect("a preset");
         let shape = ModelShape::of("llama-micro", &config).expect("a shape");
-        let machines = Machines::of_gpus(GpuModel::h200(), 2);
+        let machines = Machines::of_gpus(GpuModel::h200(), 4);
         let request = SearchRequest {
             by_trainer,
+            gpus: vec![4, 2],
             pins: vec!["tp=1".parse().expect("a pin"), "mbs=1".parse().expect("a pin")],
             ..SearchRequest::new(shape, 128, 4, machines)
         };
@@ -253,7 +254,7 @@ mod tests {
     /// Plans that do not lower were printed with `--runnable`, and the exit code was 0.
     #[test]
     fn plans_that_do_not_lower_make_place_for_others() {
-        let node = Hardware::preset("h200-x2").expect("a preset");
+        let node = Hardware::preset("h200-x4").expect("a preset");
         let check = |by_trainer: ByTrainer, failing: usize, expected: &str| {
             let (request, source) = source(&node, by_trainer);
             let programs = source.programs();
