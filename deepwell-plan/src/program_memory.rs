@@ -41,10 +41,13 @@ pub struct ProgramMemory<'a> {
     pub among_ranks: Target,
     kinds: Vec<usize>,
     known: RefCell<HashMap<Key, Known>>,
-    in_flight: RefCell<HashMap<(Parallel, usize), Rc<Vec<InFlight>>>>,
+    in_flight: RefCell<HashMap<Pipeline, Rc<Vec<InFlight>>>>,
 }
 
 type Known = Result<Rc<Growth>, Rc<PlanError>>;
+
+/// Stages and their schedule alone, and micro-batches.
+type Pipeline = (Parallel, usize);
 
 /// What the programs of few layers depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
