@@ -6,7 +6,7 @@ use deepwell_ir::{
 };
 use deepwell_probe::{Gpu, Hardware};
 
-use crate::lower::expand_experts;
+use crate::lower::{SharedGraph, expand_experts, fallback_plan};
 use crate::{
     DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
     arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
@@ -239,12 +239,18 @@ fn attempt(
         }
     };
     let mut prediction = dryrun_stages(&programs, parallel, hardware);
-    let mut fallbacks = Vec::new();
-    for program in &programs {
-        let target = &program.target;
-        let fallback = lower_fallback(graph, &candidate, program, catalog, target)?;
-        prediction.reserve(arena_bytes_with_fallback(program, fallback.as_ref()), target);
-        fallbacks.extend(fallback);
+    let in_bf16 = fallback_plan(&candidate, &programs[0]);
+    let fallbacks: Vec<Program> = match &in_bf16 {
+        None => Vec::new(),
+        Some(in_bf16) => {
+            let shared = SharedGraph::of(graph, in_bf16, catalog, target)?;
+            let of_stage = |program: &Program| shared.lower_stage(catalog, &program.target);
+            programs.iter().map(of_stage).collect::<Result<_, _>>()?
+        }
+    };
+    for (index, program) in programs.iter().enumerate() {
+        let bytes = arena_bytes_with_fallback(program, fallbacks.get(index));
+        prediction.reserve(bytes, &program.target);
     }
     let peak_bytes = prediction.peak_bytes();
     if peak_bytes > limit_bytes {
@@ -356,10 +362,11 @@ fn lower_stages(
 ) -> Result<Stages, PlanError> {
     let parallel = plan.parallel;
     let ranks = parallel.world_size() / parallel.pipeline;
+    let shared = SharedGraph::of(graph, plan, catalog, target)?;
     let mut programs = Vec::with_capacity(parallel.pipeline);
     for stage in 0..parallel.pipeline {
         let target = target.clone().as_rank(parallel.ranks(stage * ranks));
-        let program = lower(graph, plan, catalog, &target)?;
+        let program = shared.lower_stage(catalog, &target)?;
         let peak_bytes = (program.arena.bytes + program.fixed_overhead_bytes) as u64;
         if parallel.pipeline > 1 && peak_bytes > limit_bytes {
             return Ok(Stages::Beyond(peak_bytes));

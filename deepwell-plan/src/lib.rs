@@ -53,9 +53,9 @@ pub use dryrun::{
 pub use error::PlanError;
 pub use fallbacks::{PrecisionFallback, precision_fallbacks};
 pub use lower::{
-    EXCHANGES, Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
-    lower_evaluation, lower_fallback, lower_inference, lower_scheduled, lower_scoring,
-    lower_within, quantized_bytes, quantized_flop_share,
+    EXCHANGES, Inference, LinearFlops, Scheduling, SharedGraph, arena_bytes_with_fallback,
+    linear_flops, lower, lower_evaluation, lower_fallback, lower_inference, lower_scheduled,
+    lower_scoring, lower_within, quantized_bytes, quantized_flop_share,
 };
 pub use model_shape::ModelShape;
 pub use parallel::Parallel;

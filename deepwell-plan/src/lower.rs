@@ -7,10 +7,8 @@ use deepwell_ir::{
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
     OperandType, Order, ParameterState, Phase, Plane, Program, Schedule, Shard, Slotted, StreamId,
     Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored, Value,
-    ValueId, apply_served_precision, defer_weight_gradients, differentiate, expert_row_alignment,
-    fuse, recompute, storage_bytes, verify_program,
+    ValueId, expert_row_alignment, fuse, storage_bytes, verify_program,
 };
-use deepwell_precision::QuantFormat;
 
 use crate::schedule::StageHandover;
 use crate::{Plan, PlanError};
@@ -32,6 +30,7 @@ mod passing;
 mod pipeline;
 mod place;
 mod shard;
+mod shared_graph;
 mod sides;
 mod streams;
 mod tensor;
@@ -39,11 +38,14 @@ mod tensor;
 pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
-pub(crate) use self::fallback::{Transient, further_copy_bytes, shared_operand_bytes};
+pub(crate) use self::fallback::{
+    Transient, fallback_plan, further_copy_bytes, shared_operand_bytes,
+};
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};
-use self::pipeline::{Pipeline, part_of_rank};
+use self::pipeline::Pipeline;
+pub use self::shared_graph::SharedGraph;
 use self::tensor::Splits;
 
 /// Lowers the training step: a body for forward, backward, optimizer (with the norm of the
@@ -58,10 +60,7 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let (passes, handover) = crate::stages::passes(plan, target)?;
-    // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
-    let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
-    let scheduling = Scheduling { passes, handover, overlaps, ..Scheduling::of(plan) };
+    let scheduling = Scheduling::of_stage(plan, target)?;
     lower_scheduled(graph, plan, &scheduling, catalog, target)
 }
 
@@ -94,6 +93,14 @@ impl Scheduling<'_> {
             overlaps: false,
         }
     }
+
+    /// That of a rank's stage, as the plan has it.
+    fn of_stage(plan: &Plan, target: &Target) -> Result<Scheduling<'static>, PlanError> {
+        let (passes, handover) = crate::stages::passes(plan, target)?;
+        // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
+        let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
+        Ok(Scheduling { passes, handover, overlaps, ..Scheduling::of(plan) })
+    }
 }
 
 /// [`lower`] with the passes of the micro-batches in another order, activations of several
@@ -109,47 +116,8 @@ pub fn lower_scheduled(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    plan.parallel.check()?;
-    check_ranks(plan, target)?;
-    let (own, splits) = part_of_layers(graph, plan, target)?;
-    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
-    let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
-    let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
-    let quantized = context::part_of_sequences(quantized, plan, target)?;
-    let quantized = part_of_rank(quantized, pipeline.as_ref())?;
-    let mut graph = fuse_for(&quantized, plan, catalog, target)?;
-    if scheduling.passes.defers_weight_gradients() {
-        graph = defer_weight_gradients(&graph)?;
-    }
-    if scheduling.overlaps {
-        let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
-        graph = beside::order_beside_exchanges(&graph, &binding);
-    }
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
-    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
-    (lowering.overlaps, lowering.handover) = (scheduling.overlaps, scheduling.handover.as_ref());
-    lowering.persistent_values(Mode::Train);
-    lowering.plan_early_sums();
-    // A chunk at a time: in a slot its activations lie where those of another would. The last one
-    // first, whose backward pass is the first of a step: it overwrites a loss that others add to.
-    for chunk in (0..lowering.chunks()).rev() {
-        lowering.body_of_chunk(Phase::Forward, chunk)?;
-        lowering.body_of_chunk(Phase::Backward, chunk)?;
-        lowering.body_of_chunk(Phase::WeightGradients, chunk)?;
-    }
-    lowering.optimizer(plan)?;
-    lowering.gather_masters()?;
-    lowering.body(Phase::Weights)?;
-    lowering.leave_out_copies();
-    lowering.receive_first_and_send_last();
-    let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
-    match scheduling.stream_of {
-        Some(stream_of) => streams::assign(calls, bodies, stream_of),
-        None if target.arch == "cpu" => streams::assign(calls, bodies, &|_| 0),
-        None => streams::assign_on_gpu(calls, bodies, &lowering.values, plan),
-    }
-    lowering.finish(Mode::Train, precision, None)
+    let shared = SharedGraph::of(graph, plan, catalog, target)?;
+    shared.lower_scheduled(scheduling, catalog, target)
 }
 
 /// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.

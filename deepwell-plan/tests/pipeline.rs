@@ -10,13 +10,24 @@ use deepwell_ir::{
     Graph, Handover, MemoryKind, Op, PrecisionPolicy, Program, Recompute, verify_program,
 };
 use deepwell_plan::schedule::PipelineSchedule;
-use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_stages, dryrun_stages, lower};
+use deepwell_plan::{
+    Parallel, Plan, PlanRequest, Planned, SharedGraph, autoplan_stages, dryrun_stages, lower,
+};
 
 use common::{Kernels, hardware, request, target};
 
 fn graph(layers: usize, tie_word_embeddings: bool) -> Graph {
     let micro = LlamaConfig::preset("llama-micro").unwrap();
     capture(&LlamaConfig { num_layers: layers, tie_word_embeddings, ..micro }).unwrap()
+}
+
+/// Of six layers, which two tensor-parallel ranks can split.
+fn graph_of_two_heads(tie_word_embeddings: bool) -> Graph {
+    let micro = LlamaConfig::preset("llama-micro").unwrap();
+    let (num_layers, num_kv_heads, intermediate_size) = (6, 2, 192);
+    let config =
+        LlamaConfig { num_layers, num_kv_heads, intermediate_size, tie_word_embeddings, ..micro };
+    capture(&config).unwrap()
 }
 
 fn planned(graph: &Graph, parallel: Parallel, layers: Option<&[usize]>) -> Planned {
@@ -110,6 +121,44 @@ fn each_stage_is_predicted() {
     assert!(text.contains("pipeline of 4 stages by 1f1b: bubble "), "{text}");
     assert!(text.contains("stage 3, each of 2 ranks: peak "), "{text}");
     assert_eq!(dryrun_stages(&programs, planned.plan.parallel, &hardware()).ranks.len(), 4);
+}
+
+/// The first rank's graph is that of all stages until each takes its part, so that the passes up to
+/// there run once.
+#[test]
+fn stages_share_a_graph() {
+    let check = |parallel: Parallel, tie_word_embeddings: bool| {
+        let graph = graph_of_two_heads(tie_word_embeddings);
+        let plan = planned(&graph, parallel, None).plan;
+        let at = |stage: usize| {
+            let rank = stage * parallel.world_size() / parallel.pipeline;
+            target().as_rank(parallel.ranks(rank))
+        };
+        let shared = SharedGraph::of(&graph, &plan, &Kernels, &at(0)).unwrap();
+        for stage in 0..parallel.pipeline {
+            let program = shared.lower_stage(&Kernels, &at(stage)).unwrap();
+            let alone = lower(&graph, &plan, &Kernels, &at(stage)).unwrap();
+            assert!(program == alone, "{parallel}, stage {stage}");
+        }
+    };
+    let tensor = Parallel { tensor: 2, zero: 1, ..stages(3, 2) };
+    for tied in [false, true] {
+        check(stages(3, 1), tied);
+        check(tensor, tied);
+        check(Parallel { chunks: 3, ..stages(2, 2) }, tied);
+        check(Parallel { schedule: PipelineSchedule::ZbH1, ..stages(3, 2) }, tied);
+        check(Parallel { context: 2, ..stages(3, 2) }, tied);
+    }
+    // Of the other tensor-parallel rank's slices nothing is known.
+    let graph = graph_of_two_heads(false);
+    let plan = planned(&graph, tensor, None).plan;
+    let at = |rank: usize| target().as_rank(tensor.ranks(rank));
+    let shared = SharedGraph::of(&graph, &plan, &Kernels, &at(0)).unwrap();
+    let error = shared.lower_stage(&Kernels, &at(1)).unwrap_err().to_string();
+    assert!(
+        error.starts_with("rank of the target: expected one at the place of rank 0"),
+        "{error}"
+    );
 }
 
 /// Gradients of weights where stages would wait: less time, more that is kept on later stages.

@@ -1,16 +1,18 @@
 //! One rank of those that split each sequence.
 
+use std::borrow::Cow;
+
 use deepwell_ir::ops::Zigzag;
 use deepwell_ir::{Graph, ProcessGroup, Target, context_parallel};
 
 use crate::{Plan, PlanError};
 
 /// The graph of a rank that has a part of each sequence; as it is where sequences are whole.
-pub(super) fn part_of_sequences(
-    graph: Graph,
+pub(super) fn part_of_sequences<'g>(
+    graph: Cow<'g, Graph>,
     plan: &Plan,
     target: &Target,
-) -> Result<Graph, PlanError> {
+) -> Result<Cow<'g, Graph>, PlanError> {
     let ranks = plan.parallel.context;
     let Some((group, members)) = target.ranks.named(ProcessGroup::CONTEXT) else {
         return Ok(graph);
@@ -27,5 +29,5 @@ pub(super) fn part_of_sequences(
     }
     // The groups of a target are checked before.
     let place = members.position_of(target.ranks.rank).unwrap_or_default();
-    Ok(context_parallel(&graph, (group, Zigzag { place, ranks }))?)
+    Ok(Cow::Owned(context_parallel(&graph, (group, Zigzag { place, ranks }))?))
 }

@@ -1,5 +1,7 @@
 //! The forward pass alone, over the weights of a training program.
 
+use std::borrow::Cow;
+
 use deepwell_ir::{
     Graph, KernelCatalog, Mode, Node, Op, Phase, Program, Schedule, Slotted, Target,
     apply_served_precision,
@@ -31,7 +33,7 @@ pub fn lower_evaluation(
     let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
-    let quantized = context::part_of_sequences(quantized, plan, target)?;
+    let quantized = context::part_of_sequences(Cow::Owned(quantized), plan, target)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let chunks = 0..plan.parallel.chunks as u32;

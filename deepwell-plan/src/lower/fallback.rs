@@ -20,14 +20,19 @@ pub fn lower_fallback(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Option<Program>, PlanError> {
+    let in_bf16 = fallback_plan(plan, program);
+    in_bf16.map(|in_bf16| lower(graph, &in_bf16, catalog, target)).transpose()
+}
+
+/// The plan that [`lower_fallback`] lowers; it is that of all stages of a pipeline.
+pub(crate) fn fallback_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     let quantized = program.precision.iter().filter(|tensor| tensor.format.is_quantized());
     let all: Vec<_> = quantized.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();
     if all.is_empty() {
-        return Ok(None);
+        return None;
     }
     // What a policy quantizes decides how ranks cut parameters: it stays the policy that it is.
-    let in_bf16 = Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() };
-    lower(graph, &in_bf16, catalog, target).map(Some)
+    Some(Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() })
 }
 
 /// Lowers a plan some of whose weights were moved to BF16, into an arena that is there. Where calls

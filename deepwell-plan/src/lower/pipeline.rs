@@ -47,21 +47,31 @@ pub(super) fn cut<'g>(
             got: format!("{:?}", plan.stages),
         });
     }
-    let place = plan.parallel.pipeline_place(target.ranks.rank as usize);
     let (graph, cut) = cut_pipeline(graph, &plan.stages, (group, ranks))?;
-    let stages = (place..count).step_by(ranks).map(|stage| stage as u32).collect();
-    Ok((Cow::Owned(graph), Some(Pipeline { cut, stages, group, ranks: ranks as u32 })))
+    let pipeline = Pipeline { cut, stages: Vec::new(), group, ranks: ranks as u32 };
+    Ok((Cow::Owned(graph), Some(pipeline.of_rank(plan, target))))
 }
 
 /// The nodes of this rank's stage of a pipeline.
-pub(super) fn part_of_rank(graph: Graph, pipeline: Option<&Pipeline>) -> Result<Graph, PlanError> {
+pub(super) fn part_of_rank<'g>(
+    graph: Cow<'g, Graph>,
+    pipeline: Option<&Pipeline>,
+) -> Result<Cow<'g, Graph>, PlanError> {
     match pipeline {
-        Some(pipeline) => Ok(pipeline.cut.part(&graph, &pipeline.stages)?),
+        Some(pipeline) => Ok(Cow::Owned(pipeline.cut.part(&graph, &pipeline.stages)?)),
         None => Ok(graph),
     }
 }
 
 impl Pipeline {
+    /// The place of `target`'s rank in the same pipeline.
+    pub(super) fn of_rank(&self, plan: &Plan, target: &Target) -> Pipeline {
+        let place = plan.parallel.pipeline_place(target.ranks.rank as usize);
+        let stages = (place..plan.parallel.stages()).step_by(self.ranks as usize);
+        let stages = stages.map(|stage| stage as u32).collect();
+        Pipeline { cut: self.cut.clone(), stages, ..*self }
+    }
+
     /// Whether an earlier stage has the parameter as well.
     pub(super) fn is_copy(&self, parameter: &str) -> bool {
         let owner = self.cut.owner(parameter);

@@ -1,0 +1,140 @@
+//! The graph that the stages of a pipeline share.
+//!
+//! Ranks of the same place among data-, tensor- and expert-parallel ranks have the same graph until
+//! each takes its stage of it, whichever stage that is. So where programs of all stages are wanted,
+//! the passes up to there run once: over the whole model they take longer than all that follows for
+//! a stage.
+
+use std::borrow::Cow;
+
+use deepwell_ir::{
+    Binding, Graph, KernelCatalog, Mode, Phase, Program, Target, TensorPrecision,
+    apply_served_precision, defer_weight_gradients, differentiate, recompute,
+};
+use deepwell_precision::QuantFormat;
+
+use super::pipeline::{self, Pipeline, part_of_rank};
+use super::tensor::Splits;
+use super::{
+    Lowering, Scheduling, beside, check_ranks, context, fuse_for, part_of_layers, streams,
+};
+use crate::{Plan, PlanError};
+
+/// The training graph of a model, cut into stages and quantized.
+pub struct SharedGraph<'a> {
+    plan: &'a Plan,
+    quantized: Graph,
+    precision: Vec<TensorPrecision>,
+    splits: Splits,
+    pipeline: Option<Pipeline>,
+    /// The rank that the passes were run for.
+    rank: usize,
+}
+
+impl<'a> SharedGraph<'a> {
+    /// That of `target`'s rank, and of the ranks at its place of the other stages.
+    ///
+    /// # Errors
+    /// A pass that refuses the graph or the policy.
+    pub fn of(
+        graph: &Graph,
+        plan: &'a Plan,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<SharedGraph<'a>, PlanError> {
+        plan.parallel.check()?;
+        check_ranks(plan, target)?;
+        let (own, splits) = part_of_layers(graph, plan, target)?;
+        let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+        let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
+        let serves = |format: &QuantFormat| catalog.serves(format, target);
+        let (quantized, precision) =
+            apply_served_precision(&differentiated, &plan.policy, &serves)?;
+        Ok(SharedGraph {
+            plan,
+            quantized,
+            precision,
+            splits,
+            pipeline,
+            rank: target.ranks.rank as usize,
+        })
+    }
+
+    /// The program of `target`'s stage.
+    ///
+    /// # Errors
+    /// A pass that refuses the graph, or an op without a kernel on `target`.
+    pub fn lower_stage(
+        &self,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Program, PlanError> {
+        self.lower_scheduled(&Scheduling::of_stage(self.plan, target)?, catalog, target)
+    }
+
+    /// [`SharedGraph::lower_stage`] in another order.
+    ///
+    /// # Errors
+    /// As [`SharedGraph::lower_stage`].
+    pub(super) fn lower_scheduled(
+        &self,
+        scheduling: &Scheduling<'_>,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Program, PlanError> {
+        let plan = self.plan;
+        check_ranks(plan, target)?;
+        self.check_place(target)?;
+        let pipeline = self.pipeline.as_ref().map(|pipeline| pipeline.of_rank(plan, target));
+        let whole = context::part_of_sequences(Cow::Borrowed(&self.quantized), plan, target)?;
+        let own = part_of_rank(whole, pipeline.as_ref())?;
+        let mut graph = fuse_for(&own, plan, catalog, target)?;
+        if scheduling.passes.defers_weight_gradients() {
+            graph = defer_weight_gradients(&graph)?;
+        }
+        if scheduling.overlaps {
+            let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
+            graph = beside::order_beside_exchanges(&graph, &binding);
+        }
+        let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
+        (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), self.splits.clone());
+        (lowering.overlaps, lowering.handover) =
+            (scheduling.overlaps, scheduling.handover.as_ref());
+        lowering.persistent_values(Mode::Train);
+        lowering.plan_early_sums();
+        // A chunk at a time: in a slot its activations lie where those of another would. The last
+        // one first, whose backward pass is the first of a step: it overwrites a loss that others
+        // add to.
+        for chunk in (0..lowering.chunks()).rev() {
+            lowering.body_of_chunk(Phase::Forward, chunk)?;
+            lowering.body_of_chunk(Phase::Backward, chunk)?;
+            lowering.body_of_chunk(Phase::WeightGradients, chunk)?;
+        }
+        lowering.optimizer(plan)?;
+        lowering.gather_masters()?;
+        lowering.body(Phase::Weights)?;
+        lowering.leave_out_copies();
+        lowering.receive_first_and_send_last();
+        let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
+        match scheduling.stream_of {
+            Some(stream_of) => streams::assign(calls, bodies, stream_of),
+            None if target.arch == "cpu" => streams::assign(calls, bodies, &|_| 0),
+            None => streams::assign_on_gpu(calls, bodies, &lowering.values, plan),
+        }
+        lowering.finish(Mode::Train, self.precision.clone(), None)
+    }
+
+    /// Ranks at other places have other slices of the layers.
+    fn check_place(&self, target: &Target) -> Result<(), PlanError> {
+        let ranks_of_stage = self.plan.parallel.world_size() / self.plan.parallel.pipeline;
+        let rank = target.ranks.rank as usize;
+        if rank % ranks_of_stage == self.rank % ranks_of_stage {
+            return Ok(());
+        }
+        Err(PlanError::Request {
+            what: "rank of the target",
+            expected: format!("one at the place of rank {} in its stage", self.rank),
+            got: rank.to_string(),
+        })
+    }
+}
