@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use deepwell_ir::{Graph, IrError, KernelCatalog, Recompute, Target, layer_kinds};
+use deepwell_ir::{Graph, IrError, KernelCatalog, Program, Recompute, Target, layer_kinds};
 
 use self::few_layers::{Chunks, FewLayers, More};
 pub use self::parts::ProgramBytes;
@@ -40,7 +40,8 @@ pub struct ProgramMemory<'a> {
     /// The device of a rank among others.
     pub among_ranks: Target,
     kinds: Vec<usize>,
-    known: RefCell<HashMap<Key, Known>>,
+    lowered: RefCell<HashMap<Key, Rc<LoweredStages>>>,
+    known: RefCell<HashMap<(Key, bool), Known>>,
     in_flight: RefCell<HashMap<Pipeline, Rc<Vec<InFlight>>>>,
 }
 
@@ -61,7 +62,6 @@ struct Key {
     recompute: Recompute,
     one_stream: bool,
     growing: Vec<Option<More>>,
-    with_fallback: bool,
 }
 
 /// A stage with few layers, and what one more of each kind adds.
@@ -73,6 +73,21 @@ struct Growth {
     more: Vec<Option<(More, Parts)>>,
 }
 
+/// A stage with few layers, lowered, and with one more of each kind.
+struct LoweredStages {
+    base: LoweredStage,
+    layers: Vec<Vec<usize>>,
+    more: Vec<Option<(More, LoweredStage)>>,
+}
+
+/// What a program was lowered from, for the same all in BF16.
+struct LoweredStage {
+    graph: Graph,
+    plan: Plan,
+    target: Target,
+    program: Program,
+}
+
 impl<'a> ProgramMemory<'a> {
     /// Memory of programs of `graph` on `among_ranks`, or on `alone` where there is one rank.
     pub fn new(
@@ -82,8 +97,18 @@ impl<'a> ProgramMemory<'a> {
         [alone, among_ranks]: [Target; 2],
     ) -> ProgramMemory<'a> {
         let kinds = layer_kinds(graph);
-        let (known, in_flight) = Default::default();
-        ProgramMemory { graph, request, catalog, alone, among_ranks, kinds, known, in_flight }
+        let (lowered, known, in_flight) = Default::default();
+        ProgramMemory {
+            graph,
+            request,
+            catalog,
+            alone,
+            among_ranks,
+            kinds,
+            lowered,
+            known,
+            in_flight,
+        }
     }
 
     /// The plan that the trainer runs for a strategy.
@@ -226,12 +251,14 @@ impl<'a> ProgramMemory<'a> {
             recompute: plan.recompute,
             one_stream: plan.one_stream,
             growing: few.growing.clone(),
-            with_fallback,
         };
-        let known = self.known.borrow().get(&key).cloned();
+        let with_fallback = with_fallback && self.alone.arch != "cpu";
+        let known = self.known.borrow().get(&(key.clone(), with_fallback)).cloned();
         let known = known.unwrap_or_else(|| {
-            let found = self.lower_growth(plan, &few, with_fallback).map(Rc::new).map_err(Rc::new);
-            self.known.borrow_mut().insert(key, found.clone());
+            let lowered = self.lowered(plan, &few, &key);
+            let found = lowered.and_then(|lowered| lowered.growth(self.catalog, with_fallback));
+            let found = found.map(Rc::new).map_err(Rc::new);
+            self.known.borrow_mut().insert((key, with_fallback), found.clone());
             found
         });
         known.map_err(|error| PlanError::Request {
@@ -241,29 +268,36 @@ impl<'a> ProgramMemory<'a> {
         })
     }
 
-    fn lower_growth(
+    /// Most plans do not fit, and need no room for fallbacks: their programs are lowered later.
+    fn lowered(
         &self,
         plan: &Plan,
         few: &FewLayers,
-        with_fallback: bool,
-    ) -> Result<Growth, PlanError> {
-        let base = self.parts(plan, few, None, with_fallback)?;
+        key: &Key,
+    ) -> Result<Rc<LoweredStages>, PlanError> {
+        if let Some(known) = self.lowered.borrow().get(key) {
+            return Ok(known.clone());
+        }
         let more = few.growing.iter().enumerate().map(|(kind, more)| {
             let Some(more) = *more else { return Ok(None) };
-            Ok(Some((more, self.parts(plan, few, Some((kind, more)), with_fallback)?)))
+            Ok(Some((more, self.lower(plan, few, Some((kind, more)))?)))
         });
-        let more = more.collect::<Result<_, PlanError>>()?;
-        Ok(Growth { base, layers: few.counts.clone(), more })
+        let lowered = Rc::new(LoweredStages {
+            base: self.lower(plan, few, None)?,
+            layers: few.counts.clone(),
+            more: more.collect::<Result<_, PlanError>>()?,
+        });
+        self.lowered.borrow_mut().insert(key.clone(), lowered.clone());
+        Ok(lowered)
     }
 
     /// Lowers a stage with few layers, and further ones of a kind.
-    fn parts(
+    fn lower(
         &self,
         plan: &Plan,
         few: &FewLayers,
         more: Option<(usize, More)>,
-        with_fallback: bool,
-    ) -> Result<Parts, PlanError> {
+    ) -> Result<LoweredStage, PlanError> {
         let (graph, stages) = few.graph(self.graph, &self.kinds, more)?;
         let FewLayers { parallel, micro_batches, .. } = *few;
         let names: Vec<&str> = graph.parameters().map(|(_, it)| it.name.as_str()).collect();
@@ -272,11 +306,34 @@ impl<'a> ProgramMemory<'a> {
         let rank = few.stage * parallel.world_size() / parallel.pipeline;
         let target = self.target(parallel).clone().as_rank(parallel.ranks(rank));
         let program = lower(&graph, &plan, self.catalog, &target)?;
-        let fallback = match with_fallback && target.arch != "cpu" {
-            false => None,
-            true => lower_fallback(&graph, &plan, &program, self.catalog, &target)?,
+        Ok(LoweredStage { graph, plan, target, program })
+    }
+}
+
+impl LoweredStages {
+    /// The parts of the programs, with room for fallbacks if that is asked for.
+    fn growth(
+        &self,
+        catalog: &dyn KernelCatalog,
+        with_fallback: bool,
+    ) -> Result<Growth, PlanError> {
+        let parts = |lowered: &LoweredStage| -> Result<Parts, PlanError> {
+            let LoweredStage { graph, plan, target, program } = lowered;
+            let fallback = match with_fallback {
+                true => lower_fallback(graph, plan, program, catalog, target)?,
+                false => None,
+            };
+            Ok(Parts::of(program, fallback.as_ref()))
         };
-        Ok(Parts::of(&program, fallback.as_ref()))
+        let more = self.more.iter().map(|more| {
+            let Some((more, lowered)) = more else { return Ok(None) };
+            Ok(Some((*more, parts(lowered)?)))
+        });
+        Ok(Growth {
+            base: parts(&self.base)?,
+            layers: self.layers.clone(),
+            more: more.collect::<Result<_, PlanError>>()?,
+        })
     }
 }
 
