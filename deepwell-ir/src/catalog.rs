@@ -53,7 +53,7 @@ impl Target {
 }
 
 /// An operand as a kernel sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OperandType {
     /// Element type.
     pub dtype: DType,

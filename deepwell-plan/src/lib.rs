@@ -30,6 +30,7 @@ mod dryrun;
 mod error;
 mod fallbacks;
 pub mod gpu_model;
+mod known_kernels;
 mod lower;
 pub mod memory;
 pub mod model_shape;
@@ -52,6 +53,7 @@ pub use dryrun::{
 };
 pub use error::PlanError;
 pub use fallbacks::{PrecisionFallback, precision_fallbacks};
+pub use known_kernels::KnownKernels;
 pub use lower::{
     EXCHANGES, Inference, LinearFlops, Scheduling, SharedGraph, arena_bytes_with_fallback,
     linear_flops, lower, lower_evaluation, lower_fallback, lower_inference, lower_scheduled,

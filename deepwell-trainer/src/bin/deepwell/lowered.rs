@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result};
-use deepwell_ir::{Graph, KernelCatalog, PrecisionPolicy, Target};
+use deepwell_ir::{Graph, PrecisionPolicy, Target};
 use deepwell_plan::search::{
     ByTrainer, ClusterPlan, Found, PROGRAMS_TOO_LARGE, Programs, SearchAids, SearchRequest,
     search_with,
 };
 use deepwell_plan::{
-    DryRun, OptimizerSpec, PlanError, PlanRequest, Planned, ProgramBytes, ProgramMemory, Strategy,
-    autoplan_stages,
+    DryRun, KnownKernels, OptimizerSpec, PlanError, PlanRequest, Planned, ProgramBytes,
+    ProgramMemory, Strategy, autoplan_stages,
 };
 use deepwell_probe::Hardware;
 use deepwell_trainer::{Device, ModelSource};
@@ -36,7 +36,7 @@ pub(crate) struct Lowered {
 pub(crate) struct Source<'a> {
     graph: Graph,
     asked: PlanRequest,
-    catalog: Box<dyn KernelCatalog>,
+    catalog: KnownKernels,
     /// A rank that is alone, and one among others.
     targets: [Target; 2],
     node: &'a Hardware,
@@ -79,13 +79,14 @@ impl<'a> Source<'a> {
             recompute: None,
         };
         let targets = [alone.clone(), device.among_ranks(alone)];
-        let (catalog, allow_fallback) = (device.catalog(), planning.allow_fallback);
+        let catalog = KnownKernels::new(device.catalog());
+        let allow_fallback = planning.allow_fallback;
         Ok(Source { graph, asked, catalog, targets, node, allow_fallback })
     }
 
     /// What a search asks of them.
     pub(crate) fn programs(&self) -> Programs<'_> {
-        let (graph, asked, catalog) = (&self.graph, &self.asked, self.catalog.as_ref());
+        let (graph, asked, catalog) = (&self.graph, &self.asked, &self.catalog);
         Programs::new(ProgramMemory::new(graph, asked, catalog, self.targets.clone()))
     }
 
@@ -103,7 +104,7 @@ impl<'a> Source<'a> {
         };
         let layers = at.layers_of_stages(&request.shape);
         let layers = (at.pp > 1).then_some(layers.as_slice());
-        let (graph, catalog) = (&self.graph, self.catalog.as_ref());
+        let (graph, catalog) = (&self.graph, &self.catalog);
         let planned =
             autoplan_stages(graph, self.node, &asked, (parallel, layers), catalog, target)?;
         planned.fallbacks(self.allow_fallback)?;
@@ -247,7 +248,8 @@ mod tests {
             recompute: None,
         };
         let graph = config.capture(Some(128)).expect("a graph");
-        let (catalog, targets) = (device.catalog(), [alone.clone(), device.among_ranks(alone)]);
+        let catalog = KnownKernels::new(device.catalog());
+        let targets = [alone.clone(), device.among_ranks(alone)];
         (request, Source { graph, asked, catalog, targets, node, allow_fallback: false })
     }
 
