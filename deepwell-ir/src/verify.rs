@@ -21,7 +21,7 @@ use crate::{Graph, IrError, Op, Phase, Stage, TensorKind};
 pub fn verify(graph: &Graph) -> Result<(), IrError> {
     let invalid =
         |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
-    let mut names = HashSet::new();
+    let mut names = HashSet::with_capacity(graph.tensors.len());
     for tensor in &graph.tensors {
         if !names.insert(tensor.name.as_str()) {
             return Err(invalid(format!("two tensors are named `{}`", tensor.name)));
@@ -53,7 +53,7 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
             return Err(invalid(format!("the loss is `{}`, which is no loss", loss.name)));
         }
     }
-    let mut node_names = HashSet::new();
+    let mut node_names = HashSet::with_capacity(graph.nodes.len());
     let mut written = vec![false; graph.tensors.len()];
     let mut phase = Phase::Weights;
     for node in &graph.nodes {
@@ -184,11 +184,14 @@ fn verify_gradients(graph: &Graph) -> Result<(), String> {
         return Ok(());
     }
     let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
-    let written: HashSet<_> = graph.nodes.iter().flat_map(|node| &node.outputs).collect();
-    let read: HashSet<_> = graph.nodes.iter().flat_map(|node| &node.inputs).collect();
-    for (id, parameter) in graph.parameters().filter(|(id, _)| read.contains(id)) {
+    let [mut written, mut read] = [(); 2].map(|()| vec![false; graph.tensors.len()]);
+    for node in &graph.nodes {
+        node.outputs.iter().for_each(|id| written[id.index()] = true);
+        node.inputs.iter().for_each(|id| read[id.index()] = true);
+    }
+    for (id, parameter) in graph.parameters().filter(|(id, _)| read[id.index()]) {
         match gradients.get(&id) {
-            Some(gradient) if written.contains(gradient) => {}
+            Some(gradient) if written[gradient.index()] => {}
             _ => return Err(format!("parameter `{}` has no gradient", parameter.name)),
         }
     }
