@@ -1,7 +1,7 @@
 //! A model without some of its layers: sizes of programs grow by as much with each layer of a kind,
 //! so that a few layers tell the size of many.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::pipeline::part_of;
 use crate::{Graph, IrError, Node, NodeId, TensorId, TensorKind};
@@ -46,7 +46,8 @@ pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
         return Err(invalid(what));
     }
     let bounds = bounds(graph, count).map_err(invalid)?;
-    let crossing = |bound: usize| crossing(graph, bounds[bound]);
+    let lives = lives(graph);
+    let crossing = |bound: usize| crossing(&lives, bounds[bound]);
     let mut read_instead: HashMap<TensorId, TensorId> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     let mut take = |nodes_of: std::ops::Range<usize>,
@@ -121,10 +122,19 @@ fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
     Ok(bounds)
 }
 
+/// What nodes make, in the order in which it is made, with the nodes that make it and read it last.
+fn lives(graph: &Graph) -> Vec<(TensorId, usize, usize)> {
+    let mut last_reader = vec![0; graph.tensors.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|id| last_reader[id.index()] = index);
+    }
+    let made = graph.nodes.iter().enumerate();
+    let made = made.flat_map(|(index, node)| node.outputs.iter().map(move |&id| (id, index)));
+    made.map(|(id, index)| (id, index, last_reader[id.index()])).collect()
+}
+
 /// What nodes before a bound make and nodes behind it read, in the order in which it is made.
-fn crossing(graph: &Graph, bound: usize) -> Vec<TensorId> {
-    let (before, behind) = graph.nodes.split_at(bound);
-    let read: HashSet<TensorId> = behind.iter().flat_map(|node| &node.inputs).copied().collect();
-    let made = before.iter().flat_map(|node| &node.outputs).copied();
-    made.filter(|id| read.contains(id)).collect()
+fn crossing(lives: &[(TensorId, usize, usize)], bound: usize) -> Vec<TensorId> {
+    let crosses = |(_, made, read): &&(TensorId, usize, usize)| *made < bound && *read >= bound;
+    lives.iter().filter(crosses).map(|(id, ..)| *id).collect()
 }

@@ -237,15 +237,15 @@ impl PipelineCut {
     /// [`IrError::Invalid`] for a stage that reads what it does not have.
     pub fn part(&self, graph: &Graph, stages: &[u32]) -> Result<Graph, IrError> {
         let mut kept = vec![false; graph.nodes.len()];
-        let mut read: HashSet<TensorId> = HashSet::new();
+        let mut read = vec![false; graph.tensors.len()];
         // Copies of weights stand before what reads them, wherever that is.
         for (index, node) in graph.nodes.iter().enumerate().rev() {
             kept[index] = match node.phase {
-                Phase::Weights => node.outputs.iter().any(|output| read.contains(output)),
+                Phase::Weights => node.outputs.iter().any(|output| read[output.index()]),
                 _ => stages.contains(&self.stage_of(node)),
             };
             if kept[index] {
-                read.extend(&node.inputs);
+                node.inputs.iter().for_each(|input| read[input.index()] = true);
             }
         }
         let nodes = graph.nodes.iter().zip(kept).filter(|(_, kept)| *kept);
@@ -268,34 +268,38 @@ pub(super) fn part_of(
     mut nodes: Vec<Node>,
     others: impl Iterator<Item = TensorId>,
 ) -> Graph {
-    let mut named: HashSet<TensorId> = others.collect();
-    let mut open: Vec<TensorId> = named.iter().copied().collect();
+    let mut named = vec![false; graph.tensors.len()];
+    let mut open: Vec<TensorId> = others.collect();
     open.extend(nodes.iter().flat_map(|node| node.inputs.iter().chain(&node.outputs)));
     while let Some(id) = open.pop() {
-        named.insert(id);
+        if std::mem::replace(&mut named[id.index()], true) {
+            continue;
+        }
         let tensor = graph.tensor(id);
         let parameter = match tensor.kind {
             TensorKind::ParameterGradient { parameter } => Some(parameter),
             _ => None,
         };
         let of = tensor.link.map(|link| link.of);
-        open.extend(parameter.into_iter().chain(of).filter(|id| !named.contains(id)));
+        open.extend(parameter.into_iter().chain(of));
     }
-    let mut new_id: HashMap<TensorId, TensorId> = HashMap::new();
-    let mut tensors = Vec::with_capacity(named.len());
-    for (id, tensor) in graph.tensors_with_ids().filter(|(id, _)| named.contains(id)) {
-        new_id.insert(id, TensorId(tensors.len() as u32));
+    let mut new_ids: Vec<Option<TensorId>> = vec![None; graph.tensors.len()];
+    let mut tensors = Vec::new();
+    for (id, tensor) in graph.tensors_with_ids().filter(|(id, _)| named[id.index()]) {
+        new_ids[id.index()] = Some(TensorId(tensors.len() as u32));
         tensors.push(tensor.clone());
     }
+    // All that are named have one.
+    let new_id = |id: TensorId| new_ids[id.index()].unwrap_or(id);
     for tensor in &mut tensors {
         if let TensorKind::ParameterGradient { parameter } = &mut tensor.kind {
-            *parameter = new_id[parameter];
+            *parameter = new_id(*parameter);
         }
-        tensor.link = tensor.link.map(|link| Link { of: new_id[&link.of], ..link });
+        tensor.link = tensor.link.map(|link| Link { of: new_id(link.of), ..link });
     }
     for id in nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().chain(&mut node.outputs)) {
-        *id = new_id[id];
+        *id = new_id(*id);
     }
-    let loss = graph.loss.and_then(|loss| new_id.get(&loss).copied());
+    let loss = graph.loss.and_then(|loss| new_ids[loss.index()]);
     Graph { name: graph.name.clone(), stage: graph.stage, tensors, nodes, loss }
 }

@@ -6,10 +6,12 @@
 //! a stage.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use deepwell_ir::{
-    Binding, Graph, KernelCatalog, Mode, Phase, Program, Target, TensorPrecision,
-    apply_served_precision, defer_weight_gradients, differentiate, recompute,
+    Binding, Graph, GroupId, KernelCatalog, Mode, Phase, ProcessGroup, Program, Target,
+    TensorPrecision, apply_served_precision, defer_weight_gradients, differentiate, recompute,
 };
 use deepwell_precision::QuantFormat;
 
@@ -29,6 +31,8 @@ pub struct SharedGraph<'a> {
     pipeline: Option<Pipeline>,
     /// The rank that the passes were run for.
     rank: usize,
+    /// Of context-parallel ranks, by their group: the ends of a pipeline have one group more.
+    of_sequences: RefCell<Vec<(GroupId, Rc<Graph>)>>,
 }
 
 impl<'a> SharedGraph<'a> {
@@ -57,6 +61,7 @@ impl<'a> SharedGraph<'a> {
             splits,
             pipeline,
             rank: target.ranks.rank as usize,
+            of_sequences: RefCell::default(),
         })
     }
 
@@ -86,7 +91,8 @@ impl<'a> SharedGraph<'a> {
         check_ranks(plan, target)?;
         self.check_place(target)?;
         let pipeline = self.pipeline.as_ref().map(|pipeline| pipeline.of_rank(plan, target));
-        let whole = context::part_of_sequences(Cow::Borrowed(&self.quantized), plan, target)?;
+        let of_sequences = self.of_sequences(target)?;
+        let whole = Cow::Borrowed(of_sequences.as_deref().unwrap_or(&self.quantized));
         let own = part_of_rank(whole, pipeline.as_ref())?;
         let mut graph = fuse_for(&own, plan, catalog, target)?;
         if scheduling.passes.defers_weight_gradients() {
@@ -122,6 +128,19 @@ impl<'a> SharedGraph<'a> {
             None => streams::assign_on_gpu(calls, bodies, &lowering.values, plan),
         }
         lowering.finish(Mode::Train, self.precision.clone(), None)
+    }
+
+    /// The graph of a rank that has a part of each sequence; none where sequences are whole.
+    fn of_sequences(&self, target: &Target) -> Result<Option<Rc<Graph>>, PlanError> {
+        let Some((group, _)) = target.ranks.named(ProcessGroup::CONTEXT) else { return Ok(None) };
+        let known = self.of_sequences.borrow().iter().find(|known| known.0 == group).cloned();
+        if let Some((_, graph)) = known {
+            return Ok(Some(graph));
+        }
+        let whole = Cow::Borrowed(&self.quantized);
+        let graph = Rc::new(context::part_of_sequences(whole, self.plan, target)?.into_owned());
+        self.of_sequences.borrow_mut().push((group, graph.clone()));
+        Ok(Some(graph))
     }
 
     /// Ranks at other places have other slices of the layers.
