@@ -160,9 +160,9 @@ fn compare(
 }
 
 /// Search and lowered programs disagreed by up to 90 %. By few layers most are within 1 %.
-/// What outlives a step is counted exactly in all draws. Allowances, by the parts that a failure
-/// prints: room for GEMMs that fall back to BF16, and of interleaved schedules, of which two chunks
-/// are lowered, what lives within a step. The plan that a search takes is lowered whole, and its
+/// What outlives a step is counted exactly in all draws. The allowance of one draw in ten is for
+/// room for GEMMs that fall back to BF16, and for what lives within a step of interleaved schedules,
+/// of which two chunks are lowered. The plan that a search takes is lowered whole, and its
 /// page shows both numbers.
 #[test]
 fn search_counts_what_lowered_programs_need() {
@@ -181,6 +181,6 @@ fn search_counts_what_lowered_programs_need() {
         found.extend(wrong);
     }
     println!("{} of {lowered} differ by more than 1 %:\n{}", found.len(), found.join("\n"));
-    assert!(lowered >= 24 && found.len() * 5 <= lowered, "{} of {lowered}", found.len());
+    assert!(lowered >= 24 && found.len() * 10 <= lowered, "{} of {lowered}", found.len());
     assert!(!found.iter().any(|one| one.contains("counted")), "a plan lowers in one way alone");
 }

@@ -8,8 +8,10 @@ use crate::{Parallel, Plan};
 
 /// Stages that make a difference: the first, one between, the last.
 const STAGES: usize = 3;
-/// Layers of a kind that a chunk may have to be lowered whole.
-const WHOLE: usize = 6;
+/// Layers of a kind that a chunk may have to be lowered whole: with [`LAYERS`], and once more with
+/// [`MORE`], about as many are lowered of a longer one. Some sizes grow only at first, as those of
+/// gradients' buckets do until one is full.
+const WHOLE: usize = 12;
 /// Layers of a kind that are lowered of a longer chunk: by then the layers, and not the loss, have
 /// the most memory.
 const LAYERS: usize = 4;
