@@ -153,7 +153,7 @@ fn core(tier: Tier) -> &'static Cpu {
         })
     });
     &CORES[match tier {
-        Tier::F32 => 0,
+        Tier::F32 | Tier::Avx512 => 0,
         Tier::Avx512Bf16 => 1,
         Tier::AmxBf16 => 2,
     }]

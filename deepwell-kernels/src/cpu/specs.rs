@@ -83,6 +83,7 @@ pub fn tier_feature(tier: Tier) -> Option<&'static str> {
     match tier {
         Tier::AmxBf16 => Some("amx_bf16"),
         Tier::Avx512Bf16 => Some("avx512bf16"),
+        Tier::Avx512 => Some("avx512f"),
         Tier::F32 => None,
     }
 }
@@ -91,6 +92,7 @@ fn tier_suffix(tier: Tier) -> &'static str {
     match tier {
         Tier::AmxBf16 => "amx",
         Tier::Avx512Bf16 => "avx512",
+        Tier::Avx512 => "avx512f",
         Tier::F32 => "f32",
     }
 }

@@ -1,5 +1,5 @@
-//! AVX-512: detection, the 32 x 32 kernel on `vdpbf16ps`, and the way of a finished block into
-//! the output.
+//! AVX-512: detection, the 32 x 32 kernels on `vdpbf16ps` and on fused multiplications of FP32, and
+//! the way of a finished block into the output.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -7,15 +7,19 @@ use std::sync::OnceLock;
 
 use super::bf16_path::{Block, Destination};
 
-/// Whether the CPU has AVX-512 F, BW, VL and BF16 (and the operating system saves the state).
+/// Whether the CPU has AVX-512 F, BW and VL (and the operating system saves the state).
 pub(super) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512bf16")
     })
+}
+
+/// Whether it also has AVX512-BF16.
+pub(super) fn has_bf16() -> bool {
+    is_available() && is_x86_feature_detected!("avx512bf16")
 }
 
 /// Rows that are summed at once: 8 rows by two vectors of 16 columns are 16 of the 32 registers,
@@ -26,7 +30,7 @@ const ROWS: usize = 8;
 ///
 /// # Safety
 ///
-/// [`is_available`] has returned true; `block` as for the AMX kernel.
+/// [`has_bf16`] has returned true; `block` as for the AMX kernel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn multiply_block(block: &Block) {
     for first_row in (0..32).step_by(ROWS) {
@@ -76,19 +80,119 @@ fn as_bf16(bits: __m512i) -> __m512bh {
     unsafe { core::mem::transmute(bits) }
 }
 
-/// Moves `rows x columns` of a finished block (row-major, 32 wide) to the output.
+/// Writes one 32 x 32 block of the result where A is widened: B's pairs are widened in registers, to
+/// the numbers at even and at odd `k`.
 ///
 /// # Safety
 ///
-/// [`is_available`] has returned true; `rows` and `columns` are at most 32; the `rows x columns`
-/// elements at `destination` (`row_stride` elements apart) belong to the caller alone.
+/// [`is_available`] has returned true; `block` as for the AMX kernel, with FP32 in A.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn multiply_wide_block(block: &Block) {
+    let odd_bits = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    for first_row in (0..32).step_by(ROWS) {
+        let half = if first_row < 16 { block.a_upper } else { block.a_lower };
+        let a = half.wrapping_byte_add((first_row % 16) * block.a_row_bytes);
+        let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+        for step in 0..block.steps {
+            let a = a.wrapping_byte_add(step * block.a_step_bytes);
+            let b = block.b.wrapping_byte_add(step * 2048);
+            for pair in 0..16 {
+                // SAFETY: row `pair` of the two B tiles of this step, which the caller says can
+                // be read.
+                let pairs = unsafe {
+                    [
+                        _mm512_loadu_si512(b.byte_add(pair * 64).cast()),
+                        _mm512_loadu_si512(b.byte_add(1024 + pair * 64).cast()),
+                    ]
+                };
+                let even = pairs.map(|it| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(it)));
+                let odd = pairs.map(|it| _mm512_castsi512_ps(_mm512_and_si512(it, odd_bits)));
+                for (k, b) in [even, odd].into_iter().enumerate() {
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: number `2 pair + k` of one of the 32 rows of A of this step.
+                        let a = unsafe {
+                            a.byte_add(row * block.a_row_bytes + (2 * pair + k) * 4)
+                                .cast::<f32>()
+                                .read_unaligned()
+                        };
+                        let a = _mm512_set1_ps(a);
+                        sums[0] = _mm512_fmadd_ps(a, b[0], sums[0]);
+                        sums[1] = _mm512_fmadd_ps(a, b[1], sums[1]);
+                    }
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            let c = block.c.wrapping_byte_add((first_row + row) * block.c_row_bytes);
+            // SAFETY: one of the 32 rows of 128 bytes that the caller says can be written.
+            unsafe {
+                _mm512_storeu_ps(c, sums[0]);
+                _mm512_storeu_ps(c.add(16), sums[1]);
+            }
+        }
+    }
+}
+
+/// What is to be stored of a finished block, which is row-major and 32 wide: at most 32 rows and
+/// columns.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) block: &'a [f32; 1024],
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+/// Moves a part of a finished block to the output, rounded by `vcvtneps2bf16`.
+///
+/// # Safety
+///
+/// [`has_bf16`] has returned true; the `rows x columns` elements at `destination` (`row_stride`
+/// elements apart) belong to the caller alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn store_block(
-    block: &[f32; 1024],
-    rows: usize,
-    columns: usize,
+pub(super) unsafe fn store_block(part: Part<'_>, destination: Destination, row_stride: usize) {
+    // SAFETY: the features are enabled, and the caller promises the rest.
+    unsafe {
+        store_with(part, destination, row_stride, |sum| {
+            core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(sum))
+        });
+    }
+}
+
+/// Moves a part of a finished block to the output, rounded in integers, to nearest even.
+///
+/// # Safety
+///
+/// As [`store_block`], but for [`is_available`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn store_rounded(part: Part<'_>, destination: Destination, row_stride: usize) {
+    // SAFETY: the features are enabled, and the caller promises the rest.
+    unsafe {
+        store_with(part, destination, row_stride, |sum| {
+            let bits = _mm512_castps_si512(sum);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            let last = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+            // A NaN keeps its upper bits and is quiet.
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sum, sum);
+            let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+            _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, quiet))
+        });
+    }
+}
+
+/// Moves a part of a finished block to the output.
+///
+/// # Safety
+///
+/// AVX-512 F, BW and VL are enabled in the caller, and what `round` needs; the `rows x columns`
+/// elements at `destination` (`row_stride` elements apart) belong to the caller alone.
+#[inline(always)]
+unsafe fn store_with(
+    Part { block, rows, columns }: Part<'_>,
     destination: Destination,
     row_stride: usize,
+    round: impl Fn(__m512) -> __m256i,
 ) {
     for half in 0..2 {
         let width = columns.saturating_sub(half * 16).min(16);
@@ -112,8 +216,7 @@ pub(super) unsafe fn store_block(
                         _mm512_mask_storeu_ps(data.add(offset), mask, after);
                     }
                     Destination::Bf16 { data } => {
-                        let rounded: __m256i = core::mem::transmute(_mm512_cvtneps_pbh(sum));
-                        _mm256_mask_storeu_epi16(data.add(offset).cast(), mask, rounded);
+                        _mm256_mask_storeu_epi16(data.add(offset).cast(), mask, round(sum));
                     }
                 }
             }

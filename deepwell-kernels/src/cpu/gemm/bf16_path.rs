@@ -1,4 +1,4 @@
-//! The BF16 tiers: pack both operands to panels, then multiply panel by panel.
+//! The tiers of BF16 panels: pack both operands to panels, then multiply panel by panel.
 //!
 //! Who touches what: B is packed first, each panel written by one task; the end of that parallel
 //! loop lies between writing and reading. Then tasks multiply one panel of A by a group of panels
@@ -18,7 +18,7 @@ use super::{OUTER_BLOCK, Threads, Tier, amx, avx512};
 
 /// What a kernel multiplies: 32 rows of A by 32 columns of B over `steps` steps of 32 along `k`.
 pub(super) struct Block {
-    /// Rows 0-15 of A at the first step.
+    /// Rows 0-15 of A at the first step: BF16, or FP32 where A is widened.
     pub(super) a_upper: *const u16,
     /// Rows 16-31 of A at the first step.
     pub(super) a_lower: *const u16,
@@ -93,13 +93,15 @@ pub(super) fn run(
         Output::Bf16 { data } => Destination::Bf16 { data: data.as_mut_ptr() },
     };
     let steps = k.div_ceil(32);
-    let panel = steps * pack::STEP;
+    let a_form = if tier == Tier::Avx512 { Form::WideByRow } else { Form::ByRow };
+    let (a_panel, b_panel) = (steps * a_form.step(), steps * Form::ByPair.step());
     let workspace: &mut [u16] = whole_elements(align(workspace));
-    let (a_panels, rest) = workspace.split_at_mut(m.min(OUTER_BLOCK).div_ceil(32) * panel);
-    let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * panel];
+    let (a_panels, rest) = workspace.split_at_mut(m.min(OUTER_BLOCK).div_ceil(32) * a_panel);
+    let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * b_panel];
     let shape = Shape { m, n, k, steps };
 
-    let (a_panels, b_panels) = (Panels::new(a_panels, panel), Panels::new(b_panels, panel));
+    let a_panels = Panels::new(a_panels, a_panel, a_form);
+    let b_panels = Panels::new(b_panels, b_panel, Form::ByPair);
 
     for column in (0..n).step_by(OUTER_BLOCK) {
         let columns = (n - column).min(OUTER_BLOCK);
@@ -109,7 +111,7 @@ pub(super) fn run(
             let b = Source { operand: &b, first: column, count: columns, outer: n };
             // B stays packed for all rows of its block, A where all of it fits.
             if row == 0 {
-                pack_all(&shape, &b, &b_panels, Form::ByPair, threads);
+                pack_all(&shape, &b, &b_panels, threads);
             }
             let pack_a = column == 0 || m > OUTER_BLOCK;
             multiply(tier, &shape, &a, &a_panels, pack_a, &b, &b_panels, destination, threads);
@@ -123,6 +125,7 @@ struct Panels<'a> {
     count: usize,
     /// Elements of a panel.
     panel: usize,
+    form: Form,
     owner: PhantomData<&'a mut [u16]>,
 }
 
@@ -130,9 +133,9 @@ struct Panels<'a> {
 unsafe impl Sync for Panels<'_> {}
 
 impl<'a> Panels<'a> {
-    fn new(data: &'a mut [u16], panel: usize) -> Self {
+    fn new(data: &'a mut [u16], panel: usize, form: Form) -> Self {
         let count = data.len() / panel;
-        Self { data: data.as_mut_ptr(), count, panel, owner: PhantomData }
+        Self { data: data.as_mut_ptr(), count, panel, form, owner: PhantomData }
     }
 
     fn at(&self, index: usize) -> *const u16 {
@@ -145,7 +148,7 @@ impl<'a> Panels<'a> {
     /// # Safety
     ///
     /// The CPU has AVX-512, and nobody else uses this panel meanwhile.
-    unsafe fn pack_at(&self, index: usize, source: &Source<'_>, k: usize, form: Form) {
+    unsafe fn pack_at(&self, index: usize, source: &Source<'_>, k: usize) {
         assert!(index < self.count && index < source.panels());
         // SAFETY: the panel lies inside the buffer and is not in use (the caller's promise); the
         // operand was validated, and has a row at the beginning of each of its panels.
@@ -153,7 +156,7 @@ impl<'a> Panels<'a> {
             let panel = self.data.add(index * self.panel);
             let panel = core::slice::from_raw_parts_mut(panel, self.panel);
             let first = source.first + index * 32;
-            pack::pack_panel(source.operand, source.outer, k, first, form, panel);
+            pack::pack_panel(source.operand, source.outer, k, first, self.form, panel);
         }
     }
 }
@@ -190,12 +193,12 @@ impl Source<'_> {
 }
 
 /// Packs every panel of a source.
-fn pack_all(shape: &Shape, source: &Source<'_>, panels: &Panels<'_>, form: Form, threads: Threads) {
+fn pack_all(shape: &Shape, source: &Source<'_>, panels: &Panels<'_>, threads: Threads) {
     threads.for_each(
         source.panels(),
         || (),
         // SAFETY: the tier is available, which includes AVX-512; each task has its own index.
-        |(), index| unsafe { panels.pack_at(index, source, shape.k, form) },
+        |(), index| unsafe { panels.pack_at(index, source, shape.k) },
     );
 }
 
@@ -212,14 +215,14 @@ fn multiply(
     destination: Destination,
     threads: Threads,
 ) {
-    let panel = shape.steps * pack::STEP;
-    let a_direct = a.direct_panels(shape.k);
-    let group = (B_BYTES_PER_TASK / (panel * size_of::<u16>())).clamp(1, b.panels());
+    let is_wide = a_panels.form == Form::WideByRow;
+    let a_direct = if is_wide { 0 } else { a.direct_panels(shape.k) };
+    let group = (B_BYTES_PER_TASK / (b_panels.panel * size_of::<u16>())).clamp(1, b.panels());
     let groups = b.panels().div_ceil(group);
     // With one group each panel of A has one task: it packs it and finds it in its own cache.
     let pack_in_task = pack_a && groups == 1;
     if pack_a && !pack_in_task && a_direct < a.panels() {
-        pack_all(shape, a, a_panels, Form::ByRow, threads);
+        pack_all(shape, a, a_panels, threads);
     }
 
     let worker = || Worker {
@@ -240,9 +243,10 @@ fn multiply(
             if pack_in_task {
                 // SAFETY: the tier is available, which includes AVX-512; with one group no other
                 // task has this panel of A.
-                unsafe { a_panels.pack_at(a_index, a, shape.k, Form::ByRow) };
+                unsafe { a_panels.pack_at(a_index, a, shape.k) };
             }
-            (a_panels.at(a_index), 64, pack::STEP * size_of::<u16>())
+            let step_bytes = a_panels.form.step() * size_of::<u16>();
+            (a_panels.at(a_index), step_bytes / 32, step_bytes)
         };
         for b_index in group_index * group..((group_index + 1) * group).min(b.panels()) {
             let columns = (b.count - b_index * 32).min(32);
@@ -257,7 +261,7 @@ fn multiply(
             };
             let block = Block {
                 a_upper,
-                // In a packed panel the lower 16 rows are 16 rows of 64 bytes further on, too.
+                // In a packed panel the lower 16 rows are 16 rows further on, too.
                 a_lower: a_upper.wrapping_byte_add(16 * a_row_bytes),
                 a_row_bytes,
                 a_step_bytes,
@@ -274,10 +278,15 @@ fn multiply(
             unsafe {
                 match tier {
                     Tier::AmxBf16 => amx::multiply_block(&block),
-                    _ => avx512::multiply_block(&block),
+                    Tier::Avx512Bf16 => avx512::multiply_block(&block),
+                    _ => avx512::multiply_wide_block(&block),
                 }
                 if via_scratch {
-                    avx512::store_block(&worker.scratch.0, rows, columns, place, shape.n);
+                    let part = avx512::Part { block: &worker.scratch.0, rows, columns };
+                    match tier {
+                        Tier::Avx512 => avx512::store_rounded(part, place, shape.n),
+                        _ => avx512::store_block(part, place, shape.n),
+                    }
                 }
             }
         }

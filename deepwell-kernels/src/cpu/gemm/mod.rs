@@ -7,10 +7,11 @@
 //! the gradient of the input (`dy w`: B contiguous along `n`) and the gradient of the weight (`dy^T
 //! x`: both contiguous along the outer dimension). The result is row-major `[m, n]` ([`Output`]).
 //!
-//! The arithmetic comes in three [`Tier`]s. On [`Tier::AmxBf16`] and [`Tier::Avx512Bf16`] the
-//! operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel that sums in FP32;
-//! MXFP8 operands are decoded while they are packed, which is exact. [`Tier::F32`] converts to
-//! `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier: nothing is ever
+//! The arithmetic comes in four [`Tier`]s. On [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and
+//! [`Tier::Avx512`] the operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel
+//! that sums in FP32; MXFP8 operands are decoded while they are packed, which is exact. The last of
+//! them widens BF16 to FP32 on the way: A's panels while they are packed, B's in registers.
+//! [`Tier::F32`] converts to `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier: nothing is ever
 //! rounded on the way in.
 //!
 //! ```
@@ -39,6 +40,7 @@
 //! | tier | order of the sum | error at most |
 //! |---|---|---|
 //! | AMX | even and odd `k` apart in each 32, then the 32s in order | `(18 + ceil(k/32)) u s` |
+//! | AVX-512 | even, then odd `k` of each pair, pairs in order, each product fused | `k u s` |
 //! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
 //! | F32 | the `gemm-f32` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
 //!
@@ -48,7 +50,7 @@
 //! and along lines that depend on nothing but the shape: a result has the same bits at any number
 //! of threads.
 //!
-//! The BF16 instructions of both tiers treat subnormal operands as zero and flush subnormal
+//! The BF16 instructions of AMX and AVX512-BF16 treat subnormal operands as zero and flush subnormal
 //! results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which matters to
 //! nobody who trains but is a difference from the F32 tier. MXFP8 can leave BF16's range by its
 //! scales, so the scale bytes are looked at first: where a decoded value or a product could be
@@ -90,6 +92,8 @@ pub use operand::{DataKind, GemmError, MxPart, Operand, OperandData, Output};
 pub enum Tier {
     /// The `gemm` crate on operands converted to `f32`; every machine has it.
     F32,
+    /// Fused multiplications of FP32 on 512-bit vectors, to which BF16 is widened.
+    Avx512,
     /// `vdpbf16ps` on 512-bit vectors.
     Avx512Bf16,
     /// `tdpbf16ps` on AMX tiles.
@@ -98,7 +102,7 @@ pub enum Tier {
 
 impl Tier {
     /// Every tier, from the one that every machine has to the rarest.
-    pub const ALL: [Tier; 3] = [Tier::F32, Tier::Avx512Bf16, Tier::AmxBf16];
+    pub const ALL: [Tier; 4] = [Tier::F32, Tier::Avx512, Tier::Avx512Bf16, Tier::AmxBf16];
 
     /// Whether this process can run the tier: the CPU has the instructions and, for AMX, the
     /// kernel grants the tile state (asked for once per process, on the first call).
@@ -107,9 +111,11 @@ impl Tier {
         match self {
             Tier::F32 => true,
             #[cfg(target_arch = "x86_64")]
-            Tier::Avx512Bf16 => avx512::is_available(),
+            Tier::Avx512 => avx512::is_available(),
             #[cfg(target_arch = "x86_64")]
-            Tier::AmxBf16 => avx512::is_available() && amx::is_available(),
+            Tier::Avx512Bf16 => avx512::has_bf16(),
+            #[cfg(target_arch = "x86_64")]
+            Tier::AmxBf16 => avx512::has_bf16() && amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -120,6 +126,7 @@ impl Tier {
     pub fn name(self) -> &'static str {
         match self {
             Tier::F32 => "f32",
+            Tier::Avx512 => "avx512",
             Tier::Avx512Bf16 => "avx512-bf16",
             Tier::AmxBf16 => "amx-bf16",
         }
@@ -127,7 +134,7 @@ impl Tier {
 }
 
 /// The tier that multiplies BF16 soonest among those that this process can run: AMX, else
-/// AVX512-BF16 except on Intel, else F32.
+/// AVX512-BF16 except on Intel, else AVX-512, else F32.
 ///
 /// Intel's CPUs start a 512-bit `vdpbf16ps` only every other cycle (measured on Sapphire Rapids:
 /// 108 GFLOP/s of a core at 3.6 GHz, where the F32 tier reaches 160), AMD's one or more per cycle.
@@ -139,6 +146,8 @@ pub fn best_tier() -> Tier {
             Tier::AmxBf16
         } else if Tier::Avx512Bf16.is_available() && !is_intel() {
             Tier::Avx512Bf16
+        } else if Tier::Avx512.is_available() {
+            Tier::Avx512
         } else {
             Tier::F32
         }
@@ -165,7 +174,8 @@ pub(crate) const ALIGNMENT: usize = 64;
 
 /// The bytes that [`gemm()`] and [`gemm_serial`] need for this GEMM, at any number of threads.
 ///
-/// On the BF16 tiers that is a BF16 copy of at most 1024 rows of each operand (for MXFP8 operands,
+/// On the tiers of BF16 panels that is a BF16 copy of at most 1024 rows of each operand, on AVX-512 of
+/// A an `f32` copy (for MXFP8 operands,
 /// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
 /// copy of at most 1024 rows of each operand that is not F32, and of a block of the output, which
 /// may be BF16. (Where both operands and the output are F32, an empty workspace will do.)
@@ -185,7 +195,8 @@ pub fn workspace_bytes(
     let packed_bytes = |outer: usize| {
         outer.min(OUTER_BLOCK).next_multiple_of(32) * k.next_multiple_of(32) * size_of::<u16>()
     };
-    let bf16_bytes = packed_bytes(m) + packed_bytes(n) + ALIGNMENT;
+    let a_widths = if tier == Tier::Avx512 { 2 } else { 1 };
+    let bf16_bytes = a_widths * packed_bytes(m) + packed_bytes(n) + ALIGNMENT;
     if a == DataKind::Mx || b == DataKind::Mx { bf16_bytes.max(f32_bytes) } else { bf16_bytes }
 }
 

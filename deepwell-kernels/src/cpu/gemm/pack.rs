@@ -5,7 +5,8 @@
 //!
 //! - A wants vectors by *row*: vector `i` holds outer row `i`, 32 numbers along `k`;
 //! - B wants vectors by *pair*: vector `p` holds, for each of 16 outer rows, the numbers at
-//!   `k = 2p` and `2p + 1` (VNNI order).
+//!   `k = 2p` and `2p + 1` (VNNI order);
+//! - A widened to FP32 has vectors by row of twice the bytes, and so have its tiles and steps.
 //!
 //! The two forms are each other's transpose as 16 x 16 matrices of 32-bit pairs. Memory that is
 //! contiguous along `k` loads by row, memory that is contiguous along the outer dimension loads
@@ -25,8 +26,17 @@ pub(super) const STEP: usize = 1024;
 pub(super) enum Form {
     /// A's.
     ByRow,
+    /// A's where it is widened to FP32.
+    WideByRow,
     /// B's.
     ByPair,
+}
+
+impl Form {
+    /// Elements of two bytes in a step of a panel.
+    pub(super) fn step(self) -> usize {
+        if self == Form::WideByRow { 2 * STEP } else { STEP }
+    }
 }
 
 /// Sixteen vectors: one tile.
@@ -47,24 +57,45 @@ pub(super) unsafe fn pack_panel(
     form: Form,
     panel: &mut [u16],
 ) {
-    debug_assert_eq!(panel.len(), k.div_ceil(32) * STEP);
-    for (step, packed) in panel.chunks_exact_mut(STEP).enumerate() {
-        for (half, packed) in packed.chunks_exact_mut(STEP / 2).enumerate() {
+    debug_assert_eq!(panel.len(), k.div_ceil(32) * form.step());
+    for (step, packed) in panel.chunks_exact_mut(form.step()).enumerate() {
+        for (half, packed) in packed.chunks_exact_mut(form.step() / 2).enumerate() {
             let row = first + half * 16;
             let rows = outer.saturating_sub(row).min(16);
             let columns = (k - step * 32).min(32);
             let place = Place { row, rows, column: step * 32, columns };
             // SAFETY: `place` lies inside `[outer, k]`, for which the operand was validated.
             let (mut tile, loaded) = unsafe { load_tile(operand, k, place) };
-            if loaded != form {
+            if (loaded == Form::ByPair) != (form == Form::ByPair) {
                 transpose(&mut tile);
             }
-            for (vector, packed) in tile.iter().zip(packed.chunks_exact_mut(32)) {
-                // SAFETY: 32 elements of 2 bytes.
-                unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), *vector) };
+            let vectors = tile.iter().zip(packed.chunks_exact_mut(form.step() / 32));
+            if form == Form::WideByRow {
+                for (vector, packed) in vectors {
+                    let [lower, upper] = widen(*vector);
+                    let packed = packed.as_mut_ptr().cast::<f32>();
+                    // SAFETY: 64 elements of 2 bytes.
+                    unsafe {
+                        _mm512_storeu_ps(packed, lower);
+                        _mm512_storeu_ps(packed.add(16), upper);
+                    }
+                }
+            } else {
+                for (vector, packed) in vectors {
+                    // SAFETY: 32 elements of 2 bytes.
+                    unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), *vector) };
+                }
             }
         }
     }
+}
+
+/// 32 BF16 numbers as FP32, in order.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn widen(vector: __m512i) -> [__m512; 2] {
+    let widen =
+        |half: __m256i| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
+    [widen(_mm512_castsi512_si256(vector)), widen(_mm512_extracti64x4_epi64::<1>(vector))]
 }
 
 /// A part of an operand no larger than 16 x 32.

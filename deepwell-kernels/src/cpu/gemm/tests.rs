@@ -130,6 +130,7 @@ fn rounding_units(tier: Tier, k: usize) -> f64 {
     match tier {
         Tier::AmxBf16 => 18.0 + k.div_ceil(32) as f64,
         Tier::Avx512Bf16 => k as f64 + 1.0,
+        Tier::Avx512 => k as f64,
         Tier::F32 => k as f64 + 2.0,
     }
 }
@@ -137,7 +138,7 @@ fn rounding_units(tier: Tier, k: usize) -> f64 {
 /// The documented number of roundings at the size of an accumulating output.
 fn accumulating_units(tier: Tier, k: usize) -> f64 {
     match tier {
-        Tier::AmxBf16 | Tier::Avx512Bf16 => 1.0,
+        Tier::AmxBf16 | Tier::Avx512Bf16 | Tier::Avx512 => 1.0,
         Tier::F32 => k.div_ceil(512).max(2) as f64,
     }
 }
