@@ -80,8 +80,8 @@ fn as_bf16(bits: __m512i) -> __m512bh {
     unsafe { core::mem::transmute(bits) }
 }
 
-/// Writes one 32 x 32 block of the result where A is widened: B's pairs are widened in registers, to
-/// the numbers at even and at odd `k`.
+/// Writes one 32 x 32 block of the result where A is widened: B's pairs are widened in registers,
+/// to the numbers at even and at odd `k`.
 ///
 /// # Safety
 ///

@@ -9,10 +9,10 @@
 //!
 //! The arithmetic comes in four [`Tier`]s. On [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and
 //! [`Tier::Avx512`] the operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel
-//! that sums in FP32; MXFP8 operands are decoded while they are packed, which is exact. The last of
-//! them widens BF16 to FP32 on the way: A's panels while they are packed, B's in registers.
-//! [`Tier::F32`] converts to `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier: nothing is ever
-//! rounded on the way in.
+//! that sums in FP32; MXFP8 operands are decoded while they are packed, which is exact. The last
+//! tier widens BF16 to FP32: A's panels while they are packed, B's in registers. [`Tier::F32`]
+//! converts to `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier:
+//! nothing is ever rounded on the way in.
 //!
 //! ```
 //! use deepwell_kernels::cpu::gemm::{self, Operand, Output};
@@ -50,13 +50,13 @@
 //! and along lines that depend on nothing but the shape: a result has the same bits at any number
 //! of threads.
 //!
-//! The BF16 instructions of AMX and AVX512-BF16 treat subnormal operands as zero and flush subnormal
-//! results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which matters to
-//! nobody who trains but is a difference from the F32 tier. MXFP8 can leave BF16's range by its
-//! scales, so the scale bytes are looked at first: where a decoded value or a product could be
-//! subnormal, or a decoded value overflow, the whole GEMM runs on the F32 tier. An E8M0 scale of
-//! `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output element that they
-//! take part in NaN.
+//! The BF16 instructions of AMX and AVX512-BF16 treat subnormal operands as zero and flush
+//! subnormal results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which
+//! matters to nobody who trains but is a difference from the other tiers. MXFP8 can leave BF16's
+//! range by its scales, so the scale bytes are looked at first: where a decoded value or a product
+//! could be subnormal, or a decoded value overflow, the whole GEMM runs on the F32 tier. An E8M0
+//! scale of `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output element
+//! that they take part in NaN.
 //!
 //! # Memory
 //!
@@ -174,9 +174,9 @@ pub(crate) const ALIGNMENT: usize = 64;
 
 /// The bytes that [`gemm()`] and [`gemm_serial`] need for this GEMM, at any number of threads.
 ///
-/// On the tiers of BF16 panels that is a BF16 copy of at most 1024 rows of each operand, on AVX-512 of
-/// A an `f32` copy (for MXFP8 operands,
-/// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
+/// On the tiers of BF16 panels that is a BF16 copy of at most 1024 rows of each operand, on AVX-512
+/// an `f32` copy of A (for MXFP8 operands, which may have to fall back, the F32 tier's need where
+/// it is greater); on the F32 tier an `f32`
 /// copy of at most 1024 rows of each operand that is not F32, and of a block of the output, which
 /// may be BF16. (Where both operands and the output are F32, an empty workspace will do.)
 #[must_use]
