@@ -21,7 +21,7 @@ use crate::world::{Launched, Member, library_version, supervise};
 use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
-const SEEDS: u64 = 3;
+const SEEDS: u64 = 4;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -412,10 +412,9 @@ pub struct ParityArgs {
     /// Seed of weights and data order of the first pair
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Pairs of runs, each with a seed of its own [default: 3, and 3 more where these leave the
-    /// verdict open]
-    #[arg(long, value_name = "PAIRS")]
-    pub seeds: Option<u64>,
+    /// Pairs of runs, each with a seed of its own
+    #[arg(long, value_name = "PAIRS", default_value_t = SEEDS)]
+    pub seeds: u64,
     /// Train as many pairs again where those of --seeds leave the verdict open. The intervals are
     /// of 97.06 % then: two of them err as seldom as one of 95 %
     #[arg(long)]
@@ -518,7 +517,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
             settings,
             out: args.out,
             start,
-            seeds: args.seeds.unwrap_or(SEEDS),
+            seeds: args.seeds,
             by,
             tensors: args.ablate_tensors,
         };
@@ -532,8 +531,8 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         settings,
         out: args.out,
         start,
-        seeds: args.seeds.unwrap_or(SEEDS),
-        again: args.again || args.seeds.is_none(),
+        seeds: args.seeds,
+        again: args.again,
         control: args.control,
         tolerance_rel: args.tolerance / 100.0,
     };

@@ -134,7 +134,7 @@ fn the_first_example_of_parity_is_its_defaults() {
     let default = |option: &str| {
         let (_, rest) = help.split_once(&format!("      {option} <")).expect(option);
         let (_, rest) = rest.split_once("[default: ").expect(option);
-        rest.split([',', ']']).next().unwrap_or_default().to_string()
+        rest.split(']').next().unwrap_or_default().to_string()
     };
     let [seeds, steps, model] = ["--seeds", "--steps", "--model"].map(default);
     let expected = format!("{seeds} pairs of {steps} steps of {model}\n");

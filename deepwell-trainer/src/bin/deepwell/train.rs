@@ -45,20 +45,19 @@ says otherwise), from the same weights on the same batches, and says whether the
 held-out loss. Runs that differ in a rounding drift apart, so that one pair cannot tell precision
 from chaos: several seeds give a mean gap with its interval. It holds when the interval's upper
 end is within the tolerance, and does not when the lower end is above it. Otherwise the verdict is
-open, and the report says how many seeds would settle it. Three pairs that leave it open are
-followed by three more; --seeds N trains exactly N, --seeds N --again at most twice as many. Of
-the default settings the deviation of a pair is known from recorded pairs, and the interval uses
+open, and the report says how many seeds would settle it; with --again as many pairs follow at once.
+Of the default settings the deviation of a pair is known from recorded pairs, and the interval uses
 it unless the pairs of this comparison deviate otherwise.
 report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C leaves a checkpoint and a
 report of what was done.
 
 Examples:
-  deepwell parity                          3 pairs of 1000 steps of qwen3-600k
+  deepwell parity                          4 pairs of 1000 steps of qwen3-600k
   deepwell parity --seeds 1 --steps 200    one pair, for a first look
   deepwell parity --control                with BF16 from perturbed weights: what chaos alone does
   deepwell parity --precision nvfp4 --out target/parity-nvfp4
   deepwell parity --resume                 go on where an earlier call stopped
-  deepwell parity --resume --seeds 8       more pairs
+  deepwell parity --resume --seeds 8       four more pairs
   deepwell parity --precision bf16         BF16 with itself: no gap at all
 
 Exit codes: 0 holds, 1 does not hold or is no valid comparison, 2 an input cannot be used,
