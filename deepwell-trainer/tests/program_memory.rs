@@ -161,9 +161,9 @@ fn compare(
 
 /// Search and lowered programs disagreed by up to 90 %. By few layers most are within 1 %.
 /// What outlives a step is counted exactly in all draws. The allowance of one draw in ten is for
-/// room for GEMMs that fall back to BF16, and for what lives within a step of interleaved schedules,
-/// of which two chunks are lowered. The plan that a search takes is lowered whole, and its
-/// page shows both numbers.
+/// room for GEMMs that fall back to BF16, and for what lives within a step of interleaved
+/// schedules, of which two chunks are lowered. The plan that a search takes is lowered whole, and
+/// its page shows both numbers.
 #[test]
 fn search_counts_what_lowered_programs_need() {
     let models = [

@@ -8,7 +8,8 @@ const CONFIDENCE: f64 = 0.95;
 
 /// The same of each interval where pairs are looked at twice, after the first half and at the end:
 /// both hold the true mean in 95 % of comparisons. Pocock, "Group sequential methods in the design
-/// and analysis of clinical trials", Biometrika 64 (1977), table 1: two looks, nominal level 0.0294.
+/// and analysis of clinical trials", Biometrika 64 (1977), table 1: two looks, nominal level
+/// 0.0294.
 const CONFIDENCE_OF_EACH_LOOK: f64 = 1.0 - 0.0294;
 
 /// A deviation that pairs of the known deviation have less often than this, above or below, is one
