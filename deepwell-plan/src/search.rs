@@ -80,7 +80,7 @@ pub struct Dropped {
     pub count: usize,
     /// The first of them.
     pub example: Strategy,
-    /// What is wrong with that one, where the reason does not say it.
+    /// The detail of the example, where the reason does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -116,8 +116,7 @@ pub struct Found {
     pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
-    /// The least time of those that the trainer does not run, where one that it runs was taken
-    /// before it.
+    /// The fastest plan that the trainer does not run, where a slower plan that it runs was taken.
     pub faster: Option<Candidate>,
     /// Combinations looked at.
     pub considered: usize,

@@ -35,7 +35,7 @@ impl ActivationRecompute {
         ActivationRecompute::Full,
     ];
 
-    /// The rule of the trainer; of those that it does not have ([`Strategy::parallel`]), none.
+    /// The rule of the trainer; none where it has no such rule ([`Strategy::parallel`]).
     pub const fn of_trainer(self) -> Recompute {
         match self {
             ActivationRecompute::Full => Recompute::Full,

@@ -30,8 +30,8 @@ pub fn layer_kinds(graph: &Graph) -> Vec<usize> {
     layers.iter().map(kind).collect()
 }
 
-/// The graph with the layers `kept` alone, which are counted anew. What a layer that is gone would
-/// have made for later ones, they read of what it would have read.
+/// The graph with the layers `kept` alone, which are counted anew. Later layers read the inputs of
+/// a removed layer in place of its outputs.
 ///
 /// # Errors
 /// [`IrError::Invalid`] for layers that are not those of the graph in rising order, that do not

@@ -108,9 +108,8 @@ impl<'a> SharedGraph<'a> {
             (scheduling.overlaps, scheduling.handover.as_ref());
         lowering.persistent_values(Mode::Train);
         lowering.plan_early_sums();
-        // A chunk at a time: in a slot its activations lie where those of another would. The last
-        // one first, whose backward pass is the first of a step: it overwrites a loss that others
-        // add to.
+        // A chunk at a time: chunks share the slots of activations. The last chunk comes first, as
+        // its backward pass begins a step: it overwrites the loss, and the other chunks add to it.
         for chunk in (0..lowering.chunks()).rev() {
             lowering.body_of_chunk(Phase::Forward, chunk)?;
             lowering.body_of_chunk(Phase::Backward, chunk)?;

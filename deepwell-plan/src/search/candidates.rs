@@ -24,7 +24,7 @@ pub(super) struct Candidates<'a> {
     checked: HashSet<Strategy>,
     /// Of strategies that are alike but for recomputation and micro-batch, those that do not fit.
     full: HashMap<Strategy, Vec<(ActivationRecompute, usize)>>,
-    /// Of such strategies, those of which one cannot be lowered: it is its degrees that cannot.
+    /// Strategies with degrees that cannot be lowered at any recomputation and micro-batch.
     not_lowered: HashSet<Strategy>,
     dropped: Vec<Dropped>,
 }
@@ -46,12 +46,12 @@ impl<'a> Candidates<'a> {
         &self.sorted
     }
 
-    /// Those whose programs do not fit, of those that were asked.
+    /// Lowered plans whose programs do not fit.
     pub(super) fn too_large(&mut self) -> Vec<Dropped> {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The first that is wanted and fits; of those that the trainer runs, if these come first.
+    /// The first wanted candidate that fits. Plans that the trainer runs may come before others.
     pub(super) fn first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<Candidate> {
         let index = self.index_of_best(wanted)?;
         Some(self.sorted[index].clone())

@@ -37,7 +37,7 @@ pub(crate) struct Source<'a> {
     graph: Graph,
     asked: PlanRequest,
     catalog: KnownKernels,
-    /// A rank that is alone, and one among others.
+    /// The device of a single rank, and of a rank among several.
     targets: [Target; 2],
     node: &'a Hardware,
     allow_fallback: bool,

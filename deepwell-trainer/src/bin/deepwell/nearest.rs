@@ -6,7 +6,8 @@ use deepwell_plan::search::{ByTrainer, Machines, SearchAids, SearchRequest, sear
 /// The most times as many GPUs that are tried.
 const GPUS_TIMES_MAX: usize = 64;
 
-/// An error that no plan is there, with what would give one: each pin taken back, and more GPUs.
+/// The error of a request without a plan, with the changes that give a plan: each pin taken back,
+/// and more GPUs.
 pub(crate) fn named(
     error: anyhow::Error,
     request: &SearchRequest,
