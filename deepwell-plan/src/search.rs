@@ -59,8 +59,7 @@ pub struct Candidate {
     pub seconds: f64,
     /// Idle share of the pipeline, 0 to 1.
     pub bubble: f64,
-    /// Bytes of a GPU's memory, on the fullest stage: those of its programs, where these were
-    /// asked.
+    /// Bytes of a GPU's memory on the fullest stage; of lowered programs where there are any.
     pub memory_bytes: f64,
 }
 
@@ -93,7 +92,7 @@ impl fmt::Display for Dropped {
     }
 }
 
-/// Counts a combination among those that were dropped.
+/// Counts a dropped combination under its reason.
 fn drop_one(all: &mut Vec<Dropped>, reason: &'static str, example: Strategy, why: Option<String>) {
     match all.iter_mut().find(|known| known.reason == reason) {
         Some(known) => known.count += 1,
@@ -135,8 +134,8 @@ const REPORT_EVERY: usize = 4096;
 /// What a search uses beside its request.
 #[derive(Clone, Copy, Default)]
 pub struct SearchAids<'a> {
-    /// Decides which plans within the trainer's rules fit. Without it the closed form does, which
-    /// is of other frameworks' programs.
+    /// Decides which plans within the trainer's rules fit. Without programs the closed form
+    /// decides, whose constants are of other frameworks.
     pub programs: Option<&'a Programs<'a>>,
     /// Gets how far the search is, now and then.
     pub progress: Option<&'a dyn Fn(Progress)>,

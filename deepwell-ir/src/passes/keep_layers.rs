@@ -122,7 +122,7 @@ fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
     Ok(bounds)
 }
 
-/// What nodes make, in the order in which it is made, with the nodes that make it and read it last.
+/// Tensors of the nodes in the order of the nodes, each with its producer and its last reader.
 fn lives(graph: &Graph) -> Vec<(TensorId, usize, usize)> {
     let mut last_reader = vec![0; graph.tensors.len()];
     for (index, node) in graph.nodes.iter().enumerate() {

@@ -123,8 +123,8 @@ fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
     bytes
 }
 
-/// The most bytes that are alive at a time of operands that GEMMs of several weights read: of those
-/// that live from one body to the next, which each slot of activations has, and of others.
+/// The most bytes alive at a time of operands that GEMMs of several weights read: of operands in a
+/// slot of activations, which live from one body to the next, and of operands within a body.
 pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     let readers = program.weights_by_operand();
     let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();

@@ -109,7 +109,7 @@ impl<'a> SharedGraph<'a> {
         lowering.persistent_values(Mode::Train);
         lowering.plan_early_sums();
         // A chunk at a time: chunks share the slots of activations. The last chunk comes first, as
-        // its backward pass begins a step: it overwrites the loss, and the other chunks add to it.
+        // its backward pass begins a step: the last chunk overwrites the loss, other chunks add.
         for chunk in (0..lowering.chunks()).rev() {
             lowering.body_of_chunk(Phase::Forward, chunk)?;
             lowering.body_of_chunk(Phase::Backward, chunk)?;

@@ -147,7 +147,7 @@ impl FewLayers {
                 if count + further > alike.len() {
                     alike.push(range.end);
                 }
-                // The first ones and the last one, which is the model's on its last stage.
+                // The first layers and the last: the last stage has the model's last layer.
                 let Some(first) = (count + further).checked_sub(1) else { continue };
                 own.extend(&alike[..first]);
                 own.extend(alike.last());

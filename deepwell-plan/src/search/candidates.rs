@@ -57,7 +57,7 @@ impl<'a> Candidates<'a> {
         Some(self.sorted[index].clone())
     }
 
-    /// The first that the trainer does not run, if it comes before `taken`, which it runs.
+    /// The first candidate before `taken` that the trainer does not run.
     pub(super) fn faster_than(&self, taken: &Candidate) -> Option<Candidate> {
         let before = self.sorted.iter().take_while(|other| other.at != taken.at);
         let is_run = |candidate: &Candidate| candidate.at.parallel().is_ok();

@@ -21,10 +21,10 @@ pub struct WhatIf {
 /// more memory, with twice the batch, with experts twice as far from balance, and with linear
 /// layers in the other precision.
 ///
-/// `aids` are those of the search; of the other precision there are no programs.
+/// `aids` are the aids of the search. The other precision is searched without programs.
 ///
 /// # Errors
-/// Those of [`search_with`], but that nothing fits.
+/// Errors of [`search_with`], except for a search without a plan that fits.
 pub fn what_if(
     request: &SearchRequest,
     found: &Found,
