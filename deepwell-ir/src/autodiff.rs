@@ -1,12 +1,11 @@
 //! Reverse-mode differentiation as a graph pass.
 //!
-//! Nodes are visited last to first; each op's rule emits the nodes that turn gradients of its
-//! outputs into gradients of its inputs. Gradients that meet at a tensor are summed in the order
-//! in which they arrive, except where an op adds in its own pass (see
-//! [`BackwardContext::take_gradient`]).
+//! Nodes are visited last to first. Each op's rule emits nodes to compute gradients of its
+//! inputs from gradients of its outputs. Several gradients of a tensor are summed in order of
+//! arrival, except where an op adds in its own pass (see [`BackwardContext::take_gradient`]).
 //!
-//! No gradient is lost without a word: one that has arrived at an output is asked for by the op's
-//! rule, and goes on to every input that can have one.
+//! No gradient is lost silently: a gradient that arrives at an output must be requested by the op's
+//! rule and must reach every input that can have one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,10 +15,10 @@ use crate::{
     DType, Graph, IrError, Node, Op, Phase, Shape, Stage, Tensor, TensorId, TensorKind, ops,
 };
 
-/// Adds the backward to a captured graph.
+/// Appends the backward pass to a captured graph.
 ///
 /// # Errors
-/// A graph that is not at [`Stage::Captured`] or has no loss; an op without a derivative.
+/// A graph that is not at [`Stage::Captured`], a graph without loss, or an op without derivative.
 pub fn differentiate(graph: &Graph) -> Result<Graph, IrError> {
     if graph.stage != Stage::Captured {
         return Err(IrError::Stage {
@@ -66,27 +65,27 @@ pub fn differentiate(graph: &Graph) -> Result<Graph, IrError> {
     Ok(result)
 }
 
-/// What an op's backward rule works with.
+/// State that an op's backward rule reads and extends.
 pub struct BackwardContext<'a> {
     graph: Graph,
-    /// Gradient that has arrived so far at each activation.
+    /// Sum of the gradients that have arrived so far at each activation.
     gradients: HashMap<TensorId, TensorId>,
     parameter_gradients: HashMap<TensorId, TensorId>,
-    /// Outputs of the current node whose gradient its rule asked for.
+    /// Outputs of the current node whose gradient the rule requested.
     asked: HashSet<TensorId>,
     current: &'a Node,
     replaced: bool,
 }
 
 impl BackwardContext<'_> {
-    /// The outputs of the current node that a gradient has arrived at.
+    /// Returns the outputs of the current node at which a gradient has arrived.
     fn arrived(&mut self) -> Vec<TensorId> {
         self.asked.clear();
         let outputs = self.current.outputs.iter();
         outputs.copied().filter(|output| self.gradients.contains_key(output)).collect()
     }
 
-    /// Whether the rule of the current node asked for what had `arrived` and passed it on.
+    /// Checks that the current node's rule requested every gradient in `arrived` and passed it on.
     fn check_passed_on(&self, arrived: &[TensorId]) -> Result<(), IrError> {
         let lost = |tensor: TensorId, what: &str| IrError::LostGradient {
             node: self.current.name.clone(),
@@ -108,20 +107,20 @@ impl BackwardContext<'_> {
         }
     }
 
-    /// Whether a tensor is computed by a forward node in numbers that have gradients.
+    /// Whether a forward node computes the tensor in a type that has gradients (F32 or BF16).
     fn takes_gradient(&self, tensor: TensorId) -> bool {
         let tensor = self.graph.tensor(tensor);
         let is_computed = matches!(tensor.kind, TensorKind::Activation | TensorKind::Statistic);
         is_computed && tensor.dtype.is_high_precision()
     }
 
-    /// The gradient of a tensor, if any path from the loss reaches it.
+    /// Returns the gradient of a tensor if any path from the loss reaches the tensor.
     pub fn gradient_of(&mut self, tensor: TensorId) -> Option<TensorId> {
         self.asked.insert(tensor);
         self.gradients.get(&tensor).copied()
     }
 
-    /// Takes the gradient that has arrived so far: the caller's op adds it in its own pass.
+    /// Removes and returns the gradient so far; the caller's op adds that gradient in its own pass.
     pub fn take_gradient(&mut self, tensor: TensorId) -> Option<TensorId> {
         self.asked.insert(tensor);
         self.gradients.remove(&tensor)
@@ -137,7 +136,7 @@ impl BackwardContext<'_> {
         self.graph.tensor(tensor).dtype
     }
 
-    /// The FP32 accumulator of a parameter's gradient, made on first use.
+    /// Returns the FP32 accumulator of a parameter's gradient, created on first use.
     pub fn parameter_gradient(&mut self, parameter: TensorId) -> TensorId {
         if let Some(&id) = self.parameter_gradients.get(&parameter) {
             return id;
@@ -155,12 +154,12 @@ impl BackwardContext<'_> {
         id
     }
 
-    /// The current forward node is computed by a backward node instead.
+    /// Removes the current forward node: a backward node computes its outputs.
     pub fn replace_forward(&mut self) {
         self.replaced = true;
     }
 
-    /// Emits a backward node with known outputs.
+    /// Emits a backward node that writes existing tensors.
     pub(crate) fn emit(
         &mut self,
         op: impl Into<Op>,
@@ -172,7 +171,7 @@ impl BackwardContext<'_> {
         self.emit_with(op, suffix, inputs, &outputs).map(drop)
     }
 
-    /// Emits a backward node whose outputs are all fresh.
+    /// Emits a backward node whose outputs are all new tensors.
     pub(crate) fn emit_fresh(
         &mut self,
         op: impl Into<Op>,
@@ -182,7 +181,7 @@ impl BackwardContext<'_> {
         self.emit_with(op, suffix, inputs, &[])
     }
 
-    /// Emits a backward node; an output that is not given is made.
+    /// Emits a backward node; creates a tensor for each output that is not given.
     pub(crate) fn emit_with(
         &mut self,
         op: impl Into<Op>,
@@ -194,11 +193,11 @@ impl BackwardContext<'_> {
         self.push(op.into(), output_name(&self.current.name, suffix), inputs, given)
     }
 
-    /// Adds a gradient of `tensor` to what has arrived there. Inputs of the graph take none.
+    /// Adds `gradient` to the gradient of `tensor`. Graph inputs ignore gradients.
     ///
     /// # Errors
-    /// A tensor that has no gradient, or whose gradient is an accumulator: a parameter's is from
-    /// [`BackwardContext::parameter_gradient`].
+    /// A tensor that has no gradient, or whose gradient is an accumulator (for a parameter use
+    /// [`BackwardContext::parameter_gradient`]).
     pub fn contribute(&mut self, tensor: TensorId, gradient: TensorId) -> Result<(), IrError> {
         if matches!(self.graph.tensor(tensor).kind, TensorKind::Input { .. }) {
             return Ok(());
@@ -217,7 +216,7 @@ impl BackwardContext<'_> {
             Some(&earlier) => {
                 let name = format!("{}.{}.sum", self.current.name, self.graph.tensor(tensor).name);
                 let sum = self.push(ops::Add {}.into(), name, &[earlier, gradient], &[])?[0];
-                // Of gradients that the policy leaves in FP32, the sum is left so too.
+                // A sum of FP32 gradients stays FP32 too.
                 self.graph.tensors[sum.index()].kind = self.graph.tensor(gradient).kind.clone();
                 sum
             }
@@ -276,7 +275,8 @@ mod tests {
     use crate::ops::{Add, Route, RouteScore};
     use crate::{Dim, GraphBuilder, Shape, Tag};
 
-    /// `logits = x + x; gates, experts = route(logits)`, and where its tensors are.
+    /// `logits = x + x; gates, experts = route(logits)`, and the ids of `logits`, `gates`,
+    /// `experts`.
     fn graph() -> (Graph, [TensorId; 3]) {
         let mut b = GraphBuilder::new("router");
         let x = b.input("x", Shape(vec![Dim::TOKENS, Dim::fixed(4)]), DType::F32);
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Rules that stop a gradient, in place of the router's own.
+    /// Checks rules that stop a gradient, in place of the router's own rule.
     #[test]
     fn a_gradient_that_goes_no_further_is_an_error() {
         let (graph, [logits, gates, _]) = graph();

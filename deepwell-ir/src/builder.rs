@@ -1,4 +1,4 @@
-//! Builds a forward graph node by node, types checked as it goes.
+//! Builds a forward graph node by node and checks operand types.
 
 use deepwell_precision::Role;
 
@@ -32,7 +32,7 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// An empty graph.
+    /// Creates an empty graph.
     pub fn new(name: impl Into<String>) -> GraphBuilder {
         let graph = Graph {
             name: name.into(),
@@ -44,13 +44,13 @@ impl GraphBuilder {
         GraphBuilder { graph, tag: Tag::Embed, layer: None }
     }
 
-    /// Tag and layer of the nodes that follow.
+    /// Sets tag and layer of the following nodes.
     pub fn scope(&mut self, tag: Tag, layer: Option<u32>) {
         self.tag = tag;
         self.layer = layer;
     }
 
-    /// A tensor that the caller writes, and that training does not know.
+    /// Adds an input without a role in training, written by the caller.
     pub fn input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
         let kind = TensorKind::Input { role: InputRole::Other };
         self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype, kind, link: None })
@@ -66,22 +66,22 @@ impl GraphBuilder {
         self.graph.host_input(InputRole::Targets)
     }
 
-    /// One over the tokens that count, f32 `[1]`.
+    /// Reciprocal of the number of tokens counted in the loss, f32 `[1]`.
     pub fn loss_scale(&mut self) -> TensorId {
         self.graph.host_input(InputRole::LossScale)
     }
 
-    /// A trained FP32 tensor.
+    /// Adds a trained FP32 tensor.
     pub fn parameter(&mut self, name: &str, shape: Shape, init: Init, role: Role) -> TensorId {
         let kind = TensorKind::Parameter { init, role };
         let (name, dtype) = (name.to_string(), DType::F32);
         self.graph.add_tensor(Tensor { name, shape, dtype, kind, link: None })
     }
 
-    /// Applies an op; fresh output tensors are named after the node.
+    /// Applies an op and returns its outputs. New tensors are named after the node.
     ///
     /// # Errors
-    /// [`IrError::Operands`] when the op does not take these inputs.
+    /// [`IrError::Operands`] if the op does not accept these inputs.
     pub fn op(
         &mut self,
         name: &str,
@@ -102,7 +102,7 @@ impl GraphBuilder {
             let is_loss = kind == TensorKind::Loss;
             let name = output_name(name, output.suffix);
             if let Some(loss) = self.graph.loss.filter(|_| is_loss) {
-                // One loss of several terms, under the name of the last.
+                // Several loss terms share one accumulator, named after the last term.
                 self.graph.tensors[loss.index()].name = name;
                 outputs.push(loss);
                 continue;
@@ -135,7 +135,7 @@ impl GraphBuilder {
         Ok(outputs)
     }
 
-    /// The finished graph, verified.
+    /// Verifies and returns the graph.
     ///
     /// # Errors
     /// A broken structural rule, see [`crate::verify`].
@@ -146,11 +146,11 @@ impl GraphBuilder {
 }
 
 impl Graph {
-    /// A node of `op` in place of `place` or beside it, with its tag, layer, phase and source. Its
-    /// outputs are fresh, but for the first where one is `given`. The node is not added.
+    /// Makes, but does not add, a node of `op` in place of or next to `place`, with the tag, layer,
+    /// phase and source of `place`. Outputs are new tensors; the first may be `given` instead.
     ///
     /// # Errors
-    /// [`IrError::Operands`] when the op does not take these inputs.
+    /// [`IrError::Operands`] if the op does not accept these inputs.
     pub fn node_beside(
         &mut self,
         place: &Node,
@@ -180,7 +180,7 @@ impl Graph {
     }
 }
 
-/// What a fresh output of a kind is that is no accumulator.
+/// Tensor kind of a new output that is not an accumulator.
 pub(crate) fn kind_of_output(graph: &Graph, kind: OutputKind, inputs: &[TensorId]) -> TensorKind {
     let of_input = || inputs.first().map(|&input| graph.tensor(input).kind.clone());
     match kind {
@@ -193,7 +193,7 @@ pub(crate) fn kind_of_output(graph: &Graph, kind: OutputKind, inputs: &[TensorId
     }
 }
 
-/// Name of an output tensor: the node's name, then the suffix if there is one.
+/// Name of an output tensor: the node's name, then the suffix if not empty.
 pub(crate) fn output_name(node: &str, suffix: impl AsRef<str>) -> String {
     let suffix = suffix.as_ref();
     if suffix.is_empty() { node.to_string() } else { format!("{node}.{suffix}") }

@@ -1,4 +1,4 @@
-//! What the planner asks of a set of kernels, without knowing any of them.
+//! The planner's interface to a set of kernels, independent of any particular kernel.
 
 use std::fmt;
 
@@ -8,26 +8,25 @@ use thiserror::Error;
 
 use crate::{Call, DType, MathUnit, Op, Ranks, storage_bytes};
 
-/// What the program will run on.
+/// Device that a program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// `cpu`, `hopper-sm90`, `blackwell-sm100`, ... as `deepwell-probe` prints it.
     pub arch: String,
-    /// Features of the machine that kernels ask for, `amx_bf16` for example.
+    /// Machine features that kernels may require, `amx_bf16` for example.
     pub features: Vec<String>,
-    /// Vendor libraries that may be called, `cublaslt` for example; none under emulation.
+    /// Vendor libraries that may be called, `cublaslt` for example; empty under emulation.
     pub libraries: Vec<String>,
     /// Worker threads of a CPU, or SMs of a GPU.
     pub workers: usize,
-    /// The machine's GPU whose memory and rates the program has, by its index; none where they are
-    /// the processor's, also for a GPU that the processor emulates.
+    /// Index of the machine's GPU whose memory and rates are planned with. `None` if the CPU's are
+    /// used, also for a GPU that the CPU emulates.
     #[serde(default)]
     pub gpu: Option<usize>,
-    /// What that GPU calls itself, `NVIDIA H200` for example: kernels measured on such a GPU are
-    /// known by it.
+    /// Name that the GPU reports, `NVIDIA H200` for example: the key of measured kernel times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_name: Option<String>,
-    /// The rank that the program is for; left out where there is one rank alone.
+    /// Rank that the program is for; omitted for a single rank.
     #[serde(default, skip_serializing_if = "Ranks::is_single")]
     pub ranks: Ranks,
 }
@@ -46,7 +45,7 @@ impl Target {
         }
     }
 
-    /// The same device as a rank among several.
+    /// Returns the same device as one rank of several.
     pub fn as_rank(self, ranks: Ranks) -> Target {
         Target { ranks, ..self }
     }
@@ -62,13 +61,13 @@ pub struct OperandType {
 }
 
 impl OperandType {
-    /// Bytes that it takes; none where that is more than an address can count.
+    /// Bytes of the operand; `None` if the number overflows `usize`.
     pub fn storage_bytes(&self) -> Option<usize> {
         storage_bytes(self.dtype, &self.shape)
     }
 }
 
-/// A call that wants a kernel: inputs of the op, then its outputs.
+/// A call that needs a kernel: an op and the types of its operands.
 #[derive(Clone, Debug)]
 pub struct KernelRequest<'a> {
     /// What to compute.
@@ -79,17 +78,17 @@ pub struct KernelRequest<'a> {
     pub input_count: usize,
 }
 
-/// Tile of a kernel, for those that have one.
+/// Tile of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tile {
-    /// Rows of the result.
+    /// Rows of the output tile, M.
     pub m: usize,
-    /// Columns of the result.
+    /// Columns of the output tile, N.
     pub n: usize,
-    /// Elements of the contraction.
+    /// Elements along K per step.
     pub k: usize,
-    /// Tiles, one below the other and side by side, that are computed at the same time and share
-    /// what they read of the operands; 1 and 1 if each is alone.
+    /// Tiles of a cluster along M and along N, computed at the same time with shared operand loads;
+    /// `[1, 1]` without clusters.
     #[serde(default = "alone")]
     pub cluster: [usize; 2],
 }
@@ -99,14 +98,14 @@ fn alone() -> [usize; 2] {
 }
 
 impl Tile {
-    /// A tile alone.
+    /// Returns a tile without a cluster.
     pub const fn new(m: usize, n: usize, k: usize) -> Tile {
         Tile { m, n, k, cluster: [1, 1] }
     }
 }
 
 impl fmt::Display for Tile {
-    /// `256x128`, and `256x128 in clusters of 1x2` if it shares.
+    /// `256x128`, or `256x128 in clusters of 1x2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tile { m, n, k: _, cluster: [down, across] } = self;
         write!(f, "{m}x{n}")?;
@@ -128,12 +127,12 @@ pub struct KernelChoice {
     pub workspace_bytes: usize,
 }
 
-/// A kernel that was not taken, and why.
+/// A rejected kernel, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rejected {
     /// The kernel.
     pub kernel: String,
-    /// Why it does not serve here, or how much slower it is predicted to be.
+    /// Why the kernel cannot serve the request, or how much slower it is predicted to be.
     pub reason: String,
 }
 
@@ -143,12 +142,12 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// What a catalog answers.
+/// Result of a kernel selection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     /// The kernel to run.
     pub choice: KernelChoice,
-    /// All others of the op: those that cannot serve, and those that would be slower.
+    /// All other kernels of the op: unable to serve the request, or slower.
     pub rejected: Vec<Rejected>,
 }
 
@@ -160,13 +159,13 @@ pub struct NoKernel {
     pub op: String,
     /// Architecture of the target.
     pub arch: String,
-    /// Every kernel that was looked at.
+    /// Every kernel that was considered.
     pub rejected: Vec<Rejected>,
-    /// Architectures of other targets that have a kernel for the request.
+    /// Architectures with a kernel for the request.
     pub others: Vec<String>,
 }
 
-/// What was looked at, and who has a kernel.
+/// Text of the rejections and of the architectures with a kernel.
 fn reasons(missing: &NoKernel) -> String {
     let reasons: String = missing.rejected.iter().map(|r| format!("\n  {r}")).collect();
     let others: Vec<String> = missing.others.iter().map(|arch| format!("`{arch}`")).collect();
@@ -179,28 +178,28 @@ fn reasons(missing: &NoKernel) -> String {
     }
 }
 
-/// Knows which kernels there are. Plain data: it answers for hardware that is not here.
+/// The set of available kernels. Plain data: also answers for hardware that is not present.
 pub trait KernelCatalog {
-    /// The kernel for a request on a target: of those that take it the one with the least
-    /// predicted time, or the least measured one where a table has the shape. Every other one is
-    /// among the rejected, with what it lacks or how much slower it is.
+    /// Selects the kernel for a request on a target: the fastest measured one where a table has the
+    /// shape, otherwise the one with the least predicted time. Every other kernel is listed as
+    /// rejected, with the missing feature or the predicted slowdown.
     ///
     /// # Errors
     /// [`NoKernel`] with the reason of each rejection.
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel>;
 
-    /// Every kernel that takes a request, with each of its tiles, the selected one first: what a
-    /// benchmark compares.
+    /// All kernels that accept a request, with each of their tiles, the selected one first.
+    /// Benchmarks compare these.
     fn choices(&self, request: &KernelRequest<'_>, target: &Target) -> Vec<KernelChoice> {
         self.select(request, target).into_iter().map(|selection| selection.choice).collect()
     }
 
-    /// What the kernel for a request is predicted to take on a target, in seconds; none where there
-    /// is no kernel. Fusions are made where the fused op takes less than its parts.
+    /// Predicted time of the kernel for a request on a target, in seconds; `None` without a kernel.
+    /// An op is fused if the fused op takes less time than its parts.
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64>;
 
-    /// Whether there are kernels that make, multiply and dequantize operands of a format, and if
-    /// not, why. Tensors of a format that is not served are computed in BF16.
+    /// Checks that kernels exist to quantize, multiply and dequantize operands of a format. Tensors
+    /// of a format without kernels are computed in BF16.
     ///
     /// # Errors
     /// The reason, for a report.
@@ -208,25 +207,25 @@ pub trait KernelCatalog {
         Ok(())
     }
 
-    /// The unit that computes a call of an op of `unit` by a kernel of this name: another where the
-    /// kernel dequantizes its operands first.
+    /// Unit that computes a call of an op of `unit` with the named kernel: differs from `unit` if
+    /// the kernel dequantizes its operands first.
     fn unit_of(&self, _kernel: &str, unit: MathUnit) -> MathUnit {
         unit
     }
 
-    /// The most of its unit's peak that a kernel of this name was measured at on targets like this
-    /// one; 1 where nothing was measured.
+    /// Largest fraction of its unit's peak that the named kernel reached on targets like this one;
+    /// 1 if not measured.
     fn peak_share(&self, _kernel: &str, _target: &Target) -> f64 {
         1.0
     }
 
-    /// The tables of measured times that selections for a target follow where they have a shape,
-    /// each named with where and when it was measured and a hash of what is in it.
+    /// Tables of measured times that selections for a target use, each with place and date of
+    /// measurement and a hash of the contents.
     fn tables(&self, _target: &Target) -> Vec<String> {
         Vec::new()
     }
 
-    /// Bytes that the backend holds on a target beside the arena of a program with these calls:
-    /// thread stacks, library handles, connections to the ranks that it sends to.
+    /// Bytes that the backend holds on a target in addition to the arena of a program with these
+    /// calls: thread stacks, library handles, connections to other ranks.
     fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize;
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How one element of a tensor is stored.
 ///
-/// A quantized matrix is several tensors: see [`crate::Storage`].
+/// A quantized matrix consists of several tensors: see [`crate::Storage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -21,20 +21,20 @@ pub enum DType {
     I64,
     /// 64-bit unsigned integer: counters.
     U64,
-    /// True or false, a byte each: masks in graphs of other frameworks.
+    /// Boolean, one byte each: masks in graphs of other frameworks.
     Bool,
     /// OCP E4M3 elements.
     E4m3,
     /// OCP E8M0 block scales.
     E8m0,
-    /// OCP E2M1 elements, two to a byte.
+    /// OCP E2M1 elements, two per byte.
     E2m1,
-    /// Block scales of four exponent and three fraction bits without a sign.
+    /// Unsigned block scales with four exponent bits and three mantissa bits.
     Ue4m3,
 }
 
 impl DType {
-    /// Bits per element. How many bytes a tensor takes, [`crate::storage_bytes`] says.
+    /// Bits per element. [`crate::storage_bytes`] computes the bytes of a tensor.
     pub const fn bits(self) -> u32 {
         match self {
             DType::I64 | DType::U64 => 64,
@@ -45,7 +45,7 @@ impl DType {
         }
     }
 
-    /// The lower-case name used in text forms and JSON.
+    /// Lower-case name in text forms and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",

@@ -1,18 +1,18 @@
-//! What can be wrong with a graph or a program.
+//! Errors in graphs and programs.
 
 use thiserror::Error;
 
 use crate::Stage;
 
-/// An op got operands that it does not take.
+/// Operands do not fit an op.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("`{op}`: expected {expected}, got {got}")]
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,
-    /// What the op takes.
+    /// Operands that the op accepts.
     pub expected: String,
-    /// What came.
+    /// Operands that the op got.
     pub got: String,
 }
 
@@ -25,7 +25,7 @@ pub enum IrError {
     Operands {
         /// The node.
         node: String,
-        /// What does not fit.
+        /// The mismatch.
         #[source]
         source: OpError,
     },
@@ -34,9 +34,9 @@ pub enum IrError {
     Invalid {
         /// The graph.
         graph: String,
-        /// The stage it is in.
+        /// The stage of the graph.
         stage: Stage,
-        /// The rule and who breaks it.
+        /// The rule and the offender.
         what: String,
     },
     /// A pass was applied in the wrong order.
@@ -44,9 +44,9 @@ pub enum IrError {
     Stage {
         /// The pass.
         pass: &'static str,
-        /// Stage it takes.
+        /// Stage that the pass accepts.
         wants: Stage,
-        /// Stage the graph is at.
+        /// Stage of the graph.
         got: Stage,
     },
     /// An op has no derivative.
@@ -57,40 +57,40 @@ pub enum IrError {
     NotDifferentiable {
         /// The node.
         node: String,
-        /// Its op; of a call that is not known, the name that its framework has for it.
+        /// Name of the op; for an opaque call, the name in the source framework.
         op: String,
     },
-    /// A gradient would end where it must go on, and what it is of would not train.
+    /// A gradient ends where it must be passed on, so a tensor before it would not train.
     #[error("node `{node}`: op `{op}` loses the gradient of `{tensor}`: {what}")]
     LostGradient {
         /// The node.
         node: String,
         /// Its op.
         op: &'static str,
-        /// What the gradient is of.
+        /// The tensor whose gradient is lost.
         tensor: String,
-        /// Where it ends.
+        /// Where the gradient ends.
         what: String,
     },
     /// The precision policy cannot be applied.
     #[error(transparent)]
     Policy(#[from] deepwell_precision::PolicyError),
-    /// The policy asks for a mixture that the ops do not have.
+    /// The policy asks for a combination that no op supports.
     #[error("tensor `{tensor}`: {what}")]
     Precision {
         /// The tensor.
         tensor: String,
-        /// What is not possible and what to do.
+        /// The unsupported combination and a remedy.
         what: String,
     },
-    /// A graph that tensor-parallel ranks cannot split.
+    /// Tensor-parallel ranks cannot split the graph.
     #[error("`{name}` over {ranks} ranks: {what}")]
     Split {
         /// The node or parameter.
         name: String,
-        /// How many ranks there are.
+        /// Number of ranks.
         ranks: usize,
-        /// What was expected and what came.
+        /// What was expected and what was found.
         what: String,
     },
     /// The program breaks a rule.
@@ -98,15 +98,15 @@ pub enum IrError {
     Program {
         /// The program.
         program: String,
-        /// The rule and who breaks it.
+        /// The rule and the offender.
         what: String,
     },
-    /// Text that is not what it should be.
+    /// Text that does not parse.
     #[error("not a valid {what}: {source}")]
     Json {
         /// What was expected.
         what: &'static str,
-        /// The parser's words.
+        /// The parser's message.
         #[source]
         source: serde_json::Error,
     },

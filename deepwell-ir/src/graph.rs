@@ -1,8 +1,8 @@
 //! The model as a graph of typed ops over tensors.
 //!
-//! Nodes stand in execution order, which is a topological order; passes rebuild the list rather
-//! than patch it. A tensor has one producer, except a parameter gradient or the loss: those are
-//! accumulators, every writer after the first adds to them (two uses of a tied weight, several
+//! Nodes are in execution order, which is a topological order; passes rebuild the list rather than
+//! patch it. A tensor has one producer. Exceptions are parameter gradients and the loss: these are
+//! accumulators, and every writer after the first adds to them (two uses of a tied weight, several
 //! micro-batches).
 
 use std::collections::HashSet;
@@ -22,13 +22,13 @@ pub struct TensorId(pub u32);
 pub struct NodeId(pub u32);
 
 impl TensorId {
-    /// As an index into [`Graph::tensors`].
+    /// The id as an index into [`Graph::tensors`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Which part of a transformer a node belongs to.
+/// Part of a transformer that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tag {
@@ -72,8 +72,8 @@ pub enum Phase {
     Forward,
     /// Once per micro-batch, after its forward.
     Backward,
-    /// Once per micro-batch, after its backward, where gradients of weights are made apart from
-    /// those of inputs: [`crate::defer_weight_gradients`].
+    /// Once per micro-batch, after its backward, if weight gradients are computed separately from
+    /// input gradients: [`crate::defer_weight_gradients`].
     WeightGradients,
     /// Once per step, after the last micro-batch.
     Optimizer,
@@ -91,7 +91,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// How a parameter starts.
+/// Initialization of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Init {
@@ -106,29 +106,29 @@ pub enum Init {
     Zeros,
 }
 
-/// What the host writes into an input.
+/// Content of an input that the host writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputRole {
     /// Token ids, i32 `[B·S]`, of each micro-batch.
     Tokens,
-    /// The token ids that should follow, i32 `[B·S]`, of each micro-batch.
+    /// The next token ids, i32 `[B·S]`, of each micro-batch.
     Targets,
-    /// One over the tokens of a step that count, f32 `[1]`.
+    /// Reciprocal of the number of tokens of a step counted in the loss, f32 `[1]`.
     LossScale,
     /// Seed and number of a step, u64 `[2]`.
     RoundingKey,
-    /// Of each token of a micro-batch, its document: where that begins and where it ends in its
-    /// sequence, i32 `[B·S, 2]`, the end being one past the last token.
+    /// Begin and end of each token's document within the sequence, i32 `[B·S, 2]`, for each
+    /// micro-batch. The end is one past the last token.
     Documents,
-    /// Of each token of a micro-batch, its place in its document, i32 `[B·S]`.
+    /// Position of each token within its document, i32 `[B·S]`, for each micro-batch.
     Positions,
-    /// Something that only the caller knows.
+    /// Input without a role in training; only the caller knows its meaning.
     Other,
 }
 
 impl InputRole {
-    /// Name of the input, for those that training knows.
+    /// Name of the input, fixed for every role but [`InputRole::Other`].
     pub const fn name(self) -> &'static str {
         match self {
             InputRole::Tokens => "tokens",
@@ -141,12 +141,12 @@ impl InputRole {
         }
     }
 
-    /// Whether the host writes it once for a step and not for each micro-batch.
+    /// Whether the host writes the input once per step rather than per micro-batch.
     pub const fn is_per_step(self) -> bool {
         matches!(self, InputRole::LossScale | InputRole::RoundingKey)
     }
 
-    /// The input as a tensor; none for [`InputRole::Other`], of which nothing is known.
+    /// The input as a tensor; `None` for [`InputRole::Other`].
     pub fn tensor(self) -> Option<Tensor> {
         let (dtype, shape) = match self {
             InputRole::Tokens | InputRole::Targets | InputRole::Positions => {
@@ -169,21 +169,21 @@ impl InputRole {
 pub enum TensorKind {
     /// Written by the host before each micro-batch, or each step.
     Input {
-        /// What it is.
+        /// Content of the input.
         role: InputRole,
     },
     /// A trained tensor: the FP32 master copy.
     Parameter {
-        /// How it starts.
+        /// Initialization.
         init: Init,
-        /// What the precision policy sees it as.
+        /// Role in the precision policy.
         role: Role,
     },
     /// A compute copy of a parameter, made in [`Phase::Weights`].
     WeightCopy,
-    /// Between nodes of one micro-batch; stored in the policy's activation type.
+    /// Value between nodes of one micro-batch, stored in the policy's activation type.
     Activation,
-    /// Like an activation, but always in the type its op says: row statistics, log-sum-exp,
+    /// Like an activation, but with an element type fixed by the op: row statistics, log-sum-exp,
     /// block scales.
     Statistic,
     /// FP32 gradient of this parameter; an accumulator.
@@ -196,7 +196,7 @@ pub enum TensorKind {
 }
 
 impl TensorKind {
-    /// Whether several nodes may write the tensor, each adding to it.
+    /// Whether several nodes may write the tensor, each adding its contribution.
     pub fn is_accumulator(&self) -> bool {
         matches!(self, TensorKind::ParameterGradient { .. } | TensorKind::Loss)
     }
@@ -211,9 +211,10 @@ pub struct Tensor {
     pub shape: Shape,
     /// Element type.
     pub dtype: DType,
-    /// What it is.
+    /// Kind of the tensor.
     pub kind: TensorKind,
-    /// Which tensor it holds something of, if any: plane of a quantization, cast, second run.
+    /// Source of a derived tensor: plane of a quantization, cast,
+    /// recomputation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
 }
@@ -223,7 +224,7 @@ pub struct Tensor {
 pub struct Node {
     /// Unique name, `layers.3.mlp.down_proj` for example.
     pub name: String,
-    /// What it computes.
+    /// Operation of the node.
     pub op: Op,
     /// Operands read.
     pub inputs: Vec<TensorId>,
@@ -233,17 +234,17 @@ pub struct Node {
     pub tag: Tag,
     /// Transformer layer, counted from 0.
     pub layer: Option<u32>,
-    /// When it runs.
+    /// Phase of the step.
     pub phase: Phase,
-    /// A forward node whose outputs the backward makes again rather than keeps.
+    /// Whether backward recomputes the outputs of this forward node instead of keeping them.
     pub recompute: bool,
-    /// The node of the captured graph that it computes, differentiates, repeats or serves.
+    /// Node of the captured graph that this node computes, differentiates, repeats or serves.
     pub source: NodeId,
-    /// Whether it is the second run of a forward node, in the backward.
+    /// Whether this node is the recomputation of a forward node during backward.
     pub repeats: bool,
 }
 
-/// What the passes have made of the graph so far.
+/// Last pass applied to a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
@@ -264,9 +265,9 @@ pub enum Stage {
 pub struct Graph {
     /// Name of the model.
     pub name: String,
-    /// What the passes have done.
+    /// Passes applied so far.
     pub stage: Stage,
-    /// All tensors; a [`TensorId`] indexes it.
+    /// All tensors, indexed by [`TensorId`].
     pub tensors: Vec<Tensor>,
     /// Nodes in execution order.
     pub nodes: Vec<Node>,
@@ -275,7 +276,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The tensor behind an id.
+    /// Returns the tensor with this id.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.index()]
     }
@@ -304,8 +305,8 @@ impl Graph {
         last.map_or(0, |last| last as usize + 1)
     }
 
-    /// Parameters that weight decay holds back: matrices, among which biases of experts do not
-    /// count, one vector for each of them.
+    /// Parameters with weight decay: tensors of two or more dimensions, except expert biases (one
+    /// vector per expert).
     pub fn decaying(&self) -> HashSet<TensorId> {
         let of_node = |node: &Node| match &node.op {
             Op::GroupedBias(_) => node.inputs.get(1).copied(),
@@ -316,8 +317,8 @@ impl Graph {
         matrices.map(|(id, _)| id).filter(|id| !biases.contains(id)).collect()
     }
 
-    /// The selection biases of routers: parameters that [`crate::ops::SelectionBiasUpdate`] moves
-    /// in place of AdamW.
+    /// Selection biases of routers: parameters that [`crate::ops::SelectionBiasUpdate`] updates
+    /// instead of AdamW.
     pub fn selection_biases(&self) -> HashSet<TensorId> {
         let of_node = |node: &Node| match &node.op {
             Op::Route(route) if route.selection_bias => node.inputs.get(1).copied(),
@@ -326,7 +327,7 @@ impl Graph {
         self.nodes.iter().filter_map(of_node).collect()
     }
 
-    /// The gradient accumulator of each parameter that has one.
+    /// All parameters with a gradient accumulator, each with the accumulator's id.
     pub fn parameter_gradients(&self) -> Vec<(TensorId, TensorId)> {
         self.tensors_with_ids()
             .filter_map(|(id, t)| match t.kind {
@@ -347,7 +348,7 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    /// The input of a role that training knows, made on first use.
+    /// Returns the input of a training role, created on first use.
     pub(crate) fn host_input(&mut self, role: InputRole) -> TensorId {
         let kind = TensorKind::Input { role };
         if let Some((id, _)) = self.tensors_with_ids().find(|(_, tensor)| tensor.kind == kind) {
@@ -357,15 +358,15 @@ impl Graph {
         self.add_tensor(tensor)
     }
 
-    /// The graph as JSON.
+    /// Serializes the graph as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a graph holds only plain data")
     }
 
-    /// Reads [`Graph::to_json`] back, verified.
+    /// Reads and verifies the output of [`Graph::to_json`].
     ///
     /// # Errors
-    /// Text that is no graph, or a graph that breaks a rule of [`crate::verify`].
+    /// Text that is not a graph, or a graph that breaks a rule of [`crate::verify`].
     pub fn from_json(text: &str) -> Result<Graph, crate::IrError> {
         let graph: Graph = serde_json::from_str(text)
             .map_err(|source| crate::IrError::Json { what: "graph", source })?;

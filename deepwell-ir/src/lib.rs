@@ -1,16 +1,16 @@
-//! The data that every other Deepwell crate leans on: the model as a [`Graph`], and the lowered
-//! step as a [`Program`].
+//! The data structures shared by all Deepwell crates: the model as a [`Graph`], and the
+//! lowered step as a [`Program`].
 //!
 //! # Brief overview
 //!
 //! A [`Graph`] holds typed ops over tensors in execution order. It is captured from a model
-//! ([`capture`]) or built by hand ([`GraphBuilder`]); [`differentiate`] adds the backward,
-//! [`recompute`] trades memory for time, [`apply_precision`] turns a precision policy into
-//! explicit casts and quantizations, [`fuse`] merges neighbours. [`verify`] checks the result of
-//! each pass. A [`Program`] is what a planner makes of a graph: kernel calls over byte ranges of
-//! one arena, as plain data with a text form and its own verifier ([`verify_program`]). Which
-//! kernels there are is asked through the [`KernelCatalog`] trait; this crate knows none of them,
-//! nor any device.
+//! ([`capture`]) or built by hand ([`GraphBuilder`]). [`differentiate`] adds the backward,
+//! [`recompute`] trades time for memory, [`apply_precision`] turns a precision policy into explicit
+//! casts and quantizations, and [`fuse`] merges neighbouring ops. [`verify`] checks the result of
+//! each pass. A planner lowers a graph to a [`Program`]: kernel calls over byte ranges of one
+//! arena, as plain data with a text form and a verifier ([`verify_program`]). The planner queries
+//! the available kernels through the [`KernelCatalog`] trait; this crate knows no kernel and no
+//! device.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};

@@ -1,4 +1,4 @@
-//! What belongs together, by id: a tensor that holds something of another one says of which.
+//! Links between tensors, by id: a tensor derived from another tensor names its source.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -7,44 +7,44 @@ use crate::TensorId;
 use crate::ops::Axis;
 use crate::storage::Plane;
 
-/// A tensor and what of it another one holds.
+/// The source of a derived tensor, and how the tensor was derived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link {
-    /// The other tensor, in the graph that the program was lowered from too.
+    /// The source tensor, an id of the graph that the program was lowered from.
     pub of: TensorId,
-    /// What is held of it.
+    /// How the tensor was derived.
     pub part: Part,
 }
 
-/// What one tensor holds of another.
+/// How a tensor is derived from another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Its numbers in another storage type.
+    /// Same values in another storage type.
     Cast,
-    /// One plane of a quantization of it.
+    /// One plane of a quantization.
     Plane {
-        /// Which of its quantizations, counted from 0 in the order of use.
+        /// Index among the quantizations of the source tensor, in order of use.
         quantization: u32,
-        /// Along which axis, [`Axis::Row`] or [`Axis::Column`]; [`Axis::Both`] for the counters of
-        /// a quantization along both.
+        /// Quantization axis, [`Axis::Row`] or [`Axis::Column`]; [`Axis::Both`] for the counters of
+        /// a quantization along both axes.
         axis: Axis,
         /// Which plane.
         plane: Plane,
-        /// How it is quantized.
+        /// Quantization format.
         format: QuantFormat,
     },
-    /// Its numbers as a quantization holds them, in high precision again.
+    /// Quantized values, dequantized to high precision.
     Dequantized {
-        /// Along which axis it was quantized.
+        /// Axis along which the tensor was quantized.
         axis: Axis,
     },
-    /// Its numbers, computed once more in the backward.
+    /// Same values, recomputed during backward.
     Recomputed,
 }
 
 impl Link {
-    /// The plane of a quantization, for a link to one.
+    /// Plane of the quantization, if the link names one.
     pub fn plane(&self) -> Option<Plane> {
         match self.part {
             Part::Plane { plane, .. } => Some(plane),

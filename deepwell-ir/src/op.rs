@@ -1,8 +1,8 @@
 //! Ops: plain data, one file per op under `ops/`.
 //!
-//! An op says what it takes and gives ([`OpRule::infer`]), what it costs ([`OpRule::flops`]) and
-//! how it is differentiated ([`OpRule::backward`]). A new op is a new file and one line in the
-//! list below; kernels are found by [`Op::name`].
+//! An op defines its operand and output types ([`OpRule::infer`]), its cost ([`OpRule::flops`]) and
+//! its derivative ([`OpRule::backward`]). A new op is a new file and one line in the list below.
+//! Kernels are looked up by [`Op::name`].
 
 use std::borrow::Cow;
 
@@ -22,31 +22,31 @@ pub struct TensorType {
     pub dtype: DType,
 }
 
-/// What kind of tensor an output is.
+/// Kind of tensor that an output is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
     /// A fresh activation.
     Activation,
-    /// A fresh tensor whose type the policy does not change.
+    /// A fresh tensor whose element type the policy does not change.
     Statistic,
-    /// A compute copy of a parameter when the input is one, else like a statistic.
+    /// A compute copy of a parameter if the input is a parameter, otherwise a statistic.
     Copy,
-    /// An activation when the first input is one or there is none, else like a statistic.
+    /// An activation if the first input is one or if there are no inputs, otherwise a statistic.
     SameAsInput,
-    /// Added to: the loss or a parameter gradient. Made once per graph, not per node.
+    /// Added to: the loss or a parameter gradient. Created once per graph, not per node.
     Accumulator,
 }
 
-/// An output that an op says it gives.
+/// Type of one output of an op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputType {
-    /// Appended to the node's name to name the tensor; empty for the main output.
+    /// Suffix appended to the node's name to name the tensor; empty for the main output.
     pub suffix: Cow<'static, str>,
     /// Row-major shape.
     pub shape: Shape,
     /// Element type.
     pub dtype: DType,
-    /// What it is.
+    /// Kind of the output.
     pub kind: OutputKind,
 }
 
@@ -56,7 +56,7 @@ impl OutputType {
         OutputType { suffix: suffix.into(), shape, dtype, kind: OutputKind::Activation }
     }
 
-    /// A tensor whose type the policy does not change.
+    /// A tensor whose element type the policy does not change.
     pub fn statistic(suffix: &'static str, shape: Shape, dtype: DType) -> OutputType {
         OutputType { suffix: suffix.into(), shape, dtype, kind: OutputKind::Statistic }
     }
@@ -68,7 +68,7 @@ impl OutputType {
     }
 }
 
-/// Which of the three GEMMs of a linear layer.
+/// The three GEMMs of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GemmKind {
@@ -81,10 +81,10 @@ pub enum GemmKind {
 }
 
 impl GemmKind {
-    /// All three, in the order they run.
+    /// All three, in execution order.
     pub const ALL: [GemmKind; 3] = [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad];
 
-    /// The same for a precision policy.
+    /// The same GEMM as a direction of the precision policy.
     pub const fn direction(self) -> Direction {
         match self {
             GemmKind::Fprop => Direction::Fprop,
@@ -103,7 +103,7 @@ impl GemmKind {
     }
 }
 
-/// Which unit does an op's arithmetic: the roofline divides by its peak.
+/// Unit that executes an op's arithmetic; the roofline divides FLOPs by the peak of that unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MathUnit {
@@ -117,47 +117,47 @@ pub enum MathUnit {
     Nvfp4,
 }
 
-/// What every op says of itself.
+/// Properties that every op defines.
 pub trait OpRule {
-    /// Lower-case name; kernels are registered under it.
+    /// Lower-case name, the key under which kernels are registered.
     fn name(&self) -> &'static str;
 
-    /// Attributes as they stand in text forms, `eps=1e-5` for example.
+    /// Attributes in the format of text forms, `eps=1e-5` for example.
     fn attributes(&self) -> String {
         String::new()
     }
 
-    /// Checks operand types and says what comes out.
+    /// Checks operand types and returns output types.
     ///
     /// # Errors
-    /// Operands that the op does not take: how many, which shape, which type.
+    /// A wrong number of operands, a wrong shape or a wrong type.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError>;
 
-    /// How many outputs there are, whatever the operands; an op that gives more than one says so
-    /// here to be the core of a [`crate::ops::Fused`].
+    /// Number of outputs, independent of the operands. An op with several outputs must override
+    /// this to be the core of a [`crate::ops::Fused`].
     fn result_count(&self) -> usize {
         1
     }
 
-    /// Floating-point operations, a multiply-add counted as two. `shapes` are those of the
-    /// inputs, then of the outputs.
+    /// Floating-point operations; a multiply-add counts as two. `shapes` holds the input shapes,
+    /// then the output shapes.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64;
 
-    /// Bytes that pass through the link to other ranks, in its busier direction. `operands` are the
-    /// inputs, then the outputs.
+    /// Bytes over the link to other ranks, in the busier direction. `operands` holds inputs, then
+    /// outputs.
     fn bytes_on_link(&self, _operands: &[OperandType]) -> u64 {
         0
     }
 
-    /// The unit that does the arithmetic when operands are stored in `operands` (inputs first).
+    /// Unit that executes the arithmetic for the given element types of operands (inputs first).
     fn unit(&self, _operands: &[DType]) -> MathUnit {
         MathUnit::F32
     }
 
-    /// Adds the nodes that compute gradients of the inputs from those of the outputs.
+    /// Adds the nodes that compute input gradients from output gradients.
     ///
     /// # Errors
-    /// [`IrError::NotDifferentiable`] unless the op has a rule.
+    /// [`IrError::NotDifferentiable`] if the op has no rule.
     fn backward(&self, node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         Err(IrError::NotDifferentiable { node: node.name.clone(), op: self.name().to_string() })
     }
@@ -165,7 +165,7 @@ pub trait OpRule {
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Everything that a graph or program can compute.
+        /// All operations of graphs and programs.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "op", rename_all = "snake_case")]
         #[non_exhaustive]
@@ -174,7 +174,7 @@ macro_rules! ops {
         }
 
         impl Op {
-            /// The op's own rules.
+            /// Returns the rules of the op.
             pub fn rule(&self) -> &dyn OpRule {
                 match self { $(Op::$name(op) => op,)* }
             }
@@ -231,13 +231,13 @@ ops! {
     LatentKeyValueBackward,
     /// Gradients of [`Op::Attention`].
     AttentionBackward,
-    /// [`Op::Attention`] to the keys of one of several ranks.
+    /// [`Op::Attention`] over the keys of one of several ranks.
     AttentionPart,
     /// Gradients of one rank's queries and one rank's keys.
     AttentionPartBackward,
-    /// Attention to the keys of several ranks, of that to each.
+    /// Attention over the keys of several ranks, merged from the per-rank results.
     MergeAttention,
-    /// [`Op::Rope`] or its backward to a part of the sequence.
+    /// [`Op::Rope`] or its backward for a part of the sequence.
     RopeOfPart,
     /// `silu(gate) · up`.
     SwiGlu,
@@ -263,53 +263,53 @@ ops! {
     RouterLogitsBackward,
     /// How often each expert was chosen.
     CountExperts,
-    /// Biases of a router that follow those counts.
+    /// Update of a router's selection biases from those counts.
     SelectionBiasUpdate,
     /// Auxiliary losses of a router.
     RouterLoss,
-    /// The same with the gradient in one pass.
+    /// [`Op::RouterLoss`] and gradient in one pass.
     RouterLossGrad,
-    /// Where each pair of token and expert goes.
+    /// Destination row of each pair of token and expert.
     Dispatch,
-    /// Where each pair goes among the ranks that have the experts.
+    /// Destination row of each pair among the expert-parallel ranks.
     DispatchToRanks,
-    /// Rows of tokens to rows of pairs.
+    /// Gathers token rows into pair rows.
     Permute,
-    /// Sums of rows of pairs to rows of tokens.
+    /// Sums pair rows into token rows.
     Unpermute,
-    /// The same of the sum of two matrices.
+    /// [`Op::Unpermute`] of the sum of two matrices.
     AddUnpermute,
     /// The gated activation of experts, times the router's gates.
     ExpertSwiGlu,
     /// Gradients of [`Op::ExpertSwiGlu`].
     ExpertSwiGluBackward,
-    /// A matrix in two parts.
+    /// Splits a matrix into two column ranges.
     SplitColumns,
-    /// Two matrices side by side.
+    /// Concatenates two matrices along columns.
     JoinColumns,
-    /// Parts one behind the other, side by side.
+    /// Concatenates stacked parts along columns.
     JoinParts,
-    /// A call of another framework that no op here stands for.
+    /// A call of another framework without an equivalent op here.
     Opaque,
     /// Element-wise sum.
     Add,
     /// Output head and cross-entropy, by chunks.
     LinearCrossEntropy,
-    /// The same with its gradients in one pass.
+    /// [`Op::LinearCrossEntropy`] and gradients in one pass.
     LinearCrossEntropyGrad,
-    /// Rows of a table of which ranks have some each.
+    /// Rows of a table that is split over ranks.
     VocabParallelEmbedding,
-    /// Gradient of the rows that a rank has.
+    /// Gradient of the rank's rows of the table.
     VocabParallelEmbeddingBackward,
-    /// What other ranks need of the logits that a rank has.
+    /// Partial sums of a rank's logits, for an all-reduce.
     VocabParallelSums,
-    /// Cross-entropy of logits that are spread over ranks.
+    /// Cross-entropy of logits that are split over ranks.
     VocabParallelCrossEntropy,
-    /// The same with its gradients in one pass.
+    /// [`Op::VocabParallelCrossEntropy`] and gradients in one pass.
     VocabParallelCrossEntropyGrad,
-    /// [`Op::AddPositions`] to a part of the tokens.
+    /// [`Op::AddPositions`] for a part of the tokens.
     AddPositionsOfPart,
-    /// What a part of the tokens adds to the gradient of the position table.
+    /// Contribution of a part of the tokens to the gradient of the position table.
     AddPositionsOfPartBackward,
     /// A bias added to each row.
     AddBias,
@@ -319,11 +319,11 @@ ops! {
     Quantize,
     /// Quantized data and scales back to high precision.
     Dequantize,
-    /// Elements of a quantized operand, rounded at random.
+    /// Stochastically rounded elements of a quantized operand.
     StochasticRound,
-    /// An op and what is made of its results, in one kernel.
+    /// An op and an epilogue over its results, in one kernel.
     Fused,
-    /// Two GEMMs of one matrix.
+    /// Two GEMMs with one common operand.
     DualGemm,
     /// Biases of experts.
     GroupedBias,
@@ -335,26 +335,26 @@ ops! {
     GroupedGemmInputGrad,
     /// `dw = dyᵀ · x` for each group.
     GroupedGemmWeightGrad,
-    /// One of the three on quantized operands.
+    /// A grouped GEMM (one of the three kinds) on quantized operands.
     ScaledGroupedGemm,
     /// GEMM of two quantized matrices with their scales.
     ScaledGemm,
-    /// An exchange between ranks.
+    /// A collective between ranks.
     Collective,
     /// Global norm of all gradients.
     GradNorm,
-    /// Sums of squares of parts of the gradients.
+    /// Partial sums of squares of the gradients.
     SumsOfSquares,
-    /// Global norm of gradients that ranks have parts of.
+    /// Global norm of gradients that are sharded over ranks.
     NormOfSums,
-    /// What a step of the optimizer needs for all parameters.
+    /// Scalars of an optimizer step that all parameters share.
     AdamWCoefficients,
     /// Optimizer update of a bucket of parameters.
     AdamW,
 }
 
 impl Op {
-    /// Lower-case name; of a fused op the names of all that it does.
+    /// Lower-case name; for a fused op, the names of the core and of the epilogue.
     pub fn name(&self) -> Cow<'static, str> {
         match self {
             Op::Fused(op) => op.full_name().into(),
@@ -362,7 +362,7 @@ impl Op {
         }
     }
 
-    /// The core of a fused op, which has the call's first inputs; any other op itself.
+    /// Core of a fused op, which reads the call's first inputs; for any other op the op itself.
     pub fn leading(&self) -> &Op {
         match self {
             Op::Fused(op) => &op.core,
@@ -370,7 +370,7 @@ impl Op {
         }
     }
 
-    /// What follows the core of a fused op; nothing for any other.
+    /// Epilogue of a fused op; empty for any other op.
     pub fn epilogue(&self) -> &[Epilogue] {
         match self {
             Op::Fused(op) => &op.epilogue,
@@ -378,7 +378,7 @@ impl Op {
         }
     }
 
-    /// The formats of quantized operands that the op reads or makes.
+    /// Formats of the quantized operands that the op reads or writes.
     pub fn formats(&self) -> Vec<QuantFormat> {
         match self {
             Op::Quantize(op) => vec![op.format],
@@ -399,10 +399,10 @@ impl Op {
         }
     }
 
-    /// What the op gives for inputs of known sizes.
+    /// Output types for inputs of known sizes.
     ///
     /// # Errors
-    /// Operands that the op does not take, see [`OpRule::infer`].
+    /// Operands that the op does not accept, see [`OpRule::infer`].
     pub fn outputs_of(&self, inputs: &[OperandType]) -> Result<Vec<OperandType>, OpError> {
         let inputs: Vec<TensorType> = inputs
             .iter()
@@ -416,14 +416,14 @@ impl Op {
             .into_iter()
             .map(|output| OperandType {
                 dtype: output.dtype,
-                // Nothing but sizes went in.
+                // All input sizes are fixed, so output sizes are fixed.
                 shape: output.shape.as_fixed().unwrap_or_default(),
             })
             .collect())
     }
 }
 
-/// The types of a node's inputs.
+/// Types of a node's inputs.
 pub(crate) fn input_types(graph: &Graph, inputs: &[TensorId]) -> Vec<TensorType> {
     inputs
         .iter()

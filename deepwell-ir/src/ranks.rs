@@ -1,17 +1,17 @@
-//! Which of several ranks a program is for, and the groups of ranks that it exchanges data with.
+//! The rank of a program and the process groups of the rank.
 
 use serde::{Deserialize, Serialize};
 
 /// Index of a process group in its [`Ranks`].
 ///
-/// Ranks may give the same index to different groups: each data-parallel group of a mesh is
-/// "group 0" to its own members.
+/// Ranks may use the same index for different groups: each data-parallel group of a mesh is "group
+/// 0" to its own members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GroupId(pub u32);
 
 impl GroupId {
-    /// As an index into [`Ranks::groups`].
+    /// The id as an index into [`Ranks::groups`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -19,36 +19,36 @@ impl GroupId {
 
 /// Ranks that take part in collectives together.
 ///
-/// Two groups may have the same ranks: each is a communicator of its own, and only the order
-/// within one group is common to its ranks.
+/// Two groups may have the same ranks. Each group is a separate communicator, and only the order of
+/// collectives within one group is common to its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroup {
-    /// Unique among the groups of a rank, `data` for example; the same on all its members.
+    /// Unique among the groups of a rank, `data` for example; the same on all members.
     pub name: String,
-    /// Its ranks in the order that sums, slices and positions go by.
+    /// Ranks in the order of sums, slices and positions.
     pub ranks: Vec<u32>,
 }
 
 impl ProcessGroup {
-    /// The name of the ranks that share the weights of a model and split the batches of a step.
+    /// Name of the group that replicates a model's weights and splits the batches of a step.
     pub const DATA: &str = "data";
-    /// The name of the ranks that split each layer.
+    /// Name of the group that splits each layer.
     pub const TENSOR: &str = "tensor";
-    /// The name of the ranks that have some of the layers each, in the order of the layers.
+    /// Name of the group of pipeline stages, in layer order.
     pub const PIPELINE: &str = "pipeline";
-    /// The name of the ranks of the first and the last stage, which have tied embeddings both.
+    /// Name of the group of the first and the last stage, which both hold tied embeddings.
     pub const EMBEDDING: &str = "embedding";
-    /// The name of the data-parallel ranks that have a part of each sequence.
+    /// Name of the group of data-parallel ranks that split each sequence.
     pub const CONTEXT: &str = "context";
-    /// The name of the ranks that have some of the experts each.
+    /// Name of the group that splits the experts of a layer.
     pub const EXPERT: &str = "expert";
-    /// The name of the data-parallel ranks that have the same experts.
+    /// Name of the group of data-parallel ranks that have the same experts.
     pub const EXPERT_DATA: &str = "expert_data";
 
-    /// The name of all ranks of a world, for what their hosts tell each other.
+    /// Name of the group of all ranks, for messages between hosts.
     pub const HOST: &str = "host";
 
-    /// The place of a rank in the group.
+    /// Position of a rank in the group.
     pub fn position_of(&self, rank: u32) -> Option<usize> {
         self.ranks.iter().position(|&member| member == rank)
     }
@@ -57,11 +57,11 @@ impl ProcessGroup {
 /// One rank of a world of several; by default the only one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ranks {
-    /// Which one, counted from 0.
+    /// Index of the rank, counted from 0.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub world_size: u32,
-    /// The groups that this rank is in.
+    /// Groups that this rank is in.
     pub groups: Vec<ProcessGroup>,
 }
 
@@ -72,27 +72,27 @@ impl Default for Ranks {
 }
 
 impl Ranks {
-    /// Whether there is one rank and no group.
+    /// Whether the world is one rank without groups.
     pub fn is_single(&self) -> bool {
         *self == Ranks::default()
     }
 
-    /// The group behind an id.
+    /// Returns the group with this id.
     pub fn group(&self, id: GroupId) -> Option<&ProcessGroup> {
         self.groups.get(id.index())
     }
 
-    /// The group of a name, with its id.
+    /// Finds a group by name; returns the group and its id.
     pub fn named(&self, name: &str) -> Option<(GroupId, &ProcessGroup)> {
         let index = self.groups.iter().position(|group| group.name == name)?;
         Some((GroupId(index as u32), &self.groups[index]))
     }
 
-    /// Checks that the rank is one of the world's, and that each group has a name of its own and
-    /// distinct ranks of the world, this one among them.
+    /// Checks that the rank is in the world, and that each group has a unique name and distinct
+    /// ranks of the world, including this one.
     ///
     /// # Errors
-    /// What was expected, and what is there.
+    /// The expected and the actual value.
     pub fn check(&self) -> Result<(), String> {
         let Ranks { rank, world_size, groups } = self;
         if rank >= world_size {

@@ -1,9 +1,9 @@
 //! The header of a safetensors file: eight bytes of length, then JSON, then the tensors.
 //!
-//! The `safetensors` crate parses the JSON and checks that sizes fit shapes and types and that the
-//! tensors lie side by side from the first byte on, so that a few bytes cannot stand for a large
-//! model. Here is what it leaves to whoever has the file: that the header lies in it, and that the
-//! last tensor ends where the file does. No tensor is read.
+//! The `safetensors` crate parses the JSON. It checks that sizes fit shapes and types and that the
+//! tensors are contiguous from the first byte on, so that a few bytes cannot describe a large
+//! model. This module checks the rest: the header lies within the file, and the last tensor ends at
+//! the end of the file. No tensor is read.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,34 +11,34 @@ use std::io::Read;
 use ::safetensors::tensor::Metadata;
 use thiserror::Error;
 
-/// Longest header that is read, bytes: the limit that the safetensors format sets itself.
+/// Longest accepted header in bytes: the limit of the safetensors format.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// A header is preceded by its length as a 64-bit number.
+/// Bytes of the length before the header, a 64-bit number.
 const LENGTH_BYTES: u64 = 8;
 
-/// What the header of a file says.
+/// Contents of a file's header.
 #[derive(Debug)]
 pub struct SafetensorsHeader {
-    /// The tensors, their offsets counted from [`SafetensorsHeader::data_begin`].
+    /// The tensors, with offsets relative to [`SafetensorsHeader::data_begin`].
     pub metadata: Metadata,
-    /// Where the first tensor begins in the file.
+    /// File offset of the first tensor.
     pub data_begin: u64,
 }
 
-/// Why a file is no safetensors file, or no whole one.
+/// Why a file is not a complete safetensors file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// It ends before the length of the header does.
+    /// The file is too short for the length of the header.
     #[error("expected a safetensors file, got {got} bytes")]
     TooShort {
         /// Bytes of the file.
         got: u64,
     },
-    /// The header would be longer than the file, or than any header.
+    /// The header would be longer than the file or than the format's limit.
     #[error("expected a safetensors header, got a length of {got} bytes in a file of {file_bytes}")]
     HeaderLength {
         /// Length of the header that the file states.
@@ -46,24 +46,24 @@ pub enum SafetensorsError {
         /// Bytes of the file.
         file_bytes: u64,
     },
-    /// The header is not JSON of the form, or its tensors do not lie side by side.
+    /// The header is not JSON of the expected form, or its tensors are not contiguous.
     #[error("broken safetensors header: {0}")]
     Header(#[from] serde_json::Error),
-    /// The tensors end before or behind the end of the file.
+    /// The tensors end before or after the end of the file.
     #[error("expected {expected} bytes from its header, got {got}")]
     Length {
-        /// Bytes of a whole file.
+        /// Bytes that the header calls for.
         expected: u64,
-        /// Bytes of this one.
+        /// Bytes of the file.
         got: u64,
     },
 }
 
 impl SafetensorsHeader {
-    /// Reads and checks the header of a file, which is read from where it stands: its beginning.
+    /// Reads and checks a header from the file's current position, which must be the beginning.
     ///
     /// # Errors
-    /// A file that cannot be read, is no safetensors file, or is cut off or too long.
+    /// A file that cannot be read, is not a safetensors file, is truncated or is too long.
     pub fn read(mut file: &File) -> Result<SafetensorsHeader, SafetensorsError> {
         let file_bytes = file.metadata()?.len();
         if file_bytes < LENGTH_BYTES {
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Tensors that share bytes, or leave some out, would let a small file stand for a large model.
+    /// Overlaps and gaps between tensors would let a small file describe a large model.
     #[test]
     fn tensors_lie_one_behind_the_other() {
         let entry = |begin: u64, end: u64| {

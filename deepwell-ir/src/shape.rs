@@ -1,9 +1,9 @@
 //! Shapes whose dimensions may depend on the batch and sequence sizes.
 //!
-//! A model is captured once; the planner then tries several micro-batch sizes. So a dimension is
-//! a monomial `factor · B^batch · S^seq`, perhaps with a fixed number added, counted in groups and
-//! rounded up to whole ones, or the smaller of two such numbers; [`Shape::bind`] turns it into
-//! numbers.
+//! A model is captured once; the planner then tries several micro-batch sizes. A dimension is
+//! therefore a monomial `factor · B^batch · S^seq`, optionally plus a constant, divided into blocks
+//! and rounded up to a multiple, or the minimum of two such numbers. [`Shape::bind`] evaluates
+//! dimensions.
 
 mod size;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use self::size::Size;
 
-/// Sizes that a captured graph leaves open.
+/// Sizes that a captured graph leaves symbolic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Binding {
     /// Sequences per micro-batch, `B`.
@@ -30,7 +30,7 @@ impl Binding {
 }
 
 /// One dimension: `multiple · ceil(repeats · ceil((factor · B^batch · S^seq + extra) / divisor) /
-/// per)`, or the smaller of two such numbers.
+/// per)`, or the minimum of two such numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Dim {
     #[serde(flatten)]
@@ -48,18 +48,18 @@ impl Dim {
     /// Tokens per micro-batch, `B·S`.
     pub const TOKENS: Dim = Dim { size: Size::power(1, 1), limit: None };
 
-    /// A known size.
+    /// A constant size.
     pub const fn fixed(size: usize) -> Dim {
         Dim { size: Size::fixed(size), limit: None }
     }
 
-    /// The size, when it depends on neither `B` nor `S`.
+    /// The size if independent of `B` and `S`.
     pub fn as_fixed(self) -> Option<usize> {
         self.size.as_fixed().filter(|_| self.limit.is_none())
     }
 
-    /// The smaller of this dimension and `limit`. A dimension has one limit: an earlier limit of
-    /// either operand is dropped, and the result is an upper bound.
+    /// Minimum of this dimension and `limit`. A dimension has one limit: an earlier limit of either
+    /// operand is dropped, and the result is an upper bound.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim};
@@ -83,7 +83,7 @@ impl Dim {
     }
 
     /// Applies `of` to the size and to the limit. Every operation on sizes is monotonic, so the
-    /// smaller result is the result for the smaller size.
+    /// minimum of the results is the result for the minimum.
     fn map(self, of: impl Fn(Size) -> Size) -> Dim {
         let one = |size| Dim { size: of(size), limit: None };
         self.limit.map_or(one(self.size), |limit| one(self.size).at_most(one(limit)))
@@ -96,18 +96,18 @@ impl Dim {
         self.limit.map_or(Some(whole), |limit| Some(whole.at_most(one(limit)?)))
     }
 
-    /// Number of blocks of `size` that cover this dimension (the last one may be ragged).
+    /// Number of blocks of `size` that cover this dimension (the last block may be ragged).
     ///
-    /// Exact for a dimension that has been counted in blocks at most once. After that an upper
-    /// bound, if neither of its multiple and `size` divides the other.
+    /// Exact for a dimension that was counted in blocks at most once. Otherwise an upper bound if
+    /// neither `multiple` nor `size` divides the other.
     pub fn blocks_of(self, size: usize) -> Dim {
         self.map(|it| it.blocks_of(size))
     }
 
-    /// One of `parts` equal parts: `parts` of them are this dimension again.
+    /// One of `parts` equal parts of this dimension.
     ///
-    /// `None` for a known size that `parts` do not divide. One that depends on the batch may turn
-    /// out so once it is bound: see [`Collective::check`](crate::ops::Collective::check).
+    /// `None` for a fixed size that `parts` does not divide. A symbolic size may turn out not to be
+    /// divisible once bound: see [`Collective::check`](crate::ops::Collective::check).
     ///
     /// ```
     /// use deepwell_ir::Dim;
@@ -121,7 +121,7 @@ impl Dim {
         self.try_map(|it| it.part_of(parts))
     }
 
-    /// This dimension `factor` times over.
+    /// `factor` times this dimension.
     pub fn times(self, factor: usize) -> Dim {
         self.map(|it| it.times(factor))
     }
@@ -139,7 +139,7 @@ impl Dim {
         self.map(|it| it.share(numerator, denominator))
     }
 
-    /// The next multiple of `multiple`: rows of a group that is padded to whole tiles.
+    /// Rounds up to the next multiple of `multiple`: rows of a group padded to whole tiles.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim};
@@ -152,8 +152,8 @@ impl Dim {
         self.map(|it| it.round_up_to(multiple))
     }
 
-    /// This dimension and `extra` more, which is the room that several groups, each padded to a
-    /// multiple, want beside their rows; `None` for one that is counted in blocks already.
+    /// This dimension plus `extra`: rows of several groups plus padding of each group to a
+    /// multiple. `None` for a dimension already counted in blocks.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim};
@@ -166,7 +166,7 @@ impl Dim {
         self.try_map(|it| it.plus(extra))
     }
 
-    /// Whether every size that this can be is a multiple of `size`.
+    /// Whether every possible value of the dimension is a multiple of `size`.
     pub fn is_multiple_of(self, size: usize) -> bool {
         let is_multiple = |it: Size| it.is_multiple_of(size);
         is_multiple(self.size) && self.limit.is_none_or(is_multiple)
@@ -215,7 +215,7 @@ impl Shape {
         self.0.len()
     }
 
-    /// The sizes, when none depends on `B` or `S`.
+    /// The sizes if none depends on `B` or `S`.
     pub fn as_fixed(&self) -> Option<Vec<usize>> {
         self.0.iter().map(|dim| dim.as_fixed()).collect()
     }
@@ -324,7 +324,8 @@ mod tests {
                 assert_eq!(part.times(parts), dim);
             }
         }
-        // Gathered by more ranks than those that have parts, and cut among these again.
+        // Gathered by more ranks than the number of parts, then cut among the gathering ranks
+        // again.
         let quarter = tokens.part_of(4).unwrap();
         for ranks in [2, 3, 4, 6, 8, 12] {
             assert_eq!(quarter.times(ranks).part_of(ranks), Some(quarter), "{ranks}");
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(eighth.bind(&Binding { batch: 4, seq: 16 }), 8);
     }
 
-    /// Padding binds to what padding of the bound size gives, for every size.
+    /// Binding a padded dimension equals padding the bound size, for every size.
     #[test]
     fn padding_commutes_with_binding() {
         for seq in 0..70 {

@@ -1,15 +1,15 @@
-//! Parameters of which each rank of a group has one slice.
+//! Parameters split into one slice per rank of a group.
 
 use serde::{Deserialize, Serialize};
 
-/// Among which ranks the slices of a parameter are.
+/// Group over whose ranks a parameter is split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SplitOver {
-    /// Those of a tensor-parallel group: columns or rows of a weight.
+    /// Tensor-parallel group: columns or rows of a weight.
     #[default]
     Tensor,
-    /// Those of an expert-parallel group: some of the experts of a layer.
+    /// Expert-parallel group: some of the experts of a layer.
     Expert,
 }
 
@@ -19,22 +19,22 @@ impl SplitOver {
     }
 }
 
-/// Which slice of a parameter a rank has: one of equal ones along a dimension.
+/// A rank's slice of a parameter, one of several equal slices along a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split {
-    /// The dimension that is cut.
+    /// The dimension that is split.
     pub dim: usize,
-    /// Which slice, counted from 0.
+    /// Index of the slice, counted from 0.
     pub place: usize,
-    /// How many there are.
+    /// Number of slices.
     pub parts: usize,
-    /// Which ranks have them.
+    /// Group that the slices are distributed over.
     #[serde(default, skip_serializing_if = "SplitOver::is_tensor")]
     pub over: SplitOver,
 }
 
 impl Split {
-    /// Shape of all slices together.
+    /// Shape of the whole parameter.
     pub fn whole_shape(&self, slice: &[usize]) -> Vec<usize> {
         let mut shape = slice.to_vec();
         if let Some(size) = shape.get_mut(self.dim) {
@@ -43,7 +43,7 @@ impl Split {
         shape
     }
 
-    /// This rank's slice, of shape `slice`, of row-major numbers that are whole.
+    /// Copies this rank's slice, of shape `slice`, out of the row-major values of the whole.
     ///
     /// ```
     /// use deepwell_ir::{Split, SplitOver};
@@ -60,7 +60,7 @@ impl Split {
             .collect()
     }
 
-    /// Puts this rank's slice where it belongs among numbers that are whole.
+    /// Copies this rank's slice into its place in the values of the whole.
     pub fn insert<T: Copy>(&self, values: &[T], slice: &[usize], whole: &mut [T]) {
         let (own, stride) = self.runs(slice);
         for (run, values) in whole.chunks_exact_mut(stride).zip(values.chunks_exact(own)) {
@@ -68,7 +68,7 @@ impl Split {
         }
     }
 
-    /// Elements that lie together in the slice, and in the whole between the begins of two such.
+    /// Contiguous elements of a slice, and the stride between two such runs in the whole.
     fn runs(&self, slice: &[usize]) -> (usize, usize) {
         let own: usize = slice[self.dim.min(slice.len())..].iter().product();
         (own.max(1), own.max(1) * self.parts)

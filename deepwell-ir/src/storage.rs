@@ -1,4 +1,4 @@
-//! How tensors lie in memory: the one place that knows how many bytes something takes.
+//! Memory layout of tensors. Sizes in bytes are computed only here.
 
 use deepwell_precision::{ElementFormat, QuantFormat, ScaleFormat, TensorScale, scale_tiles};
 use serde::{Deserialize, Serialize};
@@ -16,12 +16,12 @@ pub enum Plane {
     Scales,
     /// One scale for the whole tensor.
     TensorScale,
-    /// What the quantization counted.
+    /// Counters that the quantization wrote.
     Counters,
 }
 
 impl Plane {
-    /// What its name ends with after the axis; nothing for the data.
+    /// Suffix of the plane's name after the axis; empty for the data.
     pub const fn suffix(self) -> &'static str {
         match self {
             Plane::Data => "",
@@ -35,7 +35,7 @@ impl Plane {
 /// A plane with its type and shape, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneType {
-    /// Which one.
+    /// Role of the plane.
     pub plane: Plane,
     /// Element type.
     pub dtype: DType,
@@ -56,9 +56,9 @@ pub enum Storage {
     },
     /// A matrix as planes of a quantized format, quantized along one axis.
     Planes {
-        /// How it is quantized.
+        /// Quantization format.
         format: QuantFormat,
-        /// [`Axis::Row`], or [`Axis::Column`], which stores it transposed.
+        /// [`Axis::Row`], or [`Axis::Column`] for transposed storage.
         axis: Axis,
         /// Rows and columns of the matrix.
         shape: [Dim; 2],
@@ -70,13 +70,13 @@ impl Storage {
     /// scale clamps, non-finite values.
     pub const COUNTERS: usize = 6;
 
-    /// The planes in the order in which ops take and give them: data; for a quantized matrix then
-    /// scales and, where the format has one, the tensor scale.
+    /// Planes in the order of op operands: data; for a quantized matrix then scales and, if the
+    /// format has one, the tensor scale.
     ///
-    /// Data is `[M, K]`, K contiguous. Scales lie in tiles of 128 rows by four scales along K,
-    /// `[M/128, K/(4·block), 512]`, see [`deepwell_precision::scale_tiles`].
+    /// Data is `[M, K]`, K contiguous. Scales are stored in tiles of 128 rows by four scales along
+    /// K, `[M/128, K/(4·block), 512]`, see [`deepwell_precision::scale_tiles`].
     ///
-    /// None for a format whose elements no tensor stores, or both axes at once.
+    /// `None` for a format with unsupported element or scale types, or for both axes at once.
     pub fn planes(&self) -> Option<Vec<PlaneType>> {
         let (format, axis, [rows, columns]) = match self {
             Storage::Dense { dtype, shape } => {
@@ -114,14 +114,14 @@ impl Storage {
         Some(planes)
     }
 
-    /// How many planes an operand of a format has.
+    /// Number of planes of an operand in this format.
     pub fn plane_count(format: &QuantFormat) -> usize {
         if format.tensor_scale == TensorScale::None { 2 } else { 3 }
     }
 }
 
-/// Bytes of a row-major tensor; none where that is more than an address can count. Elements of less
-/// than a byte lie without gaps, the low bits first, and a row begins with a byte of its own.
+/// Bytes of a row-major tensor; `None` if the number overflows `usize`. Elements smaller than a
+/// byte are packed without gaps, low bits first, and every row begins at a byte boundary.
 ///
 /// ```
 /// use deepwell_ir::{DType, storage_bytes};

@@ -70,7 +70,7 @@ impl fmt::Display for Graph {
 }
 
 impl Graph {
-    /// Who feeds whom: node indices as vertices, tensor names on the edges.
+    /// Data flow between nodes: node indices as vertices, tensor names on the edges.
     pub fn dependencies(&self) -> DiGraph<usize, String> {
         let mut result = DiGraph::new();
         let vertices: Vec<_> = (0..self.nodes.len()).map(|index| result.add_node(index)).collect();

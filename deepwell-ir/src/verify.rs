@@ -7,14 +7,14 @@ use crate::{Graph, IrError, Op, Phase, Stage, TensorKind};
 
 /// Checks that
 /// - names of tensors and of nodes are unique, and ids are in range;
-/// - a tensor is written before it is read, and by one node unless it is an accumulator; inputs
-///   and parameters are not written;
-/// - every node's inputs and outputs have the types its op says;
-/// - a GEMM of quantized matrices states how each operand was quantized;
-/// - phases stand in order, and recompute marks are on forward nodes only;
-/// - the loss is a loss; a gradient is that of a parameter and has its shape;
-/// - from differentiation on every parameter that a node reads has a gradient, if the graph has a
-///   backward at all.
+/// - a tensor is written before it is read, and by one node unless it is an accumulator; inputs and
+///   parameters are not written;
+/// - every node's inputs and outputs have the types inferred by the op;
+/// - a GEMM of quantized matrices states the format of each operand correctly;
+/// - phases are in order, and only forward nodes have recompute marks;
+/// - the loss tensor has kind loss; a gradient belongs to a parameter and has its shape;
+/// - after differentiation, every parameter that a node reads has a gradient, if the graph has any
+///   backward node.
 ///
 /// # Errors
 /// [`IrError::Invalid`] or [`IrError::Operands`] naming the first offender.
@@ -92,8 +92,8 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
     verify_gradients(graph).map_err(invalid)
 }
 
-/// A kernel may take one scale for 128 elements where the spec says that four stored ones are
-/// equal, so a GEMM that misstates a spec would be computed with wrong scales.
+/// Checks the operand formats of quantized GEMMs. A kernel may use one scale for 128 elements where
+/// the format says that four stored scales are equal, so a wrong format would give wrong scales.
 fn verify_specs(graph: &Graph) -> Result<(), String> {
     let mut specs = HashMap::new();
     for node in &graph.nodes {

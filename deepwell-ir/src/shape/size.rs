@@ -1,4 +1,4 @@
-//! A number that depends on the batch and sequence sizes in one way.
+//! One monomial of batch and sequence size, with division and rounding.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(super) struct Size {
     per: usize,
     #[serde(default = "one", skip_serializing_if = "is_one")]
     multiple: usize,
-    /// The divisor leaves no remainder; whoever knows the sizes checks that.
+    /// `divisor` leaves no remainder; checked where the sizes are bound.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_even: bool,
 }
@@ -66,7 +66,7 @@ impl Size {
         if let Some(n) = self.as_fixed() {
             return Size::fixed(n.div_ceil(size));
         }
-        // Without a remainder, the multiple goes into the fraction.
+        // Division without remainder: move `multiple` into the numerator.
         let Size { factor, extra, multiple, .. } = self;
         let whole = match self.is_even {
             true => {
@@ -93,7 +93,7 @@ impl Size {
         if let Some(n) = self.as_fixed() {
             return n.is_multiple_of(parts).then(|| Size::fixed(n / parts));
         }
-        // What is counted several times over is cut first.
+        // Divide `multiple` first.
         let common = greatest_common_divisor(self.multiple, parts);
         let (whole, parts) = (Size { multiple: self.multiple / common, ..self }, parts / common);
         let Size { factor, extra, divisor, multiple, is_even, .. } = whole;
@@ -106,7 +106,7 @@ impl Size {
         if multiple != 1 || (divisor != 1 && !is_even) {
             return None;
         }
-        // In lowest terms, so that parts of a gather are what was gathered.
+        // Reduce the fraction, so that a part of a gathered dimension equals the original part.
         let divisor = divisor * parts;
         let common = greatest_common_divisor(greatest_common_divisor(factor, extra), divisor);
         let (factor, extra, divisor) = (factor / common, extra / common, divisor / common);
@@ -152,7 +152,7 @@ impl Size {
             None if self.divisor == 1 && self.multiple == 1 => {
                 Some(Size { extra: self.extra + extra, ..self })
             }
-            // Without a remainder, factors go into the fraction.
+            // Division without remainder: move factors into the numerator.
             None if self.is_even => Some(Size {
                 factor: self.multiple * self.factor,
                 extra: self.multiple * self.extra + extra * self.divisor,
@@ -182,7 +182,7 @@ impl Size {
         self.of(monomial)
     }
 
-    /// What this makes of its monomial.
+    /// Evaluates the formula for a value of the monomial.
     fn of(self, monomial: usize) -> usize {
         let blocks = (monomial + self.extra).div_ceil(self.divisor);
         self.multiple * (self.repeats * blocks).div_ceil(self.per)
