@@ -1,11 +1,12 @@
-// The activation functions of feed-forward layers and their derivatives, in FP32, for kernels that
-// memory bounds: good to some 2^-20 of themselves, which BF16 results do not show.
+// Activation functions of feed-forward layers and their derivatives in FP32, for memory-bound
+// kernels. The relative error is about 2^-20, below the resolution of BF16.
 #pragma once
 
 #include "common/types.cuh"
 
 // 1 / (1 + e^-x). Zero below about -88, where the exponential is infinite; NaN stays NaN. Denormal
-// exponentials are zero, which does not show in the sum: to tell them takes three instructions.
+// exponentials are flushed to zero: the sum with 1 hides the difference, and handling denormals
+// would take three instructions.
 __device__ __forceinline__ float sigmoid(float x) {
     constexpr float kLog2E = 1.4426950408889634f;
     float exponential;
@@ -28,7 +29,7 @@ __device__ __forceinline__ SwigluGradients swiglu_gradients(float dout, float ga
     return SwigluGradients{dout * up * s * (1.0f + gate * (1.0f - s)), dout * (gate * s)};
 }
 
-// Distribution function of the standard normal, and e^(-x^2 / 2) beside it.
+// Distribution function of the standard normal, and e^(-x^2 / 2).
 struct Normal {
     float cdf;
     float exponential;
@@ -64,7 +65,7 @@ __device__ __forceinline__ float gelu_slope(float x) {
     return n.cdf + x * (kDensityAtZero * n.exponential);
 }
 
-// With (1 + tanh u) / 2 = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), in its place.
+// tanh GELU, with (1 + tanh u) / 2 = sigmoid(2 u) and u = sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float kGeluTwiceRoot = 1.5957691216f;  // 2 sqrt(2 / pi)
 constexpr float kGeluCubic = 0.044715f;
 
@@ -73,8 +74,8 @@ __device__ __forceinline__ float gelu_tanh(float x) {
 }
 
 __device__ __forceinline__ float gelu_tanh_slope(float x) {
-    // Beyond 30 the sigmoid is zero or one to the last bit, and the square must stay finite. The
-    // comparisons let NaN through.
+    // Beyond 30 the sigmoid is exactly zero or one in FP32, and the clamp keeps the square finite.
+    // The comparisons let NaN pass.
     x = x > 30.0f ? 30.0f : x;
     x = x < -30.0f ? -30.0f : x;
     const float s = sigmoid(kGeluTwiceRoot * x * (1.0f + kGeluCubic * x * x));

@@ -1,9 +1,9 @@
-// The AdamW update of one weight, and where the elements of a list of parameters are.
+// AdamW update of one weight, and lookup of the parameter that an element belongs to.
 #pragma once
 
 #include "common/types.cuh"
 
-// What is the same for all elements of a step, in the order that the op documents.
+// Coefficients shared by all elements of a step, in the order that the op documents.
 struct AdamwCoefficients {
     float applies;  // 1; 0 where the norm is infinite or NaN
     float learning_rate;
@@ -18,14 +18,14 @@ struct AdamwCoefficients {
 
 static_assert(sizeof(AdamwCoefficients) == 36, "nine numbers");
 
-// What is left of a weight.
+// Returns the factor of weight decay, 1 - learning_rate * weight_decay.
 __device__ __forceinline__ float adamw_decay(const AdamwCoefficients& c, float weight_decay) {
     const double learning_rate = c.learning_rate;
     return static_cast<float>(
         __dsub_rn(1.0, __dmul_rn(learning_rate, static_cast<double>(weight_decay))));
 }
 
-// Every operation is rounded by itself, as on the CPU.
+// Every operation is rounded separately, as on the CPU.
 __device__ __forceinline__ void adamw_update(float gradient, float& w, float& m, float& v,
                                              float decay, const AdamwCoefficients& c) {
     const float g = __fmul_rn(gradient, c.clip);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void adamw_update(const float4& g, float4& w, float4&
     adamw_update(g.w, w.w, m.w, v.w, decay, c);
 }
 
-// The last parameter of `table` whose first chunk is `chunk` or one before.
+// Returns the index of the last parameter of `table` whose first chunk is at most `chunk`.
 template <typename Parameter>
 __device__ __forceinline__ uint32 adamw_parameter_of(const Parameter* __restrict__ table,
                                                      uint32 parameters, uint64 chunk) {

@@ -1,5 +1,5 @@
-// The unit in which a row of BF16 is read and written: eight elements in 16 bytes, or one element
-// where rows are not whole vectors.
+// Unit in which a row of BF16 is read and written: eight elements in 16 bytes, or one element if
+// rows are not whole vectors.
 #pragma once
 
 #include "common/bf16x8.cuh"

@@ -1,4 +1,4 @@
-// The gated activations of experts and their derivatives, in FP32.
+// Gated activations of experts and their derivatives, in FP32.
 #pragma once
 
 #include "common/activation.cuh"
@@ -18,8 +18,8 @@ struct Plain {
     }
 };
 
-// g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u within +-limit. At a limit and
-// beyond it the derivative is zero. Comparisons keep NaN, where a minimum would lose it.
+// g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = clamp(up, -limit, limit). The
+// derivative is zero at a limit and beyond. Comparisons keep NaN; a minimum would lose NaN.
 struct Clamped {
     float alpha;
     float limit;
@@ -38,8 +38,8 @@ struct Clamped {
     }
 };
 
-// Both gradients of elements and the part of the gate's own that they have, one after the other:
-// `dgate` and `dup` come as gate and up.
+// Computes the gradients of gate and up for `kCount` elements, and adds their contribution to
+// `dot`, the gradient of the routing factor. On entry `dgate` and `dup` hold gate and up.
 template <int kCount, typename Activation>
 __device__ __forceinline__ void expert_gradients(const Activation& activation,
                                                  const float (&dout)[kCount], float factor,

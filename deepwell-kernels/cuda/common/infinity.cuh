@@ -1,4 +1,4 @@
-// Infinity, for which there is no header.
+// Infinity, without a header of the toolkit.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,13 +1,13 @@
-// The last CTA of a launch to come by finishes what all CTAs have begun, in one launch and in
-// an order that does not depend on timing.
+// The last CTA of a launch to arrive finishes the work of all CTAs, in the same launch and in an
+// order independent of timing.
 #pragma once
 
 #include "common/types.cuh"
 
-// True in all threads of one CTA: the last of `ctas` to call this with `arrivals`, a counter
-// that is zero before the launch and is left zero. What any thread of any CTA wrote to global
-// memory before its call is then visible to all threads of that CTA, which read it with
-// `__ldcg` (the L1 may hold older lines). All threads of a CTA call it, once.
+// Returns true in all threads of one CTA: the last of `ctas` CTAs to call this function with
+// `arrivals`, a counter that is zero before the launch and is reset to zero. All global writes that
+// any CTA made before its call are then visible to all threads of the last CTA, which must read
+// them with `__ldcg` (the L1 may hold older lines). All threads of a CTA call the function, once.
 __device__ __forceinline__ bool is_last_cta(uint32* arrivals, uint32 ctas) {
     __shared__ uint32 arrived_before;
     __threadfence();

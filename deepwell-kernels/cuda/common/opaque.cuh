@@ -1,10 +1,10 @@
-// Where registers are short: a value of which the compiler is not told what it is.
+// Hides a value from the optimizer, for kernels that are short of registers.
 #pragma once
 
 #include "common/types.cuh"
 
-// `value`. What a loop computes from the result it computes in every turn, instead of once before
-// the loop into registers that are then held through all of it.
+// Returns `value`. The compiler recomputes expressions of the result in every iteration of a loop,
+// instead of hoisting them out of the loop into registers.
 __device__ __forceinline__ uint32 opaque(uint32 value) {
     asm volatile("" : "+r"(value));
     return value;

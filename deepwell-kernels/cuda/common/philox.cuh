@@ -1,11 +1,11 @@
-// Philox 4x32-10: four random words for each counter, a function of counter and key alone. The
-// meaning is that of `Philox` of `deepwell-precision`. Source: Salmon, Moraes, Dror, Shaw,
-// "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+// Philox 4x32-10: four random words for each counter, a function of counter and key alone. Same
+// sequence as `Philox` of `deepwell-precision`. Source: Salmon, Moraes, Dror, Shaw, "Parallel
+// random numbers: as easy as 1, 2, 3" (SC11).
 #pragma once
 
 #include "common/types.cuh"
 
-// The words of indices 4 * at to 4 * at + 3 of a stream.
+// Returns the words of indices 4 * at to 4 * at + 3 of a stream.
 __device__ __forceinline__ uint4 philox_words(uint64 at, uint64 stream, uint64 seed) {
     constexpr int kRounds = 10;
     uint4 counter = make_uint4(static_cast<uint32>(at), static_cast<uint32>(at >> 32),

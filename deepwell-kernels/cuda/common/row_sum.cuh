@@ -1,15 +1,16 @@
-// Sums over a row of eight-element vectors, added in one order however the row lies over threads:
-// the vectors of 128 elements by a tree (a slice), then slices l, l + 32, l + 64, ... for each l,
-// then those 32 by a tree. Kernels that cut rows differently thus give the same bits.
+// Sums over a row of eight-element vectors, in one fixed order for every distribution of the row
+// over threads: a tree over the vectors of 128 elements (a slice), then slices l, l + 32, l + 64,
+// ... for each l, then a tree over the 32 sums. Kernels that split rows differently thus give the
+// same bits.
 #pragma once
 
 #include "common/types.cuh"
 
-// Elements of a slice, and vectors of 16 bytes of BF16 in it.
+// Elements of a slice, and the number of 16-byte vectors of BF16 in a slice.
 constexpr uint32 kSlice = 128;
 constexpr uint32 kSliceVectors = 16;
 
-// Sum over 16 neighbouring threads, for each of them.
+// Sum over 16 neighbouring lanes, returned in each lane.
 __device__ __forceinline__ float sum_of_16_lanes(float value) {
 #pragma unroll
     for (int lanes = 1; lanes < 16; lanes *= 2) {
@@ -18,13 +19,14 @@ __device__ __forceinline__ float sum_of_16_lanes(float value) {
     return value;
 }
 
-// Sum over a warp, for each thread.
+// Sum over a warp, returned in each lane.
 __device__ __forceinline__ float sum_of_warp(float value) {
     value = sum_of_16_lanes(value);
     return __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, 16));
 }
 
-// Sum of the `slices` sums of a row that `slice_sum(index)` gives, for each thread of a warp.
+// Sum of the `slices` slice sums of a row, given by `slice_sum(index)`, returned in each lane of a
+// warp.
 template <typename SliceSum>
 __device__ __forceinline__ float sum_of_slices(uint32 slices, const SliceSum& slice_sum) {
     float sum = 0.0f;
@@ -54,12 +56,12 @@ __device__ __forceinline__ float sum_of_products(const float (&x)[8], const floa
     return sum;
 }
 
-// Sum over a CTA of `kThreads` threads, for each of them.
+// Sum over a CTA of `kThreads` threads, returned in each thread.
 template <int kThreads>
 __device__ __forceinline__ float sum_of_cta(float value) {
     __shared__ float of_warps[kThreads / 32];
     value = sum_of_warp(value);
-    // The threads are done with the sum before.
+    // All threads have read the sums of the previous call.
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
         of_warps[threadIdx.x / 32] = value;

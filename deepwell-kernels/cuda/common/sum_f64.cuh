@@ -1,10 +1,10 @@
-// Sum over a CTA in FP64, in an order that is always the same.
+// Sum over a CTA in FP64, in a fixed order.
 #pragma once
 
 #include "common/types.cuh"
 
-// The sum of `value` over all threads of a CTA of kWarps warps, in thread 0; zero in others.
-// All threads call it; calls that follow each other need a barrier between them.
+// Sum of `value` over all threads of a CTA of kWarps warps, returned in thread 0; zero in other
+// threads. All threads call the function; consecutive calls need a barrier between them.
 template <int kWarps>
 __device__ __forceinline__ double sum_over_cta(double value) {
     __shared__ double warp_sums[kWarps];

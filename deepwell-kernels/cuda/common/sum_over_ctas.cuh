@@ -1,16 +1,16 @@
-// Sums, over all CTAs of a launch, of a row of numbers that each CTA has: gradients of
-// parameters that all rows of a matrix share.
+// Sums rows of numbers, one row per CTA, over all CTAs of a launch: gradients of parameters that
+// all rows of a matrix share.
 //
-// In two levels, so that no CTA has to read what all others wrote: `members` neighbouring CTAs
-// form a team, whose last one sums the team's rows in order; the last team to be done sums the
-// teams' rows in order.
+// Two levels keep each CTA's reads short: `members` neighbouring CTAs form a team. The last CTA of
+// a team to arrive sums the team's rows in order; the last team to finish sums the rows of all
+// teams in order.
 #pragma once
 
 #include "common/last_cta.cuh"
 #include "common/types.cuh"
 
-// Calls `emit(column, total)` with the sum, in order, of `count` rows of `width` numbers that other
-// CTAs wrote at `from`. The threads of the CTA share the columns.
+// Calls `emit(column, total)` with the sum, in row order, of `count` rows of `width` numbers that
+// other CTAs wrote at `from`. The threads of the CTA share the columns.
 template <typename Emit>
 __device__ __forceinline__ void sum_rows_of_ctas(const float* from, uint32 count, uint32 width,
                                                    const Emit& emit) {
@@ -42,9 +42,9 @@ __device__ __forceinline__ void sum_rows_of_ctas(const float* from, uint32 count
     }
 }
 
-// Called by all threads of all CTAs (one-dimensional grid) after CTA `b` wrote row `b` of
-// `scratch` [gridDim.x + teams, width], 16-byte aligned; `arrivals` are teams + 1 counters. The
-// last CTA calls `emit(column, total)` for each column, its threads sharing the columns.
+// Called by all threads of all CTAs (one-dimensional grid) after CTA `b` wrote row `b` of `scratch`
+// [gridDim.x + teams, width], 16-byte aligned. `arrivals` holds teams + 1 counters. The last CTA
+// calls `emit(column, total)` for each column; its threads share the columns.
 template <typename Emit>
 __device__ __forceinline__ void sum_over_ctas(float* scratch, uint32 width, uint32 members,
                                                 uint32* arrivals, const Emit& emit) {

@@ -1,9 +1,9 @@
-// A place in a result that is computed by tiles.
+// Position in a result that is computed by tiles.
 #pragma once
 
 #include "common/types.cuh"
 
-// In tiles, or the first element of a tile: who gives one says which.
+// Counted in tiles, or in elements (the first element of a tile), as each function documents.
 struct TilePlace {
     uint32 row;
     uint32 column;

@@ -1,4 +1,4 @@
-// The scores of a router's experts for one token, by a warp, in FP64: `deepwell_moe::score_row`.
+// A router's expert scores for one token, computed by a warp in FP64: `deepwell_moe::score_row`.
 #pragma once
 
 #include "common/types.cuh"
@@ -11,12 +11,12 @@ __device__ __forceinline__ double sum_of_warp_f64(double value) {
     return value;
 }
 
-// Writes the softmax of one row of logits, of which a lane takes every 32nd; gives the logarithm of
-// the sum of the exponentials. Logits that are NaN or infinite give NaN.
+// Writes the softmax of one row of logits; each lane handles every 32nd expert. Returns the
+// logarithm of the sum of the exponentials. NaN or infinite logits give NaN.
 __device__ __forceinline__ double token_softmax(const float* __restrict__ logits, uint32 experts,
                                                 double* scores) {
     const uint32 lane = threadIdx.x % 32;
-    // Exponentials of differences to the largest cannot overflow. NaN is never larger.
+    // Subtracting the largest logit prevents overflow of the exponentials. NaN is never larger.
     float largest = __uint_as_float(0xff800000u);
     for (uint32 expert = lane; expert < experts; expert += 32) {
         largest = fmaxf(largest, logits[expert]);

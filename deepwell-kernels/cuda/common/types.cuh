@@ -1,7 +1,7 @@
-// Names for the element types, and the conversions that every kernel uses.
+// Element types and the conversions that every kernel uses.
 //
-// Self-contained on purpose: a kernel includes nothing of an installed toolkit, so that NVRTC can
-// compile it on a machine that has none.
+// Self-contained: kernels include no header of an installed toolkit, so NVRTC can compile them on a
+// machine without one.
 #pragma once
 
 using int32 = int;
@@ -11,7 +11,7 @@ using uint32 = unsigned int;
 using int64 = long long;
 using uint64 = unsigned long long;
 
-// A bfloat16 by its bits: the upper half of an FP32.
+// A bfloat16 as raw bits: the upper half of an FP32.
 struct bf16 {
     uint16 bits;
 };

@@ -1,9 +1,9 @@
-// Sums over the lanes of a warp up to each of them.
+// Prefix sums over the lanes of a warp.
 #pragma once
 
 #include "common/types.cuh"
 
-// The sum of `value` over the lanes up to the calling one, itself included. All of a warp call it.
+// Sum of `value` over the lanes up to and including the calling lane. All lanes of a warp call it.
 __device__ __forceinline__ uint32 inclusive_sum_of_warp(uint32 value) {
 #pragma unroll
     for (uint32 distance = 1; distance < 32; distance *= 2) {

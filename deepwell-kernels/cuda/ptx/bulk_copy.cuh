@@ -1,10 +1,11 @@
-// cp.async.bulk: one thread has contiguous bytes copied to shared memory.
+// cp.async.bulk: a copy of contiguous bytes to shared memory, issued by one thread.
 #pragma once
 
 #include "common/types.cuh"
 #include "ptx/mbarrier.cuh"
 
-// `bytes` from global memory; they and both addresses are multiples of 16. `barrier` counts them.
+// Copies `bytes` from global memory; size and both addresses are multiples of 16. `barrier` counts
+// the bytes.
 __device__ __forceinline__ void bulk_copy(void* target, const void* source, uint32 bytes,
                                           uint64* barrier) {
     asm volatile(

@@ -1,5 +1,5 @@
-// Loads and stores that tell the L2 cache what becomes of them. They are ordinary ones otherwise:
-// memory that other CTAs have written may be read by them.
+// Loads with an L2 eviction policy. They are ordinary global loads otherwise and may read memory
+// that other CTAs have written.
 #pragma once
 
 #include "common/types.cuh"
@@ -19,12 +19,12 @@ __device__ __forceinline__ uint64 policy_to_keep() {
     return policy;
 }
 
-// What another CTA reads again soon.
+// Loads data that another CTA will soon read again.
 __device__ __forceinline__ uint4 load_to_keep(const void* from) {
     return load_by_policy(from, policy_to_keep());
 }
 
-// What nobody reads again soon.
+// Loads data that no CTA will soon read again.
 __device__ __forceinline__ uint4 load_for_the_last_time(const void* from) {
     uint64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

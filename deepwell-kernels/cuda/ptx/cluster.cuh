@@ -1,4 +1,4 @@
-// CTAs of a cluster.
+// Thread block clusters.
 #pragma once
 
 #include "common/types.cuh"
@@ -9,14 +9,14 @@ __device__ __forceinline__ uint32 cluster_rank() {
     return rank;
 }
 
-// Where CTA `rank` of the cluster has what lies at `address` of shared memory here.
+// Maps `address` of this CTA's shared memory to the same offset in CTA `rank` of the cluster.
 __device__ __forceinline__ uint32 cluster_address(uint32 address, uint32 rank) {
     uint32 there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
 
-// All threads of the cluster; what they wrote before is then visible to each other.
+// Cluster barrier for all threads of the cluster. Writes before the barrier are visible after it.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

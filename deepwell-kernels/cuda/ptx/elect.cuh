@@ -1,9 +1,9 @@
-// One thread of a warp.
+// Election of one thread of a warp.
 #pragma once
 
 #include "common/types.cuh"
 
-// True for one lane of a warp that is together.
+// Returns true in one lane of a converged warp.
 __device__ __forceinline__ bool elect_one() {
     uint32 elected;
     asm volatile(

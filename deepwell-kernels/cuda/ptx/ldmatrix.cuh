@@ -1,13 +1,13 @@
 // ldmatrix: one warp loads 8 x 8 matrices of 16-bit elements from shared memory.
 //
-// Lanes 8j to 8j + 7 give the addresses (16-byte aligned) of the rows of matrix j. Register j of
-// lane l then holds row l / 4, elements 2 (l % 4) and the next; transposed: column l / 4, elements
-// 2 (l % 4) and the next. A row of 16 bytes may as well be sixteen 8-bit elements (not transposed).
+// Lanes 8j to 8j + 7 give the row addresses (16-byte aligned) of matrix j. Register j of lane l
+// then holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; with `.trans`, of column l / 4. A
+// row of 16 bytes may also be sixteen 8-bit elements (not transposed).
 #pragma once
 
 #include "common/types.cuh"
 
-// The address in shared memory that a generic pointer stands for.
+// Converts a generic pointer to a shared-memory address.
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }

@@ -1,6 +1,6 @@
-// mbarrier: waiting in shared memory for bulk copies, tensor cores and threads. A barrier has a
-// phase bit, 0 before the first phase ends; a phase is so many arrivals and the bytes that they
-// announce.
+// mbarrier: waiting in shared memory for bulk copies, tensor cores and threads. The phase bit is 0
+// until the first phase completes. A phase completes after a set number of arrivals and after the
+// bytes that the arrivals announced.
 #pragma once
 
 #include "common/types.cuh"
@@ -9,8 +9,8 @@ __device__ __forceinline__ uint32 mbarrier_address(const uint64* barrier) {
     return static_cast<uint32>(__cvta_generic_to_shared(barrier));
 }
 
-// By one thread, before anybody uses the barrier; others after `mbarrier_publish` and a barrier of
-// threads. A phase ends after `arrivals`.
+// Initializes the barrier, by one thread and before any use. Other threads may use the barrier
+// after `mbarrier_publish` and a thread barrier. A phase completes after `arrivals`.
 __device__ __forceinline__ void mbarrier_set(uint64* barrier, uint32 arrivals = 1) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :
@@ -18,18 +18,18 @@ __device__ __forceinline__ void mbarrier_set(uint64* barrier, uint32 arrivals = 
                  : "memory");
 }
 
-// What this thread has set is there for the cluster and for copies.
+// Makes this thread's initialized barriers visible to the cluster and to the async proxy.
 __device__ __forceinline__ void mbarrier_publish() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Both, for one barrier.
+// Initializes and publishes one barrier.
 __device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals = 1) {
     mbarrier_set(barrier, arrivals);
     mbarrier_publish();
 }
 
-// Arrives and announces `bytes` that copies bring.
+// Arrives and announces `bytes` of asynchronous copies.
 __device__ __forceinline__ void mbarrier_expect(uint64* barrier, uint32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :
@@ -37,7 +37,7 @@ __device__ __forceinline__ void mbarrier_expect(uint64* barrier, uint32 bytes) {
                  : "memory");
 }
 
-// What this thread did before is there for those who wait.
+// Arrives with release semantics: earlier writes of this thread are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64* barrier) {
     mbarrier_arrive(mbarrier_address(barrier));
 }
 
-// The same at a barrier of any CTA of the cluster, by its address there (`cluster_address`).
+// Arrives at a barrier of any CTA of the cluster, by its cluster address (`cluster_address`).
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
                  :
@@ -54,7 +54,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 barrier) {
                  : "memory");
 }
 
-// The same for shared memory alone: it waits for nothing that this thread did to global memory.
+// Arrives, releasing only shared memory: does not wait for this thread's global memory operations.
 __device__ __forceinline__ void mbarrier_arrive_cluster_shared(uint32 barrier) {
     asm volatile(
         "fence.release.sync_restrict::shared::cta.cluster;\n"
@@ -64,8 +64,8 @@ __device__ __forceinline__ void mbarrier_arrive_cluster_shared(uint32 barrier) {
         : "memory");
 }
 
-// Whether the phase with bit `phase` has ended, as far as a short wait shows; what those who
-// arrived did before is there then.
+// Returns whether the phase with bit `phase` has completed, after a short wait in hardware. If so,
+// memory operations that precede the arrivals are visible.
 __device__ __forceinline__ bool mbarrier_is_over(uint32 barrier, uint32 phase) {
     uint32 done;
     asm volatile(
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool mbarrier_is_over(uint32 barrier, uint32 phase) {
     return done != 0;
 }
 
-// Waits for the end of the phase with bit `phase`.
+// Waits for completion of the phase with bit `phase`.
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, uint32 phase) {
     while (!mbarrier_is_over(barrier, phase)) {
     }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
     mbarrier_wait(mbarrier_address(barrier), phase);
 }
 
-// The same, where other CTAs of the cluster arrive.
+// Waits for a barrier at which other CTAs of the cluster arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 phase) {
     uint32 done = 0;
     while (done == 0) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 ph
     }
 }
 
-// The same for shared memory alone: the L1 cache keeps what it has of global memory.
+// The same, acquiring only shared memory: the L1 cache keeps its lines of global memory.
 __device__ __forceinline__ void mbarrier_wait_cluster_shared(uint32 barrier, uint32 phase) {
     uint32 done = 0;
     while (done == 0) {

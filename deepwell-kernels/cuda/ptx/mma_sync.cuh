@@ -1,14 +1,14 @@
-// mma.sync: one warp multiplies two small matrices, accumulating in FP32.
+// mma.sync: one warp multiplies two small matrices and accumulates in FP32.
 //
-// With g = lane / 4 and t = lane % 4 a thread holds of the 16 x 8 result
+// With g = lane / 4 and t = lane % 4, a thread holds these elements of the 16 x 8 result:
 //   d[0], d[1]: row g,     columns 2t and 2t + 1
 //   d[2], d[3]: row g + 8, the same columns.
-// Operand words are laid out as ldmatrix leaves them, see ptx/ldmatrix.cuh.
+// Operand registers have the layout of ldmatrix, see ptx/ldmatrix.cuh.
 #pragma once
 
 #include "common/types.cuh"
 
-// d = a (16 x 16) b (16 x 8) + c, BF16 operands. May name one array for d and c.
+// d = a (16 x 16) b (16 x 8) + c, BF16 operands. d and c may be the same array.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32 (&a)[4], uint32 b0,
                                                   uint32 b1, const float (&c)[4]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -28,15 +28,16 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32 (&
           "f"(c[2]), "f"(c[3]));
 }
 
-// The same with a scale (E8M0) for each row of a and each column of b, which multiplies them before
-// they are summed. Byte `kByte` of a_scales is, of lane 4g, the scale of row g, and of lane 4g + 1
-// that of row g + 8; byte `kByte` of b_scales of lane 4g is that of column g. What other lanes and
-// bytes hold has no part. Exists on sm_120a only.
+// The same with an E8M0 scale for each row of a and each column of b, applied to the products
+// before accumulation. Byte `kByte` of a_scales in lane 4g is the scale of row g, and in lane 4g +
+// 1 the scale of row g + 8. Byte `kByte` of b_scales in lane 4g is the scale of column g. Other
+// lanes and bytes are ignored. Exists on sm_120a only.
 template <int kByte>
 __device__ __forceinline__ void mma_m16n8k32_mxfp8(float (&d)[4], const uint32 (&a)[4], uint32 b0,
                                                    uint32 b1, const float (&c)[4], uint32 a_scales,
                                                    uint32 b_scales) {
-    // Each scale operand is followed by {byte, which pair of lanes or which lane of four}.
+    // Each scale operand is followed by {byte, thread id: the lane, or pair of lanes, of each
+    // four}.
     asm("mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X"
         ".f32.e4m3.e4m3.f32.ue8m0 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}, "

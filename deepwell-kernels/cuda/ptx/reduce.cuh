@@ -1,10 +1,10 @@
-// red: additions in global memory that return nothing.
+// red: atomic additions in global memory without a return value.
 #pragma once
 
 #include "common/types.cuh"
 
-// Adds four FP32, 16-byte aligned. Each is added at once; in which order those of several threads
-// are added is for the callers to see to.
+// Adds four FP32, 16-byte aligned, each atomically. Callers must fix the order of additions from
+// several threads if results are to be deterministic.
 __device__ __forceinline__ void add_f32x4(float* sums, float a, float b, float c, float d) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  :

@@ -1,5 +1,5 @@
-// Loads by shared addresses, which are sums of what is known early; generic pointers are made from
-// the cluster's address of the CTA again and again.
+// Loads by shared-memory address, a sum of values that are known early. With generic pointers the
+// compiler repeatedly recomputes the conversion from the CTA's address in the cluster.
 #pragma once
 
 #include "common/types.cuh"
@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32 shared_load_byte(uint32 address) {
     return value;
 }
 
-// Of an address that is a multiple of 16.
+// `address` is a multiple of 16.
 __device__ __forceinline__ uint4 shared_load_uint4(uint32 address) {
     uint4 value;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -26,7 +26,7 @@ __device__ __forceinline__ float shared_load_f32(uint32 address) {
     return value;
 }
 
-// Of an address that is a multiple of 16.
+// `address` is a multiple of 16.
 __device__ __forceinline__ float4 shared_load_float4(uint32 address) {
     float4 value;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,9 +1,9 @@
-// Stores by shared addresses, as ptx/shared_load.cuh has loads.
+// Stores by shared-memory address; the counterpart of ptx/shared_load.cuh.
 #pragma once
 
 #include "common/types.cuh"
 
-// To an address that is a multiple of 8.
+// `address` is a multiple of 8.
 __device__ __forceinline__ void shared_store_f32x2(uint32 address, float first, float second) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
                  :

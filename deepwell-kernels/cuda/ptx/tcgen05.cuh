@@ -1,12 +1,12 @@
-// tcgen05: the tensor cores of sm_100 and sm_103, and their memory of 128 lanes and 512 columns of
-// 32 bits. An address there has the lane in its upper half and the column in its lower. `kCtas`
-// is 1, or 2 where a CTA pair computes one MMA together.
+// tcgen05: the tensor cores of sm_100 and sm_103, with tensor memory of 128 lanes and 512 columns
+// of 32 bits. A tensor memory address has the lane in its upper half and the column in its lower
+// half. `kCtas` is 1, or 2 if a CTA pair computes one MMA.
 #pragma once
 
 #include "common/types.cuh"
 #include "ptx/mbarrier.cuh"
 
-// Picks the form of an instruction for one CTA or for a pair.
+// Selects the instruction for one CTA or for a CTA pair.
 #define TCGEN05_BY_CTAS(before, after, ...)                                                      \
     if constexpr (kCtas == 1) {                                                                  \
         asm volatile(before ".cta_group::1" after __VA_ARGS__);                                  \
@@ -24,21 +24,21 @@ __device__ __forceinline__ void tcgen05_allocate_all(uint32* target) {
     TCGEN05_BY_CTAS("tcgen05.relinquish_alloc_permit", ".sync.aligned;", ::: "memory")
 }
 
-// By the warp that allocated.
+// By the warp that allocated: frees all columns.
 template <int kCtas>
 __device__ __forceinline__ void tcgen05_free_all(uint32 address) {
     TCGEN05_BY_CTAS("tcgen05.dealloc", ".sync.aligned.b32 %0, 512;", : : "r"(address) : "memory")
 }
 
-// Copies 32 rows of 16 bytes to four columns of each of the four groups of 32 lanes; of a pair, in
-// each CTA.
+// Copies 32 rows of 16 bytes to four columns of each of the four groups of 32 lanes; for a CTA
+// pair, in each CTA.
 template <int kCtas>
 __device__ __forceinline__ void tcgen05_copy_to_all_warps(uint32 target, uint64 source) {
     TCGEN05_BY_CTAS("tcgen05.cp", ".32x128b.warpx4 [%0], %1;",
                       : : "r"(target), "l"(source) : "memory")
 }
 
-// target (+)= a b^T of 32 elements of 8 bits along K, with one scale for all 32.
+// target (+)= a b^T over 32 elements of 8 bits along K, with one scale for all 32.
 template <int kCtas>
 __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, uint64 b,
                                                       uint32 instruction, uint32 a_scales,
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, u
         : "memory")
 }
 
-// target (+)= a b^T of 16 elements of 16 bits along K.
+// target (+)= a b^T over 16 elements of 16 bits along K.
 template <int kCtas>
 __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, uint64 b,
                                                      uint32 instruction, bool accumulate) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, ui
         : "memory")
 }
 
-// `barrier` gets an arrival when all that this thread asked the tensor cores for is done.
+// Arrives at `barrier` when all earlier tcgen05 operations of this thread have completed.
 __device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
     asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
                  :
@@ -81,8 +81,8 @@ __device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
                  : "memory");
 }
 
-// The same for what a pair computes, and for the barriers that lie there in all `ctas` of the
-// cluster, a bit for each rank.
+// The same for MMAs of a CTA pair, at the barriers with the offset of `barrier` in all `ctas` of
+// the cluster (one bit per rank).
 __device__ __forceinline__ void tcgen05_commit_pair(uint64* barrier, uint16 ctas) {
     asm volatile(
         "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
@@ -92,7 +92,8 @@ __device__ __forceinline__ void tcgen05_commit_pair(uint64* barrier, uint16 ctas
         : "memory");
 }
 
-// 32 columns of the calling warp's 32 lanes, a lane for each thread; there after tcgen05_wait_load.
+// Loads 32 columns of the calling warp's 32 lanes, one lane per thread; valid after
+// tcgen05_wait_load.
 __device__ __forceinline__ void tcgen05_load_32_columns(uint32 (&values)[32], uint32 address) {
     asm volatile(
         "tcgen05.ld.sync.aligned.32x32b.x32.b32 "
@@ -114,7 +115,7 @@ __device__ __forceinline__ void tcgen05_wait_load() {
     asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
 }
 
-// What this thread asked the tensor cores for comes before what others ask after a barrier.
+// Orders earlier tcgen05 operations of this thread before operations of threads after a barrier.
 __device__ __forceinline__ void tcgen05_fence_before_barrier() {
     asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }

@@ -1,17 +1,17 @@
-// cp.async.bulk.tensor: one thread has a box of a matrix copied to shared memory; what lies beyond
-// the matrix becomes zeros.
+// cp.async.bulk.tensor: TMA copy of a box of a matrix to shared memory, issued by one thread.
+// Elements outside the matrix become zeros.
 #pragma once
 
 #include "common/types.cuh"
 #include "ptx/mbarrier.cuh"
 
-// A tensor map as the driver encodes it, a `__grid_constant__` argument.
+// Tensor map as the driver encodes it; passed as a `__grid_constant__` argument.
 struct alignas(64) TensorMap {
     uint64 words[16];
 };
 
-// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier`, an
-// address in shared memory, counts the bytes of a whole box.
+// Copies the box that begins at (row, column) to `target`, 128-byte aligned. `barrier`, an address
+// in shared memory, counts the bytes of a whole box.
 __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& map, uint32 column,
                                                uint32 row, uint32 barrier) {
     asm volatile(
@@ -28,8 +28,8 @@ __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& ma
     tensor_copy_2d(target, map, column, row, mbarrier_address(barrier));
 }
 
-// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are
-// counted by the barrier that lies there as `barrier` does here.
+// Multicasts a box to the same offset in all `ctas` of the cluster (one bit per rank). In each CTA
+// the barrier with the offset of `barrier` counts the bytes.
 __device__ __forceinline__ void tensor_copy_2d_multicast(void* target, const TensorMap& map,
                                                          uint32 column, uint32 row,
                                                          uint64* barrier, uint16 ctas) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void tensor_copy_2d_multicast(void* target, const Ten
         : "memory");
 }
 
-// The same for a CTA of a pair: `barrier` is an address in the cluster and may be the peer's.
+// Copies a box for one CTA of a pair: `barrier` is a cluster address and may be the peer's.
 __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMap& map,
                                                     uint32 column, uint32 row, uint32 barrier) {
     asm volatile(
@@ -54,9 +54,9 @@ __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMa
         : "memory");
 }
 
-// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are
-// counted by the barrier that lies as `barrier` does, in the first or second CTA of each one's
-// pair as it.
+// Multicasts a box to the same offset in all `ctas` of the cluster (one bit per rank). Bytes for a
+// CTA are counted by a barrier in its pair, with the offset of `barrier`: in the even or the odd
+// CTA of the pair, as `barrier` itself.
 __device__ __forceinline__ void tensor_copy_2d_pairs(void* target, const TensorMap& map,
                                                      uint32 column, uint32 row, uint32 barrier,
                                                      uint16 ctas) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void tensor_copy_2d_pairs(void* target, const TensorM
         : "memory");
 }
 
-// What this thread did to shared memory comes before bulk copies that are started after a barrier.
+// Orders this thread's shared memory accesses before bulk copies issued after a barrier.
 __device__ __forceinline__ void fence_before_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

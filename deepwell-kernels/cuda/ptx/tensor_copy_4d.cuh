@@ -1,17 +1,18 @@
-// cp.async.bulk.tensor of four dimensions: one thread has a box copied to shared memory or back.
-// What lies beyond the tensor becomes zeros on the way in and is left out on the way out.
+// cp.async.bulk.tensor in four dimensions: TMA copies of a box to and from shared memory, issued by
+// one thread. Elements outside the tensor become zeros on loads and are skipped on stores.
 #pragma once
 
 #include "common/types.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
 
-// Where a box begins, innermost dimension first.
+// First element of a box, innermost dimension first.
 struct TensorPlace {
     uint32 at[4];
 };
 
-// The box at `place`, to `target`, 128-byte aligned. `barrier` counts the bytes of a whole box.
+// Loads the box at `place` to `target`, 128-byte aligned. `barrier` counts the bytes of a whole
+// box.
 __device__ __forceinline__ void tensor_copy_4d(void* target, const TensorMap& map,
                                                const TensorPlace& place, uint64* barrier) {
     asm volatile(
@@ -24,7 +25,7 @@ __device__ __forceinline__ void tensor_copy_4d(void* target, const TensorMap& ma
         : "memory");
 }
 
-// The box at `place`, from `source`, as a part of this thread's open group of copies.
+// Stores the box at `place` from `source`, as part of this thread's open bulk group.
 __device__ __forceinline__ void tensor_store_4d(const TensorMap& map, const TensorPlace& place,
                                                 const void* source) {
     asm volatile(
@@ -35,12 +36,12 @@ __device__ __forceinline__ void tensor_store_4d(const TensorMap& map, const Tens
         : "memory");
 }
 
-// Closes the group of stores that this thread has started since the last one.
+// Closes the group of stores that this thread has issued since the previous group.
 __device__ __forceinline__ void tensor_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until all stores of this thread have read shared memory, which may then be written.
+// Waits until all stores of this thread have read shared memory, which may then be overwritten.
 __device__ __forceinline__ void tensor_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -1,19 +1,19 @@
 // wgmma: the tensor cores of sm_90a. A warpgroup multiplies matrices in shared memory into
-// registers; the result is there after `wgmma_wait`.
+// registers; the result is valid after `wgmma_wait`.
 //
-// Of a result of 64 rows, warp w of the warpgroup has rows 16 w to 16 w + 15. Lane l has of each
-// eight columns 8 j two of row l / 4 in values 4 j and 4 j + 1, and those of row 8 + l / 4 in the
-// next two: columns 8 j + l % 4 * 2 and the one after.
+// Warp w of the warpgroup holds rows 16 w to 16 w + 15 of a result of 64 rows. For each group of
+// eight columns 8 j, lane l holds columns 8 j + l % 4 * 2 and 8 j + l % 4 * 2 + 1: of row l / 4 in
+// values 4 j and 4 j + 1, and of row 8 + l / 4 in values 4 j + 2 and 4 j + 3.
 #pragma once
 
 #include "common/types.cuh"
 
-// What this warpgroup's threads did to registers comes before the wgmma that follow.
+// Orders this warpgroup's register accesses before the wgmma instructions that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Closes the group of wgmma that were issued since the last one.
+// Closes the group of wgmma instructions issued since the previous group.
 __device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ void wgmma_commit() {
     constraint((d)[56]), constraint((d)[57]), constraint((d)[58]), constraint((d)[59]), \
     constraint((d)[60]), constraint((d)[61]), constraint((d)[62]), constraint((d)[63])
 
-// sums (+)= a b^T of 64 rows, 128 columns and 32 E4M3 along K, both K-major.
+// sums (+)= a b^T over 64 rows, 128 columns and 32 E4M3 along K, both operands K-major.
 template <bool kAdd>
 __device__ __forceinline__ void wgmma_m64n128k32_e4m3(float (&sums)[64], uint64 a, uint64 b) {
     if constexpr (kAdd) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void wgmma_m64n128k32_e4m3(float (&sums)[64], uint64 
     }
 }
 
-// Waits for all groups of this warpgroup; `sums` are theirs.
+// Waits for all groups of this warpgroup, after which `sums` are valid.
 __device__ __forceinline__ void wgmma_wait(float (&sums)[64]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;"
                  : WGMMA_64_OPERANDS("+f", sums)
@@ -79,13 +79,13 @@ __device__ __forceinline__ void wgmma_wait(float (&sums)[64]) {
                  : "memory");
 }
 
-// `sums` are of a group that was waited for with those of another wgmma.
+// Marks `sums` as valid, after a wait for another accumulator of the same group.
 __device__ __forceinline__ void wgmma_waited(float (&sums)[64]) {
     asm volatile("" : WGMMA_64_OPERANDS("+f", sums) : : "memory");
 }
 
-// Waits until at most `kPending` groups of this warpgroup are under way, and looks at no sums: what
-// the others have read may be written again.
+// Waits until at most `kPending` groups of this warpgroup are in flight, without touching
+// accumulators: the operands of completed groups may be overwritten.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait_read() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");

@@ -1,12 +1,13 @@
-// wgmma of BF16: 64 rows of a in shared memory or in registers, b in shared memory, sums in FP32.
+// wgmma of BF16: 64 rows of `a` in shared memory or in registers, `b` in shared memory, sums in
+// FP32.
 //
-// Sums are in the order of ptx/wgmma.cuh. Of a in registers, lane l of warp w has of a step of 16
-// along K four pairs: elements 2 (l % 4) and the next of rows 16 w + l / 4 and 8 more, then those
-// eight further along K. That is what two neighbouring eights of columns of such sums become when
-// they are rounded.
+// Accumulators have the layout of ptx/wgmma.cuh. With `a` in registers, lane l of warp w holds four
+// pairs of elements for each step of 16 along K: elements 2 (l % 4) and 2 (l % 4) + 1 of rows 16 w
+// + l / 4 and 16 w + l / 4 + 8, then of the same rows eight elements further along K. Two
+// neighbouring groups of eight accumulator columns have this layout after rounding to BF16.
 //
-// Between what other instructions did to registers and the wgmma that use them stands
-// `wgmma_fence`; `wgmma_wait_for` stands between wgmma and the first use of their sums.
+// `wgmma_fence` is required between register writes of other instructions and the wgmma that use
+// the registers, `wgmma_wait_for` between wgmma and the first use of their sums.
 #pragma once
 
 #include "common/types.cuh"
@@ -128,15 +129,14 @@
 #define WGMMA_BF16_A_SHARED "l"(a), "n"(kColumnsOfA ? 1 : 0)
 #define WGMMA_BF16_A_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// wgmma_bf16: sums (+)= a b^T of 64 rows, kN columns and 16 along K; a in shared memory or in
-// registers. Matrices in shared memory are K-major unless `kColumns`, of b, or `kColumnsOfA`: then
-// what lies side by side goes along kN, or along the 64 rows.
+// wgmma_bf16: sums (+)= a b^T over 64 rows, kN columns and 16 along K, with `a` in shared memory or
+// in registers. Matrices in shared memory are K-major unless `kColumns` (for b) or `kColumnsOfA` is
+// set: then `b` is N-major, or `a` is M-major.
 //
-// wgmma_bf16_columns: sums += a b^T, of both of which what lies side by side goes along rows and
-// kN.
+// wgmma_bf16_columns: sums += a b^T, with `a` M-major and `b` N-major.
 //
-// wgmma_wait_for: waits until at most `kPending` groups of this warpgroup are under way; `sums` are
-// of one that is not.
+// wgmma_wait_for: waits until at most `kPending` groups of this warpgroup are in flight; `sums`
+// belong to a completed group.
 #define WGMMA_BF16_FUNCTIONS(kN, kSums, n0, n1, n2, n3, n4, n5)                                   \
     template <bool kAdd, bool kColumns, bool kColumnsOfA = false>                                 \
     __device__ __forceinline__ void wgmma_bf16(float (&sums)[kSums], uint64 a, uint64 b) {        \

@@ -1,9 +1,9 @@
-// In which order the tiles of an attention are worked on.
+// Order in which the tiles of an attention are computed.
 //
-// A tile belongs to a head of a sequence. Heads are taken in sections, small enough that what all
-// their tiles read stays in the L2 cache. Within a section the tiles go by their number first, so
-// that a caller who numbers the longest tiles lowest starts them first, and neighbouring heads of
-// one tile number, which share keys and values, run at the same time.
+// A tile belongs to a head of a sequence. Heads are processed in sections, small enough for all
+// data that their tiles read to stay in the L2 cache. Within a section tiles are ordered by their
+// number first, so that a caller who numbers the longest tiles lowest starts them first.
+// Neighbouring heads of one tile number, which share keys and values, run at the same time.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,19 +1,19 @@
-// Which tile of grouped rows a CTA computes. How many rows a group has is known on the device
-// alone, so a grid is as large as groups can make it, and CTAs beyond the last tile do nothing.
+// Assigns tiles of grouped rows to CTAs. The sizes of groups are known on the device alone, so the
+// grid covers the largest possible number of tiles, and CTAs beyond the last tile exit.
 #pragma once
 
 #include "common/types.cuh"
 #include "common/warp_scan.cuh"
 
-// The rows from `row` to the end of their group, of which a tile has the first ones.
+// A tile: the first rows from `row` on, up to the end of the group.
 struct GroupTile {
-    uint32 group;  // as many as there are groups: the rows behind all of them
+    uint32 group;  // equal to the number of groups for the rows after all groups
     int32 row;
-    int32 end;  // no more than `row` where there is no such tile
+    int32 end;  // at most `row` if the tile does not exist
 };
 
-// Tile `index` of `kRows` rows each, group after group; behind the groups come the rows that none
-// has. Offsets [groups + 1] ascend from 0 to `rows` at most. All threads of a warp call it.
+// Returns tile `index`, of `kRows` rows, counted group after group; the rows after all groups come
+// last. Offsets [groups + 1] ascend from 0 to at most `rows`. All threads of a warp call it.
 template <uint32 kRows>
 __device__ __forceinline__ GroupTile group_tile(const int32* __restrict__ offsets, uint32 groups,
                                                 int32 rows, uint32 index) {

@@ -1,35 +1,34 @@
-// The static persistent tile schedulers of grouped GEMMs: which tiles a CTA computes, one after the
-// other. Group e of `groups` has rows offsets[e] to offsets[e + 1]; offsets are read here, the host
-// does not know them.
+// Static persistent tile schedulers of grouped GEMMs. Group e of `groups` has rows offsets[e] to
+// offsets[e + 1]; offsets are read on the device, as the host does not know them.
 //
-// Tiles of a group follow each other, and within a group those go down 2048 rows first: CTAs that
-// run together share the matrix of a group and few rows and columns of it in the L2 cache.
+// Tiles are ordered by group. Within a group the order goes down 2048 rows before the next column:
+// concurrent CTAs share the matrix of a group and few rows and columns of it in the L2 cache.
 #pragma once
 
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "scheduler/tile_order.cuh"
 
-// A tile of what belongs to a group.
+// A tile of one group's result.
 struct GroupTile {
     int32 group;
     TilePlace place;  // first element of the result
-    int32 end;        // the first row of the result that is no longer the group's
+    int32 end;        // one past the last row of the result that belongs to the group
 };
 
-// Tiles of a result [rows, columns] whose rows belong to groups. What lies behind the last group
-// comes as a group of its own, number `groups`. A tile has rows of one group alone.
+// Tiles of a result [rows, columns] whose rows belong to groups. Rows after the last group form a
+// group of their own, number `groups`. All rows of a tile belong to one group.
 template <int kTileM, int kTileN>
 class GroupedRowTiles {
     const int32* offsets_;
     int32 groups_;
     int32 rows_;
     uint32 columns_;            // of tiles
-    int32 group_ = -1;          // the one of the tile before
-    int32 first_ = 0;           // its rows
+    int32 group_ = -1;          // group of the previous tile
+    int32 first_ = 0;           // first row of the group
     int32 end_ = 0;
-    uint32 tiles_down_ = 0;     // its tiles
-    uint32 tile_ = blockIdx.x;  // the next one, counted from its first
+    uint32 tiles_down_ = 0;     // tiles of the group, in rows of tiles
+    uint32 tile_ = blockIdx.x;  // next tile, counted from the first of the group
 
   public:
     __device__ __forceinline__ GroupedRowTiles(const int32* offsets, int32 groups, int32 rows,
@@ -39,7 +38,7 @@ class GroupedRowTiles {
           rows_(rows),
           columns_((columns + kTileN - 1) / kTileN) {}
 
-    // False after the last.
+    // Returns false after the last tile.
     __device__ __forceinline__ bool next(GroupTile& tile) {
         while (tile_ >= tiles_down_ * columns_) {
             if (group_ == groups_) {
@@ -48,7 +47,7 @@ class GroupedRowTiles {
             tile_ -= tiles_down_ * columns_;
             ++group_;
             first_ = end_;
-            // Whatever the offsets are, nothing beyond the rows is written.
+            // Clamped, so that invalid offsets cause no writes beyond the rows.
             end_ = group_ < groups_ ? min(max(offsets_[group_ + 1], first_), rows_) : rows_;
             tiles_down_ = (end_ - first_ + kTileM - 1) / kTileM;
         }
@@ -59,17 +58,18 @@ class GroupedRowTiles {
     }
 };
 
-// Tiles of a result [rows, columns] for each group. The last of those below each other may have few
-// rows. In each round CTAs move on among the tiles of their round, such that a CTA comes to all of
-// those below each other in turn: in the same places, some would always have the last ones.
+// Tiles of a result [rows, columns] for each group. The last tile row of a result may have few
+// rows. From one round of gridDim.x tiles to the next, a CTA moves by `step_` within the round, so
+// that it computes all tile rows of a column in turn. Without this step some CTAs would compute the
+// short last row in every round.
 template <int kTileM, int kTileN>
 class GroupedResultTiles {
-    static constexpr uint32 kTilesBelow = 2048 / kTileM;  // before the next column
+    static constexpr uint32 kTilesBelow = 2048 / kTileM;  // tile rows before the next column
     uint32 groups_;
     int32 rows_;
     uint32 tiles_down_;
     uint32 tiles_across_;
-    uint32 step_;                // in which a CTA moves on
+    uint32 step_;                // by which a CTA moves within the round
     uint32 first_ = 0;           // of the round
     uint32 place_ = blockIdx.x;  // among the tiles of a round
 
@@ -79,12 +79,12 @@ class GroupedResultTiles {
           rows_(rows),
           tiles_down_((rows + kTileM - 1) / kTileM),
           tiles_across_((columns + kTileN - 1) / kTileN) {
-        // A round and a step are one more than a multiple of them.
+        // gridDim.x + step_ is congruent to 1 modulo the tile rows of a column.
         const uint32 below = min(tiles_down_, kTilesBelow);
         step_ = (below + 1 - gridDim.x % below) % below % gridDim.x;
     }
 
-    // False after the last.
+    // Returns false after the last tile.
     __device__ __forceinline__ bool next(GroupTile& tile) {
         const uint32 of_group = tiles_down_ * tiles_across_;
         const uint32 index = first_ + place_;

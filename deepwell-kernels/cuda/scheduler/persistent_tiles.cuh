@@ -1,14 +1,14 @@
-// The static persistent tile scheduler: which tiles a CTA computes, one after the other.
+// Static persistent tile scheduler of sm_90.
 #pragma once
 
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "scheduler/tile_order.cuh"
 
-// Tiles of kTileM x kTileN of a result, for the CTAs of a cluster kAcross of them side by side and
-// kDown one below the other. Clusters take every so many-th one, in an order that goes down groups
-// of 2048 rows: which tiles a CTA has follows from the grid alone. A result may have several parts,
-// sums over a part of K each: all tiles of one come before those of the next.
+// Tiles of kTileM x kTileN of a result. A cluster computes kAcross x kDown tiles, one per CTA.
+// Clusters take tiles with a stride of the number of clusters, in an order that goes down groups of
+// 2048 rows, so that the tiles of a CTA depend on the grid alone. A result may have several parts
+// (split K), each a sum over a part of K: all tiles of one part come before the next part.
 template <int kTileM, int kTileN, int kAcross, int kDown = 1>
 class PersistentTiles {
     static constexpr uint32 kCtas = kAcross * kDown;
@@ -27,13 +27,13 @@ class PersistentTiles {
           columns_((columns + kColumns - 1) / kColumns),
           parts_(parts) {}
 
-    // The part that the last tile is of.
+    // Part of the last returned tile.
     __device__ __forceinline__ uint32 part() const {
         return part_;
     }
 
-    // The first element of the next tile; false after the last. It may lie beyond the result where
-    // those of other CTAs of the cluster do not.
+    // Sets `place` to the first element of the next tile; returns false after the last tile. The
+    // tile may lie beyond the result if tiles of other CTAs of the cluster do not.
     __device__ __forceinline__ bool next(TilePlace& place) {
         while (cluster_ >= rows_ * columns_) {
             if (++part_ >= parts_) {

@@ -1,12 +1,12 @@
-// The static persistent tile schedulers of grouped GEMMs on tcgen05: which tiles a CTA, or a CTA
-// pair, computes, one after the other. Group e of `groups` has offsets[e] to offsets[e + 1] of the
-// rows of all, multiples of 32; offsets are read here, the host does not know them.
+// Static persistent tile schedulers of grouped GEMMs on tcgen05, for CTAs or CTA pairs. Group e of
+// `groups` has rows offsets[e] to offsets[e + 1], multiples of 32; offsets are read on the device,
+// as the host does not know them.
 //
-// Scale tiles have 128 rows, or 128 elements along K, whatever groups they belong to. So tiles of
-// rows begin at multiples of 128, before their group if need be, and K-blocks do, too: what a tile
-// reads of other groups is not stored, or not multiplied. Tiles of a group follow each other, and
-// within a group those go down 2048 rows first: CTAs that run together share the matrix of a group
-// in the L2 cache.
+// Scale tiles cover 128 rows, or 128 elements along K, and ignore group boundaries. Tiles of rows
+// and K-blocks therefore begin at multiples of 128, if necessary before their group: rows of other
+// groups are not stored, and elements of other groups along K are not multiplied. Tiles are ordered
+// by group. Within a group the order goes down 2048 rows before the next column: concurrent CTAs
+// share the matrix of a group in the L2 cache.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -14,11 +14,11 @@
 #include "mma/sm100_tile.cuh"
 #include "scheduler/tile_order.cuh"
 
-// A tile of what belongs to a group.
+// A tile of one group's result.
 struct GroupedTile {
     TilePlace place;       // first element of the result
-    int32 group;           // as many as there are groups: the rows behind all of them
-    int32 first_row;       // rows of the result that are the group's
+    int32 group;           // equal to the number of groups for the rows after all groups
+    int32 first_row;       // first row of the result that belongs to the group
     int32 end_row;
     uint32 b_row;          // of the operand b, and of its scales
     uint32 b_scale_row;
@@ -33,8 +33,8 @@ struct GroupedTile {
     }
 };
 
-// Tiles of a result [rows, columns] whose rows belong to groups, and then of the rows that none
-// has. Each group has a matrix of b with `columns` rows, and scales in tiles of its own.
+// Tiles of a result [rows, columns] whose rows belong to groups, and then of the rows after all
+// groups. Each group has a matrix of b with `columns` rows, and scale tiles of its own.
 template <typename S>
 class GroupedRowTiles {
     const int32* offsets_;
@@ -43,11 +43,11 @@ class GroupedRowTiles {
     uint32 result_columns_;
     int32 k_;
     uint32 columns_;         // of tiles
-    int32 group_ = -1;       // the one of the tile before
-    int32 first_ = 0;        // its rows
+    int32 group_ = -1;       // group of the previous tile
+    int32 first_ = 0;        // first row of the group
     int32 end_ = 0;
-    uint32 tiles_down_ = 0;  // its tiles
-    uint32 tile_ = blockIdx.x / S::kClusterCtas;  // the next one, counted from its first
+    uint32 tiles_down_ = 0;  // tiles of the group, in rows of tiles
+    uint32 tile_ = blockIdx.x / S::kClusterCtas;  // next tile, counted from the first of the group
 
   public:
     using Tile = GroupedTile;
@@ -61,7 +61,7 @@ class GroupedRowTiles {
           k_(k),
           columns_((columns + S::kTileN - 1) / S::kTileN) {}
 
-    // False after the last.
+    // Returns false after the last tile.
     __device__ __forceinline__ bool next(GroupedTile& tile) {
         while (tile_ >= tiles_down_ * columns_) {
             if (group_ == groups_) {
@@ -70,7 +70,7 @@ class GroupedRowTiles {
             tile_ -= tiles_down_ * columns_;
             ++group_;
             first_ = end_;
-            // Whatever the offsets are, nothing beyond the rows is written.
+            // Clamped, so that invalid offsets cause no writes beyond the rows.
             end_ = group_ < groups_ ? min(max(offsets_[group_ + 1], first_), rows_) : rows_;
             const int32 spanned = end_ - first_ / sm100::kBlockM * sm100::kBlockM;
             tiles_down_ = end_ > first_ ? (spanned + S::kTileM - 1) / S::kTileM : 0;
@@ -91,7 +91,7 @@ class GroupedRowTiles {
     }
 };
 
-// Tiles of a result [rows, columns] for each group, over its part of the contraction.
+// Tiles of a result [rows, columns] for each group, contracted over the group's part of K.
 template <typename S>
 class GroupedResultTiles {
     const int32* offsets_;
@@ -112,7 +112,7 @@ class GroupedResultTiles {
           tiles_down_((rows + S::kTileM - 1) / S::kTileM),
           tiles_across_((columns + S::kTileN - 1) / S::kTileN) {}
 
-    // False after the last.
+    // Returns false after the last tile.
     __device__ __forceinline__ bool next(GroupedTile& tile) {
         const uint32 of_group = tiles_down_ * tiles_across_;
         const uint32 group = tile_ / of_group;
@@ -134,7 +134,7 @@ class GroupedResultTiles {
     }
 };
 
-// Those of `Tiles` that something is multiplied for.
+// The tiles of `Tiles` with a nonempty range of K.
 template <typename Tiles>
 struct MultipliedTiles {
     using Tile = GroupedTile;

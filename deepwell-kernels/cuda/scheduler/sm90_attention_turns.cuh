@@ -1,14 +1,15 @@
-// How sm90_attention_backward_ordered.cu sums dq over CTAs in an order that is fixed.
+// Ordered summation of dq over CTAs in sm90_attention_backward_ordered.cu.
 //
 // dq is summed in FP32 in global memory, by blocks of queries. A tile of keys adds to a block when
-// the block's count of tiles that have added is the tile's rank; the first one stores. Whatever
-// the block, tiles of a head are ranked in the order in which they are taken from the counter: a
-// CTA waits only for tiles that were taken before its own, so that somebody always goes on.
+// the number of tiles that have added to the block equals the tile's rank; the first tile stores.
+// Tiles of a head have the same order of ranks for every block: the order in which they are taken
+// from the tile counter. A CTA waits only for tiles taken before its own tile, so there is no
+// deadlock.
 //
-// Causal tiles go the shortest first, the last keys, each from the queries of its own keys on: a
-// CTA is one tile ahead of the next one from its first block on, and nobody waits. The heads from
-// `longest_first_from` on are there to fill the CTAs that this leaves idle at the end: the longest
-// tiles go first, from the last queries on.
+// Causal tiles are taken shortest first, that is, from the last keys on, and each starts at the
+// queries of its own keys. A CTA is then always one tile ahead of the CTA with the next tile, and
+// no CTA waits. Heads from `longest_first_from` on fill the CTAs that would be idle at the end:
+// their longest tiles are taken first, and each starts at the last queries.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -25,7 +26,7 @@
 
 namespace sm90_attention {
 
-// Of a block of queries, all columns: as many for every width of a head, 32 of each thread.
+// Sums of a block of queries over all columns of a head: 32 per thread for every head width.
 constexpr int kSumsOfThread = 32;
 constexpr int kSumsOfBlock = kConsumers * kWarpgroup * kSumsOfThread;
 
@@ -34,14 +35,14 @@ struct QuerySums {
     uint32* counts;  // [batch * heads, blocks] tiles of keys that have added
 };
 
-// Of all tiles: worked out by the host, as those who copy have few registers.
+// Order of all tiles, computed by the host because the producer warps have few registers.
 struct Order {
     uint32 all;    // tiles of all heads
     uint32 group;  // query heads to a key head
     uint32 longest_first_from;
 };
 
-// A tile of keys, and the blocks of queries that see some of them.
+// A tile of keys, and the blocks of queries that see any of its keys.
 template <int kBlock>
 struct OrderedTile {
     uint32 batch;
@@ -71,7 +72,7 @@ struct OrderedTile {
         return number * kTileRows;
     }
 
-    // Blocks that the tile goes through: so many, from this one on, and to the next.
+    // Blocks of the tile: their number, the first to process, and the stride to the next.
     __device__ __forceinline__ int32 count() const {
         return blocks - first_block;
     }
@@ -84,7 +85,7 @@ struct OrderedTile {
         return is_causal && is_longest_first ? -1 : 1;
     }
 
-    // Tiles that add to `block` before this one.
+    // Number of tiles that add to `block` before this tile.
     __device__ __forceinline__ uint32 rank(int32 block) const {
         if (is_longest_first) {
             return number;
@@ -95,22 +96,24 @@ struct OrderedTile {
     }
 };
 
-// A block's place in sums and counts. It has 64 rows at least, which are counted in 31 bits.
+// Index of a block in `sums` and `counts`. A block has at least 64 rows, and rows are counted in 31
+// bits, so the index leaves a bit free.
 template <int kBlock>
 __device__ __forceinline__ uint32 block_index(const OrderedTile<kBlock>& tile, const Sizes& sizes,
                                               uint32 head, int32 block) {
     return (tile.batch * sizes.heads + head) * tile.blocks + block;
 }
 
-// Stage after stage of ds, [keys, queries] of a tile and a block, from both consumers to both; and
-// turns. It lies before the shared memory of the frame, its barriers among those.
+// Shared memory of the kernel: stages of ds [keys, queries] of a tile and a block, written and read
+// by both consumers, and the barriers of turns. The stages precede the shared memory of the frame;
+// the barriers lie among the barriers of the frame.
 template <typename FrameLayout, int kBlock>
 struct OrderedLayout : FrameLayout {
     using Scores = WgmmaRows<kTileRows, kBlock>;
     static constexpr int kScoreStages = 2;
     static constexpr int kSharedBytes = FrameLayout::kSharedBytes + kScoreStages * Scores::kBytes;
     static_assert(kSharedBytes <= 227 * 1024, "what a CTA may have");
-    // Bytes of the frame's 256 before its barriers end.
+    // Offset of these barriers in the frame's 256 bytes of barriers.
     static constexpr int kBarriersAt = 192;
     static_assert(FrameLayout::kBarriers * 8 + FrameLayout::kSlots * 4 + 16 <= kBarriersAt,
                   "room for the barriers here, and for words before them");
@@ -119,11 +122,11 @@ struct OrderedLayout : FrameLayout {
     uint8* scores;        // [kScoreStages]
     uint64* scores_full;  // [kScoreStages]
     uint64* scores_empty;
-    uint64* turn_come;    // of the block that is next to be added to
+    uint64* turn_come;    // the CTA's turn to add to its next block
     uint64* turn_taken;   // both consumers have added
-    // What spares consumers registers.
-    volatile uint32* first_queries;  // [kStages] of the blocks that are streamed
-    volatile uint32* turn;           // where to add: the block's index, bit 0: the first to do so
+    // Values in shared memory that save registers of the consumers.
+    volatile uint32* first_queries;  // [kStages] of the blocks that are loaded
+    volatile uint32* turn;           // where to add: block index << 1, bit 0 set for the first tile
 
     __device__ __forceinline__ explicit OrderedLayout(uint8* memory)
         : FrameLayout(memory + kScoreStages * Scores::kBytes),
@@ -148,7 +151,7 @@ struct OrderedLayout : FrameLayout {
     }
 };
 
-// By one thread: waits for each turn of this CTA, and passes it on when the consumers have added.
+// By one thread: waits for each turn of this CTA, and ends the turn when the consumers have added.
 template <typename Shared, int kBlock>
 __device__ __forceinline__ void take_turns(const Shared& shared, const QuerySums& dq,
                                            const Sizes& sizes, const Order& order) {
@@ -181,7 +184,7 @@ __device__ __forceinline__ void take_turns(const Shared& shared, const QuerySums
     }
 }
 
-// Adds this consumer's sums when their turn has come; `phase` is that of the turn.
+// Adds this consumer's sums at the CTA's turn; `phase` is the phase of the turn barrier.
 template <typename Shared>
 __device__ __forceinline__ void add_in_turn(const Shared& shared,
                                             const float (&sums)[kSumsOfThread], float* all,
@@ -206,11 +209,11 @@ __device__ __forceinline__ void add_in_turn(const Shared& shared,
     release(shared.turn_taken);
 }
 
-// Puts ds of this consumer's keys, as a left operand has it, into shared memory.
+// Writes ds of this consumer's keys, held in the layout of a left operand, to shared memory.
 template <typename Scores, int kSteps>
 __device__ __forceinline__ void stage_scores(uint8* staged, const uint32 (&words)[kSteps][4],
                                              uint32 consumer) {
-    // Computed again each time: there are no registers for eight addresses.
+    // Recomputed at each call: there are no registers to keep eight addresses.
     const uint32 thread = opaque(threadIdx.x);
     const uint32 lane = thread % 32;
     const uint32 key = consumer * kWaveM + thread % kWarpgroup / 32 * 16 + lane / 4;
@@ -219,7 +222,7 @@ __device__ __forceinline__ void stage_scores(uint8* staged, const uint32 (&words
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
-            // Eight rows on, units are exchanged in the same way.
+            // Eight rows further, the swizzle of units is the same.
             const int unit = 2 * step + word / 2;
             const uint32 offset = (first ^ unit % 8 * 16) + unit / 8 * Scores::kChunkBytes +
                                   word % 2 * 8 * kChunkRowBytes;
@@ -228,7 +231,7 @@ __device__ __forceinline__ void stage_scores(uint8* staged, const uint32 (&words
     }
 }
 
-// The same, of zeros.
+// Writes zeros in place of ds.
 template <typename Scores>
 __device__ __forceinline__ void put_zeros(uint8* staged, uint32 consumer) {
     const uint32 thread = threadIdx.x % kWarpgroup;
@@ -239,8 +242,8 @@ __device__ __forceinline__ void put_zeros(uint8* staged, uint32 consumer) {
     }
 }
 
-// Starts sums = ds^T keys of 64 queries and 64 columns, over the keys of a tile, as a group of its
-// own. Both are `WgmmaRows::columns`.
+// Starts sums = ds^T keys for 64 queries and 64 columns, over the keys of a tile, as one wgmma
+// group. Both operands are `WgmmaRows::columns`.
 template <typename Scores, typename Keys>
 __device__ __forceinline__ void start_query_sums(float (&sums)[kSumsOfThread],
                                                  const WgmmaMatrix& scores,

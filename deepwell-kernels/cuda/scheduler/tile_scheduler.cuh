@@ -1,12 +1,11 @@
-// Tile scheduler: the tiles that a CTA, or a CTA pair, computes one after the other, those of a
-// cluster at a time.
+// Static persistent tile scheduler of sm_100, for CTAs or CTA pairs, one cluster at a time.
 #pragma once
 
 #include "common/types.cuh"
 #include "mma/sm100_tile.cuh"
 #include "scheduler/tile_order.cuh"
 
-// The tiles of a result of `rows` x `columns`, by the numbers of clusters of them.
+// Grid of the cluster tiles of a result of `rows` x `columns`.
 template <typename S>
 struct TileGrid {
     static constexpr uint32 kRows = S::kDown * S::kTileM;  // of a cluster
@@ -19,8 +18,8 @@ struct TileGrid {
         : rows((result_rows + kRows - 1) / kRows),
           columns((result_columns + kColumns - 1) / kColumns) {}
 
-    // The first element of the calling CTA's tile, which may lie beyond the result if those of
-    // others of the cluster do not. Clusters go down groups of 2048 rows.
+    // Returns the first element of the calling CTA's tile in a cluster tile. It may lie beyond the
+    // result if tiles of other CTAs of the cluster do not. Clusters go down groups of 2048 rows.
     __device__ __forceinline__ TilePlace place(uint32 cluster) const {
         const TilePlace at = grouped_tile<2048 / kRows>(cluster, rows, columns);
         const uint32 tile = sm100::tile_in_cluster<S>();
@@ -29,7 +28,7 @@ struct TileGrid {
     }
 };
 
-// The static persistent tile scheduler: every so many-th tile, by the grid alone.
+// Static persistent scheduler: cluster tiles are taken with a stride of the number of clusters.
 template <typename S>
 struct TileScheduler {
     using Tile = TilePlace;
@@ -40,7 +39,7 @@ struct TileScheduler {
     __device__ __forceinline__ TileScheduler(uint32 rows, uint32 columns)
         : grid(rows, columns) {}
 
-    // The first element of the next tile; false after the last.
+    // Sets `place` to the first element of the next tile; returns false after the last tile.
     __device__ __forceinline__ bool next(TilePlace& place) {
         if (cluster >= grid.rows * grid.columns) {
             return false;
