@@ -1,4 +1,4 @@
-//! Why an exchange between ranks did not happen.
+//! Errors of collectives, sends and receives.
 
 use std::time::Duration;
 
@@ -8,63 +8,63 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// What this rank asked for cannot be exchanged.
+    /// This rank's request is invalid.
     #[error("{what}: {reason}")]
     Request {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// Ranks came to the same exchange with different wishes.
+    /// Ranks disagree about a collective or message.
     #[error(
         "rank {rank} came to {got}, where rank {other} came to {expected}\n\
          hint: all ranks of a group issue the same collectives in the same order"
     )]
     Mismatch {
-        /// Who came later.
+        /// The rank that arrived later.
         rank: u32,
-        /// With what.
+        /// Its request.
         got: String,
-        /// Who came before.
+        /// The rank that arrived earlier.
         other: u32,
-        /// With what.
+        /// Its request.
         expected: String,
     },
-    /// Ranks wait for each other.
+    /// A deadlock of several ranks.
     #[error(
         "the ranks wait for each other: {}\n\
          hint: all ranks issue the collectives of several groups in one order",
         chain.join(", ")
     )]
     Deadlock {
-        /// Each rank of the circle and what it waits for.
+        /// Ranks of the cycle, each with the collective in which the rank waits.
         chain: Vec<String>,
     },
-    /// Somebody did not come in time.
+    /// A rank did not arrive in time.
     #[error("{what} waited {waited:?}; not there: {}", list(missing))]
     Timeout {
-        /// What was waited in.
+        /// The collective or message.
         what: String,
-        /// How long.
+        /// The timeout.
         waited: Duration,
-        /// Who did not come.
+        /// The missing ranks.
         missing: Vec<u32>,
     },
-    /// Somebody has ended without coming.
+    /// A rank has ended before the collective or message.
     #[error("{what}: rank {rank} has ended and will not come")]
     Ended {
-        /// What was waited in.
+        /// The collective or message.
         what: String,
-        /// Who ended.
+        /// The rank that ended.
         rank: u32,
     },
-    /// A rank has failed, and the others with it.
+    /// A rank has failed, so all ranks fail.
     #[error("rank {rank} failed: {reason}")]
     Failed {
-        /// Who failed first.
+        /// The rank that failed first.
         rank: u32,
-        /// How.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,9 +1,9 @@
 //! Ranks that are threads of one process.
 //!
-//! A rank that comes to a collective leaves a copy of its input and waits for the others; once all
-//! are there, each makes its own output from the copies, in the order of the group. So results do
-//! not depend on who came when. A send leaves its bytes and goes on, as one on a stream of its own
-//! would.
+//! In a collective, a rank deposits a copy of its input and waits until all ranks of the group have
+//! done so. Each rank then computes its own output from the copies, in the order of the group, so
+//! results do not depend on the order of arrival. A send deposits its bytes and returns at once,
+//! like a send on a separate stream.
 
 mod world;
 
@@ -53,8 +53,8 @@ use super::{Comm, CommError, Exchange, reduce};
 /// assert_eq!(sums.unwrap(), [82, 82]);
 /// ```
 ///
-/// A clone is the same rank once more, for the same thread: a rank has ended when all its clones
-/// are dropped.
+/// A clone is a second handle to the same rank, for the same thread: a rank ends when all its
+/// clones are dropped.
 #[derive(Clone, Debug)]
 pub struct InProcess {
     seat: Arc<Seat>,
@@ -65,32 +65,32 @@ pub struct InProcess {
 struct Seat {
     world: Arc<World>,
     rank: u32,
-    /// Spent in exchanges so far.
+    /// Time spent in [`Comm::exchange`] so far.
     waited_ns: AtomicU64,
 }
 
-/// Looks at a world from outside: for whoever started its ranks.
+/// A handle on a world without being a rank, for the code that started the ranks.
 #[derive(Clone, Debug)]
 pub struct Monitor {
     world: Arc<World>,
 }
 
 impl Monitor {
-    /// Lets every rank's present and later exchanges fail with a reason of `rank`, unless a rank
-    /// has failed before.
+    /// Fails every rank's current and later collectives with a reason of `rank`, unless a rank has
+    /// failed before.
     pub fn abort(&self, rank: u32, reason: &str) {
         self.world.abort(rank, reason);
     }
 
-    /// Who failed first, and how.
+    /// The first failure: rank and error.
     pub fn failure(&self) -> Option<(u32, CommError)> {
         self.world.failure()
     }
 }
 
 impl InProcess {
-    /// The ranks of a new world, each for one thread. Whoever waits longer than `timeout` for
-    /// another rank gives up.
+    /// Creates the ranks of a new world, each for a thread. A rank waiting longer than
+    /// `timeout` for another rank fails.
     pub fn world(size: u32, timeout: Duration) -> Vec<InProcess> {
         let world = Arc::new(World::new(size, timeout));
         let seat =
@@ -98,7 +98,7 @@ impl InProcess {
         (0..size).map(|rank| InProcess { seat: seat(rank) }).collect()
     }
 
-    /// What watches this rank's world, and is no rank.
+    /// A handle to watch this rank's world.
     pub fn monitor(&self) -> Monitor {
         Monitor { world: Arc::clone(&self.seat.world) }
     }
@@ -175,7 +175,7 @@ impl Drop for Seat {
     }
 }
 
-/// Makes the output of one place from the inputs of all.
+/// Computes the output of the rank at `place` from the inputs of all ranks.
 fn make_output(
     exchange: &Exchange,
     parts: &Parts,
@@ -185,7 +185,7 @@ fn make_output(
     let inputs: Vec<&[u8]> = parts.inputs.iter().map(|input| &**input).collect();
     let Exchange { kind, dtype, .. } = exchange;
     if let CollectiveKind::AllReduce { reduction } = *kind {
-        // Every rank wants the same numbers: one of them makes them for all.
+        // All ranks need the same result, so a single rank computes it.
         let made = |reduction: Reduction| {
             let mut whole = vec![0; output.len()];
             reduce(reduction, *dtype, &inputs, &mut whole).map(|()| whole)

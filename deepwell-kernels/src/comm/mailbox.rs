@@ -1,14 +1,14 @@
-//! Ranks that send each other frames.
+//! Ranks that communicate by frames.
 //!
-//! Every rank of a group sends each other one its part of a collective, an empty one where there
-//! is nothing to give, and waits for the parts of all: so ranks that disagree meet, and each finds
-//! it out. What is made of the parts is made in the order of the group, as by ranks that are
-//! threads, and so has the same bits.
+//! In a collective, every rank sends each other rank of the group the part meant for it, possibly
+//! empty, and waits for the parts of all ranks. Ranks that disagree therefore still receive each
+//! other's frames, and each detects the mismatch. Parts are combined in the order of the group, as
+//! for ranks that are threads, so results have the same bits.
 //!
-//! Two threads share the state of a rank. The rank's own leaves frames in the `outbox` and waits
-//! until those it needs are in its `mail`; the carrier alone touches the transport, and moves
-//! frames while the rank computes. A rank waits on a condition of this process, with a limit,
-//! whatever the transport does.
+//! Two threads share the state of a rank. The rank's own thread posts frames to the `outbox` and
+//! waits until the needed frames are in its `mail`. Only the carrier thread touches the transport;
+//! the carrier moves frames while the rank computes. A rank always waits on a condition variable of
+//! its own process, with a timeout, whatever the transport does.
 
 mod carrier;
 mod frame;
@@ -34,39 +34,40 @@ use super::parts::{assemble, part};
 use super::want::Want;
 use super::{Comm, CommError, Exchange};
 
-/// From how many bytes on each rank sums a slice for all: each sends twice the input then, however
-/// many ranks there are, and not once to each of the others.
+/// All-reduces of at least this many bytes are split: each rank reduces one slice for all ranks. A
+/// rank then sends twice the input, however many ranks there are, instead of the input once to
+/// every other rank.
 const SLICED_BYTES: usize = 64 << 10;
 
-/// What a rank and its carrier share.
+/// State shared by the threads of a rank and of the carrier.
 pub(super) struct Shared {
     rank: u32,
     size: u32,
-    /// How long a rank waits for another.
+    /// Timeout of waiting for a rank.
     timeout: Duration,
     state: Mutex<State>,
-    /// For whoever waits for other ranks.
+    /// Notifies the rank's thread.
     arrived: Condvar,
-    /// For the carrier.
+    /// Notifies the carrier.
     posted: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Who failed first, as far as this rank knows, and how.
+    /// The first failure known to this rank: the rank that failed, and the reason.
     failure: Option<(u32, String)>,
-    /// Parts that have come, by sender and channel.
+    /// Received parts, by sender and channel.
     mail: HashMap<(u32, u64), VecDeque<Frame>>,
-    /// Who sends no more.
+    /// Ranks that send no more frames.
     ended: Vec<u32>,
     outbox: Vec<(u32, Outgoing)>,
-    /// Somebody waits for mail.
+    /// The rank's thread waits for mail.
     is_waited_for: bool,
-    /// All that was posted has gone.
+    /// All posted frames have been sent.
     is_sent: bool,
-    /// This rank has said goodbye.
+    /// This rank has sent its goodbye.
     has_left: bool,
-    /// The carrier shall end once all that was posted has gone.
+    /// The carrier must end once all posted frames are sent.
     is_closed: bool,
     /// The carrier has ended.
     is_over: bool,
@@ -94,7 +95,8 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between statements that change it: a panic leaves nothing half done.
+        // Every statement leaves the state consistent, so a panic while the lock is held is
+        // harmless.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,7 +111,7 @@ impl Shared {
         self.posted.notify_all();
     }
 
-    /// Makes an error of this rank everybody's, and gives it back.
+    /// Records an error of this rank, notifies all other ranks, and returns the error.
     fn fail(&self, error: CommError) -> CommError {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -122,15 +124,15 @@ impl Shared {
         error
     }
 
-    /// Lets this rank's present and later exchanges fail with a reason of `rank`, unless something
-    /// has failed before. The others are not told.
+    /// Fails this rank's current and later collectives with a reason of `rank`, unless a failure
+    /// came before. Other ranks are not notified.
     pub(super) fn abort(&self, rank: u32, reason: &str) {
         self.lock().failure.get_or_insert_with(|| (rank, reason.to_string()));
         self.arrived.notify_all();
         self.posted.notify_all();
     }
 
-    /// Says goodbye to the others.
+    /// Sends a goodbye to all other ranks.
     fn leave(&self) {
         let mut state = self.lock();
         if !state.has_left {
@@ -140,17 +142,18 @@ impl Shared {
         }
     }
 
-    /// Says goodbye, waits for that of all others, and until the carrier has ended.
+    /// Sends a goodbye, and waits for the goodbyes of all other ranks and for the end of the
+    /// carrier.
     ///
     /// # Errors
-    /// A rank that has failed, and one that says no goodbye in time.
+    /// A failed rank, or a missing goodbye.
     pub(super) fn finish(&self, limit: Duration) -> Result<(), CommError> {
         self.leave();
         let what = "the end of the run".to_string();
         let missing =
             |state: &State| self.others().filter(|it| !state.ended.contains(it)).collect();
         self.wait(limit, what.clone(), missing, |state| {
-            // One that failed says goodbye as well.
+            // A rank that failed sends a goodbye as well.
             let is_in_order = state.failure.is_none() && state.is_sent;
             (is_in_order && state.ended.len() + 1 == self.size as usize).then_some(())
         })?;
@@ -159,13 +162,13 @@ impl Shared {
         self.wait(limit, what, |_| Vec::new(), |state| state.is_over.then_some(()))
     }
 
-    /// The carrier has ended.
+    /// Notes that the carrier has ended.
     pub(super) fn is_over(&self) {
         self.lock().is_over = true;
         self.arrived.notify_all();
     }
 
-    /// Waits until `take` gives something, for as long as that can still happen.
+    /// Waits until `take` returns a value, or until that has become impossible.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -176,7 +179,7 @@ impl Shared {
         let begin = Instant::now();
         let mut state = self.lock();
         loop {
-            // What is there is taken, whatever happened meanwhile.
+            // Data that has arrived is taken even after a failure.
             if let Some(taken) = take(&mut state) {
                 state.is_waited_for = false;
                 return Ok(taken);
@@ -202,7 +205,7 @@ impl Shared {
     }
 }
 
-/// One rank; a clone is the same rank once more, which has ended when all are dropped.
+/// A rank. A clone is a second handle to the same rank; the rank ends when all clones are dropped.
 #[derive(Clone)]
 pub(super) struct Mailbox {
     seat: Arc<Seat>,
@@ -210,7 +213,7 @@ pub(super) struct Mailbox {
 
 struct Seat {
     shared: Arc<Shared>,
-    /// Spent in exchanges so far.
+    /// Time spent in [`Comm::exchange`] so far.
     waited_ns: AtomicU64,
 }
 

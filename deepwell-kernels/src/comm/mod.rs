@@ -1,10 +1,10 @@
-//! Exchanges of data between ranks: an optional capability of backends.
+//! Collectives, sends and receives between ranks: an optional capability of backends.
 //!
-//! [`Comm`] works on host memory, and is what a backend for the processor is given
-//! ([`CpuBackend::with_comm`](crate::CpuBackend::with_comm)). [`InProcess`] implements it for ranks
-//! that are threads of one process, `MpiComm` (feature `mpi`) for processes. A device's library
-//! has device memory and streams of its own:
-//! [`DeviceComm`](crate::cuda::DeviceComm), beside [`Blas`](crate::cuda::Blas).
+//! [`Comm`] works on host memory and is given to the CPU backend
+//! ([`CpuBackend::with_comm`](crate::CpuBackend::with_comm)). [`InProcess`] implements [`Comm`] for
+//! ranks that are threads of a process, `MpiComm` (feature `mpi`) for ranks that are processes. On
+//! a GPU, the vendor's library works on device memory and on streams:
+//! [`DeviceComm`](crate::cuda::DeviceComm), the counterpart of [`Blas`](crate::cuda::Blas).
 
 mod error;
 mod in_process;
@@ -27,22 +27,22 @@ pub use in_process::{InProcess, Monitor};
 pub use mpi::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
 pub(crate) use reduce::reduce;
 
-/// What one rank takes part in.
+/// A collective, send or receive of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// What is exchanged. Places are those in the group.
+    /// The kind. Places are indices into the group.
     pub kind: CollectiveKind,
-    /// Among whom.
+    /// The participating ranks.
     pub group: ProcessGroup,
     /// Element type.
     pub dtype: DType,
 }
 
 impl Exchange {
-    /// The exchange of a call of a program.
+    /// The exchange of a program's call.
     ///
     /// # Errors
-    /// A group that the rank is not in, or of another size.
+    /// A group without this rank, or of another size.
     pub fn of(collective: &Collective, ranks: &Ranks, dtype: DType) -> Result<Exchange, CommError> {
         let group = ranks.group(collective.group).filter(|group| {
             group.ranks.len() == collective.ranks as usize
@@ -94,7 +94,7 @@ impl Exchange {
         if output != expected {
             return Err(format!("expected {expected} bytes of results, got {output}"));
         }
-        // Elements of four bits are exchanged as the bytes that they lie in.
+        // Elements of four bits are sent as whole bytes.
         let element = dtype.bits().div_ceil(8) as usize;
         let is_cut =
             matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);
@@ -107,24 +107,23 @@ impl Exchange {
     }
 }
 
-/// What takes one rank through the collectives of its program.
+/// Executes the collectives of a rank's program.
 ///
-/// All ranks of a group issue the same collectives of that group in the same order. Where they do
-/// not, or one of them ends or fails, every rank gets an error: now, or at its next exchange. No
-/// exchange waits for ever.
+/// All ranks of a group issue the same collectives of that group in the same order. If ranks
+/// disagree, or a rank ends or fails, every rank gets an error, immediately or at its next
+/// collective. Every collective times out.
 pub trait Comm: Send {
-    /// Which rank this is.
+    /// The index of this rank.
     fn rank(&self) -> u32;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn world_size(&self) -> u32;
 
-    /// Takes part in an exchange and waits until this rank's `output` is whole: elements as they
-    /// lie in memory, those of `input` unchanged. A send waits only until its input may be
-    /// changed.
+    /// Takes part in a collective and waits until this rank's `output` is complete. Elements are in
+    /// their memory format; `input` is unchanged. A send waits only until its input may be changed.
     ///
     /// # Errors
-    /// Lengths that do not fit, ranks that disagree, that do not come in time or have failed.
+    /// Lengths that do not fit; ranks that disagree, have failed or do not arrive in time.
     fn exchange(
         &mut self,
         exchange: &Exchange,
@@ -132,13 +131,12 @@ pub trait Comm: Send {
         output: &mut [u8],
     ) -> Result<(), CommError>;
 
-    /// How long this rank has been in exchanges so far, most of it waiting for others; none where
-    /// that is not known.
+    /// Time spent in [`Comm::exchange`] so far, mostly waiting for peers; `None` if unknown.
     fn waited(&self) -> Option<Duration> {
         None
     }
 
-    /// Lets every rank's present and later exchanges fail with this rank's reason.
+    /// Fails every rank's current and later collectives with this rank's reason.
     fn abort(&mut self, reason: &str);
 }
 
@@ -160,7 +158,7 @@ mod tests {
         check(sum.clone(), DType::F32, (8, 8), "");
         check(sum.clone(), DType::F32, (8, 4), "expected 8 bytes of results, got 4");
         check(sum, DType::F32, (6, 6), "expected bytes in units of 4");
-        // Two elements of four bits lie in a byte.
+        // A byte holds two elements of four bits.
         check(CollectiveKind::AllGather, DType::E2m1, (3, 6), "");
         check(CollectiveKind::AllToAll, DType::E2m1, (4, 4), "");
         check(CollectiveKind::AllToAll, DType::E2m1, (3, 3), "expected bytes in units of 2");

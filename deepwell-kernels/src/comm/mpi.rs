@@ -1,10 +1,10 @@
-//! Ranks that are processes, by an MPI library.
+//! Ranks in separate processes, connected by an MPI library.
 //!
-//! All calls of MPI are made by one thread, which carries the frames of the rank (`mailbox`): the
-//! library is asked for no more than `MPI_THREAD_FUNNELED`, what a rank has sent goes while it
-//! computes, and where the library itself waits for ever the rank does not. Frames go from process
-//! to process with calls that do not wait. No reduction is MPI's: its order of additions is not
-//! told.
+//! A single thread makes all MPI calls: the carrier of the rank (see `mailbox`). The library
+//! therefore needs no more than `MPI_THREAD_FUNNELED`, sends progress while the rank computes, and
+//! a rank times out even where the library blocks for ever. Frames are sent with non-blocking
+//! point-to-point calls. MPI's own reductions are not used: their order of additions is
+//! unspecified.
 
 mod transport;
 
@@ -21,47 +21,46 @@ use self::transport::MpiTransport;
 use super::mailbox::{Mailbox, Shared, carry};
 use super::{Comm, CommError, Exchange};
 
-/// Between two looks at whether another rank has failed.
+/// Time between two checks whether another rank has failed.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long what may take.
+/// Timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct MpiLimits {
-    /// Until all ranks are connected.
+    /// For connecting all ranks.
     pub connect: Duration,
-    /// How long a rank waits for another in an exchange.
+    /// For waiting in a collective for another rank.
     pub exchange: Duration,
 }
 
-/// One rank of the processes that `mpirun` or `srun` has started.
+/// A rank among the processes that `mpirun` or `srun` has started.
 ///
-/// A clone is the same rank once more, for the same thread: a rank has ended when all its clones
-/// are dropped. Ranks that wait for each other in a circle fail after the limit of an exchange.
+/// A clone is a second handle to the same rank, for the same thread: a rank ends when all its
+/// clones are dropped. Deadlocked ranks fail after the timeout of a collective.
 #[derive(Clone)]
 pub struct MpiComm {
     mailbox: Mailbox,
 }
 
-/// Looks at a rank from outside: for whoever hears of failures, and ends the run.
+/// A handle on a rank from outside, for code that learns of failures and ends the run.
 #[derive(Clone)]
 pub struct MpiMonitor {
     shared: Arc<Shared>,
 }
 
-/// Name and version of the MPI library that this program has been started with, as it tells them:
-/// `Open MPI v4.1.4`.
+/// Name and version of the MPI library in use, in its own words: `Open MPI v4.1.4`.
 pub fn mpi_version() -> String {
     let all = mpi::environment::library_version().unwrap_or_default();
     all.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_string()
 }
 
 impl MpiComm {
-    /// Initializes MPI and connects with the other ranks, of which this is `rank` of `world_size`.
-    /// Once a process, as MPI has it. `failure` says whether one has failed meanwhile, and how.
+    /// Initializes MPI and connects with the other ranks; this rank is `rank` of `world_size`. MPI
+    /// allows this once per process. `failure` returns the first failure of another rank, if any.
     ///
     /// # Errors
-    /// A library that has been initialized before or counts other ranks than the launcher told,
-    /// ranks that do not come in time or have failed.
+    /// A library that was initialized before or reports another rank or world size than the
+    /// launcher; ranks that have failed or do not arrive in time.
     pub fn connect(
         (rank, world_size): (u32, u32),
         limits: MpiLimits,
@@ -74,7 +73,7 @@ impl MpiComm {
             move || {
                 let connected = initialize((rank, world_size));
                 let result = connected.as_ref().map(drop).map_err(String::clone);
-                // Nobody listens where another rank has failed meanwhile.
+                // The receiver is gone if another rank has failed meanwhile.
                 let _ = ready.send(result);
                 if let Ok(universe) = connected {
                     carry_until_the_end(&shared, universe);
@@ -107,24 +106,25 @@ impl MpiComm {
         }
     }
 
-    /// What watches this rank, and is no rank.
+    /// A handle to watch this rank.
     pub fn monitor(&self) -> MpiMonitor {
         MpiMonitor { shared: Arc::clone(self.mailbox.shared()) }
     }
 }
 
 impl MpiMonitor {
-    /// Lets this rank's present and later exchanges fail with a reason of `rank`, unless something
-    /// has failed before. The others are not told.
+    /// Fails this rank's current and later collectives with a reason of `rank`, unless a failure
+    /// came before. Other ranks are not notified.
     pub fn abort(&self, rank: u32, reason: &str) {
         self.shared.abort(rank, reason);
     }
 
-    /// Says goodbye, waits until all others have, and finalizes MPI, which would wait for them for
-    /// ever. A process that ends after a failure does so without.
+    /// Sends a goodbye, waits for the goodbyes of all other ranks, and finalizes MPI. Without the
+    /// goodbyes, finalizing could wait for other ranks for ever; a process that ends after a
+    /// failure does not finalize.
     ///
     /// # Errors
-    /// A rank that has failed, and one that does not come within `limit`.
+    /// A failed rank, or a rank missing after `limit`.
     pub fn finish(&self, limit: Duration) -> Result<(), CommError> {
         self.shared.finish(limit)
     }
@@ -157,7 +157,7 @@ impl Comm for MpiComm {
     }
 }
 
-/// Initializes the library, which counts the ranks as the launcher does.
+/// Initializes the library and checks its rank and world size against the launcher's.
 fn initialize((rank, world_size): (u32, u32)) -> Result<Universe, String> {
     let (universe, level) = initialize_with_threading(Threading::Funneled)
         .ok_or("it has been initialized before in this process, and can be once")?;
@@ -176,12 +176,12 @@ fn initialize((rank, world_size): (u32, u32)) -> Result<Universe, String> {
     } else {
         return Ok(universe);
     };
-    // Finalizing would wait for ranks that may not come.
+    // Finalizing would wait for ranks that may never arrive.
     std::mem::forget(universe);
     Err(problem)
 }
 
-/// Carries a rank's frames, and finalizes where all ranks do.
+/// Carries a rank's frames, and finalizes MPI if all ranks ended in order.
 fn carry_until_the_end(shared: &Shared, universe: Universe) {
     let is_in_order = match MpiTransport::new(&universe.world()) {
         Ok(mut transport) => carry(shared, &mut transport),

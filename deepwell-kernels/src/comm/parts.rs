@@ -1,11 +1,11 @@
-//! Which part of its input each rank of a group gives to which, and what is made of them.
+//! Splits inputs of collectives into the parts for each rank, and assembles outputs from parts.
 
 use deepwell_ir::DType;
 use deepwell_ir::ops::CollectiveKind;
 
 use super::reduce;
 
-/// What the rank at place `from` gives the one at place `to`, among so many.
+/// The part of `input` that the rank at place `from` gives to the rank at place `to`.
 pub(super) fn part<'a>(
     kind: &CollectiveKind,
     input: &'a [u8],
@@ -23,10 +23,10 @@ pub(super) fn part<'a>(
     }
 }
 
-/// Makes the output of one place from the parts that all have given it, in their order.
+/// Assembles the output of a place from the parts of all places, in group order.
 ///
 /// # Errors
-/// A type whose numbers cannot be reduced.
+/// A type that cannot be reduced.
 pub(super) fn assemble(
     kind: &CollectiveKind,
     dtype: DType,
@@ -37,7 +37,7 @@ pub(super) fn assemble(
         CollectiveKind::AllReduce { reduction } | CollectiveKind::ReduceScatter { reduction } => {
             reduce(*reduction, dtype, parts, output)?;
         }
-        // Of a shift all parts but one are empty.
+        // All parts of a shift but one are empty.
         CollectiveKind::AllGather | CollectiveKind::AllToAll | CollectiveKind::Shift { .. } => {
             let mut rest = output;
             for part in parts {

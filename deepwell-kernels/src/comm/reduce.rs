@@ -1,14 +1,14 @@
-//! Numbers of several ranks made one, in the order of the ranks.
+//! Reductions over ranks, in rank order.
 
 use deepwell_ir::DType;
 use deepwell_ir::ops::Reduction;
 use half::bf16;
 
-/// Reduces the parts of all ranks, each as long as `output`. Floats are summed in FP32, BF16 too,
-/// and rounded once; the order is that of the parts, whoever came first.
+/// Reduces the parts of all ranks, each as long as `output`. F32 and BF16 are summed in FP32 and
+/// rounded once, in the order of the parts, independent of the order of arrival.
 ///
 /// # Errors
-/// A type whose numbers cannot be reduced.
+/// A type that cannot be reduced.
 pub(crate) fn reduce(
     reduction: Reduction,
     dtype: DType,
@@ -33,12 +33,12 @@ fn bf16_to_f32(bytes: [u8; 2]) -> f32 {
     bf16::from_le_bytes(bytes).to_f32()
 }
 
-/// The larger, and NaN where one is: `f32::max` would lose it.
+/// The larger number; NaN if either is NaN, where `f32::max` would drop NaN.
 fn largest(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-/// Back to the bytes of an element of `N` bytes.
+/// Conversion back to an element of `N` bytes.
 trait Stored<const N: usize> {
     fn stored(self) -> [u8; N];
 }

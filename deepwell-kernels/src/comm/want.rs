@@ -1,4 +1,4 @@
-//! What a rank comes to an exchange for, as ranks compare it and say it.
+//! The request of a rank in a collective, for comparison and for error messages.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use deepwell_ir::{DType, ProcessGroup};
 
 use super::{CommError, Exchange};
 
-/// What a rank came for. Ranks that meet want the same.
+/// The request of a rank. The requests of all ranks in a collective must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Want {
     pub(super) kind: CollectiveKind,
     pub(super) group: ProcessGroup,
     pub(super) dtype: DType,
-    /// Of a rank's input; of its output where it has none.
+    /// Bytes of the rank's input, or of the output if the input is empty.
     pub(super) bytes: usize,
 }
 
 impl Want {
-    /// What a rank of a world of so many wants, with an input and an output of so many bytes, if
-    /// it can be had.
+    /// The request of a rank of a world of `world_size`, with an input and an output of so many
+    /// bytes, if the request is valid.
     pub(super) fn of(
         exchange: &Exchange,
         (rank, world_size): (u32, u32),

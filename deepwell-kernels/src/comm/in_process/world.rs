@@ -1,9 +1,9 @@
-//! What the ranks of a process share: who is where, what they left for each other, and the first
-//! failure, which becomes everybody's.
+//! State shared by the ranks of a process: collectives in progress, messages, waiting ranks, and
+//! the first failure, which fails all ranks.
 //!
-//! Everything is under one lock. A rank that waits is woken by whoever changes something, and
-//! looks again: whether what it waits for is there, whether somebody failed, whether somebody that
-//! it waits for has ended, or waits for it in turn. Those are the only ways out but the timeout.
+//! One lock guards everything. Every change of the state wakes the waiting ranks. A woken rank
+//! stops waiting if its data has arrived, a rank has failed, a rank that it waits for has ended, or
+//! the ranks deadlock. The only other way out is the timeout.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,18 +18,18 @@ use crate::comm::want::Want;
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) inputs: Vec<Box<[u8]>>,
-    /// Their sum or maximum, once somebody has made it.
+    /// The reduction of the inputs, once a rank has computed it.
     pub(super) reduced: OnceLock<Result<Vec<u8>, String>>,
 }
 
-/// What one rank sent to another.
+/// A message from a rank to another.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) want: Want,
     pub(super) bytes: Box<[u8]>,
 }
 
-/// Where ranks meet: a group, and how many collectives of it came before.
+/// Key of a collective: the group, and the number of collectives of this group before it.
 type Place = (ProcessGroup, u64);
 
 /// Sender, receiver and group.
@@ -38,7 +38,7 @@ type Way = (u32, u32, ProcessGroup);
 #[derive(Debug)]
 struct Round {
     want: Want,
-    /// Who came first.
+    /// The rank that arrived first.
     first: u32,
     inputs: Vec<Option<Box<[u8]>>>,
     parts: Option<Arc<Parts>>,
@@ -53,7 +53,7 @@ impl Round {
     }
 }
 
-/// What a waiting rank waits for.
+/// The collective or message awaited by a rank.
 #[derive(Clone, Debug)]
 enum Waiting {
     Round(Place),
@@ -64,7 +64,7 @@ enum Waiting {
 struct State {
     failure: Option<(u32, CommError)>,
     rounds: HashMap<Place, Round>,
-    /// Collectives that a rank has come to in a group.
+    /// Number of collectives entered so far, by rank and group.
     counts: HashMap<(u32, ProcessGroup), u64>,
     mail: HashMap<Way, VecDeque<Message>>,
     waiting: HashMap<u32, (Waiting, String)>,
@@ -72,7 +72,7 @@ struct State {
 }
 
 impl State {
-    /// Whom a rank waits for.
+    /// The ranks that a rank waits for.
     fn missing(&self, rank: u32) -> Vec<u32> {
         match self.waiting.get(&rank) {
             None => Vec::new(),
@@ -86,8 +86,8 @@ impl State {
         }
     }
 
-    /// Those that a rank waits for and that wait for nobody, at once or through others: who keeps
-    /// all of them from going on.
+    /// The ranks holding up `rank`: ranks not waiting themselves, but awaited by `rank` directly or
+    /// through a chain of waiting ranks.
     fn culprits(&self, rank: u32) -> Vec<u32> {
         let mut culprits = Vec::new();
         let mut seen = vec![rank];
@@ -106,7 +106,7 @@ impl State {
         culprits
     }
 
-    /// The ranks from `rank` to one that waits for `rank`, if they wait in a circle.
+    /// The path from `rank` to a rank waiting for `rank`, if the waiting ranks form a cycle.
     fn circle(&self, rank: u32) -> Option<Vec<u32>> {
         let mut paths = vec![vec![rank]];
         let mut seen = vec![rank];
@@ -124,7 +124,7 @@ impl State {
         None
     }
 
-    /// Why `rank`, which waits, will wait in vain.
+    /// The error of a waiting `rank`, if the wait can never end.
     fn dead_end(&self, rank: u32) -> Option<CommError> {
         let what = |rank: u32| self.waiting.get(&rank).map_or("", |(_, what)| what).to_string();
         let missing = self.missing(rank);
@@ -169,11 +169,12 @@ impl World {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between statements that change it: a panic leaves nothing half done.
+        // Every statement leaves the state consistent, so a panic while the lock is held is
+        // harmless.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes an error of `rank` everybody's, and gives it back.
+    /// Records an error of `rank` as the failure of all ranks, and returns the error.
     pub(super) fn fail(&self, rank: u32, error: CommError) -> CommError {
         self.fail_in(&mut self.lock(), rank, error)
     }
@@ -198,7 +199,7 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// Leaves `input` where the group meets, and waits for those of all.
+    /// Deposits `input` for the group's next collective, and waits for the inputs of all ranks.
     pub(super) fn meet(
         &self,
         rank: u32,
@@ -280,7 +281,7 @@ impl World {
         Ok(message.bytes)
     }
 
-    /// Waits until `take` gives something, for as long as that can still happen.
+    /// Waits until `take` returns a value, or until that has become impossible.
     fn wait<T>(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -292,7 +293,7 @@ impl World {
         let what = waiting.1.clone();
         state.waiting.insert(rank, waiting);
         let result = loop {
-            // What is there is taken, whatever happened meanwhile.
+            // Data that has arrived is taken even after a failure.
             if let Some(taken) = take(&mut state) {
                 break Ok(taken);
             }

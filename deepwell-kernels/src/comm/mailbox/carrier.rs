@@ -1,4 +1,4 @@
-//! What moves the frames of a rank: the one thread that touches its transport.
+//! The carrier: the thread that moves the frames of a rank, and the only user of its transport.
 
 use std::sync::PoisonError;
 use std::thread;
@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 use super::frame::{Frame, Kind, Outgoing};
 use super::{Shared, State};
 
-/// For how long after something has moved it looks again at once.
+/// After a frame has moved, the carrier polls without sleeping for this long.
 const AT_ONCE: Duration = Duration::from_micros(100);
-/// Between two looks after that, while somebody waits or something has not gone.
+/// First sleep between two polls after that, while the rank waits or frames are unsent.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
-/// The most between two looks then: each look without anything lengthens the next wait.
+/// Longest sleep in this state: every poll without progress doubles the next sleep.
 const LOOK_EVERY_AT_MOST: Duration = Duration::from_micros(500);
-/// Between two looks while the rank computes.
+/// Sleep between two polls while the rank computes.
 const LOOK_EVERY_IDLE: Duration = Duration::from_millis(2);
 
-/// What brings frames from rank to rank, in the order in which they were posted for each.
+/// Moves frames between ranks; frames for the same rank stay in posting order.
 pub(crate) trait Transport {
-    /// Takes a frame for another rank; it goes when it can.
+    /// Accepts a frame for another rank; the frame is sent as soon as possible.
     fn post(&mut self, to: u32, frame: Outgoing) -> Result<(), String>;
 
-    /// Moves what can be moved without waiting, and adds frames that have come whole to `arrived`,
-    /// with their senders. Whether anything has moved.
+    /// Makes progress without blocking, and appends completely received frames with their senders
+    /// to `arrived`. Returns whether any data has moved.
     fn poll(&mut self, arrived: &mut Vec<(u32, Vec<u8>)>) -> Result<bool, String>;
 
-    /// Whether all that was posted has gone.
+    /// Whether all posted frames have been sent.
     fn is_sent(&self) -> bool;
 }
 
-/// Carries the frames of a rank until it is closed and all have gone. Whether that was in order:
-/// everybody has said goodbye, and nobody has failed.
+/// Carries the frames of a rank until the mailbox is closed and all frames are sent. Returns
+/// whether the run ended in order, without a failure.
 pub(crate) fn carry(shared: &Shared, transport: &mut dyn Transport) -> bool {
     let mut moved_at = Instant::now();
     let mut nap = LOOK_EVERY;
@@ -42,7 +42,7 @@ pub(crate) fn carry(shared: &Shared, transport: &mut dyn Transport) -> bool {
         match posted.and_then(|()| transport.poll(&mut arrived)) {
             Ok(moved) => has_moved |= moved,
             Err(reason) => {
-                // Nobody can be told by what does not work any more.
+                // Other ranks cannot be notified: the transport no longer works.
                 shared.abort(shared.rank, &reason);
                 return false;
             }
@@ -68,7 +68,7 @@ pub(crate) fn carry(shared: &Shared, transport: &mut dyn Transport) -> bool {
             thread::yield_now();
             continue;
         }
-        // Whoever posts a frame or begins to wait ends the nap.
+        // A posted frame or a rank that begins to wait interrupts the sleep.
         let limit = if is_busy { nap } else { LOOK_EVERY_IDLE };
         nap = (nap * 2).min(LOOK_EVERY_AT_MOST);
         let woken = shared.posted.wait_timeout(state, limit);
@@ -81,7 +81,7 @@ pub(crate) fn carry(shared: &Shared, transport: &mut dyn Transport) -> bool {
 }
 
 impl State {
-    /// Takes a frame that has come.
+    /// Files a received frame.
     fn take(&mut self, from: u32, frame: Vec<u8>) {
         let failure = match Frame::of(frame) {
             Ok(frame) => match frame.kind {

@@ -1,4 +1,4 @@
-//! What one rank sends another: a header, words for people, and bytes.
+//! Format of a frame: a header, a text for error messages, and data.
 //!
 //! ```text
 //! 0   bytes of the frame                  u64
@@ -15,29 +15,29 @@ use deepwell_ir::ops::CollectiveKind;
 
 use crate::comm::want::Want;
 
-/// Bytes before the words.
+/// Bytes before the text.
 const HEADER: usize = 32;
 
-/// A frame on its way: whoever sends it keeps it until it has gone.
+/// An outgoing frame, kept alive until it has been sent.
 pub(crate) type Outgoing = Arc<Vec<u8>>;
 
-/// What a frame is for.
+/// Purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A part of a collective or of a message from place to place.
+    /// A part of a collective, or a message from rank to rank.
     Part,
-    /// The sender sends no more.
+    /// No frames follow from this sender.
     Goodbye,
-    /// The sender has failed; the words say why.
+    /// The sender has failed; the text gives the reason.
     Failure,
 }
 
-/// What two frames that belong together have alike.
+/// Digests that are equal in frames of the same collective or message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Digests {
-    /// Of the exchange: both ends want the same.
+    /// Digest of the whole request: equal if both ends agree.
     pub(super) exchange: u64,
-    /// Of the group, apart for collectives and messages: both have an order of their own.
+    /// Digest of the group, distinct for collectives and messages: each class has its own order.
     pub(super) channel: u64,
 }
 
@@ -52,18 +52,18 @@ impl Digests {
     }
 }
 
-/// FNV-1a of 64 bits, which is the same on every machine.
+/// FNV-1a of 64 bits: equal on every machine.
 fn digest(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// A part of an exchange, for one or several ranks.
+/// A part of a collective, or a message, for one or several ranks.
 pub(super) fn part(want: &Want, digests: Digests, bytes: &[u8]) -> Outgoing {
     frame(Kind::Part, digests, &want.to_string(), bytes)
 }
 
-/// A frame that belongs to no exchange.
+/// A frame outside of any collective.
 pub(super) fn notice(kind: Kind, words: &str) -> Outgoing {
     frame(kind, Digests { exchange: 0, channel: 0 }, words, &[])
 }
@@ -81,10 +81,10 @@ fn frame(kind: Kind, digests: Digests, words: &str, bytes: &[u8]) -> Outgoing {
     Arc::new(frame)
 }
 
-/// How many bytes a frame has, by its first ones.
+/// Returns the length of a frame, from its first bytes.
 ///
 /// # Errors
-/// What no frame begins with.
+/// Bytes that cannot begin a frame.
 pub(crate) fn frame_bytes(begin: &[u8]) -> Result<usize, String> {
     let bytes = begin.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
@@ -93,7 +93,7 @@ pub(crate) fn frame_bytes(begin: &[u8]) -> Result<usize, String> {
         .ok_or_else(|| format!("{} bytes that begin no frame of this version", begin.len()))
 }
 
-/// A frame that has come.
+/// A received frame.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
@@ -104,7 +104,7 @@ pub(super) struct Frame {
 
 impl Frame {
     /// # Errors
-    /// Bytes that are no frame.
+    /// Bytes that are not a frame.
     pub(super) fn of(frame: Vec<u8>) -> Result<Frame, String> {
         let unknown = || format!("{} bytes that are no frame of this version", frame.len());
         if frame_bytes(&frame)? != frame.len() {
@@ -121,12 +121,12 @@ impl Frame {
         Ok(Frame { kind, digests, frame, words })
     }
 
-    /// What it says to people.
+    /// The text for error messages.
     pub(super) fn words(&self) -> String {
         String::from_utf8_lossy(&self.frame[HEADER..HEADER + self.words]).into_owned()
     }
 
-    /// What it brings.
+    /// The data.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.frame[HEADER + self.words..]
     }
@@ -144,7 +144,7 @@ mod tests {
         Want { kind, group, dtype, bytes }
     }
 
-    /// Whatever two ranks may want otherwise shows in a digest, and what they may not does not.
+    /// Digests differ wherever two requests can disagree, and agree where a difference is legal.
     #[test]
     fn digests_differ_where_wants_do() {
         let sum = CollectiveKind::AllReduce { reduction: Reduction::Sum };
@@ -173,7 +173,7 @@ mod tests {
         assert!(wants[7..].iter().all(|want| channel(want) != channel(&wants[0])));
         let send = want(CollectiveKind::Send { to: 1 }, "data", &[0, 1], DType::F32, 8);
         assert_eq!(Digests::of(&send), Digests::of(&wants[9]));
-        // The same on every machine, whatever this one is.
+        // The digest is the same on every machine.
         assert_eq!(digest("a"), 0xaf63_dc4c_8601_ec8c);
     }
 

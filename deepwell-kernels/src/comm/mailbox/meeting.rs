@@ -1,4 +1,4 @@
-//! One exchange of a rank: what it gives each other one, and what it takes from them.
+//! A collective or message of a rank: sends parts to the peers and receives theirs.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::{Shared, State};
 use crate::comm::want::Want;
 use crate::comm::{CommError, reduce};
 
-/// A rank in one exchange.
+/// A rank in a collective or message.
 pub(super) struct Meeting<'a> {
     shared: &'a Shared,
     pub(super) want: Want,
     digests: Digests,
-    /// Of this rank in the group.
+    /// Place of this rank in the group.
     pub(super) place: usize,
 }
 
@@ -28,7 +28,7 @@ impl Meeting<'_> {
         self.shared.fail(CommError::Request { what: self.want.to_string(), reason })
     }
 
-    /// Leaves a message and goes on.
+    /// Posts a message without waiting.
     pub(super) fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CommError> {
         let to = self.want.group.ranks[to];
         let frame = frame::part(&self.want, self.digests, bytes);
@@ -42,7 +42,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Waits for a frame from each of these places, and takes them if all want the same.
+    /// Waits for a frame from each place of `from`, and checks that all ranks agree.
     pub(super) fn receive(&self, from: &[usize]) -> Result<Vec<Frame>, CommError> {
         let Meeting { shared, want, digests, .. } = self;
         let from: Vec<u32> = from.iter().map(|&place| want.group.ranks[place]).collect();
@@ -71,7 +71,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Gives each other place its part, and takes one from each, in their order.
+    /// Sends each other place its part, and receives a part from each, in the order of the group.
     pub(super) fn round<'b>(
         &self,
         to: impl Fn(usize) -> &'b [u8],
@@ -94,14 +94,14 @@ impl Meeting<'_> {
         self.receive(&others)
     }
 
-    /// The parts of all places, of which `own` is this one's.
+    /// The parts of all places, with `own` at this rank's place.
     pub(super) fn parts<'b>(&self, frames: &'b [Frame], own: &'b [u8]) -> Vec<&'b [u8]> {
         let mut parts: Vec<&[u8]> = frames.iter().map(Frame::bytes).collect();
         parts.insert(self.place, own);
         parts
     }
 
-    /// Reduces this rank's slice of the elements, and gathers those of all.
+    /// All-reduce by slices: reduces this rank's slice of the elements, then gathers all slices.
     pub(super) fn reduce_slices(
         &self,
         reduction: Reduction,

@@ -1,4 +1,4 @@
-//! Frames over MPI, from process to process, with calls that do not wait.
+//! Frames over MPI, with non-blocking calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -12,15 +12,14 @@ use mpi::topology::{Communicator, SimpleCommunicator};
 
 use crate::comm::mailbox::{Outgoing, Transport, frame_bytes};
 
-/// A frame goes in parts of so many bytes and a last one: MPI counts the bytes of a part in a C
-/// integer.
+/// Frames are sent in parts of at most this size: MPI counts the bytes of a part in a C integer.
 const PART_BYTES: usize = 256 << 20;
 
-/// All frames have this tag: whom they are for stands in them.
+/// The tag of all frames: the receiver dispatches on the frame's header.
 const TAG: c_int = 7;
 
-/// Frames that go and come. The library may read the ones and write the others until it says that
-/// it is done; where it has not when this is dropped, they are left where they are.
+/// Outgoing and incoming frames. The library may read outgoing and write incoming buffers until the
+/// requests complete; on drop, buffers with incomplete requests are leaked.
 pub(super) struct MpiTransport {
     comm: MPI_Comm,
     own: u32,
@@ -29,19 +28,20 @@ pub(super) struct MpiTransport {
     incoming: Vec<Incoming>,
 }
 
-/// A part of a frame that has not gone.
+/// A part of a frame in flight.
 struct Sending {
     request: MPI_Request,
-    /// Keeps the bytes where they are.
+    /// Keeps the bytes alive and in place.
     _frame: Outgoing,
 }
 
-/// What has come of a frame.
+/// An incomplete incoming frame.
 #[derive(Default)]
 struct Incoming {
-    /// Its bytes so far; the capacity is that of the whole once the first part is there.
+    /// Bytes received so far; the capacity is the length of the whole frame once the first part is
+    /// complete.
     frame: Vec<u8>,
-    /// The next part, which comes into the capacity behind them, and how long it is.
+    /// The next part, received into the spare capacity, and its length.
     part: Option<(MPI_Request, usize)>,
 }
 
@@ -55,20 +55,20 @@ impl Drop for MpiTransport {
 
 impl MpiTransport {
     /// # Errors
-    /// What the library says.
+    /// An error of the library.
     pub(super) fn new(world: &SimpleCommunicator) -> Result<MpiTransport, String> {
-        // SAFETY: constants of the library, which has been initialized: there is a communicator.
+        // SAFETY: constants of the library; after initialization the world communicator exists.
         let (comm, set) = unsafe {
             let handler = ffi::RSMPI_ERRORS_RETURN;
             (RSMPI_COMM_WORLD, ffi::MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, handler))
         };
-        // Errors end the process otherwise.
+        // By default, errors end the process.
         check("MPI_Comm_set_errhandler", set)?;
         let incoming = (0..world.size()).map(|_| Incoming::default()).collect();
         Ok(MpiTransport { comm, own: world.rank() as u32, sending: Vec::new(), incoming })
     }
 
-    /// Takes a part from a rank, if one is there. Whether anything has moved.
+    /// Receives a part from a rank, if available. Returns whether any data has moved.
     fn receive(&mut self, from: usize) -> Result<bool, String> {
         let comm = self.comm;
         let Incoming { frame, part } = &mut self.incoming[from];
@@ -76,8 +76,8 @@ impl MpiTransport {
             if !is_done(request)? {
                 return Ok(false);
             }
-            // SAFETY: the library has written so many bytes behind those that were there, into
-            // capacity that was reserved for them.
+            // SAFETY: the library has written `bytes` bytes after the initialized bytes, into
+            // capacity that was reserved for the part.
             unsafe { frame.set_len(frame.len() + *bytes) };
             *part = None;
             return Ok(true);
@@ -86,8 +86,8 @@ impl MpiTransport {
         frame.reserve_exact(bytes);
         let (target, count) = (frame.spare_capacity_mut().as_mut_ptr(), bytes as c_int);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the target has room for so many bytes, and the vector neither moves them nor is
-        // dropped before the request is done. The message has just been matched and is used once.
+        // SAFETY: the target has room for `bytes` bytes, and the vector neither reallocates nor is
+        // dropped before the request completes. The message has just been matched and is used once.
         let request = unsafe {
             let target = target.cast::<c_void>();
             let code =
@@ -99,7 +99,8 @@ impl MpiTransport {
         Ok(true)
     }
 
-    /// Makes room for the rest of a frame whose first part has come; gives one that is whole.
+    /// Reserves room for the rest of a frame whose first part is complete; returns a complete
+    /// frame.
     fn whole(&mut self, from: usize) -> Result<Option<Vec<u8>>, String> {
         let Incoming { frame, part } = &mut self.incoming[from];
         if part.is_some() || frame.is_empty() {
@@ -119,8 +120,8 @@ impl Transport for MpiTransport {
     fn post(&mut self, to: u32, frame: Outgoing) -> Result<(), String> {
         for part in frame.chunks(PART_BYTES) {
             let mut request = MaybeUninit::uninit();
-            // SAFETY: the bytes are a shared vector's, which nobody changes and which is kept
-            // until the request is done.
+            // SAFETY: the bytes belong to a shared vector, which is never changed and is kept alive
+            // until the request completes.
             let request = unsafe {
                 let (source, count) = (part.as_ptr().cast(), part.len() as c_int);
                 let code = ffi::MPI_Isend(
@@ -168,22 +169,22 @@ impl Transport for MpiTransport {
     }
 }
 
-/// Whether the library is done with a request, which is no more then.
+/// Whether a request is complete; MPI frees a complete request.
 fn is_done(request: &mut MPI_Request) -> Result<bool, String> {
     let mut flag: c_int = 0;
-    // SAFETY: the request is one that the library has made and not yet said to be done.
+    // SAFETY: the library made the request, and the request has not been reported complete before.
     let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
     check("MPI_Test", code)?;
     Ok(flag != 0)
 }
 
-/// A part that a rank has sent, and its bytes.
+/// Matches a part sent by a rank, and returns its length.
 fn probe(comm: MPI_Comm, from: usize) -> Result<Option<(MPI_Message, usize)>, String> {
     let (mut flag, mut count): (c_int, c_int) = (0, 0);
     let mut message = MaybeUninit::<MPI_Message>::uninit();
     let mut status = MaybeUninit::<MPI_Status>::uninit();
-    // SAFETY: the places are for what the call writes; message and status are read where the flag
-    // says that they have been written.
+    // SAFETY: the pointers are to places for the call's results; message and status are read only
+    // if the flag says that the call has written them.
     unsafe {
         let code = ffi::MPI_Improbe(
             from as c_int,
