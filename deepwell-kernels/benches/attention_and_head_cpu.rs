@@ -1,7 +1,7 @@
 //! Speed of the CPU's attention and of its fused output head on the default model's shapes.
 //!
-//! `cargo bench -p deepwell-kernels --bench attention_and_head_cpu`. Each line is the least time
-//! of one call, over at least 200 ms of them, per tier and number of threads.
+//! `cargo bench -p deepwell-kernels --bench attention_and_head_cpu`. Each line is the minimum time
+//! of a call over at least 200 ms of calls, per tier and number of threads.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,9 +1,10 @@
-//! Throughput of the element-wise CPU kernels at the default model's shapes, beside `memcpy`.
+//! Throughput of the element-wise CPU kernels at the default model's shapes, compared with
+//! `memcpy`.
 //!
 //! `cargo bench -p deepwell-kernels --bench elementwise_cpu [-- FILTER]` prints, for each op, the
-//! median time of a call on two threads, the bytes it must read and write at least once, their
-//! rate, and the time that copying as many bytes takes on the same threads (half read, half
-//! written). Buffers are warm in whatever cache holds them, as they are within a training step.
+//! median time of a call on two threads, the minimum of bytes read and written, the bandwidth, and
+//! the time of a memcpy of as many bytes on the same threads (half read, half written). Buffers are
+//! warm in cache, as within a training step.
 //!
 //! Shapes: 1024 tokens (8 sequences of 128), hidden 256, ffn 704, 4 query heads and 2 KV heads
 //! of 64, vocabulary 256; AdamW and the norm over 3,082,496 parameters.
@@ -41,7 +42,7 @@ const VOCABULARY: usize = 256;
 const PARAMETERS: usize = 3_082_496;
 const THREADS: usize = 2;
 
-/// Numbers between -1 and 1 that repeat after a while.
+/// Numbers between -1 and 1 with a period of 1021.
 fn values<E: Element>(len: usize) -> Vec<E> {
     let wave = |index: usize| ((index * 2_654_435_761 % 1021) as f32 - 510.0) / 510.0;
     (0..len).map(|index| E::from_f32(wave(index))).collect()
@@ -63,7 +64,7 @@ fn median_time_s(mut work: impl FnMut()) -> f64 {
     times[times.len() / 2]
 }
 
-/// Seconds to move `bytes` in all by copying, in two equal parts at once.
+/// Seconds of a memcpy that moves `bytes` in total, on [`THREADS`] threads.
 fn copy_time_s(bytes: usize) -> f64 {
     let half = bytes / 2;
     let source = vec![1u8; half];
@@ -94,7 +95,7 @@ fn report(filter: Option<&str>, name: &str, bytes: usize, work: impl FnMut()) {
 }
 
 fn main() {
-    // Cargo passes `--bench`; anything else is a part of the names wanted.
+    // Cargo passes `--bench`; any other argument is the filter.
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(THREADS).build();
     match pool {

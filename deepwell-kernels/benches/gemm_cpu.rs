@@ -1,9 +1,10 @@
 //! Speed of the CPU's GEMMs on the shapes of the default model.
 //!
 //! `cargo bench -p deepwell-kernels --bench gemm_cpu [-- FILTER]`, where `FILTER` is part of a
-//! tier's name. Each line is one GEMM: the least of its timed runs and the GFLOP/s of that. The
-//! sums at the end weigh the shapes by how often a training step of the default model has them (4
-//! layers; hidden 256, ffn 704, 2 of 4 heads for keys and values, vocabulary 256; 1024 tokens).
+//! tier's name. Each line is a linear layer with the minimum time and the GFLOP/s of its three
+//! GEMMs. The sums at the end weight the shapes by their count in a training step of the default
+//! model (4 layers; hidden 256, ffn 704, 2 of 4 heads for keys and values, vocabulary 256; 1024
+//! tokens).
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use half::bf16;
 
 const TOKENS: usize = 1024;
 
-/// A linear layer's name, its output and input features, and how many a step has.
+/// Name of a linear layer, its output and input features, and its count per step.
 const LINEARS: [(&str, usize, usize, usize); 5] = [
     ("q, o", 256, 256, 8),
     ("k, v", 128, 256, 8),
@@ -55,7 +56,7 @@ fn bf16_numbers(count: usize) -> Vec<bf16> {
     (0..count).map(|index| bf16::from_f32((index * 37 % 101) as f32 / 50.0 - 1.0)).collect()
 }
 
-/// The least time of one run, over at least 100 ms of them.
+/// The minimum time of a run, over at least 100 ms of runs.
 fn least_time(mut run: impl FnMut()) -> Duration {
     run();
     let mut least = Duration::MAX;

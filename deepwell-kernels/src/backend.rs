@@ -1,4 +1,4 @@
-//! The seam between programs and devices.
+//! The interface between programs and devices.
 
 use std::time::Instant;
 
@@ -14,59 +14,59 @@ pub struct PreparedCall(pub usize);
 /// A prepared call with its place among the streams of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issue {
-    /// The call; none where events alone pass through its place.
+    /// The call; `None` if only the events matter here.
     pub call: Option<PreparedCall>,
-    /// Queue that it is put into; 0 is the one that computes.
+    /// Stream of the call; 0 is the main stream.
     pub stream: StreamId,
-    /// Events of the recording that it waits for.
+    /// Events of the recording to wait for first.
     pub waits: Vec<EventId>,
-    /// Event that it records afterwards.
+    /// Event to record after the call.
     pub records: Option<EventId>,
 }
 
 impl From<PreparedCall> for Issue {
-    /// On stream 0, behind what is there.
+    /// On stream 0, after the calls issued before.
     fn from(call: PreparedCall) -> Issue {
         Issue { call: Some(call), stream: 0, waits: Vec::new(), records: None }
     }
 }
 
-/// Calls that a [`Backend`] runs again as one.
+/// A recorded sequence of calls, replayed as a unit: on GPUs a CUDA graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Recording(pub usize);
 
 /// Readbacks that a backend keeps for [`Backend::fetch`].
 ///
-/// A training step has one for each body that quantizes and a last one: up to four where it has a
-/// single micro-batch. With twice as many, a whole step waits in the device's queue while the host
-/// looks at the one before.
+/// A training step makes one readback for each body that quantizes and a last one: up to four with
+/// a single micro-batch. With twice as many slots, a whole step waits in the device's queue while
+/// the host reads the results of the previous step.
 pub const READBACKS: usize = 8;
 
-/// Bytes on their way out of the arena.
+/// A copy out of the arena that is in flight or has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Readback(pub usize);
 
-/// When a call ran, in seconds since the first call of the same profile began.
+/// Begin and end of a call, in seconds since the first call of the same profile began.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CallTime {
-    /// When it began.
+    /// Begin.
     pub begin_s: f64,
-    /// When it ended.
+    /// End.
     pub end_s: f64,
-    /// CTAs of its largest launch over the SMs of the device, at most 1. It follows from the grid
-    /// alone: no counter is read, and a persistent kernel, which launches a CTA for each SM, has 1
-    /// whatever its CTAs do. `None` where no grid is known: on a CPU, of a library's GEMM, of a
-    /// copy or an exchange.
+    /// CTAs of the call's largest launch divided by the SMs of the device, at most 1. The number
+    /// comes from the grid alone: no counter is read, and a persistent kernel, which launches one
+    /// CTA per SM, has 1 whatever its CTAs do. `None` where no grid is known: on a CPU, for a
+    /// library's GEMM, for a copy or a collective.
     pub grid_fill: Option<f64>,
 }
 
-/// How long a device took for what lies before a readback, by its own clock.
+/// Device time of the work before a readback, by the device's own clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadbackTime {
-    /// From where the first inputs that were staged since the readback before were on the device,
-    /// in seconds; `None` where none were.
+    /// Seconds since the first inputs staged after the previous readback arrived on the device;
+    /// `None` if no inputs were staged.
     pub since_staged_s: Option<f64>,
-    /// From the readback before, in seconds; `None` for the first.
+    /// Seconds since the previous readback; `None` for the first.
     pub since_readback_s: Option<f64>,
 }
 
@@ -75,7 +75,7 @@ pub struct ReadbackTime {
 pub enum HostBuffer {
     /// Ordinary memory.
     Plain(Vec<u8>),
-    /// Memory that a device writes by itself; it goes back to its backend by
+    /// Pinned memory that the device writes directly; given back with
     /// [`Backend::free_host_buffer`].
     Pinned(PinnedBuffer),
 }
@@ -90,28 +90,28 @@ impl HostBuffer {
     }
 }
 
-/// A device that runs calls over one arena.
+/// A device that runs calls over an arena.
 ///
-/// Object-safe, and free of any device's types: a trainer holds a `Box<dyn Backend>`.
+/// Object-safe and free of device types: a trainer holds a `Box<dyn Backend>`.
 pub trait Backend: Send {
-    /// `cpu`, or the device as people write it.
+    /// `cpu`, or the usual name of the device.
     fn name(&self) -> &'static str;
 
-    /// Gives the arena: `bytes` long, zeroed, in place of an earlier one.
+    /// Allocates the arena: `bytes` long, zeroed, replacing any earlier arena.
     ///
     /// # Errors
     /// [`KernelError::OutOfMemory`].
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
-    /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All that
-    /// can be done before the first step is done here. A program that breaks a rule gives an error
-    /// here, wrong numbers or a panic, never access to memory outside of the arena by the host:
-    /// whoever runs programs of others verifies them first, as
+    /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All work
+    /// that can be done before the first step is done here. A program that breaks a rule may give
+    /// an error, wrong numbers or a panic, but the host never accesses memory outside the arena.
+    /// Callers with programs from elsewhere verify them first, as
     /// [`Executor::load`](crate::Executor::load) does.
     ///
     /// # Errors
-    /// A kernel that the backend does not have, an operand type that it does not take, or operands
-    /// that overlap.
+    /// A kernel that the backend does not have, an unsupported operand type, or operands that
+    /// overlap.
     fn prepare(
         &mut self,
         program: &Program,
@@ -122,44 +122,45 @@ pub trait Backend: Send {
     /// Forgets every prepared call and every recording.
     ///
     /// # Errors
-    /// What work that was still under way failed with.
+    /// An error of work in flight.
     fn forget_prepared(&mut self) -> Result<(), KernelError>;
 
-    /// Runs a prepared call behind all work so far.
+    /// Enqueues a prepared call after all earlier work.
     ///
     /// # Errors
-    /// [`KernelError::Run`] when the call refuses its data; a backend that runs later may report
-    /// it at [`Backend::synchronize`].
+    /// [`KernelError::Run`] when the call rejects its data; an asynchronous backend may report the
+    /// error at [`Backend::synchronize`].
     fn enqueue(&mut self, call: PreparedCall) -> Result<(), KernelError>;
 
-    /// Records prepared calls, to be run as one: those of a stream in this order, across streams as
-    /// events say. All streams begin behind the work before and have joined at the end.
+    /// Records prepared calls as one unit. Calls of one stream run in the given order; events order
+    /// calls of different streams. All streams start after the earlier work and are joined at the
+    /// end.
     ///
     /// # Errors
-    /// Calls that cannot be recorded, or an event that is waited for before it is recorded.
+    /// Calls that cannot be recorded, or a wait for an event that no earlier call records.
     fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError>;
 
-    /// Records what ranks exchange at the same time, and copies behind that, of ranges to others of
-    /// the same length. Exchanges that wait for each other's ends all go on; of those with one rank
-    /// the order counts. Sends stand before receives.
+    /// Records concurrent sends and receives, followed by copies between ranges of equal length.
+    /// All sends and receives progress together, so none blocks another; the order counts among
+    /// calls with the same peer. Sends come before receives.
     ///
     /// # Errors
-    /// Calls that do not only exchange, or a range outside the arena.
+    /// Calls that do more than communicate, or a range outside the arena.
     fn record_exchanges(
         &mut self,
         calls: &[PreparedCall],
         copies: &[(ByteRange, ByteRange)],
     ) -> Result<Recording, KernelError>;
 
-    /// Puts recorded calls behind all work so far, without waiting for them.
+    /// Enqueues a recording after all earlier work, without waiting for the end.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError>;
 
-    /// Runs a recording `times` times, one behind the other, waits for the last, and gives the
-    /// seconds from where the first began to where the last ended, by the device's own clock where
-    /// it has one.
+    /// Replays a recording `times` times in sequence and waits for the last. Returns the seconds
+    /// from the begin of the first replay to the end of the last, by the device's own clock if the
+    /// device has one.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -173,9 +174,9 @@ pub trait Backend: Send {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Runs calls in order and says when each ran, by the device's own clock where it has one.
-    /// The recordings `before` run first, so that a device which is fed by the host never waits for
-    /// it.
+    /// Runs calls in order and returns the times of each, by the device's own clock if the device
+    /// has one. The recordings `before` run first, so that the device's queue is full and the
+    /// device never waits for the host.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -188,7 +189,7 @@ pub trait Backend: Send {
     /// Waits until every stream is empty.
     ///
     /// # Errors
-    /// What calls refused since the last time.
+    /// An error of a call since the last synchronization.
     fn synchronize(&mut self) -> Result<(), KernelError>;
 
     /// Copies bytes into the arena.
@@ -203,8 +204,8 @@ pub trait Backend: Send {
     /// A range outside the arena.
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError>;
 
-    /// Makes room for [`Backend::stage`] and [`Backend::read_later`] of at most these many bytes,
-    /// each copy counted in whole 64 bytes.
+    /// Allocates host memory for [`Backend::stage`] and [`Backend::read_later`] of at most so many
+    /// bytes; every copy is rounded up to 64 bytes.
     ///
     /// # Errors
     /// [`KernelError::OutOfMemory`].
@@ -214,29 +215,27 @@ pub trait Backend: Send {
         readback_bytes: usize,
     ) -> Result<(), KernelError>;
 
-    /// Copies bytes into the arena behind all work so far, without waiting for that work.
+    /// Enqueues a copy into the arena after all earlier work, without waiting.
     ///
     /// # Errors
     /// A range outside the arena.
     fn stage(&mut self, copies: &[(ByteRange, &[u8])]) -> Result<(), KernelError>;
 
-    /// Copies ranges out of the arena behind all work so far, without waiting; the latest
-    /// [`READBACKS`] are kept for [`Backend::fetch`].
+    /// Enqueues a copy of ranges out of the arena after all earlier work, without waiting; the
+    /// latest [`READBACKS`] are kept for [`Backend::fetch`].
     ///
     /// # Errors
     /// A range outside the arena.
     fn read_later(&mut self, ranges: &[ByteRange]) -> Result<Readback, KernelError>;
 
-    /// Waits for a readback and gives its ranges, in the order they were asked for.
+    /// Waits for a readback and returns its ranges in the order of the request.
     ///
     /// # Errors
-    /// A readback that is not one of the latest [`READBACKS`], or what the work before it failed
-    /// with.
+    /// A readback older than the latest [`READBACKS`], or an error of earlier work.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
-    /// How long the device took for what a fetched readback waited for. The host cannot tell: its
-    /// own calls block while the device's queue is full. `None` on a device that runs nothing by
-    /// itself.
+    /// Returns the device time of the work before a fetched readback. The host cannot measure this
+    /// time: its own calls block while the device's queue is full. `None` for a synchronous device.
     ///
     /// # Errors
     /// As [`Backend::fetch`].
@@ -244,7 +243,7 @@ pub trait Backend: Send {
         Ok(None)
     }
 
-    /// Host memory for [`Backend::read_all`].
+    /// Allocates host memory for [`Backend::read_all`].
     ///
     /// # Errors
     /// [`KernelError::OutOfMemory`].
@@ -256,7 +255,7 @@ pub trait Backend: Send {
     /// A buffer of another backend.
     fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), KernelError>;
 
-    /// Waits for all work so far and copies ranges, one behind the other, into `buffer`.
+    /// Waits for all earlier work and copies ranges, back to back, into `buffer`.
     ///
     /// # Errors
     /// Ranges outside the arena, or more bytes than the buffer has.
@@ -266,7 +265,7 @@ pub trait Backend: Send {
         buffer: &mut HostBuffer,
     ) -> Result<(), KernelError>;
 
-    /// The bytes of a range where they lie, on a device whose memory the host can read: a
-    /// checkpoint is then written without a copy. `None` on others.
+    /// The bytes of a range in place, on a device whose memory the host can read: a checkpoint is
+    /// then written without a copy. `None` on other devices.
     fn host_view(&self, range: ByteRange) -> Option<&[u8]>;
 }

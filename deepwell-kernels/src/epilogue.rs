@@ -3,33 +3,34 @@
 use deepwell_ir::Op;
 use deepwell_ir::ops::{Epilogue, Fused};
 
-/// The epilogues that a kernel takes, whatever the shapes: a matrix added to the core's first
-/// result, or an activation of that, then block quantizations.
+/// The epilogues that a kernel supports, independent of shapes: a matrix added to the core's first
+/// result, or an activation of that result; then block quantizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpilogueSet {
-    /// Names of the activations, of which there may be one.
+    /// Names of the supported activations; an epilogue has at most one.
     pub activations: &'static [&'static str],
-    /// The results of the core that are quantized where there is no activation: all of them
-    /// together, along one axis. Behind an activation its result is quantized.
+    /// The results of the core that are quantized if the epilogue has no activation: all together,
+    /// along one axis. After an activation, its result is quantized.
     pub quantizes: &'static [usize],
-    /// Whether it adds a matrix to what it gives, and then does nothing else.
+    /// Whether the kernel adds a matrix to its result, and supports no other epilogue.
     pub residual: bool,
 }
 
 impl EpilogueSet {
-    /// A kernel of the core alone.
+    /// No epilogue: a kernel of the core alone.
     pub const NONE: EpilogueSet = EpilogueSet { activations: &[], quantizes: &[], residual: false };
 
-    /// One that adds a matrix, and gives the sum alone.
+    /// Adds a matrix, and returns only the sum.
     pub const RESIDUAL: EpilogueSet = EpilogueSet { residual: true, ..EpilogueSet::NONE };
 
-    /// One that quantizes these results, and has no activation.
+    /// Quantizes these results, without an activation.
     pub const fn quantizing(quantizes: &'static [usize]) -> EpilogueSet {
         EpilogueSet { quantizes, ..EpilogueSet::NONE }
     }
 
-    /// Why a kernel does not take `op`, whose core it computes; none where it does. A kernel that
-    /// has an epilogue wants one: the core alone is another kernel's.
+    /// Why a kernel does not serve `op`, given that the kernel computes the core of `op`; `None` if
+    /// the kernel serves it. A kernel with an epilogue always requires an epilogue: another kernel
+    /// computes the core alone.
     pub fn reject(&self, op: &Op) -> Option<String> {
         let name = op.leading().name();
         let Op::Fused(fused) = op else {
@@ -85,7 +86,7 @@ impl EpilogueSet {
     }
 }
 
-/// Of every core: nothing behind it.
+/// Returns an empty set for every core.
 pub fn no_epilogue(_core: &Op) -> EpilogueSet {
     EpilogueSet::NONE
 }
@@ -150,7 +151,7 @@ mod tests {
             let op = match epilogue.is_empty() {
                 true => core,
                 false => {
-                    // A sum is all that a kernel of sums gives.
+                    // A kernel with a residual returns only the sum.
                     let skipped = if set.residual { vec![0] } else { vec![] };
                     Fused { core: Box::new(core), epilogue, skipped }.into()
                 }

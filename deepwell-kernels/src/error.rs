@@ -1,4 +1,4 @@
-//! What can go wrong while calls are prepared and run.
+//! Errors of preparing and running calls.
 
 use deepwell_ir::{DType, IrError};
 use thiserror::Error;
@@ -7,7 +7,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// The program breaks a rule; nothing of it was prepared.
+    /// The program breaks a rule; nothing was prepared.
     #[error(transparent)]
     Program(#[from] IrError),
     /// A call names a kernel that the backend does not have.
@@ -27,9 +27,9 @@ pub enum KernelError {
         call: String,
         /// Position of the operand.
         operand: usize,
-        /// What the kernel takes.
+        /// The types that the kernel supports.
         expected: String,
-        /// What the program says.
+        /// The type in the program.
         got: DType,
     },
     /// The call ran and refused its data.
@@ -37,10 +37,10 @@ pub enum KernelError {
     Run {
         /// The call.
         call: String,
-        /// The kernel's words.
+        /// The kernel's message.
         what: String,
     },
-    /// The arena cannot be had.
+    /// The allocation of the arena failed.
     #[error(
         "cannot allocate an arena of {bytes} bytes\n\
          hint: a smaller micro-batch or more recomputation needs less"
@@ -49,14 +49,14 @@ pub enum KernelError {
         /// Size asked for.
         bytes: usize,
     },
-    /// The program wants more than the executor was made with.
+    /// The program needs a larger arena than the executor has.
     #[error("program `{program}` wants an arena of {needs} bytes, there are {has}")]
     ArenaTooSmall {
         /// The program.
         program: String,
-        /// Size it wants.
+        /// Size of the program's arena.
         needs: usize,
-        /// Size there is.
+        /// Size of the executor's arena.
         has: usize,
     },
     /// A kernel was not compiled for the device.
@@ -81,9 +81,9 @@ pub enum KernelError {
     ValueLength {
         /// The value.
         value: String,
-        /// Its size.
+        /// Size of the value.
         expected: usize,
-        /// What came.
+        /// Number of bytes given.
         got: usize,
     },
 }

@@ -14,14 +14,13 @@ use crate::backend::{Backend, CallTime, Issue, PreparedCall, Recording};
 pub struct LoadedProgram {
     program: Program,
     bodies: BTreeMap<(BodyId, Instance), LoadedBody>,
-    /// What is exchanged with other stages before each invocation of the schedule, and behind the
-    /// last one.
+    /// The pipeline sends and receives before each invocation of the schedule, and after the last.
     meetings: Vec<Option<Recording>>,
 }
 
 #[derive(Debug)]
 struct LoadedBody {
-    /// In the order of the program; none where the instance does not run a call.
+    /// In the order of the program; `None` where the instance does not run a call.
     calls: Vec<Option<PreparedCall>>,
     recording: Recording,
 }
@@ -51,12 +50,12 @@ impl LoadedProgram {
     }
 }
 
-/// Looks at, and may change, the arena between two calls.
+/// Inspects, and may change, the arena between two calls.
 pub trait Observer {
     /// Called before `call` runs.
     ///
     /// # Errors
-    /// Stops the run.
+    /// An error stops the run.
     fn before(
         &mut self,
         _program: &Program,
@@ -70,7 +69,7 @@ pub trait Observer {
     /// Called after `call` has run.
     ///
     /// # Errors
-    /// Stops the run.
+    /// An error stops the run.
     fn after(
         &mut self,
         program: &Program,
@@ -83,20 +82,20 @@ pub trait Observer {
 /// Whether an observed call runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallAction {
-    /// It runs.
+    /// The call runs.
     Run,
-    /// It is left out: for tests that plant a fault.
+    /// The call is skipped: for tests that plant a fault.
     Skip,
 }
 
-/// One arena on one backend, and the programs that run over it.
+/// An arena on a backend, shared by the loaded programs.
 pub struct Executor {
     backend: Box<dyn Backend>,
     arena_bytes: usize,
 }
 
 impl Executor {
-    /// Allocates an arena that programs of at most `arena_bytes` share.
+    /// Allocates an arena for programs of at most `arena_bytes`.
     ///
     /// # Errors
     /// [`KernelError::OutOfMemory`].
@@ -105,13 +104,14 @@ impl Executor {
         Ok(Executor { backend, arena_bytes })
     }
 
-    /// What runs the calls. The executor turns programs into recordings and values into ranges of
-    /// the arena; all else is between its user and the backend.
+    /// The backend. The executor turns programs into recordings and values into ranges of the
+    /// arena; for everything else its user calls the backend directly.
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
     }
 
-    /// The same, to be used. Another arena, or [`Backend::forget_prepared`], ends what was loaded.
+    /// The backend, mutably. A new arena or [`Backend::forget_prepared`] invalidates loaded
+    /// programs.
     pub fn backend_mut(&mut self) -> &mut dyn Backend {
         self.backend.as_mut()
     }
@@ -124,7 +124,8 @@ impl Executor {
     /// Verifies a program and prepares its calls.
     ///
     /// # Errors
-    /// A program that breaks a rule or does not fit, or a call that the backend does not have.
+    /// A program that breaks a rule or exceeds the arena, or a call that the backend cannot
+    /// prepare.
     pub fn load(&mut self, program: Program) -> Result<LoadedProgram, KernelError> {
         verify_program(&program)?;
         if program.arena.bytes > self.arena_bytes {
@@ -146,19 +147,20 @@ impl Executor {
     /// Runs the whole schedule.
     ///
     /// # Errors
-    /// What a call refused.
+    /// The error of a call.
     pub fn run(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
         let invocations = 0..loaded.program.schedule.len();
         invocations.into_iter().try_for_each(|index| self.invoke(loaded, index))?;
         self.backend.synchronize()
     }
 
-    /// Begins to run an invocation of the schedule, by its index, behind all work so far: before it
-    /// what stages exchange there, behind the last one what is left of that. Invocations run in
-    /// their order. A backend whose calls run at once has ended when this returns.
+    /// Enqueues invocation `index` of the schedule after all earlier work. The pipeline sends and
+    /// receives due before the invocation run first; after the last invocation the remaining ones
+    /// run. Invocations are enqueued in schedule order. On a synchronous backend the invocation has
+    /// ended when this function returns.
     ///
     /// # Errors
-    /// What a call refused.
+    /// The error of a call.
     pub fn invoke(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
         let invocation = loaded.invocation(index)?;
         let body = loaded.body(invocation.body, loaded.program.instance(&invocation))?;
@@ -167,7 +169,7 @@ impl Executor {
         self.meet_behind(loaded, index)
     }
 
-    /// Exchanges with other stages before an invocation.
+    /// Runs the pipeline sends and receives before an invocation.
     fn meet(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
         match loaded.meetings.get(index).copied().flatten() {
             Some(meeting) => self.backend.replay(meeting),
@@ -175,13 +177,13 @@ impl Executor {
         }
     }
 
-    /// The same behind an invocation, if it is the last one.
+    /// Runs the remaining pipeline sends and receives if invocation `index` is the last.
     fn meet_behind(&mut self, loaded: &LoadedProgram, index: usize) -> Result<(), KernelError> {
         let next = index + 1;
         if next == loaded.program.schedule.len() { self.meet(loaded, next) } else { Ok(()) }
     }
 
-    /// Writes values of a slot from the host behind all work so far, without waiting for it.
+    /// Enqueues writes of values of a slot after all earlier work, without waiting.
     ///
     /// # Errors
     /// [`KernelError::ValueLength`].
@@ -205,7 +207,7 @@ impl Executor {
     /// were loaded.
     ///
     /// # Errors
-    /// What a call refused.
+    /// The error of a call.
     pub fn run_phase(&mut self, loaded: &LoadedProgram, phase: Phase) -> Result<(), KernelError> {
         if let Some(body) = loaded.program.body_of(phase) {
             self.backend.replay(loaded.body(body, Instance::ALONE)?.recording)?;
@@ -213,11 +215,11 @@ impl Executor {
         self.backend.synchronize()
     }
 
-    /// Runs the schedule as [`Executor::run`] does, and then each of its bodies once more, call by
-    /// call with the time of each: those that a step runs, in the order of [`Program::calls`].
+    /// Runs the schedule as [`Executor::run`] does, then each body once more, call by call, and
+    /// returns the times of the calls that a step runs, in the order of [`Program::calls`].
     ///
     /// # Errors
-    /// What a call refused.
+    /// The error of a call.
     pub fn profile(&mut self, loaded: &LoadedProgram) -> Result<Vec<CallTime>, KernelError> {
         let mut before = Vec::new();
         let mut last = BTreeMap::new();
@@ -228,17 +230,17 @@ impl Executor {
             last.insert(invocation.body, &body.calls);
         }
         before.extend(loaded.meetings.last().copied().flatten());
-        // The last run of a body is that of the last micro-batch, which has all that a step runs.
+        // The last run of a body is the run of the last micro-batch, with all calls of a step.
         let calls: Vec<PreparedCall> = last.into_values().flatten().filter_map(|it| *it).collect();
         self.backend.profile(&before, &calls)
     }
 
     /// Runs one invocation as [`Executor::invoke`] does, but call by call, with an observer before
-    /// and after each. What stages exchange between bodies has run before, or runs behind it,
-    /// whatever the observer says.
+    /// and after each call. The observer cannot skip the pipeline sends and receives between
+    /// bodies.
     ///
     /// # Errors
-    /// What a call or the observer refused.
+    /// The error of a call or of the observer.
     pub fn invoke_observed(
         &mut self,
         loaded: &LoadedProgram,
@@ -263,10 +265,10 @@ impl Executor {
         self.meet_behind(loaded, index)
     }
 
-    /// Runs the whole schedule as [`Executor::invoke_observed`] runs an invocation.
+    /// Runs the whole schedule with [`Executor::invoke_observed`].
     ///
     /// # Errors
-    /// What a call or the observer refused.
+    /// The error of a call or of the observer.
     pub fn run_observed(
         &mut self,
         loaded: &LoadedProgram,
@@ -276,7 +278,7 @@ impl Executor {
         invocations.into_iter().try_for_each(|index| self.invoke_observed(loaded, index, observer))
     }
 
-    /// Writes a value from the host; its bytes in row-major order, little endian.
+    /// Writes a value from the host, as row-major little-endian bytes.
     ///
     /// # Errors
     /// [`KernelError::ValueLength`].
@@ -331,8 +333,8 @@ fn load_body(
     Ok(LoadedBody { calls, recording })
 }
 
-/// Prepares and records what a stage exchanges with others between bodies. Few of a schedule's
-/// meetings differ, however many micro-batches there are.
+/// Prepares and records the pipeline sends and receives between bodies. Equal meetings share one
+/// recording: a schedule has few distinct ones, however many micro-batches it has.
 fn load_meetings(
     backend: &mut dyn Backend,
     program: &Program,

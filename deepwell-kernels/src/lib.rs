@@ -2,12 +2,12 @@
 //!
 //! # Brief overview
 //!
-//! A [`Backend`] runs the calls of a [`deepwell_ir::Program`] over one arena; the [`Executor`]
-//! verifies a program, has its calls prepared, and runs them. [`CpuBackend`] is the backend that
-//! is always there; its kernels are plain functions on slices, in the folders of [`ops`].
-//! [`CpuCatalog`] tells the planner which of them serve a call, with the reason for each that does
-//! not. Each op's `oracle` computes it again in f64, as plain loops to compare with. Ranks
-//! exchange data through a [`Comm`] that their backends are given.
+//! A [`Backend`] runs the calls of a [`deepwell_ir::Program`] over one arena. The [`Executor`]
+//! verifies a program, has the backend prepare its calls, and runs them. [`CpuBackend`] is always
+//! available; its kernels are plain functions on slices, in the folders of [`ops`]. [`CpuCatalog`]
+//! tells the planner which CPU kernels serve a call, and gives a reason for every kernel that does
+//! not. Each op's `oracle` computes the op in f64 with plain loops, as a reference. A backend that
+//! is one rank of several runs collectives through a [`Comm`].
 //!
 //! ```
 //! use deepwell_kernels::cpu::gemm::{Operand, Output, Tier, gemm};
@@ -24,8 +24,8 @@
 //!
 //! # Features
 //!
-//! None is on by default, and without any of them the CPU backend and all specs are there: planning
-//! for a GPU needs no feature.
+//! No feature is on by default. The CPU backend and all specs are always present: planning for a
+//! GPU needs no feature.
 //!
 //! | feature | what it adds |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! What a kernel is predicted to take: from bytes, FLOPs and the rates of the target.
+//! Predicted times of kernels, from bytes, FLOPs and the rates of the target.
 //!
-//! A prediction chooses between kernels of the same request; it is no promise of a time. Rates are
-//! those of `deepwell-probe`: datasheets of GPUs, instructions a cycle of processors. What a kernel
-//! reaches of them is measured and cited, or assumed and named so.
+//! A prediction chooses between kernels of the same request; it does not promise a time. Rates come
+//! from `deepwell-probe`: datasheets of GPUs, FLOP per cycle of CPUs. The share of a rate that a
+//! kernel reaches is measured and cited, or marked as assumed.
 
 use std::sync::LazyLock;
 
@@ -14,23 +14,23 @@ use crate::cpu::gemm::Tier;
 /// Predicts a kernel's time for a request, in seconds.
 pub type Predict = fn(&KernelRequest<'_>, &Target) -> f64;
 
-/// Seconds of a launch on a GPU, from one to the next in a graph: `rope 16384x256` takes 6.0 us
-/// with bytes of 4.0 us on an H200 (`benchmarks/bench_h200_2026-11-21.md`, norms).
+/// Seconds per launch on a GPU, from one launch to the next in a CUDA graph: `rope 16384x256` takes
+/// 6.0 us with bytes of 4.0 us on an H200 (`benchmarks/bench_h200_2026-11-21.md`, norms).
 const LAUNCH_S: f64 = 2e-6;
 
 /// Share of the peak that cuBLASLt reaches in BF16: 66 to 74 % on an H200 for matrices of 2048 and
 /// more (`benchmarks/bench_h200_2026-11-21.md`, gemm).
 pub(crate) const CUBLASLT_BF16: f64 = 0.70;
-/// The same in FP8 with scales of 128, their expansion included: 45 to 58 % (there).
+/// Share of cuBLASLt in FP8 with scales of 128, their expansion included: 45 to 58 % (same file).
 pub(crate) const CUBLASLT_FP8: f64 = 0.52;
-/// Share of the FP8 peak that `mxfp8_gemm.cu` reaches, which rescales in registers: 8.2 to 9.0 %
-/// on an H200 (there).
+/// Share of the FP8 peak that `mxfp8_gemm.cu` reaches, which rescales in registers: 8.2 to 9.0 % on
+/// an H200 (same file).
 pub(crate) const MMA_SYNC_MXFP8: f64 = 0.085;
-/// Share of the BF16 peak of `bf16_gemm.cu`: assumed, twice as much. It has the same frame on
-/// `mma.sync` and rescales nothing.
+/// Share of the BF16 peak of `bf16_gemm.cu`: assumed, twice that of `mxfp8_gemm.cu`, with the same
+/// structure on `mma.sync` and no rescaling.
 pub(crate) const MMA_SYNC_BF16: f64 = 0.17;
 /// Share of the FP8 peak of `sm120_mxfp8_gemm.cu`, where tensor cores apply the scales: assumed,
-/// that of `bf16_gemm.cu`, with which it has the frame in common.
+/// that of `bf16_gemm.cu`, with the same structure.
 pub(crate) const SM120_MXFP8: f64 = MMA_SYNC_BF16;
 
 /// Rates of a target.
@@ -44,8 +44,8 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Of a GPU of `target`'s architecture: rates of the datasheet's one, times the share of its
-    /// SMs that the target has. Of anything else those of a processor.
+    /// Rates of a GPU of `target`'s architecture: the datasheet rates times the target's share of
+    /// the SMs. For any other architecture, the rates of a CPU.
     pub(crate) fn of(target: &Target) -> Rates {
         let Some((gpu, sms)) = gpu(&target.arch) else { return Rates::of_cpu(target, Tier::F32) };
         let share = target.workers as f64 / sms;
@@ -62,11 +62,11 @@ impl Rates {
         }
     }
 
-    /// Of a processor with `target`'s workers as cores, on the instructions of `tier`.
+    /// Rates of a CPU with `target`'s workers as cores, with the instructions of `tier`.
     pub(crate) fn of_cpu(target: &Target, tier: Tier) -> Rates {
         let cores = target.workers.max(1) as u32;
         let flops_per_s = |format| core(tier).peak_gflops(format) * 1e9 * f64::from(cores);
-        // All formats are widened to what the instructions take.
+        // All formats are widened to the input format of the instructions.
         let format = if tier == Tier::F32 { NumberFormat::Fp32 } else { NumberFormat::Bf16 };
         Rates {
             f32_flops_per_s: flops_per_s(NumberFormat::Fp32),
@@ -82,17 +82,17 @@ impl Rates {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.fp8_flops_per_s,
-            // Operands are dequantized, which the CPU alone does.
+            // Operands are dequantized first; only the CPU does so.
             MathUnit::Nvfp4 => self.bf16_flops_per_s,
         }
     }
 
-    /// Of what reads and writes so many bytes of memory.
+    /// Seconds to read or write so many bytes of memory.
     pub(crate) fn bytes_s(&self, bytes: f64) -> f64 {
         bytes / self.bytes_per_s
     }
 
-    /// The roofline time of a request whose arithmetic reaches `share` of the unit's peak, and a
+    /// The roofline time of a request whose arithmetic reaches `share` of the unit's peak, plus a
     /// launch.
     pub(crate) fn roofline_s(&self, request: &KernelRequest<'_>, share: f64) -> f64 {
         let dtypes: Vec<DType> = request.operands.iter().map(|operand| operand.dtype).collect();
@@ -101,8 +101,8 @@ impl Rates {
         math_s.max(self.bytes_s(bytes(request))) + self.launch_s
     }
 
-    /// The same of the GEMM of a request whose operands are BF16 by then, of twice the bytes at
-    /// most.
+    /// The roofline time of a GEMM whose operands were dequantized to BF16, at most twice the
+    /// bytes, plus a launch.
     pub(crate) fn bf16_gemm_s(&self, request: &KernelRequest<'_>, share: f64) -> f64 {
         let math_s = flops(request) / (share * self.bf16_flops_per_s);
         math_s.max(self.bytes_s(2.0 * bytes(request))) + self.launch_s
@@ -120,13 +120,13 @@ fn flops(request: &KernelRequest<'_>) -> f64 {
     request.op.rule().flops(&shapes) as f64
 }
 
-/// Bytes of all operands, each once.
+/// Bytes of all operands, each counted once.
 fn bytes(request: &KernelRequest<'_>) -> f64 {
     let of = |operand: &deepwell_ir::OperandType| operand.storage_bytes().unwrap_or(usize::MAX);
     request.operands.iter().map(|operand| of(operand) as f64).sum()
 }
 
-/// The GPU of a datasheet for an architecture, and its SMs.
+/// The datasheet GPU of an architecture, and its number of SMs.
 fn gpu(arch: &str) -> Option<&'static (Gpu, f64)> {
     static GPUS: LazyLock<Vec<(Gpu, f64)>> = LazyLock::new(|| {
         ["h200", "b200", "b300", "rtx5090"]
@@ -141,7 +141,7 @@ fn gpu(arch: &str) -> Option<&'static (Gpu, f64)> {
     GPUS.iter().find(|(gpu, _)| gpu.arch.to_string() == arch)
 }
 
-/// A core that has the instructions of a tier and what comes before them.
+/// A core with the instructions of a tier and of all lower tiers.
 fn core(tier: Tier) -> &'static Cpu {
     static CORES: LazyLock<[Cpu; 3]> = LazyLock::new(|| {
         [&["avx", "avx2", "fma", "avx512f"][..], &["avx512bf16"], &["amx_bf16"]].map(|simd| {
@@ -159,19 +159,19 @@ fn core(tier: Tier) -> &'static Cpu {
     }]
 }
 
-/// The roofline time: of kernels that have no rival, and of those that memory bounds, which reach
-/// 0.6 to 1.0 of it on an H200 (`benchmarks/bench_h200_2026-11-21.md`, norms).
+/// The roofline time: for kernels without alternatives, and for memory-bound kernels, which reach
+/// 0.6 to 1.0 of the roofline on an H200 (`benchmarks/bench_h200_2026-11-21.md`, norms).
 pub(crate) fn roofline(request: &KernelRequest<'_>, target: &Target) -> f64 {
     Rates::of(target).roofline_s(request, 1.0)
 }
 
-/// Side of the tiles of the GEMMs on `mma.sync`, and cycles in which a block writes one: as many as
-/// are assumed of a block on tcgen05, of which nothing hides behind the next tile.
+/// Side of the tiles of the `mma.sync` GEMMs, and seconds in which a CTA writes one tile: 1024
+/// cycles, as assumed for a CTA on tcgen05, but not overlapped with the next tile.
 const MMA_SYNC_TILE: usize = 128;
 const MMA_SYNC_RESULT_S: f64 = 1024.0 / 1.8e9;
 
-/// A GEMM on `mma.sync` with tiles of 128 by 128, at `share` of the unit's peak: a wave of blocks
-/// after another, each as long as a whole tile.
+/// Predicted time of a GEMM on `mma.sync` with tiles of 128 by 128, at `share` of the unit's peak:
+/// waves of CTAs in sequence, each as long as a full tile.
 pub(crate) fn mma_sync_gemm(request: &KernelRequest<'_>, target: &Target, share: f64) -> f64 {
     let rates = Rates::of(target);
     let Some([m, n]) = result_of_gemm(request).filter(|sizes| !sizes.contains(&0)) else {
@@ -184,7 +184,7 @@ pub(crate) fn mma_sync_gemm(request: &KernelRequest<'_>, target: &Target, share:
     rates.roofline_s(request, share * used) + waves * MMA_SYNC_RESULT_S
 }
 
-/// M and N of a GEMM, from the shapes of its operands; none of another op.
+/// M and N of a GEMM, from the shapes of its operands; `None` for other ops.
 fn result_of_gemm(request: &KernelRequest<'_>) -> Option<[usize; 2]> {
     let shape = |index: usize| &request.operands[index].shape;
     Some(match request.op {

@@ -1,10 +1,11 @@
-//! The choice among kernels of a request: the least predicted time, and why none of the others.
+//! The choice among kernels of a request: the least predicted time, with reasons for all
+//! rejections.
 
 use deepwell_ir::{KernelChoice, Rejected, Selection, Tile};
 
 use crate::cuda::tuned::TunedTime;
 
-/// What a kernel offers that takes a request.
+/// Predicted time, tile and workspace of a kernel that serves a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) predicted_s: f64,
@@ -12,20 +13,20 @@ pub(crate) struct Offer {
     pub(crate) workspace_bytes: usize,
 }
 
-/// A kernel of the op that was asked for.
+/// A kernel of the requested op.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) kernel: String,
-    /// Tiles that it would not take, and why.
+    /// Rejected tiles, with reasons.
     pub(crate) tiles: Vec<(Tile, String)>,
-    /// Or why it does not take the request.
+    /// The offer, or why the kernel does not serve the request.
     pub(crate) offer: Result<Offer, String>,
 }
 
-/// The fastest candidate, of equally fast ones the first.
+/// Selects the fastest candidate; the first of equally fast candidates.
 ///
 /// # Errors
-/// All candidates with their reasons, where none takes the request.
+/// All candidates with their reasons, if none serves the request.
 pub(crate) fn fastest(candidates: Vec<Candidate>) -> Result<Selection, Vec<Rejected>> {
     let mut best: Option<(usize, f64)> = None;
     for (index, candidate) in candidates.iter().enumerate() {
@@ -59,15 +60,15 @@ pub(crate) fn fastest(candidates: Vec<Candidate>) -> Result<Selection, Vec<Rejec
     }
 }
 
-/// What was measured of kernels on a shape, the one to take first.
+/// Measured times of kernels on a shape, the preferred kernel first.
 pub(crate) struct Measured<'a> {
     pub(crate) times: &'a [TunedTime],
-    /// Where it stands, for the reasons.
+    /// Table and row of the measurement, for the reasons.
     pub(crate) place: String,
 }
 
-/// The first of the measured kernels that takes the request with its tile; the fastest by
-/// prediction where none does.
+/// Selects the first measured kernel that serves the request with its tile; the fastest by
+/// prediction if there is none.
 ///
 /// # Errors
 /// As [`fastest`].
@@ -131,7 +132,7 @@ pub(crate) fn measured(
     }
 }
 
-/// The least predicted time, where there is a kernel at all.
+/// The least predicted time; `None` if no kernel serves the request.
 pub(crate) fn least_s(candidates: &[Candidate]) -> Option<f64> {
     let offers = candidates.iter().filter_map(|candidate| candidate.offer.as_ref().ok());
     offers.map(|offer| offer.predicted_s).min_by(f64::total_cmp)

@@ -1,5 +1,5 @@
-//! Programs of one call, and of several like it over different memory: what tests and benchmarks
-//! run a kernel with.
+//! Programs of one call, or of several equal calls over different memory, for tests and benchmarks
+//! of a kernel.
 
 use deepwell_ir::{
     Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
@@ -7,7 +7,7 @@ use deepwell_ir::{
     Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
 };
 
-/// Where operands begin: as in the arena of a lowered program.
+/// Alignment of operands, as in the arena of a lowered program.
 const ALIGNMENT_BYTES: usize = 64;
 
 /// An op on operands of known sizes, outside of any model.
@@ -27,26 +27,26 @@ const ALIGNMENT_BYTES: usize = 64;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SingleCall {
-    /// What is computed.
+    /// The op to compute.
     pub op: Op,
     /// Inputs, then outputs.
     pub operands: Vec<OperandType>,
-    /// What is done with each operand.
+    /// Access of each operand.
     pub access: Vec<Access>,
-    /// How many of the operands are inputs.
+    /// Number of inputs among the operands.
     pub input_count: usize,
-    /// When outputs that are accumulators add to what is there.
+    /// When accumulator outputs add to the existing contents.
     pub accumulate: Accumulate,
     /// Sequences of the program.
     pub batch: usize,
     /// Tokens per sequence of the program.
     pub seq: usize,
-    /// Bytes left free before and behind each operand.
+    /// Bytes left free before and after each operand.
     pub gap_bytes: usize,
 }
 
 impl SingleCall {
-    /// An op that reads its inputs and writes its outputs.
+    /// An op with read-only inputs and write-only outputs.
     pub fn new(
         op: impl Into<Op>,
         inputs: &[(DType, Vec<usize>)],
@@ -71,7 +71,7 @@ impl SingleCall {
         }
     }
 
-    /// A call of a lowered program, alone.
+    /// Extracts a call of a lowered program.
     pub fn of(program: &Program, call: &Call) -> SingleCall {
         let operand = |operand: &Operand| {
             let value = program.value(operand.value);
@@ -89,12 +89,12 @@ impl SingleCall {
         }
     }
 
-    /// What a catalog is asked.
+    /// The request for a catalog.
     pub fn request(&self) -> KernelRequest<'_> {
         KernelRequest { op: &self.op, operands: &self.operands, input_count: self.input_count }
     }
 
-    /// The kernel that a catalog chooses.
+    /// Returns the kernel that a catalog chooses.
     ///
     /// # Errors
     /// [`NoKernel`] with the reason of each rejection.
@@ -116,7 +116,7 @@ impl SingleCall {
         (0..self.operands.len()).map(|index| self.operand_bytes(index)).sum()
     }
 
-    /// FLOPs of the op, and each operand read or written once.
+    /// FLOPs of the op, with each operand read or written once.
     pub fn cost(&self) -> Cost {
         let shapes: Vec<Vec<usize>> =
             self.operands.iter().map(|operand| operand.shape.clone()).collect();
@@ -138,7 +138,7 @@ impl SingleCall {
         cost
     }
 
-    /// A program of `copies` such calls, each with operands of its own, and one scratch for all.
+    /// Builds a program of `copies` such calls with separate operands and a shared workspace.
     /// Operand `i` of copy `c` is value `c · operands + i`.
     pub fn program(&self, choice: KernelChoice, target: Target, copies: usize) -> Program {
         let mut offset = self.gap_bytes;

@@ -1,11 +1,11 @@
-//! Which targets have a kernel for a request: what the error of one that has none goes on to say.
+//! Which targets have a kernel for a request: the hint of an error when the chosen target has none.
 
 use deepwell_ir::{KernelRequest, Target};
 
 use crate::cpu::serves;
 use crate::cuda::{Architecture, cuda_kernels};
 
-/// Architectures other than that of `target` with a kernel of ours that takes the request.
+/// Architectures other than `target`'s with a kernel, not from a library, that serves the request.
 pub(crate) fn others_that_serve(request: &KernelRequest<'_>, target: &Target) -> Vec<String> {
     let core = request.op.leading().rule().name();
     let on_gpu = |architecture: &Architecture| {
@@ -57,7 +57,7 @@ mod tests {
         let nowhere = "captured and counted, not run";
         check(&nobody, &CudaCatalog, hopper(), nowhere);
         check(&nobody, &CpuCatalog, cpu_target(1), nowhere);
-        // The processor's kernels asked for a GPU.
+        // The CPU catalog, asked about a GPU.
         check(
             &attention(64),
             &CpuCatalog,
