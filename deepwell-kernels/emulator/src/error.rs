@@ -1,31 +1,31 @@
-//! What can go wrong.
+//! Errors of the emulator.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// Undefined or illegal behavior of one operation. Who did it, and where in the PTX, is added by
-/// what ran it.
+/// Undefined or illegal behavior of one operation. The caller that ran the operation adds the
+/// thread and the PTX line ([`FaultReport`]).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message} [{rule}]")]
 pub struct Fault {
     /// Short name of the rule that was broken, such as `tensor-memory-out-of-range`.
     pub rule: &'static str,
-    /// What was expected and what came.
+    /// Expected and actual state.
     pub message: String,
 }
 
 impl Fault {
-    /// A broken rule.
+    /// Builds a fault from the broken rule and a message.
     pub fn new(rule: &'static str, message: impl Into<String>) -> Fault {
         Fault { rule, message: message.into() }
     }
 }
 
-/// Where and in whose hands a launch failed.
+/// A fault with its kernel, PTX line, CTA and thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultReport {
-    /// What was wrong.
+    /// The broken rule and the message.
     pub fault: Fault,
     /// The kernel.
     pub kernel: String,
@@ -53,7 +53,7 @@ impl fmt::Display for FaultReport {
     }
 }
 
-/// Lanes that cannot go on, or do not get anywhere.
+/// Lanes that are blocked or make no progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// Position of the CTA in the grid.
@@ -62,11 +62,11 @@ pub struct Waiter {
     pub warp: u32,
     /// Lanes of the warp, one bit each.
     pub lanes: u32,
-    /// Line of the PTX text at which they wait.
+    /// Line of the PTX text at which the lanes wait.
     pub ptx_line: u32,
     /// File and line of the source, from `.loc`.
     pub source: Option<(u32, u32)>,
-    /// What they wait for.
+    /// The barrier, mbarrier or other event waited for.
     pub what: String,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for Waiter {
     }
 }
 
-/// The first waiters, one a line.
+/// Formats the first waiters, one per line.
 fn list(waiters: &[Waiter]) -> String {
     const SHOWN: usize = 24;
     let mut text = String::new();
@@ -97,13 +97,13 @@ fn list(waiters: &[Waiter]) -> String {
     text
 }
 
-/// Why PTX did not run, or not to its end.
+/// Reasons why PTX did not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EmulatorError {
-    /// The text is no PTX.
+    /// The text is not PTX.
     #[error(transparent)]
     Parse(#[from] crate::ptx::ParseError),
-    /// The text has what the emulator does not know or the ISA does not allow.
+    /// The text has a form that is unknown to the emulator or illegal in the ISA.
     #[error(transparent)]
     Decode(#[from] crate::decode::DecodeError),
     /// The launch does not fit the kernel or the machine.
@@ -111,22 +111,22 @@ pub enum EmulatorError {
     Launch {
         /// The kernel.
         kernel: String,
-        /// What was expected and what came.
+        /// Expected and actual values.
         message: String,
     },
-    /// An access of the host to device memory that is not there.
+    /// The host accessed device memory that is not allocated.
     #[error("access of the host: {0}")]
     Host(Fault),
     /// Undefined or illegal behavior of the kernel.
     #[error("{0}")]
     Fault(Box<FaultReport>),
-    /// Nothing can go on.
+    /// Every lane that has not exited is blocked.
     #[error("deadlock; who waits for what:{}", list(.waiters))]
     Deadlock {
         /// All lanes that have not exited.
         waiters: Vec<Waiter>,
     },
-    /// Warps run, and nothing changes.
+    /// Warps run, but memory and barriers do not change.
     #[error("nothing changed for {instructions} instructions; who is where:{}", list(.waiters))]
     Hang {
         /// Instructions since the last change of memory or of a barrier.
@@ -134,7 +134,7 @@ pub enum EmulatorError {
         /// All lanes that have not exited.
         waiters: Vec<Waiter>,
     },
-    /// The launch ran longer than it may.
+    /// The launch exceeded its instruction limit.
     #[error("more than {limit} instructions; who is where:{}", list(.waiters))]
     StepLimit {
         /// [`crate::launch::Settings::step_limit`].

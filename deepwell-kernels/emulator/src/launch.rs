@@ -1,7 +1,7 @@
-//! What is launched and how it ended.
+//! Launches: settings, arguments and results.
 //!
-//! An [`Emulator`] owns device memory and what was loaded; [`Emulator::launch`] runs one kernel to
-//! its end. Launches follow each other as in one stream.
+//! An [`Emulator`] owns device memory and loaded modules; [`Emulator::launch`] runs one kernel to
+//! its end. Launches run one after another, as in one stream.
 
 use std::collections::BTreeMap;
 mod report;
@@ -20,46 +20,48 @@ use crate::ptx::{self, Module};
 use crate::tcgen05::LaneBits;
 use crate::trace::Trace;
 
-/// When asynchronous operations are done.
+/// When asynchronous operations complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Completion {
-    /// At once, when they are issued.
+    /// Immediately, when issued.
     #[default]
     Eager,
-    /// At moments that a sequence of random numbers chooses, which also chooses whose turn it is.
+    /// At random moments. The same random numbers choose the warp that runs next.
     Lazy {
-        /// Of the sequence.
+        /// Seed of the random sequence.
         seed: u64,
     },
-    /// Only when nobody can go on without, and then only what somebody waits for.
+    /// As late as possible: only when no warp can continue, and then only an operation that a warp
+    /// waits for.
     Demand,
 }
 
-/// How kernels are run.
+/// Settings of an emulator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// When asynchronous operations are done.
+    /// When asynchronous operations complete.
     pub completion: Completion,
-    /// What tensor cores compute where the ISA leaves it open.
+    /// Summation order and rounding of MMAs, which the ISA leaves open.
     pub results: ResultMode,
-    /// Follow who may see which bytes, and report hazards.
+    /// Track which thread may see which bytes, and report hazards.
     pub tracker: bool,
-    /// What the tracker asks for.
+    /// Rules of the tracker.
     pub rules: Rules,
-    /// Whether an address of `tcgen05.ld` and `.st` must name the lanes of the warp that uses it,
-    /// as the ISA has it. Machines are said to ignore these bits, and there are kernels that give
-    /// all warps one address.
+    /// Whether an address of `tcgen05.ld` and `.st` must name the lanes of the executing warp, as
+    /// the ISA requires. Hardware is said to ignore these bits, and some kernels give all warps one
+    /// address.
     pub lane_bits: LaneBits,
-    /// SMs.
+    /// Number of SMs.
     pub sm_count: u32,
-    /// CTAs that an SM runs at a time, at most; fewer when their threads or their shared memory
-    /// do not fit.
+    /// Most CTAs that an SM runs at a time; fewer if their threads or their shared memory do not
+    /// fit.
     pub ctas_per_sm: u32,
-    /// Instructions of all warps after which a launch is given up.
+    /// Most instructions of a launch, over all warps. A longer launch is aborted.
     pub step_limit: u64,
-    /// End a launch when a hazard was found, with its work undone: the first ones are reported.
+    /// End a launch at its first hazard and report only the hazards found so far. Its results are
+    /// incomplete.
     pub stop_at_hazard: bool,
-    /// Keep a record of what ran, of so many instructions at most.
+    /// Most instructions that the trace keeps; 0 disables the trace.
     pub trace_limit: usize,
 }
 
@@ -89,14 +91,14 @@ pub struct LaunchSpec {
     pub grid: [u32; 3],
     /// Threads of a CTA along each axis.
     pub block: [u32; 3],
-    /// CTAs of a cluster along each axis; `[1, 1, 1]` for none, or for what the kernel says.
+    /// CTAs of a cluster along each axis; `[1, 1, 1]` for no cluster, or for the kernel's own.
     pub cluster: [u32; 3],
-    /// Dynamic shared memory of a CTA.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub shared_bytes: u32,
-    /// The parameters, laid out as [`Program::parameters`] of [`Emulator::program`] says.
-    /// [`Arguments`] makes them.
+    /// The parameters, laid out as in [`Program::parameters`] of [`Emulator::program`].
+    /// [`Arguments`] builds these bytes.
     pub arguments: Vec<u8>,
-    /// The launch may begin before the one before has ended (programmatic dependent launch).
+    /// The launch may begin before the previous launch has ended (programmatic dependent launch).
     pub programmatic: bool,
 }
 
@@ -113,71 +115,71 @@ pub struct LaunchSpec {
 pub struct Arguments(Vec<u8>);
 
 impl Arguments {
-    /// None yet.
+    /// No parameters.
     pub fn new() -> Arguments {
         Arguments::default()
     }
 
-    /// The next parameter, of a size that is its alignment as well.
+    /// Appends a parameter whose alignment equals its size.
     fn scalar(mut self, bytes: &[u8]) -> Arguments {
         self.0.resize(self.0.len().next_multiple_of(bytes.len()), 0);
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// An address or an integer of 64 bits.
+    /// Appends a 64-bit address or integer.
     pub fn u64(self, value: u64) -> Arguments {
         self.scalar(&value.to_le_bytes())
     }
 
-    /// An integer of 32 bits.
+    /// Appends a 32-bit integer.
     pub fn u32(self, value: u32) -> Arguments {
         self.scalar(&value.to_le_bytes())
     }
 
-    /// A float of single precision.
+    /// Appends a single-precision float.
     pub fn f32(self, value: f32) -> Arguments {
         self.scalar(&value.to_le_bytes())
     }
 
-    /// A structure, such as a tensor map, with its alignment.
+    /// Appends a structure with the given alignment, such as a tensor map.
     pub fn structure(mut self, bytes: &[u8], alignment: usize) -> Arguments {
         self.0.resize(self.0.len().next_multiple_of(alignment), 0);
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// All of them.
+    /// Returns the parameter bytes.
     pub fn bytes(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// A module that was loaded.
+/// Handle of a loaded module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleId(usize);
 
 #[derive(Clone, Debug)]
 struct Loaded {
     module: Arc<Module>,
-    /// Where its variables are.
+    /// Addresses of the module's variables.
     variables: BTreeMap<String, u64>,
     programs: BTreeMap<String, Arc<Program>>,
 }
 
-/// A device: memory, and what was loaded. A clone is another device with the same contents.
+/// A device: memory and loaded modules. A clone is another device with the same contents.
 #[derive(Clone, Debug)]
 pub struct Emulator {
-    /// How kernels are run; may be changed between launches.
+    /// Settings, which may change between launches.
     pub settings: Settings,
     global: GlobalMemory,
     modules: Vec<Loaded>,
-    /// What the last launch wrote.
+    /// Lines of device memory that the last launch wrote.
     written_before: Vec<Range<u64>>,
 }
 
 impl Emulator {
-    /// A device without anything on it.
+    /// Creates a device with empty memory and no modules.
     pub fn new(settings: Settings) -> Emulator {
         Emulator {
             settings,
@@ -193,11 +195,11 @@ impl Emulator {
         self.global.allocate(bytes, name)
     }
 
-    /// Allocates device memory at an address that [`Emulator::allocate`] gave to somebody, maybe on
-    /// another device: so that pointers in recorded memory stay right.
+    /// Allocates device memory at an address that [`Emulator::allocate`] returned, on this or
+    /// another device. Pointers inside recorded memory then stay valid.
     ///
     /// # Errors
-    /// An address that `allocate` does not give, or that somebody has here.
+    /// An address that `allocate` does not return, or that is already in use here.
     pub fn allocate_at(
         &mut self,
         address: u64,
@@ -207,7 +209,7 @@ impl Emulator {
         self.global.allocate_at(address, bytes, name).map_err(EmulatorError::Host)
     }
 
-    /// Gives memory back.
+    /// Frees device memory.
     ///
     /// # Errors
     /// `address` is not the start of a live allocation.
@@ -218,30 +220,30 @@ impl Emulator {
     /// Copies bytes to device memory.
     ///
     /// # Errors
-    /// They do not fit an allocation.
+    /// Bytes outside of one allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), EmulatorError> {
         let target = self.global.slice_mut(address, bytes.len()).map_err(EmulatorError::Host)?;
         target.copy_from_slice(bytes);
         Ok(())
     }
 
-    /// Bytes of device memory.
+    /// Returns bytes of device memory.
     ///
     /// # Errors
-    /// They are not all of one allocation.
+    /// Bytes that do not lie in one allocation.
     pub fn read(&self, address: u64, bytes: usize) -> Result<&[u8], EmulatorError> {
         self.global.slice(address, bytes).map_err(EmulatorError::Host)
     }
 
-    /// Bytes of device memory, to be written in place.
+    /// Returns bytes of device memory for writing in place.
     ///
     /// # Errors
-    /// They are not all of one allocation.
+    /// Bytes that do not lie in one allocation.
     pub fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], EmulatorError> {
         self.global.slice_mut(address, bytes).map_err(EmulatorError::Host)
     }
 
-    /// Bytes of device memory that are allocated.
+    /// Number of allocated bytes of device memory.
     pub fn bytes_allocated(&self) -> u64 {
         self.global.bytes_allocated()
     }
@@ -249,15 +251,15 @@ impl Emulator {
     /// Parses a module, allocates its variables and decodes all its kernels.
     ///
     /// # Errors
-    /// Text that is no PTX, and everything that the emulator does not know, all of it at once.
+    /// Text that is not PTX, and unknown instruction forms, all of them in one error.
     pub fn load(&mut self, ptx: &str) -> Result<ModuleId, EmulatorError> {
         self.load_those(ptx, |_| true)
     }
 
-    /// [`Emulator::load`] of one kernel: the others are not decoded, and not there.
+    /// [`Emulator::load`] of one kernel. Other kernels are neither decoded nor available.
     ///
     /// # Errors
-    /// As [`Emulator::load`], and a module without this kernel.
+    /// The errors of [`Emulator::load`], and a module without this kernel.
     pub fn load_kernel(&mut self, ptx: &str, kernel: &str) -> Result<ModuleId, EmulatorError> {
         let id = self.load_those(ptx, |name| name == kernel)?;
         if self.program(id, kernel).is_some() {
@@ -312,48 +314,47 @@ impl Emulator {
         Ok(Loaded { module: Arc::new(module), variables, programs })
     }
 
-    /// Names of a module's kernels.
+    /// Returns the names of a module's kernels.
     pub fn kernels(&self, module: ModuleId) -> impl Iterator<Item = &str> {
         self.modules[module.0].programs.keys().map(String::as_str)
     }
 
-    /// A kernel's program, with its limits and the layout of its parameters.
+    /// Returns a kernel's program, with its limits and parameter layout.
     pub fn program(&self, module: ModuleId, kernel: &str) -> Option<&Program> {
         self.modules[module.0].programs.get(kernel).map(Arc::as_ref)
     }
 
-    /// Puts another program in the place of the kernel of its name, such as one that
-    /// [`crate::mutation`] made.
+    /// Replaces the kernel of the program's name, for example by a mutant of [`crate::mutation`].
     pub fn replace_program(&mut self, module: ModuleId, program: Program) {
         self.modules[module.0].programs.insert(program.name.clone(), Arc::new(program));
     }
 
-    /// What the last launch wrote to device memory, in lines of 128 bytes.
+    /// Device memory that the last launch wrote, as ranges of 128-byte lines.
     pub fn written_before(&self) -> &[Range<u64>] {
         &self.written_before
     }
 
-    /// Says what the launch before the next one wrote, as though it had been here: a programmatic
-    /// launch may not touch it before it has waited.
+    /// Sets the ranges of the last launch, as though it had run on this device. A programmatic
+    /// launch may not access these ranges before `griddepcontrol.wait`.
     pub fn set_written_before(&mut self, ranges: Vec<Range<u64>>) {
         self.written_before = ranges;
     }
 
-    /// The text of the module, parsed.
+    /// Returns the parsed text of the module.
     pub fn module(&self, module: ModuleId) -> &Module {
         &self.modules[module.0].module
     }
 
-    /// Address of a `.global` or `.const` variable of a module.
+    /// Returns the address of a `.global` or `.const` variable of a module.
     pub fn variable(&self, module: ModuleId, name: &str) -> Option<u64> {
         self.modules[module.0].variables.get(name).copied()
     }
 
-    /// Clusters of a launch that are on the device at a time, of however many its grid has: what
-    /// kernels whose CTAs wait for each other may count on.
+    /// Returns the number of clusters that are resident on the device at a time, whatever the grid
+    /// size. Kernels whose CTAs wait for each other may rely on this number.
     ///
     /// # Errors
-    /// A launch that does not fit.
+    /// A launch that does not fit the kernel or the device.
     pub fn clusters_resident(
         &self,
         module: ModuleId,
@@ -380,7 +381,7 @@ impl Emulator {
         let constants = self.global.allocate(program.constants.len() as u64, "constants");
         self.write(constants, &program.constants)?;
         let shape = Shape { parameters, constants, ..shape };
-        // What the host wrote is there; what the launch before wrote may not be yet.
+        // Writes of the host are visible now; those of the previous launch may still be pending.
         let before = std::mem::take(&mut self.written_before);
         self.global.take_written();
         let before = if spec.programmatic { before } else { Vec::new() };
@@ -462,7 +463,7 @@ fn no_kernel(spec: &LaunchSpec) -> EmulatorError {
     }
 }
 
-/// Checks a launch against the kernel and the machine.
+/// Checks a launch against the kernel and the device.
 fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Shape, String> {
     let threads: u64 = spec.block.iter().map(|axis| u64::from(*axis)).product();
     if threads == 0 || threads > 1024 || spec.block[2] > 64 {

@@ -2,12 +2,12 @@
 //!
 //! # Brief overview
 //!
-//! A kernel's PTX text is parsed ([`ptx`]) and decoded into typed instructions ([`decode`]); what
-//! is not known is listed before anything runs. The engine ([`engine`]) runs warps of 32 lanes
-//! over memory spaces ([`memory`]) with the asynchronous parts of the machine as queues: bulk
-//! copies ([`bulk`]), warp-group MMAs ([`wgmma`]) and the fifth-generation tensor cores
-//! ([`tcgen05`]). Their arithmetic is in [`numerics`], their formats in [`number`]. The tracker
-//! ([`hazard`]) follows who may see which bytes, and reports accesses that nothing orders.
+//! A kernel's PTX text is parsed ([`ptx`]) and decoded into typed instructions ([`decode`]).
+//! Unknown instruction forms are listed before anything runs. The engine ([`engine`]) runs warps of
+//! 32 lanes over memory spaces ([`memory`]). Asynchronous units are queues: bulk copies ([`bulk`]),
+//! warp-group MMAs ([`wgmma`]) and fifth-generation tensor cores ([`tcgen05`]). MMA arithmetic is
+//! in [`numerics`], number formats in [`number`]. The tracker ([`hazard`]) records who may see
+//! which bytes, and reports accesses that no synchronization orders.
 //!
 //! ```
 //! use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};

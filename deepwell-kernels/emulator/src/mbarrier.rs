@@ -2,14 +2,14 @@
 //!
 //! # Brief overview
 //!
-//! An mbarrier object is 8 opaque bytes of shared memory. Here they are not in memory at all: a
-//! [`MbarrierTable`] holds one [`Mbarrier`] per object of a cluster, so that every use of bytes
-//! that are no barrier, or of a barrier's bytes as data, is found.
+//! An mbarrier object is 8 opaque bytes of shared memory. The emulator keeps objects outside of
+//! shared memory: an [`MbarrierTable`] holds one [`Mbarrier`] per object of a cluster. Any use of
+//! ordinary bytes as a barrier, or of a barrier's bytes as data, is therefore detected.
 //!
 //! A barrier is in one *phase* at a time, counted from 0. The phase completes when no arrival is
-//! pending and the transaction count is zero; then the next begins with the expected arrivals
-//! pending. Every operation that may complete a phase returns an [`Arrival`] with the phase it
-//! counted in, which the hazard tracker needs.
+//! pending and the transaction count is zero; then the next phase begins, with all expected
+//! arrivals pending. Every operation that may complete a phase returns an [`Arrival`] with the
+//! phase in which it counted, for the hazard tracker.
 //!
 //! ```
 //! use deepwell_emulator::mbarrier::{MbarrierTable, PhaseTest};
@@ -23,8 +23,8 @@
 //! assert!(table.test(0, 64, PhaseTest::Parity(0)).unwrap());
 //! ```
 //!
-//! What each operation requires is PTX ISA 9.7.13.15; every violation is a [`Fault`] with a name
-//! of the form `mbarrier-...`.
+//! The requirements of each operation are in PTX ISA 9.7.13.15. Every violation is a [`Fault`] with
+//! a rule name of the form `mbarrier-...`.
 
 use std::collections::HashMap;
 
@@ -45,13 +45,13 @@ pub const MBARRIER_BYTES: u32 = 8;
 #[derive(Clone, Debug, Default)]
 pub struct MbarrierTable {
     objects: HashMap<(u32, u32), Mbarrier>,
-    /// Which words of each CTA's shared memory hold a live object, for the check that every
-    /// ordinary access makes.
+    /// Words of each CTA's shared memory that hold a live object. Every ordinary access checks
+    /// this.
     live: Vec<LiveWords>,
 }
 
 impl MbarrierTable {
-    /// A table for a cluster of `ctas` CTAs, without any object.
+    /// Creates a table for a cluster of `ctas` CTAs, without objects.
     pub fn new(ctas: u32) -> MbarrierTable {
         MbarrierTable {
             objects: HashMap::new(),
@@ -59,10 +59,10 @@ impl MbarrierTable {
         }
     }
 
-    /// `mbarrier.init`: an object in phase 0 that expects `count` arrivals a phase.
+    /// `mbarrier.init`: creates an object in phase 0 that expects `count` arrivals per phase.
     ///
     /// # Errors
-    /// A misaligned address, a count outside 1..=[`COUNT_MAX`], or a live object at the place.
+    /// A misaligned address, a count outside of 1..=[`COUNT_MAX`], or a live object at the address.
     pub fn init(&mut self, rank: u32, offset: u32, count: u32) -> Result<(), Fault> {
         aligned(rank, offset)?;
         if !(1..=COUNT_MAX).contains(&count) {
@@ -86,10 +86,10 @@ impl MbarrierTable {
         Ok(())
     }
 
-    /// `mbarrier.inval`: the object's bytes are ordinary memory again.
+    /// `mbarrier.inval`: makes the object's bytes ordinary memory again.
     ///
     /// # Errors
-    /// No live object at the place.
+    /// No live object at the address.
     pub fn inval(&mut self, rank: u32, offset: u32) -> Result<(), Fault> {
         self.object("mbarrier.inval", rank, offset)?;
         self.objects.remove(&(rank, offset));
@@ -97,7 +97,7 @@ impl MbarrierTable {
         Ok(())
     }
 
-    /// `mbarrier.expect_tx`: the current phase waits for `bytes` more.
+    /// `mbarrier.expect_tx`: the current phase expects `bytes` more bytes.
     ///
     /// # Errors
     /// No live object, or a transaction count out of range.
@@ -105,17 +105,17 @@ impl MbarrierTable {
         self.object("mbarrier.expect_tx", rank, offset)?.expect_tx(bytes).map_err(at(rank, offset))
     }
 
-    /// `mbarrier.complete_tx`, or the end of a bulk copy: `bytes` came.
+    /// `mbarrier.complete_tx`, or the completion of a bulk copy: `bytes` bytes arrived.
     ///
     /// # Errors
-    /// No live object, a transaction count out of range, or more bytes than the phase expects
-    /// while no arrival is left that could expect them.
+    /// No live object, a transaction count out of range, or more bytes than the phase expects when
+    /// no arrival is left that could expect more.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32) -> Result<Arrival, Fault> {
         self.object("complete-tx", rank, offset)?.complete_tx(bytes).map_err(at(rank, offset))
     }
 
     /// `mbarrier.arrive` with `count` arrivals; also the arrival of `tcgen05.commit` (count 1).
-    /// With `no_complete` the phase must not complete.
+    /// With `no_complete`, the phase must not complete.
     ///
     /// # Errors
     /// No live object, a count of zero or out of range, more arrivals than are pending, or a
@@ -132,7 +132,7 @@ impl MbarrierTable {
             .map_err(at(rank, offset))
     }
 
-    /// `mbarrier.arrive.expect_tx`: expects `bytes`, then arrives once.
+    /// `mbarrier.arrive.expect_tx`: expects `bytes` bytes, then arrives once.
     ///
     /// # Errors
     /// As [`Self::expect_tx`] and [`Self::arrive`].
@@ -147,8 +147,8 @@ impl MbarrierTable {
             .map_err(at(rank, offset))
     }
 
-    /// `mbarrier.arrive_drop`: later phases expect `count` arrivals fewer; then arrives `count`
-    /// times. `bytes` is for the `.expect_tx` form, else 0.
+    /// `mbarrier.arrive_drop`: lowers the arrival count of later phases by `count`, then arrives
+    /// `count` times. `bytes` is nonzero only in the `.expect_tx` form.
     ///
     /// # Errors
     /// As [`Self::arrive`], or a count above the expected arrivals.
@@ -165,8 +165,8 @@ impl MbarrierTable {
             .map_err(at(rank, offset))
     }
 
-    /// The first half of `cp.async.mbarrier.arrive` without `.noinc`: one more arrival is
-    /// pending in this phase. The second half is [`Self::arrive`] when the copies are complete.
+    /// The first half of `cp.async.mbarrier.arrive` without `.noinc`: adds a pending arrival to
+    /// this phase. The second half is [`Self::arrive`] when the copies are complete.
     ///
     /// # Errors
     /// No live object, or a pending count out of range.
@@ -179,27 +179,27 @@ impl MbarrierTable {
     /// `mbarrier.test_wait` and one attempt of `mbarrier.try_wait`: whether the phase is complete.
     ///
     /// # Errors
-    /// No live object, a parity above 1, or a state that is of neither the current nor the
-    /// immediately preceding phase.
+    /// No live object, a parity above 1, or a state of a phase other than the current one and its
+    /// predecessor.
     pub fn test(&mut self, rank: u32, offset: u32, phase: PhaseTest) -> Result<bool, Fault> {
         self.object("mbarrier.try_wait", rank, offset)?.test(phase).map_err(at(rank, offset))
     }
 
-    /// `mbarrier.pending_count` of a state that [`Self::arrive`] returned.
+    /// `mbarrier.pending_count` of a state returned by [`Self::arrive`].
     ///
     /// # Errors
-    /// A value that is no state.
+    /// A value that is not a state.
     pub fn pending_count(state: u64) -> Result<u32, Fault> {
         object::pending_count(state)
     }
 
-    /// The object at a place, if one is live.
+    /// Returns the live object at an address, if any.
     pub fn get(&self, rank: u32, offset: u32) -> Option<&Mbarrier> {
         self.objects.get(&(rank, offset))
     }
 
     /// Checks that an ordinary access does not touch a live object (PTX ISA 9.7.13.15: only
-    /// mbarrier operations may). Cheap enough for every access.
+    /// mbarrier operations may). Fast enough for every access.
     ///
     /// # Errors
     /// The bytes overlap a live object.
@@ -217,8 +217,8 @@ impl MbarrierTable {
         }
     }
 
-    /// What a waiter is waiting for, for reports of deadlocks, such as ``mbarrier at shared 0x40 of
-    /// CTA 0: phase 3 (parity 1) lacks 1 of 2 arrivals``.
+    /// Describes an object for reports of deadlocks, such as ``mbarrier at shared 0x40 of CTA 0:
+    /// phase 3 (parity 1) lacks 1 of 2 arrivals``.
     pub fn describe(&self, rank: u32, offset: u32) -> String {
         match self.get(rank, offset) {
             Some(object) => {
@@ -228,13 +228,12 @@ impl MbarrierTable {
         }
     }
 
-    /// What a wait that does not end is waiting for, with the mistakes that lead there. `parity`
-    /// is what the waiter tests.
+    /// Describes a wait on `parity` that does not end.
     pub fn describe_wait(&self, rank: u32, offset: u32, parity: u32) -> String {
         format!("waits for parity {parity} of {}", self.describe(rank, offset))
     }
 
-    /// All live objects of a CTA, by offset.
+    /// Returns all live objects of a CTA, by offset.
     pub fn live_objects(&self, rank: u32) -> Vec<(u32, &Mbarrier)> {
         let mut found: Vec<_> = (self.objects.iter())
             .filter(|((of, _), _)| *of == rank)
@@ -244,7 +243,7 @@ impl MbarrierTable {
         found
     }
 
-    /// Forgets all objects, as when other CTAs take the place of these.
+    /// Removes all objects, when a new cluster takes the place of this one.
     pub fn reset(&mut self) {
         self.objects.clear();
         self.live.iter_mut().for_each(LiveWords::reset);
@@ -294,7 +293,7 @@ fn overlap(rank: u32, object: u32, write: bool) -> Fault {
     )
 }
 
-/// Adds where the object is to a fault of the object itself.
+/// Adds the address of the object to a fault.
 fn at(rank: u32, offset: u32) -> impl Fn(Fault) -> Fault {
     move |fault| {
         Fault::new(

@@ -1,4 +1,4 @@
-//! Where bytes are, and how operations reach them.
+//! Locations of bytes, and access to memory by operations.
 
 use std::fmt;
 
@@ -16,19 +16,19 @@ pub enum Place {
     Global(u64),
     /// Shared memory of a CTA of the same cluster.
     Shared {
-        /// Which CTA.
+        /// Rank of the CTA.
         rank: u32,
-        /// Byte in its window.
+        /// Byte offset in the CTA's shared window.
         offset: u32,
     },
-    /// Tensor memory of a CTA of the same cluster. Bytes go on along the columns of one lane,
-    /// four to a column.
+    /// Tensor memory of a CTA of the same cluster. Consecutive bytes follow the columns of one
+    /// lane, four bytes to a column.
     Tensor {
-        /// Which CTA.
+        /// Rank of the CTA.
         rank: u32,
-        /// Of [`TENSOR_LANES`].
+        /// Lane, below [`TENSOR_LANES`].
         lane: u32,
-        /// Of [`TENSOR_COLUMNS`].
+        /// Column, below [`TENSOR_COLUMNS`].
         column: u32,
     },
 }
@@ -45,18 +45,18 @@ impl fmt::Display for Place {
     }
 }
 
-/// What an operation reads and writes. The engine's memory checks bounds and initialization and
-/// tells the hazard tracker who came by.
+/// Memory that an operation reads and writes. The engine's implementation checks bounds and
+/// initialization, and reports each access to the hazard tracker.
 pub trait Memory {
-    /// Reads bytes from `place` on.
+    /// Reads bytes starting at `place`.
     ///
     /// # Errors
-    /// Bytes that are not there.
+    /// Bytes outside of the memory.
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), Fault>;
 
-    /// Writes bytes from `place` on.
+    /// Writes bytes starting at `place`.
     ///
     /// # Errors
-    /// Bytes that are not there.
+    /// Bytes outside of the memory.
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), Fault>;
 }

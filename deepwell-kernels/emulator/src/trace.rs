@@ -1,4 +1,4 @@
-//! A record of what ran.
+//! Records of executed instructions.
 
 use std::fmt;
 
@@ -26,17 +26,17 @@ impl fmt::Display for TraceRecord {
     }
 }
 
-/// What ran, in order.
+/// Executed instructions, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The first instructions, up to [`crate::launch::Settings::trace_limit`].
     pub records: Vec<TraceRecord>,
-    /// Whether more ran than are kept.
+    /// Whether instructions beyond the limit were dropped.
     pub is_cut: bool,
 }
 
 impl Trace {
-    /// Keeps a record, if there is room below `limit`.
+    /// Keeps a record if the trace holds fewer than `limit`.
     pub(crate) fn push(&mut self, limit: usize, record: TraceRecord) {
         if self.records.len() < limit {
             self.records.push(record);

@@ -1,43 +1,43 @@
-//! What a launch did.
+//! Results and statistics of a launch.
 
 use std::collections::BTreeMap;
 
 use crate::hazard::{Hazard, Severity};
 use crate::trace::Trace;
 
-/// Bytes that moved, by memory. Those of a launch.
+/// Bytes moved by a launch, per memory space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BytesMoved {
-    /// By loads and atomics from device memory.
+    /// Read from device memory by loads and atomics.
     pub global_read: u64,
-    /// By stores and atomics to device memory.
+    /// Written to device memory by stores and atomics.
     pub global_written: u64,
-    /// Of parameters.
+    /// Read from kernel parameters.
     pub parameter_read: u64,
-    /// From shared memory, by threads.
+    /// Read from shared memory by threads.
     pub shared_read: u64,
-    /// To shared memory, by threads.
+    /// Written to shared memory by threads.
     pub shared_written: u64,
-    /// Of these, from and to other CTAs of the cluster.
+    /// Part of the two shared-memory counts that went to or came from other CTAs of the cluster.
     pub cluster: u64,
-    /// From local memory.
+    /// Read from local memory.
     pub local_read: u64,
-    /// To local memory.
+    /// Written to local memory.
     pub local_written: u64,
-    /// From device to shared memory by asynchronous copies, once for each destination.
+    /// Copied from device to shared memory asynchronously, counted once per destination.
     pub copied_to_shared: u64,
-    /// From shared to device memory by asynchronous copies.
+    /// Copied from shared to device memory asynchronously.
     pub copied_from_shared: u64,
-    /// From tensor memory, by threads.
+    /// Read from tensor memory by threads.
     pub tensor_read: u64,
-    /// To tensor memory, by threads.
+    /// Written to tensor memory by threads.
     pub tensor_written: u64,
 }
 
-/// What a launch did, in numbers.
+/// Statistics of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instructions of warps.
+    /// Executed warp instructions.
     pub instructions: u64,
     /// CTAs that ran.
     pub ctas: u64,
@@ -45,26 +45,26 @@ pub struct Counts {
     pub bytes: BytesMoved,
     /// Atomic operations and reductions of threads.
     pub atomics: u64,
-    /// Attempts to see a phase of an mbarrier complete.
+    /// Tests of an mbarrier phase (`test_wait`, and attempts of `try_wait`).
     pub mbarrier_tests: u64,
     /// Matrix instructions: `mma.sync` of a warp, `wgmma` of a warp group, `tcgen05.mma`.
     pub mmas: u64,
-    /// Products of elements in them.
+    /// Multiply-adds of matrix instructions.
     pub multiply_adds: u64,
     /// Bulk and tensor copies.
     pub bulk_copies: u64,
     /// How often a warp ran each instruction, by its position in
-    /// [`Program::steps`](crate::decode::Program::steps). One that has to wait counts again when it
-    /// is tried again.
+    /// [`Program::steps`](crate::decode::Program::steps). An instruction that has to wait counts
+    /// again at every retry.
     pub executed: Vec<u64>,
-    /// Parities that `mbarrier.try_wait` and `.test_wait` tested with success, by position: bit 0
-    /// for parity 0, bit 1 for parity 1. Waits by state leave none.
+    /// Parities that `mbarrier.try_wait` and `.test_wait` tested successfully, by position: bit 0
+    /// for parity 0, bit 1 for parity 1. Waits on a state are not recorded.
     pub parities: Vec<u8>,
-    /// Instructions of others that ran while lanes waited.
+    /// Time that warps waited, in instructions of other warps.
     pub waits: BTreeMap<WaitingWarp, Waited>,
 }
 
-/// Which warp waited, and where; those of all CTAs together.
+/// A warp and the line at which it waited, summed over all CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaitingWarp {
     /// Warp of the CTA.
@@ -73,46 +73,46 @@ pub struct WaitingWarp {
     pub ptx_line: u32,
 }
 
-/// Waiting of one warp at one line.
+/// Waits of one warp at one line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
-    /// How often warps waited there.
+    /// Number of waits.
     pub times: u64,
-    /// Instructions that the machine ran meanwhile.
+    /// Instructions that the machine ran during the waits.
     pub instructions: u64,
 }
 
-/// Bytes that were read before anybody wrote them.
+/// A read of bytes that were never written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwritten {
     /// Line of the PTX text.
     pub ptx_line: u32,
     /// File and line of the source, from `.loc`.
     pub source: Option<(u32, u32)>,
-    /// Which bytes, the first time.
+    /// The bytes of the first such read.
     pub what: String,
 }
 
-/// How a launch ended that ran to its end.
+/// Outcome of a launch that ran to its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Accesses that nothing orders.
+    /// Accesses that no synchronization orders, and other findings of the tracker.
     pub hazards: Vec<Hazard>,
-    /// Reads of shared and tensor memory that nobody had written, once for each instruction.
+    /// Reads of shared and tensor memory that was never written, once per instruction.
     pub unwritten: Vec<Unwritten>,
-    /// What it did.
+    /// Statistics of the launch.
     pub counts: Counts,
-    /// What ran, when [`Settings::trace_limit`](super::Settings::trace_limit) asks for it.
+    /// Executed instructions, if [`Settings::trace_limit`](super::Settings::trace_limit) is set.
     pub trace: Trace,
 }
 
 impl Report {
-    /// Whether nothing is wrong. Warnings do not count.
+    /// Whether the launch has no errors and no unwritten reads. Warnings do not count.
     pub fn is_clean(&self) -> bool {
         self.errors().next().is_none() && self.unwritten.is_empty()
     }
 
-    /// The hazards that are errors.
+    /// Hazards of severity [`Severity::Error`].
     pub fn errors(&self) -> impl Iterator<Item = &Hazard> {
         self.hazards.iter().filter(|hazard| hazard.kind.severity() == Severity::Error)
     }

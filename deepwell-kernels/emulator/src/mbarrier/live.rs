@@ -1,12 +1,12 @@
-//! Which 8-byte words of a CTA's shared memory hold a live mbarrier.
+//! Bit set of the 8-byte words of a CTA's shared memory that hold a live mbarrier.
 
-/// One bit per 8-byte word, with the range that has any.
+/// One bit per 8-byte word, with bounds on the words that are set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveWords {
     bits: Vec<u64>,
-    /// Bytes before which no object is live.
+    /// Offset before which no object is live.
     start: u32,
-    /// Bytes from which on no object is live; 0 if none is.
+    /// Offset from which on no object is live; 0 if there is none.
     end: u32,
 }
 
@@ -32,7 +32,7 @@ impl LiveWords {
         *self = LiveWords::default();
     }
 
-    /// The first live object that `bytes` from `offset` on overlap.
+    /// Returns the first live object that overlaps the `bytes` bytes at `offset`.
     #[inline]
     pub(super) fn first_in(&self, offset: u32, bytes: u32) -> Option<u32> {
         let last = offset.saturating_add(bytes);

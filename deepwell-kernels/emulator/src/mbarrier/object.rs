@@ -5,11 +5,11 @@ use crate::error::Fault;
 /// The largest expected, pending and transaction count (PTX ISA 9.7.13.15.2).
 pub const COUNT_MAX: u32 = (1 << 20) - 1;
 
-/// The state word that an arrival returns carries this in its top bits, so that a register that
-/// never was a state is found.
+/// Top bits of the state word that an arrival returns. A register that never held a state is
+/// detected by a wrong tag.
 const STATE_TAG: u64 = 0xB;
 
-/// Which phase a wait tests.
+/// The phase that a wait tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PhaseTest {
     /// The phase in which the arrival that returned this state was counted.
@@ -18,14 +18,14 @@ pub enum PhaseTest {
     Parity(u32),
 }
 
-/// What an operation that may complete a phase did.
+/// Effect of an operation that may complete a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The phase in which the operation counted.
     pub phase: u64,
     /// Whether it completed that phase.
     pub completed: bool,
-    /// The opaque state from before the operation, for `mbarrier.arrive`'s destination.
+    /// The opaque state before the operation, for the destination of `mbarrier.arrive`.
     pub state: u64,
 }
 
@@ -43,27 +43,27 @@ impl Mbarrier {
         Mbarrier { phase: 0, expected: count, pending: count, transactions: 0 }
     }
 
-    /// The current, incomplete phase.
+    /// Returns the current, incomplete phase.
     pub fn phase(&self) -> u64 {
         self.phase
     }
 
-    /// Arrivals that the current phase still lacks.
+    /// Returns the pending arrivals of the current phase.
     pub fn pending(&self) -> u32 {
         self.pending
     }
 
-    /// Arrivals that every later phase needs.
+    /// Returns the expected arrivals of every later phase.
     pub fn expected(&self) -> u32 {
         self.expected
     }
 
-    /// Bytes expected less bytes that came, in the current phase.
+    /// Returns expected minus arrived bytes of the current phase.
     pub fn transactions(&self) -> i64 {
         self.transactions
     }
 
-    /// The phase and what it lacks, in words.
+    /// Describes the phase and its missing arrivals and bytes.
     pub fn describe(&self) -> String {
         let mut lacks = Vec::new();
         if self.pending > 0 {
@@ -166,7 +166,7 @@ impl Mbarrier {
             )),
             PhaseTest::State(state) => {
                 let of = state_phase(state)?;
-                // 32 bits of the phase are in the state; more phases than that never run.
+                // The state holds 32 bits of the phase; no launch reaches more phases.
                 let age = (self.phase as u32).wrapping_sub(of);
                 match age {
                     0 => Ok(false),
@@ -188,7 +188,7 @@ impl Mbarrier {
         Arrival { phase: self.phase, completed: false, state: self.state() }
     }
 
-    /// Tag, phase and pending count: 4, 32 and 28 bits.
+    /// Packs tag, phase and pending count: 4, 32 and 28 bits.
     fn state(&self) -> u64 {
         STATE_TAG << 60 | (self.phase & 0xffff_ffff) << 28 | u64::from(self.pending)
     }
@@ -205,7 +205,7 @@ impl Mbarrier {
         Ok(())
     }
 
-    /// All have arrived, so nobody is left who could expect the bytes that came too much.
+    /// Checks that the arrived bytes were expected. No arrival is left that could expect more.
     fn check_surplus(&self) -> Result<(), Fault> {
         if self.pending > 0 || self.transactions >= 0 {
             return Ok(());

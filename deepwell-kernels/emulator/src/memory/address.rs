@@ -4,27 +4,27 @@
 pub const SHARED_WINDOW: u64 = 0x7F00_0000_0000;
 /// First generic address of a thread's local memory; the low 32 bits are the local address.
 pub const LOCAL_WINDOW: u64 = 0x7E00_0000_0000;
-/// A shared address holds the rank of its CTA in the cluster from this bit on. (This is no rule
-/// of the ISA; kernels for CTA pairs clear the lowest bit of the rank to reach the pair's leader.)
+/// Lowest bit of the CTA's rank in a shared address. (The ISA does not define this bit; kernels for
+/// CTA pairs clear the lowest bit of the rank to reach the pair's leader.)
 pub const RANK_SHIFT: u32 = 24;
-/// First byte of a CTA's shared memory that a kernel owns: the system keeps the kibibyte below.
+/// Offset of the first byte of shared memory that a kernel owns; the first KiB is the system's.
 pub const SHARED_BASE: u32 = 1024;
-/// Bytes of shared memory that a CTA may have, static and dynamic, without the system's.
+/// Most bytes of shared memory of a CTA, static and dynamic, without the system's KiB.
 pub const SHARED_BYTES_LIMIT: u32 = 227 * 1024;
 
-/// What a generic address points into.
+/// Memory space of a generic address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Device memory, constants and parameters: the address itself.
+    /// Device memory, constants and parameters: the address unchanged.
     Global(u64),
-    /// A shared address, with its rank.
+    /// A shared address, with the CTA's rank.
     Shared(u32),
     /// An offset in the thread's local memory.
     Local(u32),
 }
 
 impl Window {
-    /// Where a generic `address` points.
+    /// Returns the window of a generic `address`.
     #[inline]
     pub fn of(address: u64) -> Window {
         match address & !0xFFFF_FFFF {
@@ -35,13 +35,13 @@ impl Window {
     }
 }
 
-/// The shared address of byte `offset` of CTA `rank`.
+/// Returns the shared address of byte `offset` of CTA `rank`.
 #[inline]
 pub fn shared_address(rank: u32, offset: u32) -> u32 {
     (rank << RANK_SHIFT) | offset
 }
 
-/// Rank and offset of a shared `address`.
+/// Splits a shared `address` into rank and offset.
 #[inline]
 pub fn split_shared(address: u32) -> (u32, u32) {
     (address >> RANK_SHIFT, address & ((1 << RANK_SHIFT) - 1))

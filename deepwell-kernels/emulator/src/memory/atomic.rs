@@ -1,10 +1,10 @@
-//! What atomic operations and reductions do with a value in memory.
+//! Arithmetic of atomic operations and reductions.
 
 use crate::decode::{AtomicOperation, Type};
 
-/// The new value of an element of type `element` that holds `old`, for an `operand`; `compare` is
-/// what [`AtomicOperation::CompareAndSwap`] looks for. Floats are added with rounding to the
-/// nearest; halves are handled part by part. Only the low bits of the element count.
+/// Computes the new value of an element of type `element` that holds `old`. `compare` is the
+/// expected value of [`AtomicOperation::CompareAndSwap`]. Float additions round to nearest; packed
+/// halves are handled separately. Only the low bits of the element count.
 pub fn apply_atomic(
     operation: AtomicOperation,
     element: Type,
@@ -85,8 +85,8 @@ fn to_f64(element: Type, bits: u64) -> f64 {
     }
 }
 
-/// The sum of two halves is exact in double precision (F16: 10 bits of fraction over a range of
-/// 2^40) or differs from the exact sum by what cannot change a rounding to 8 bits.
+/// Adds two floats. The sum of two F16 is exact in double precision (10 fraction bits over a range
+/// of 2^40). For BF16, the error of the double is too small to change a rounding to 8 bits.
 fn float_add(element: Type, old: u64, operand: u64) -> u64 {
     match element {
         Type::F64 => (f64::from_bits(old) + f64::from_bits(operand)).to_bits(),
@@ -98,7 +98,7 @@ fn float_add(element: Type, old: u64, operand: u64) -> u64 {
     }
 }
 
-/// Rounds to the nearest, ties to even, into a sign, `exponent_bits` and `fraction_bits`.
+/// Rounds to nearest, ties to even, into a sign, `exponent_bits` and `fraction_bits`.
 fn round_half(value: f64, exponent_bits: u32, fraction_bits: u32) -> u16 {
     let sign = if value.is_sign_negative() { 1u16 << 15 } else { 0 };
     if value.is_nan() {
@@ -116,7 +116,7 @@ fn round_half(value: f64, exponent_bits: u32, fraction_bits: u32) -> u16 {
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(1 - bias);
     let scaled = magnitude * 2f64.powi(fraction_bits as i32 - exponent);
     let rounded = scaled.round_ties_even() as u32;
-    // A carry out of the fraction goes on into the exponent.
+    // A carry out of the fraction increments the exponent.
     let code = ((exponent + bias - 1) as u32) * (1 << fraction_bits) + rounded;
     sign | (code.min(u32::from(top)) as u16)
 }
@@ -142,7 +142,7 @@ mod tests {
             (Op::CompareAndSwap, Type::B32, 4, 9, 5, 4),
             (Op::Exchange, Type::B64, 4, 9, 0, 9),
             (Op::Add, Type::F32, 0x3F80_0000, 0x4000_0000, 0, 0x4040_0000),
-            // 1 + 2^-11 is a tie in F16, and goes to the even 1; 1 + 3 * 2^-11 goes up.
+            // 1 + 2^-11 is a tie in F16 and rounds to the even 1; 1 + 3 * 2^-11 rounds up.
             (Op::Add, Type::F16, 0x3C00, 0x1000, 0, 0x3C00),
             (Op::Add, Type::F16, 0x3C01, 0x1000, 0, 0x3C02),
             // The largest F16 and half a unit more overflow.

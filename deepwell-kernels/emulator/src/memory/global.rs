@@ -3,15 +3,15 @@
 use super::POISON;
 use crate::error::Fault;
 
-/// Addresses are handed out in multiples of this; a lookup is one division.
+/// Allocations start at multiples of this size, so that a lookup is one division.
 const GRANULE: u64 = 1 << 21;
-/// The first address that is handed out.
+/// Lowest address of an allocation.
 const FIRST: u64 = 0x10_0000_0000;
 
-/// Where [`GlobalMemory::allocate_at`] allocates at most, from [`FIRST`] on.
+/// Largest offset from [`FIRST`] at which [`GlobalMemory::allocate_at`] allocates.
 const FARTHEST: u64 = 1 << 40;
 
-/// Bytes that are told apart when it is asked what was written.
+/// Granularity, in bytes, of the record of written memory.
 const LINE: usize = 128;
 
 #[derive(Clone, Debug)]
@@ -19,38 +19,38 @@ struct Allocation {
     base: u64,
     bytes: Vec<u8>,
     name: String,
-    /// One bit for each [`LINE`] that was written since the last [`GlobalMemory::take_written`].
+    /// One bit for each [`LINE`] written since the last [`GlobalMemory::take_written`].
     written: Vec<u64>,
 }
 
-/// Device memory. Every allocation is followed by addresses that belong to nobody, and an address
-/// is never handed out twice, so that an access outside of an allocation is always seen.
+/// Device memory. Every allocation is followed by unowned guard addresses, and no address is
+/// reused, so that every access outside of an allocation is detected.
 #[derive(Clone, Debug, Default)]
 pub struct GlobalMemory {
     allocations: Vec<Option<Allocation>>,
-    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one; 0 for
-    /// none.
+    /// For every granule from [`FIRST`] on, the index of its allocation plus one; 0 for none.
     granules: Vec<u32>,
     bytes: u64,
 }
 
 impl GlobalMemory {
-    /// Memory without an allocation.
+    /// Creates device memory without allocations.
     pub fn new() -> GlobalMemory {
         GlobalMemory::default()
     }
 
-    /// Allocates `bytes` bytes of poison, and returns their address, a multiple of 2 MiB.
+    /// Allocates `bytes` bytes filled with poison. Returns the address, a multiple of 2 MiB.
     pub fn allocate(&mut self, bytes: u64, name: &str) -> u64 {
         let base = FIRST + self.granules.len() as u64 * GRANULE;
         self.place(base, bytes, name);
         base
     }
 
-    /// Allocates at an address that [`GlobalMemory::allocate`] may give, and has not given here.
+    /// Allocates at an address that [`GlobalMemory::allocate`] may return but has not returned
+    /// here.
     ///
     /// # Errors
-    /// Another address.
+    /// Any other address.
     pub fn allocate_at(&mut self, address: u64, bytes: u64, name: &str) -> Result<(), Fault> {
         let next = FIRST + self.granules.len() as u64 * GRANULE;
         if address < next || !address.is_multiple_of(GRANULE) || address - FIRST > FARTHEST {
@@ -78,15 +78,15 @@ impl GlobalMemory {
         let owner = self.allocations.len() as u32;
         let granules = bytes.div_ceil(GRANULE).max(1) as usize;
         self.granules.resize(self.granules.len() + granules, owner);
-        // The guard.
+        // The guard granule.
         self.granules.push(owner);
         self.bytes += bytes;
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     ///
     /// # Errors
-    /// `address` is not what [`GlobalMemory::allocate`] returned, or was given back already.
+    /// `address` was not returned by [`GlobalMemory::allocate`], or is already free.
     pub fn free(&mut self, address: u64) -> Result<(), Fault> {
         let index = self.owner(address);
         match index.and_then(|index| self.allocations[index].as_ref()) {
@@ -102,12 +102,12 @@ impl GlobalMemory {
         }
     }
 
-    /// Bytes that are allocated.
+    /// Number of allocated bytes.
     pub fn bytes_allocated(&self) -> u64 {
         self.bytes
     }
 
-    /// Addresses that were written since the last call, in lines of 128 bytes.
+    /// Returns the ranges written since the last call, in lines of 128 bytes.
     pub fn take_written(&mut self) -> Vec<std::ops::Range<u64>> {
         let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
         for allocation in self.allocations.iter_mut().flatten() {
@@ -150,10 +150,10 @@ impl GlobalMemory {
         Fault::new("global-out-of-range", message)
     }
 
-    /// The bytes at `address`.
+    /// Returns the bytes at `address`.
     ///
     /// # Errors
-    /// They are not all of one live allocation.
+    /// Bytes that do not lie in one live allocation.
     #[inline]
     pub fn slice(&self, address: u64, bytes: usize) -> Result<&[u8], Fault> {
         if let Some(index) = self.owner(address)
@@ -168,10 +168,10 @@ impl GlobalMemory {
         Err(self.out_of_range(address, bytes))
     }
 
-    /// The bytes at `address`, to be written.
+    /// Returns the bytes at `address` for writing.
     ///
     /// # Errors
-    /// They are not all of one live allocation.
+    /// Bytes that do not lie in one live allocation.
     #[inline]
     pub fn slice_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], Fault> {
         let Some(index) = self.owner(address) else {

@@ -1,9 +1,9 @@
 //! Memory spaces and addresses.
 //!
-//! Device memory is one list of allocations that all CTAs share ([`GlobalMemory`]); constant
-//! variables and the parameters of a launch live there too, under addresses of their own. A CTA
-//! owns its shared memory ([`SharedMemory`]), its tensor memory ([`TensorMemory`]) and the local
-//! memory of its threads. [`Window`] tells which of them a generic address means.
+//! Device memory is one list of allocations that all CTAs share ([`GlobalMemory`]). Constant
+//! variables and launch parameters are also allocations there. A CTA owns its shared memory
+//! ([`SharedMemory`]), its tensor memory ([`TensorMemory`]) and the local memory of its threads.
+//! [`Window`] maps a generic address to its memory space.
 
 mod address;
 mod atomic;
@@ -20,6 +20,6 @@ pub use global::GlobalMemory;
 pub use shared::SharedMemory;
 pub use tensor::TensorMemory;
 
-/// What memory holds that nobody has written: NaN in every float format that has one, and an
-/// address outside of everything.
+/// Value of memory that was never written: NaN in every float format with NaN, and an address
+/// outside of every allocation.
 pub const POISON: u8 = 0xFF;

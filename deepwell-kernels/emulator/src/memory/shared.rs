@@ -8,12 +8,12 @@ use crate::error::Fault;
 #[derive(Debug)]
 pub struct SharedMemory {
     bytes: Vec<u8>,
-    /// One bit for every byte: somebody wrote it.
+    /// One bit per byte, set when the byte is written.
     written: Vec<u64>,
 }
 
 impl SharedMemory {
-    /// Poison.
+    /// Creates shared memory filled with poison.
     pub fn new(bytes: u32) -> SharedMemory {
         SharedMemory {
             bytes: vec![POISON; bytes as usize],
@@ -21,12 +21,12 @@ impl SharedMemory {
         }
     }
 
-    /// Bytes that the kernel owns.
+    /// Number of bytes that the kernel owns.
     pub fn len(&self) -> u32 {
         self.bytes.len() as u32
     }
 
-    /// Whether the kernel owns none.
+    /// Whether the kernel owns no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -53,7 +53,7 @@ impl SharedMemory {
         }
     }
 
-    /// The bytes from `offset` on, and whether all of them were written.
+    /// Returns the bytes starting at `offset`, and whether all of them were written.
     ///
     /// # Errors
     /// Bytes that the CTA does not own.
@@ -69,7 +69,7 @@ impl SharedMemory {
         Ok((&self.bytes[start..start + bytes], written))
     }
 
-    /// The bytes from `offset` on, to be written whole.
+    /// Returns the bytes starting at `offset`, all of which the caller overwrites.
     ///
     /// # Errors
     /// Bytes that the CTA does not own.
@@ -80,7 +80,7 @@ impl SharedMemory {
         Ok(&mut self.bytes[start..start + bytes])
     }
 
-    /// Makes the bytes unreadable: a pending copy will write them.
+    /// Marks the bytes as unwritten, because a pending copy will write them.
     ///
     /// # Errors
     /// Bytes that the CTA does not own.

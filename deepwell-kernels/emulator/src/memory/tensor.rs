@@ -4,23 +4,23 @@ use super::POISON;
 use crate::error::Fault;
 use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
 
-/// Tensor memory of one CTA: 128 lanes of 512 columns of 32 bits. Which columns are allocated is
-/// the business of whoever owns this.
+/// Tensor memory of one CTA: 128 lanes of 512 columns of 32 bits. The owner keeps track of
+/// allocated columns.
 #[derive(Debug, Default)]
 pub struct TensorMemory {
-    /// Lane by lane; empty until somebody allocates.
+    /// Cells lane by lane; empty until the first allocation.
     cells: Vec<u8>,
-    /// One bit for every cell of 32 bits: somebody wrote it.
+    /// One bit per 32-bit cell, set when the cell is written.
     written: Vec<u64>,
 }
 
 impl TensorMemory {
-    /// Nothing yet: the cells come with the first allocation.
+    /// Creates tensor memory without cells; the first allocation adds the cells.
     pub fn new() -> TensorMemory {
         TensorMemory::default()
     }
 
-    /// Fills `columns` columns from `column` on with poison, which an allocation starts with.
+    /// Fills `columns` columns starting at `column` with poison, as a new allocation does.
     pub fn poison(&mut self, column: u32, columns: u32) {
         if self.cells.is_empty() {
             let cells = (TENSOR_LANES * TENSOR_COLUMNS) as usize;
@@ -57,20 +57,20 @@ impl TensorMemory {
         Ok((lane * TENSOR_COLUMNS + column) as usize)
     }
 
-    /// Bytes of one lane from `column` on, and whether all their cells were written.
+    /// Returns bytes of one lane starting at `column`, and whether all their cells were written.
     ///
     /// # Errors
-    /// Cells that are not there.
+    /// Cells outside of tensor memory.
     pub fn read(&self, lane: u32, column: u32, bytes: usize) -> Result<(&[u8], bool), Fault> {
         let cell = self.cell(lane, column, bytes)?;
         let written = words_of(cell, bytes).all(|(word, bits)| self.written[word] & bits == bits);
         Ok((&self.cells[cell * 4..cell * 4 + bytes], written))
     }
 
-    /// Bytes of one lane from `column` on, to be written whole.
+    /// Returns bytes of one lane starting at `column`, all of which the caller overwrites.
     ///
     /// # Errors
-    /// Cells that are not there.
+    /// Cells outside of tensor memory.
     pub fn write(&mut self, lane: u32, column: u32, bytes: usize) -> Result<&mut [u8], Fault> {
         let cell = self.cell(lane, column, bytes)?;
         for (word, bits) in words_of(cell, bytes) {
@@ -80,8 +80,8 @@ impl TensorMemory {
     }
 }
 
-/// Where the bits of the cells lie that `bytes` from cell `first` on touch: words, and which of
-/// their bits.
+/// Returns the words of the bit set, with bit masks, that cover `bytes` bytes starting at cell
+/// `first`.
 fn words_of(first: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + bytes.div_ceil(4);
     (first / 64..end.div_ceil(64)).map(move |word| {

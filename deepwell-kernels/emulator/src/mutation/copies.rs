@@ -1,4 +1,4 @@
-//! What can be wrong with bulk and tensor copies.
+//! Mistakes in bulk and tensor copies.
 
 use super::operands::{Change, Spare};
 use super::{Class, Edit};
@@ -6,7 +6,7 @@ use crate::decode::{
     Address, BulkCompletion, BulkCopy, BulkDirection, Instruction, Source, TensorCopy,
 };
 
-/// Elements that a coordinate is off: no more than a tile, and not zero in any tensor.
+/// Offset of a wrong coordinate, in elements: at most a tile, and not zero in any tensor.
 const OFF: i64 = 32;
 
 const COORDINATES: [&str; 5] = [
@@ -29,7 +29,7 @@ pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
     }
 }
 
-/// A rank that is not meant, or one that is and is left out.
+/// Edits of a multicast mask: flips the bit of rank 0 or of rank 1.
 pub(super) fn multicast(
     mask: Source,
     names: [&'static str; 2],
@@ -83,7 +83,7 @@ fn of_tensor(copy: &TensorCopy, spare: Spare, found: &mut Vec<Edit>) {
             put(TensorCopy { multicast: Some(mask), ..copy.clone() })
         });
     }
-    // Of copies that end by a barrier: the pair's other CTA may have it.
+    // Copies that complete on an mbarrier: the mbarrier may be the one of the pair's other CTA.
     if let BulkCompletion::Mbarrier(_) = copy.completion {
         let group = Some(if copy.cta_group == Some(2) { 1 } else { 2 });
         let other = TensorCopy { cta_group: group, ..copy.clone() };

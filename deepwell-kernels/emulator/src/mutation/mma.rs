@@ -1,4 +1,4 @@
-//! What can be wrong with MMAs of tensor cores and with what goes with them.
+//! Mistakes in MMAs of tensor cores and in their companion instructions.
 
 use super::copies::multicast;
 use super::operands::{Change, Spare};
@@ -7,7 +7,7 @@ use crate::decode::{
     Instruction, Source, Tcgen05, Tcgen05Mma, Tcgen05Operand, WarpGroupMma, WarpGroupOperand,
 };
 
-/// A bit of each field of a matrix's descriptor: start, leading offset, stride, swizzle.
+/// One bit of each field of a matrix descriptor: start, leading offset, stride, swizzle.
 const MATRIX: [u32; 4] = [0, 16, 32, 62];
 
 const OF_A: [&str; 4] = ["start of A", "leading offset of A", "stride of A", "swizzle of A"];
@@ -19,7 +19,7 @@ const OF_COPY: [&str; 4] = [
     "swizzle of tcgen05.cp",
 ];
 
-/// A bit of each field of the descriptor of a `tcgen05.mma`.
+/// One bit of each field of the instruction descriptor of a `tcgen05.mma`.
 const MMA: [(&str, u32); 8] = [
     ("type of A", 7),
     ("type of B", 10),
@@ -31,7 +31,7 @@ const MMA: [(&str, u32); 8] = [
     ("M of tcgen05.mma", 27),
 ];
 
-/// Those of MMAs with block scales.
+/// Further fields of MMAs with block scales.
 const SCALED: [(&str, u32); 2] = [("scales of A", 29), ("scales of B", 4)];
 
 pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edit>) {
@@ -87,7 +87,7 @@ fn of_tcgen05(operation: &Tcgen05, spare: Spare, found: &mut Vec<Edit>) {
     }
 }
 
-/// The instruction for one CTA in place of two, or the other way around.
+/// Returns the instruction with `.cta_group` 1 and 2 exchanged.
 fn other_group(operation: &Tcgen05) -> Option<(&'static str, Tcgen05)> {
     let mut changed = operation.clone();
     let (what, group) = match &mut changed {

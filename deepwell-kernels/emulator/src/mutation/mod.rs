@@ -2,21 +2,22 @@
 //!
 //! # Brief overview
 //!
-//! A test of the tests: where a kernel's wait, fence, commit or arrival can be deleted, or what an
-//! instruction means can be changed, and nobody notices, either it did not matter, or the kernel
-//! was not run in a way that needs it, or what watches it is blind. [`mutations`] lists the
-//! mistakes that can be made in a program, and [`mutant`] makes one of them; the pair is used with
-//! [`Emulator::replace_program`](crate::launch::Emulator::replace_program).
+//! Mutation tests measure how well tests watch a kernel's synchronization. A mutation deletes a
+//! wait, fence, commit or arrival, or changes the meaning of an instruction. If no test notices,
+//! the instruction was not needed, or no launch of the kernel needed it, or the checks miss it.
+//! [`mutations`] lists the possible mistakes of a program; [`mutant`] makes one of them.
+//! [`Emulator::replace_program`](crate::launch::Emulator::replace_program) installs the mutant.
 //!
-//! [`Class::Deletion`] leaves out what synchronizes: barriers of CTAs, clusters and warps; all
-//! fences; everything of mbarriers but `inval` and `pending_count`; commits, waits and arrivals of
-//! asynchronous copies, of `wgmma` and of `tcgen05`; `griddepcontrol.wait`; and the order that
-//! loads, stores and atomics have beside what they do, which is weakened to `.relaxed`. Not among
-//! them is `griddepcontrol.launch_dependents`, which only lets others begin earlier, nor are hints.
-//! A deleted wait lets its threads go on at once: `mbarrier.try_wait` says that the phase is
-//! complete. An arrival that expects bytes is deleted whole, and once more without the bytes.
+//! [`Class::Deletion`] removes synchronization: barriers of CTAs, clusters and warps; all fences;
+//! all mbarrier operations but `inval` and `pending_count`; commits, waits and arrivals of
+//! asynchronous copies, of `wgmma` and of `tcgen05`; `griddepcontrol.wait`. Acquire and release of
+//! loads, stores and atomics are weakened to `.relaxed`. `griddepcontrol.launch_dependents` stays,
+//! because it only lets the next grid begin earlier, and hints stay. After a deleted wait, threads
+//! continue immediately: a deleted `mbarrier.try_wait` returns that the phase is complete. For an
+//! arrival that expects bytes there are two mutations: without the arrival, and without the
+//! expected bytes.
 //!
-//! The other classes edit one operand or one word of an instruction, see [`Class`].
+//! The other classes edit one operand or one word of an instruction; see [`Class`].
 //!
 //! ```
 //! use deepwell_emulator::mutation::{Class, mutant, mutations};
@@ -50,32 +51,32 @@ use crate::launch::Counts;
 
 use self::operands::Spare;
 
-/// What kind of mistake it is.
+/// Classes of mistakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// A synchronizing instruction is left out, or its order.
+    /// A synchronizing instruction, or its memory order, is removed.
     Deletion,
-    /// A wait always tests the same parity, or, where it does anyway, the other one.
+    /// A wait always tests the same parity; a wait on a constant parity tests the opposite one.
     Parity,
-    /// Counts of arrivals, of threads at a barrier, and of groups that may stay open.
+    /// Counts of arrivals, of threads at a barrier, and of groups that may stay pending.
     Count,
-    /// Bytes that are expected or copied.
+    /// Expected or copied bytes.
     Bytes,
-    /// Acquire and release become relaxed, a scope becomes the CTA's, a proxy fence is of
+    /// Acquire and release become relaxed, a scope is narrowed to the CTA, a proxy fence applies to
     /// another space.
     Order,
-    /// A CTA of a multicast, or a lane of a warp's mask.
+    /// One CTA of a multicast mask, or one lane of a warp's mask.
     Mask,
-    /// Where a copy begins.
+    /// The first element or byte of a copy.
     Coordinate,
-    /// Fields of the descriptors of matrices and of MMAs.
+    /// Fields of matrix descriptors and MMA instruction descriptors.
     Descriptor,
     /// `.cta_group`.
     Group,
 }
 
 impl Class {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Class; 9] = [
         Class::Deletion,
         Class::Parity,
@@ -88,7 +89,7 @@ impl Class {
         Class::Group,
     ];
 
-    /// In a word.
+    /// Returns the name of the class.
     pub fn name(self) -> &'static str {
         match self {
             Class::Deletion => "deletion",
@@ -104,24 +105,25 @@ impl Class {
     }
 }
 
-/// A mistake that can be made at an instruction of the text.
+/// A possible mistake at an instruction of the text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mutation {
-    /// What kind of mistake it is.
+    /// Class of the mistake.
     pub class: Class,
-    /// Which one: the instruction's name, `tcgen05.commit` for example, with what of it is wrong.
+    /// The mistake: the name of a deleted instruction, such as `tcgen05.commit`, or of the changed
+    /// part.
     pub what: &'static str,
     /// Line of the PTX text.
     pub ptx_line: u32,
     /// File (an index into [`crate::ptx::Module::files`]) and line of the source, from `.loc`.
     pub source: Option<(u32, u32)>,
-    /// Positions in [`Program::steps`]: several where a function was inlined several times.
+    /// Positions in [`Program::steps`]; several if a function was inlined several times.
     steps: Vec<u32>,
 }
 
 impl Mutation {
-    /// Whether a launch ran the instruction in a way that the mistake could change; `counts` are
-    /// those of the whole program. A wait that is stuck at a parity must have tested the other.
+    /// Whether a launch executed the instruction in a way that the mistake could affect. `counts`
+    /// cover the whole program. A wait stuck at one parity must have tested the other parity.
     pub fn ran(&self, counts: &Counts) -> bool {
         let other_parity = match self.what {
             words::STUCK_AT_0 => 2,
@@ -133,31 +135,33 @@ impl Mutation {
         self.steps.iter().any(executed) && self.parities(counts) & other_parity == other_parity
     }
 
-    /// Parities that the wait tested with success, as [`Counts::parities`] has them.
+    /// Returns the parities that the wait tested with success, in the format of
+    /// [`Counts::parities`].
     pub fn parities(&self, counts: &Counts) -> u8 {
         let tested = |step: &u32| counts.parities.get(*step as usize).copied().unwrap_or(0);
         self.steps.iter().map(tested).fold(0, |all, one| all | one)
     }
 
-    /// Makes the same mistake at the instructions of another one, too: at copies that unrolling
-    /// makes of a statement.
+    /// Adds the instructions of another mutation, so that one mutant has the same mistake in all
+    /// copies that unrolling made of a statement.
     pub fn join(&mut self, other: Mutation) {
         self.steps.extend(other.steps);
         self.steps.sort_unstable();
     }
 
-    /// Whether it is a wait whose parity is stuck.
+    /// Whether the mistake is a wait whose parity is stuck.
     pub fn tests_parity(&self) -> bool {
         matches!(self.what, words::STUCK_AT_0 | words::STUCK_AT_1)
     }
 
-    /// Whether it is one that is stuck at 0: there is one for each wait whose parity changes.
+    /// Whether the mistake is a wait stuck at parity 0. Each wait with a variable parity has
+    /// exactly one.
     pub fn is_parity_0(&self) -> bool {
         self.what == words::STUCK_AT_0
     }
 }
 
-/// One way to go wrong at an instruction.
+/// One possible mistake at an instruction.
 #[derive(Clone, Debug, PartialEq)]
 struct Edit {
     class: Class,
@@ -171,11 +175,12 @@ impl Edit {
     }
 }
 
-/// What stands in the place of an instruction.
+/// Replacement of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 enum Replacement {
     Nothing,
-    /// The last one has the guard of the original; those before compute an operand.
+    /// The last instruction has the guard of the original; the instructions before it compute an
+    /// operand.
     Steps(Vec<Instruction>),
 }
 
@@ -191,7 +196,7 @@ fn edits(instruction: &Instruction, spare: Spare) -> Vec<Edit> {
     found
 }
 
-/// All mistakes that can be made, one at a time, in the order of the text.
+/// Returns all possible mistakes, in the order of the text.
 pub fn mutations(program: &Program) -> Vec<Mutation> {
     let spare = Spare::of(program);
     let has_pairs = has_cta_pairs(&program.target);
@@ -223,13 +228,13 @@ pub fn mutations(program: &Program) -> Vec<Mutation> {
     found
 }
 
-/// Whether a target has pairs of CTAs: `.cta_group` is an error of the assembler before `sm_100`.
+/// Whether the target has CTA pairs. Before `sm_100`, `.cta_group` is an error of the assembler.
 fn has_cta_pairs(target: &str) -> bool {
     let digits: String = target.chars().filter(char::is_ascii_digit).collect();
     digits.parse().is_ok_and(|version: u32| (100..120).contains(&version))
 }
 
-/// The program with one of its [`mutations`].
+/// Returns the program with one of its [`mutations`].
 pub fn mutant(program: &Program, mutation: &Mutation) -> Program {
     let spare = Spare::of(program);
     let mut mutant = program.clone();
@@ -264,7 +269,7 @@ pub fn mutant(program: &Program, mutation: &Mutation) -> Program {
     mutant
 }
 
-/// Puts steps before others, and lets jumps go where they went.
+/// Inserts steps before other steps, and adjusts branch targets.
 fn insert(program: &mut Program, inserted: Vec<(u32, Vec<Step>)>) {
     let moved = |target: u32| {
         let before = inserted.iter().filter(|(position, _)| *position < target);

@@ -1,23 +1,23 @@
-//! Operands that are a little off: constants are changed in place, registers by an instruction
-//! before, into registers that the program does not use.
+//! Operands with small errors. Constants are changed in place. Registers are changed by an extra
+//! instruction that writes to a register unused by the program.
 
 use super::{Class, Edit, Replacement};
 use crate::decode::{
     BinaryOperation, Instruction, Program, Register, ScalarInstruction, Source, Type,
 };
 
-/// Registers beyond those of a program.
+/// The first registers beyond those of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     word: u32,
     long: u32,
 }
 
-/// How a value is changed.
+/// Change of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
     Add(i64),
-    /// These bits are inverted.
+    /// Inverts these bits.
     Invert(u64),
 }
 
@@ -26,12 +26,12 @@ impl Spare {
         Spare { word: program.word_count, long: program.long_count }
     }
 
-    /// Gives the program the registers.
+    /// Adds the spare registers to the program.
     pub(super) fn take(self, program: &mut Program) {
         (program.word_count, program.long_count) = (self.word + 1, self.long + 1);
     }
 
-    /// An instruction with one of its sources changed: `put` makes it of the new source.
+    /// Builds an edit with one changed source; `put` builds the instruction from the new source.
     pub(super) fn edit(
         self,
         class: Class,
@@ -45,7 +45,7 @@ impl Spare {
         Edit { class, what, replacement: Replacement::Steps(steps) }
     }
 
-    /// The changed source, and the instruction that computes it, if it takes one.
+    /// Returns the changed source, and the instruction that computes it if one is needed.
     pub(super) fn changed(self, source: Source, change: Change) -> (Option<Instruction>, Source) {
         let register = match (source, change) {
             (Source::Immediate(value), Change::Add(by)) => {

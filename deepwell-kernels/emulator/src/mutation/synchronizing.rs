@@ -1,4 +1,4 @@
-//! Which instructions synchronize, and what is left when they do not.
+//! Synchronizing instructions, and their replacements when synchronization is deleted.
 
 use super::Replacement;
 use crate::decode::{
@@ -6,8 +6,8 @@ use crate::decode::{
     Semantics, Store, Tcgen05,
 };
 
-/// The ways to leave out (a part of) an instruction, each under its name; none for instructions
-/// that do not synchronize.
+/// Returns the ways to delete (a part of) an instruction, each with its name; empty for
+/// instructions that do not synchronize.
 pub(super) fn replacements(instruction: &Instruction) -> Vec<(&'static str, Replacement)> {
     use Instruction as I;
     let whole = |what| vec![(what, Replacement::Nothing)];
@@ -15,11 +15,11 @@ pub(super) fn replacements(instruction: &Instruction) -> Vec<(&'static str, Repl
         I::Barrier(barrier) => match barrier.action {
             BarrierAction::Sync => whole("bar.sync"),
             BarrierAction::Arrive => whole("bar.arrive"),
-            // Each thread is left with its own predicate.
+            // Each thread gets its own predicate.
             BarrierAction::CombinePredicates { destination, predicate, .. } => {
                 vec![("bar.red", predicate_is(destination, predicate))]
             }
-            // A count of others cannot be made up.
+            // The count over the other threads has no replacement.
             BarrierAction::CountPredicates { .. } => Vec::new(),
         },
         I::WarpBarrier { .. } => whole("bar.warp.sync"),

@@ -1,4 +1,4 @@
-//! What can be wrong with instructions that synchronize: parities, counts, orders, scopes, masks.
+//! Mistakes in synchronizing instructions: parities, counts, orders, scopes, masks.
 
 use super::operands::{Change, Spare};
 use super::{Class, Edit, Replacement};
@@ -7,9 +7,9 @@ use crate::decode::{
     Source, Space, Store,
 };
 
-/// A wait that tests parity 0 always. It differs where parity 1 is tested.
+/// Name of a wait that always tests parity 0; it differs from the original at parity 1.
 pub(super) const STUCK_AT_0: &str = "parity 0 of mbarrier.wait";
-/// The same with the parities exchanged.
+/// Name of a wait that always tests parity 1.
 pub(super) const STUCK_AT_1: &str = "parity 1 of mbarrier.wait";
 
 const LAST_LANE: Change = Change::Invert(1 << 31);
@@ -64,7 +64,7 @@ pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
     }
 }
 
-/// Of instructions of the lanes in a mask.
+/// Mistakes in the lane masks of warp instructions.
 pub(super) fn masks(instruction: &Instruction, spare: Spare, found: &mut Vec<Edit>) {
     use Instruction as I;
     let mut changed = instruction.clone();
@@ -83,7 +83,7 @@ pub(super) fn masks(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
     found.push(Edit { class: Class::Mask, what, replacement: Replacement::Steps(steps) });
 }
 
-/// Whether the scope of a CTA is another.
+/// Whether the CTA scope differs from `scope`.
 fn narrows(scope: Scope) -> bool {
     scope != Scope::Cta
 }

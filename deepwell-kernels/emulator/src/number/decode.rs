@@ -1,8 +1,8 @@
-//! From bit patterns to values.
+//! Conversion of bit patterns to values.
 
 use super::format::{Format, Specials};
 
-/// The value of a code. Bits above the format's are ignored.
+/// Returns the value of a bit pattern. Bits above those of the format are ignored.
 pub fn decode(format: Format, bits: u32) -> f32 {
     match format {
         Format::F32 => f32::from_bits(bits),
@@ -20,7 +20,7 @@ pub fn decode(format: Format, bits: u32) -> f32 {
     }
 }
 
-/// The formats whose exponent field is narrower than that of binary32.
+/// Decodes formats whose exponent field is narrower than that of binary32.
 fn decode_fields(format: Format, bits: u32) -> f32 {
     let mantissa_bits = format.mantissa_bits();
     let exponent_field_max = (1 << format.exponent_bits()) - 1;
@@ -42,14 +42,15 @@ fn decode_fields(format: Format, bits: u32) -> f32 {
         _ => {
             let implicit = if exponent == 0 { 0 } else { 1 << mantissa_bits };
             let power = exponent.max(1) as i32 - format.bias() - mantissa_bits as i32;
-            // At most 11 bits times a power of two that binary32 has as a normal number.
+            // At most 11 bits times a power of two that is a normal number in binary32.
             (mantissa | implicit) as f32 * f32::from_bits(((power + 127) as u32) << 23)
         }
     };
     if negative { -magnitude } else { magnitude }
 }
 
-/// The values of all bit patterns of a format of at most 8 bits; a longer format has its first 256.
+/// Returns the values of all bit patterns of a format with at most 8 bits, or of the first 256
+/// patterns of a wider format.
 pub fn decode_table(format: Format) -> [f32; 256] {
     std::array::from_fn(|code| decode(format, code as u32))
 }

@@ -1,27 +1,28 @@
-//! From values to bit patterns.
+//! Conversion of values to bit patterns.
 
 use super::format::{Format, Specials};
 
-/// Which of two neighbours a value between them becomes.
+/// Rounding modes, for a value between two neighbors of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Rounding {
-    /// The nearer one, of two equally near the one with the even code (`.rn`).
+    /// To nearest, ties to the even code (`.rn`).
     #[default]
     NearestEven,
-    /// The one nearer to zero (`.rz`).
+    /// Toward zero (`.rz`).
     TowardZero,
-    /// The greater one (`.rp`).
+    /// Up (`.rp`).
     Up,
-    /// The lesser one (`.rm`).
+    /// Down (`.rm`).
     Down,
-    /// The nearer one, of two equally near the one farther from zero (`.rna`).
+    /// To nearest, ties away from zero (`.rna`).
     Away,
-    /// The one farther from zero where these bits, added to the highest of the bits that are cut
-    /// off, carry (`.rs`); [`Format::random_bits`] of them count, the rest are ignored.
+    /// Stochastic (`.rs`). The [`Format::random_bits`] low bits of this value are added to the
+    /// highest discarded bits; the magnitude is rounded up if the sum carries. Other bits are
+    /// ignored.
     Stochastic(u32),
 }
 
-/// What applies to a conversion beside the format.
+/// Options of a conversion besides the format.
 #[derive(Clone, Copy)]
 struct Conversion {
     rounding: Rounding,
@@ -29,15 +30,16 @@ struct Conversion {
     relu: bool,
 }
 
-/// The code of a value. `saturate_finite` makes what is beyond the largest finite value that
-/// value, infinities too (`.satfinite`); `relu` makes negative values zero (`.relu`).
+/// Returns the bit pattern of a value. `saturate_finite` maps values beyond the largest finite
+/// value, and infinities, to the largest finite value (`.satfinite`). `relu` maps negative values
+/// to zero (`.relu`).
 ///
 /// - NaN becomes [`Format::nan`].
-/// - Beyond the largest finite value and without `saturate_finite`: infinity where the format has
-///   it and the rounding does not point away from it, NaN for E4M3, UE4M3 and UE8M0, and the
-///   largest finite value for the formats that have neither, and for integers.
-/// - UE8M0 and UE4M3 have no sign; they take the magnitude. UE8M0 has no zero; what is below its
-///   smallest value becomes that.
+/// Without `saturate_finite`, a value beyond the largest finite one becomes infinity if the format
+/// has infinities and the rounding does not point away from infinity. It becomes NaN in E4M3, UE4M3
+/// and UE8M0, and the largest finite value in formats without infinity and NaN, and in integers.
+/// UE8M0 and UE4M3 have no sign and encode the magnitude. UE8M0 has no zero; a value below its
+/// smallest value becomes the smallest value.
 pub fn encode(
     format: Format,
     value: f32,
@@ -48,7 +50,7 @@ pub fn encode(
     encode_f64(format, f64::from(value), rounding, saturate_finite, relu)
 }
 
-/// [`encode`] from `f64`, with one rounding.
+/// [`encode`] of an `f64`, with one rounding.
 pub fn encode_f64(
     format: Format,
     value: f64,
@@ -74,13 +76,13 @@ pub fn encode_f64(
         encode_finite(format, value, negative, conversion)
     };
     if format == Format::TF32 {
-        // The code of a TF32 is that of a binary32 without its low 13 bits.
+        // The code of a TF32 value is the binary32 code without the low 13 bits.
         return (magnitude << 13) | u32::from(negative) << 31;
     }
     magnitude | u32::from(negative) << (format.exponent_bits() + format.mantissa_bits())
 }
 
-/// The largest code of a finite magnitude, as a number of steps.
+/// The code of the largest finite magnitude, as a number of steps from zero.
 fn max_steps(format: Format) -> u64 {
     let low = if format == Format::TF32 { 13 } else { 0 };
     u64::from(format.max_finite() >> low)
@@ -100,7 +102,7 @@ fn encode_finite(format: Format, value: f64, negative: bool, conversion: Convers
     }
 }
 
-/// A finite magnitude as an integer times two to a power.
+/// Splits a finite magnitude into an integer and a power of two.
 fn split(value: f64) -> (u64, i32) {
     let bits = value.to_bits();
     let field = (bits >> 52 & 0x7ff) as i32;
@@ -108,8 +110,8 @@ fn split(value: f64) -> (u64, i32) {
     (bits & ((1 << 52) - 1) | implicit, field.max(1) - 1075)
 }
 
-/// The bits without the sign. They count the values from zero on, so a carry out of the mantissa
-/// is right by itself.
+/// Returns the bits without the sign. These bits count the values from zero on, so that a carry out
+/// of the mantissa correctly increments the exponent.
 fn float_steps(
     format: Format,
     significand: u64,
@@ -130,12 +132,12 @@ fn float_steps(
         rounding,
         format.random_bits(),
     );
-    // An exponent far beyond the format's is an overflow anyway.
+    // An exponent far beyond the format's range overflows in any case.
     let above_min = (exponent - format.exponent_min()).min(1 << 12) as u64;
     (above_min << mantissa_bits) + rounded
 }
 
-/// The code of a power of two, above or below; the least is 0.
+/// Returns the code of a neighboring power of two; the least code is 0.
 fn scale_steps(significand: u64, power: i32, rounding: Rounding) -> u64 {
     if significand == 0 {
         return 0;
@@ -144,7 +146,7 @@ fn scale_steps(significand: u64, power: i32, rounding: Rounding) -> u64 {
     if leading < -127 {
         return 0;
     }
-    // One step up from 2^e is twice as much: the significand's distance to it decides.
+    // One step up from 2^e doubles the value, so the significand's distance to 2^e decides.
     let shift = leading - power;
     let above = significand & ((1 << shift) - 1);
     let field = (leading + 127) as u64;
@@ -152,7 +154,7 @@ fn scale_steps(significand: u64, power: i32, rounding: Rounding) -> u64 {
     field + up
 }
 
-/// `significand / 2^shift` as an integer.
+/// Returns `significand / 2^shift`, rounded to an integer.
 fn round_shifted(
     significand: u64,
     shift: i32,
@@ -161,10 +163,10 @@ fn round_shifted(
     random_bits: u32,
 ) -> u64 {
     if shift <= 0 {
-        // A format here has fewer mantissa bits than `significand`, or the value is exact.
+        // The format has fewer mantissa bits than `significand`, or the value is exact.
         return significand << (-shift).min(10);
     }
-    // Below half a step, however far.
+    // Larger shifts are below half a step too.
     let (kept, rest, shift) = if shift > 62 {
         (0, u64::from(significand != 0), 62)
     } else {
@@ -190,7 +192,7 @@ fn round_shifted(
     kept + u64::from(up)
 }
 
-/// The magnitude of what is beyond the largest finite value.
+/// Returns the magnitude that represents a value beyond the largest finite one.
 fn overflow(format: Format, negative: bool, conversion: Conversion, infinite: bool) -> u32 {
     let max = max_steps(format) as u32;
     if conversion.saturate_finite {
@@ -206,7 +208,7 @@ fn overflow(format: Format, negative: bool, conversion: Conversion, infinite: bo
                 Rounding::Down => !negative,
                 _ => false,
             };
-            // The infinity is the code after the largest finite value.
+            // The code of infinity follows the code of the largest finite value.
             if stays && !infinite { max } else { max + 1 }
         }
     }
@@ -232,8 +234,8 @@ fn encode_integer(format: Format, value: f64, conversion: Conversion) -> u32 {
     (rounded.clamp(low, high) as i32 as u32) & 0xff
 }
 
-/// The code of `significand * 2^power` in a floating-point format with a sign, where the
-/// significand is less than 2^61.
+/// Returns the code of `significand * 2^power` in a signed floating-point format. The significand
+/// is less than 2^61.
 pub(crate) fn encode_parts(
     format: Format,
     negative: bool,

@@ -1,8 +1,8 @@
-//! The formats and their fields.
+//! Number formats and their fields.
 
 use std::fmt;
 
-/// The meaning of the bits of one element. Bit patterns are in the low bits of a `u32`.
+/// Format of one element. Bit patterns are in the low bits of a `u32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Format {
     /// IEEE binary32.
@@ -11,7 +11,7 @@ pub enum Format {
     F16,
     /// The upper half of binary32.
     BF16,
-    /// Binary32 with 10 mantissa bits; the code has all 32 bits, of which the low 13 are ignored.
+    /// Binary32 with 10 mantissa bits; the code has all 32 bits, and the low 13 are ignored.
     TF32,
     /// 4 exponent bits, 3 mantissa bits, no infinity; the NaN is `0x7f`.
     E4M3,
@@ -23,7 +23,7 @@ pub enum Format {
     E2M3,
     /// 4 bits: 2 exponent, 1 mantissa; every code is finite.
     E2M1,
-    /// A power of two: 2 to the code less 127; `0xff` is NaN. It has no sign and no zero.
+    /// A power of two: 2^(code - 127); `0xff` is NaN. There is no sign and no zero.
     UE8M0,
     /// [`Format::E4M3`] without a sign: bit 7 is ignored.
     UE4M3,
@@ -33,19 +33,19 @@ pub enum Format {
     U8,
 }
 
-/// What the bit patterns with the largest exponent are.
+/// Meaning of the bit patterns with the largest exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Specials {
-    /// Infinity with mantissa 0, NaN else.
+    /// Infinity for mantissa 0, NaN otherwise.
     InfinityAndNan,
-    /// The last code is NaN, the others are numbers.
+    /// The last code is NaN; the others are numbers.
     Nan,
-    /// All are numbers.
+    /// All codes are numbers.
     None,
 }
 
 impl Format {
-    /// Every format.
+    /// All formats.
     pub const ALL: [Format; 13] = [
         Format::F32,
         Format::F16,
@@ -62,7 +62,7 @@ impl Format {
         Format::U8,
     ];
 
-    /// Bits of one code as it is stored unpacked.
+    /// Bits of one unpacked code.
     pub fn bits(self) -> u32 {
         match self {
             Format::F32 | Format::TF32 => 32,
@@ -98,7 +98,7 @@ impl Format {
         }
     }
 
-    /// What is taken off the exponent field; 0 for integers.
+    /// Exponent bias; 0 for integers.
     pub fn bias(self) -> i32 {
         match self.exponent_bits() {
             0 => 0,
@@ -106,7 +106,7 @@ impl Format {
         }
     }
 
-    /// The exponent of subnormal numbers and of the smallest normal ones.
+    /// Exponent of subnormal numbers and of the smallest normal numbers.
     pub fn exponent_min(self) -> i32 {
         match self {
             Format::UE8M0 => -127,
@@ -115,7 +115,7 @@ impl Format {
         }
     }
 
-    /// Whether there is a sign bit.
+    /// Whether the format has a sign bit.
     pub fn is_signed(self) -> bool {
         !matches!(self, Format::UE8M0 | Format::UE4M3 | Format::U8)
     }
@@ -125,7 +125,7 @@ impl Format {
         matches!(self, Format::S8 | Format::U8)
     }
 
-    /// What the bit patterns with the largest exponent are.
+    /// Meaning of the bit patterns with the largest exponent.
     pub fn specials(self) -> Specials {
         match self {
             Format::F32 | Format::F16 | Format::BF16 | Format::TF32 | Format::E5M2 => {
@@ -136,7 +136,7 @@ impl Format {
         }
     }
 
-    /// The code of the largest finite value.
+    /// Code of the largest finite value.
     pub fn max_finite(self) -> u32 {
         match self {
             Format::F32 => 0x7f7f_ffff,
@@ -153,8 +153,8 @@ impl Format {
         }
     }
 
-    /// The code that a conversion makes of NaN: the canonical NaN, or the largest finite value
-    /// where there is none. Integers make zero of it.
+    /// Code that a conversion produces for NaN: the canonical NaN, or the largest finite value in
+    /// formats without NaN, or zero in integers.
     pub fn nan(self) -> u32 {
         match self {
             Format::F32 => 0x7fff_ffff,
@@ -167,9 +167,9 @@ impl Format {
         }
     }
 
-    /// Random bits that stochastic rounding to this format takes (`cvt.rs`): 13 for F16, 16 for
-    /// BF16 and the 8-bit and 6-bit formats, 8 for E2M1. They are weighed against the highest of
-    /// the bits that are cut off.
+    /// Random bits of a stochastic rounding to this format (`cvt.rs`): 13 for F16, 16 for BF16 and
+    /// the 8-bit and 6-bit formats, 8 for E2M1. The random bits are aligned with the highest
+    /// discarded bits.
     pub fn random_bits(self) -> u32 {
         match self {
             Format::F16 | Format::TF32 => 13,
@@ -178,7 +178,7 @@ impl Format {
         }
     }
 
-    /// The name in PTX.
+    /// Name of the format in PTX.
     pub fn name(self) -> &'static str {
         match self {
             Format::F32 => "f32",

@@ -1,12 +1,12 @@
-//! Small floating-point formats.
+//! Small number formats.
 //!
 //! # Brief overview
 //!
-//! A [`Format`] names the meaning of some bits. [`decode`] gives their value, which every format
-//! here has exactly in `f32`; [`encode`] rounds an `f32` to the format as the `cvt` instruction
-//! does: with its rounding modes (the stochastic one with bits from outside), saturation to the
-//! largest finite value, and the clamp of negative values to zero. [`encode_f64`] is the same
-//! from `f64`, with one rounding.
+//! A [`Format`] gives the meaning of a bit pattern. [`decode`] returns the value, which is exact in
+//! `f32` for every format. [`encode`] rounds an `f32` to the format like the `cvt` instruction,
+//! with its rounding modes (random bits for stochastic rounding are an argument), saturation to the
+//! largest finite value, and clamping of negative values to zero. [`encode_f64`] does the same for
+//! an `f64`, with one rounding.
 //!
 //! ```
 //! use deepwell_emulator::number::{Format, Rounding, decode, encode};

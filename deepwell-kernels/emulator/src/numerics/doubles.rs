@@ -1,17 +1,18 @@
-//! One step along K of both matrices in binary64, with their scales multiplied in.
+//! One step along K of both matrices in binary64, with scales multiplied in.
 //!
-//! Every product of two such elements is exact: significands have at most 15 bits each.
+//! Every product of two elements is exact: significands have at most 15 bits each.
 
 use super::operand::Operand;
 use super::panel::{BLOCK, Span};
 use crate::number::{Format, decode, decode_table};
 
-/// The bits that the elements of a row or column reach over.
+/// Range of bit weights in a row or column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// The largest exponent of a leading bit; far below all for zeros.
+    /// The largest exponent of a leading bit; far below every other exponent if all elements are
+    /// zero.
     pub(super) leading: i32,
-    /// The least exponent of a last bit that is set; far above all for zeros.
+    /// The least exponent of a last set bit; far above every other exponent if all are zero.
     pub(super) last: i32,
     pub(super) finite: bool,
 }
@@ -26,7 +27,7 @@ impl Extent {
         if !value.is_finite() {
             return Extent { finite: false, ..Extent::NONE };
         }
-        // Nothing here is subnormal in binary64.
+        // No element is subnormal in binary64.
         let bits = value.to_bits();
         let leading = (bits >> 52 & 0x7ff) as i32 - 1023;
         let significand = bits & ((1 << 52) - 1) | 1 << 52;
@@ -43,13 +44,13 @@ impl Extent {
     }
 }
 
-/// A step of A.
+/// One step of A.
 pub(super) struct Rows {
     pub(super) values: Vec<f64>,
     pub(super) extents: Vec<Extent>,
 }
 
-/// A step of B in blocks of columns, in each the elements of one k together.
+/// One step of B, in blocks of columns; each array has the elements of one k.
 pub(super) struct Columns {
     pub(super) values: Vec<[f64; BLOCK]>,
     pub(super) extents: Vec<[Extent; BLOCK]>,

@@ -1,21 +1,22 @@
-//! Elements as the sums take them.
+//! Decoded elements.
 
 use std::sync::OnceLock;
 
 use crate::number::{Format, decode};
 
-/// The exponent that a zero has, so far below all others that a sum with another one is as well.
+/// Exponent of zero, so low that every product with zero is also below all nonzero products.
 pub(super) const ZERO_EXPONENT: i16 = -8192;
-/// The exponent of a zero's last bit, above all others.
+/// Exponent of the last set bit of zero, above all others.
 const ZERO_LAST: i16 = 8192;
 
 /// One element, decoded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Element {
     pub(super) value: f32,
-    /// Of the leading bit, but no less than the format's least; [`ZERO_EXPONENT`] for zero.
+    /// Exponent of the leading bit, at least the format's least exponent; [`ZERO_EXPONENT`] for
+    /// zero.
     pub(super) exponent: i16,
-    /// The exponent of the last bit that is set.
+    /// Exponent of the last set bit.
     pub(super) last: i16,
 }
 
@@ -36,10 +37,10 @@ impl Element {
     }
 }
 
-/// Decodes the elements of one format: those of 8 and of 16 bits by a table.
+/// Decoder for the elements of one format; formats of 8 and 16 bits use a table.
 pub(super) struct Decoder {
     format: Format,
-    /// Of as many elements as a power of two, or none.
+    /// Power-of-two length, or empty.
     table: &'static [Element],
 }
 
@@ -67,7 +68,7 @@ fn table(format: Format) -> &'static [Element] {
     })
 }
 
-/// A scale's exponent, or `None` for NaN, and its significand.
+/// Returns the exponent (`None` for NaN) and the significand of a scale.
 pub(super) fn scale_parts(format: Format, code: u8) -> (Option<i32>, f32) {
     if format == Format::UE8M0 {
         return ((code != 0xff).then_some(i32::from(code) - 127), 1.0);
@@ -77,14 +78,14 @@ pub(super) fn scale_parts(format: Format, code: u8) -> (Option<i32>, f32) {
         return (None, 0.0);
     }
     if value == 0.0 {
-        // As low as a binary32 zero, which is how the published model has it.
+        // The exponent of a binary32 zero, as in the published model.
         return (Some(-126), 0.0);
     }
     let exponent = ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(format.exponent_min());
     (Some(exponent), value * f32::from_bits(((127 - exponent) as u32) << 23))
 }
 
-/// Two to a power that `f64` has as a normal number; powers beyond become the nearest of those.
+/// Returns 2^power, with the power clamped to the normal range of `f64`.
 #[inline(always)]
 pub(super) fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((power.clamp(-1022, 1023) + 1023) as u64) << 52)

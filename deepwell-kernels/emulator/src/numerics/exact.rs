@@ -1,7 +1,7 @@
 //! Exact sums, rounded once.
 //!
-//! Where all the bits that the terms and their sum can reach over fit binary64, the sum is formed
-//! there, and is exact. Else a fixed-point number of [`Wide`] takes it.
+//! If all bits of the terms and of their sum fit in binary64, the sum is formed in binary64 and is
+//! exact. Otherwise the sum is a fixed-point number ([`Wide`]).
 
 use super::doubles::{Columns, Extent, Rows};
 use super::hardware::for_rows;
@@ -13,7 +13,7 @@ use super::spec::{Accumulate, MmaSpec};
 use super::wide::Wide;
 use crate::number::{Format, Rounding, decode, encode_f64};
 
-/// Adds the product to the accumulator, step by step.
+/// Adds A·Bᵀ to the accumulator, step by step.
 pub(super) fn multiply(
     spec: &MmaSpec,
     model: &Model,
@@ -45,12 +45,12 @@ pub(super) fn multiply(
     }
 }
 
-/// The format of the accumulator's floats.
+/// Float format of the accumulator.
 pub(super) fn accumulator_format(spec: &MmaSpec) -> Format {
     if spec.accumulate == Accumulate::F16 { Format::F16 } else { Format::F32 }
 }
 
-/// One row of A with a block of columns.
+/// Computes one row of A times a block of columns.
 fn add_cta(
     format: Format,
     a: &[f64],
@@ -72,7 +72,7 @@ fn add_cta(
         let finite = a_extent.finite && b_extent.finite && extent.finite;
         let leading = (a_extent.leading + b_extent.leading + 1).max(extent.leading);
         let last = (a_extent.last + b_extent.last).min(extent.last);
-        // A sum of less than 128 terms is less than 2^7 times the largest of them.
+        // A sum of fewer than 128 terms is less than 2^7 times the largest term.
         let fits = leading + 7 - last < 53;
         *bits = if fits || !finite {
             round(format, sums[lane] + accumulated)
@@ -87,7 +87,7 @@ fn add_cta(
     }
 }
 
-/// To the nearest, ties to even.
+/// Rounds to nearest, ties to even.
 pub(super) fn round(format: Format, sum: f64) -> u32 {
     if format == Format::F16 {
         if sum.is_nan() {

@@ -1,9 +1,9 @@
-//! Sums that the instruction set allows as well.
+//! Alternative sums that the instruction set also allows.
 //!
-//! Each block of outputs draws, for each step, where along K its sum starts and in what strides it
-//! goes on, how many products are added at once before the accumulator, and whether those partial
-//! sums are rounded to the nearest or cut. What comes out right only by the hardware's own order
-//! and rounding comes out different here.
+//! For each step, each block of outputs draws where along K the sum starts, the stride, how many
+//! products are added before the accumulator, and whether partial sums are rounded to nearest or
+//! truncated. A kernel that relies on the hardware's own order and rounding gets different results
+//! here.
 
 use super::doubles::{Columns, Rows};
 use super::exact::{accumulator_format, round};
@@ -15,7 +15,7 @@ use super::rounding::round_toward_zero;
 use super::spec::MmaSpec;
 use crate::number::{Format, decode};
 
-/// Adds the product to the accumulator, step by step.
+/// Adds A·Bᵀ to the accumulator, step by step.
 pub(super) fn multiply(
     spec: &MmaSpec,
     model: &Model,
@@ -49,7 +49,7 @@ pub(super) fn multiply(
     }
 }
 
-/// A way to form a sum.
+/// Order and rounding of a sum.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     first: usize,
@@ -68,7 +68,7 @@ impl Order {
             stride: if common_divisor(stride, length) == 1 { stride } else { 1 },
             group: [2, 4, 8, length][pick(16, 4)],
             nearest: pick(24, 2) == 1,
-            // A machine that keeps less of a result may, others do not.
+            // Hardware that keeps fewer mantissa bits may do so here; other hardware does not.
             mantissa_bits: if pick(32, 2) == 1 { 23 } else { model.mantissa_bits },
         }
     }
@@ -100,7 +100,7 @@ impl Order {
         }
     }
 
-    /// A partial sum as binary32.
+    /// Rounds a partial sum to binary32.
     #[inline(always)]
     fn partial(&self, sum: f64) -> f64 {
         if self.nearest && self.mantissa_bits == 23 {
@@ -115,7 +115,7 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Spreads the bits of a number over all of a number (the finalizer of splitmix64).
+/// Hashes a number (the finalizer of splitmix64).
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

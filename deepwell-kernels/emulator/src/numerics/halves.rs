@@ -1,8 +1,8 @@
-//! `mma.sync` with 8-bit floats where there are no tensor cores for it (sm_90, sm_100).
+//! `mma.sync` with 8-bit floats on machines whose tensor cores lack this form (sm_90, sm_100).
 //!
-//! SASS converts to F16 and does two MMAs: each thread's registers hold four elements along K, of
-//! which the lower two go into the first, the upper two into the second. The accumulator of the
-//! instruction is added to the result in the end, by an addition that rounds to the nearest.
+//! SASS converts to F16 and executes two MMAs. Each register of a thread holds four elements along
+//! K: the lower two go to the first MMA, the upper two to the second. The accumulator of the
+//! instruction is added at the end, with rounding to nearest.
 
 use super::hardware;
 use super::model::Model;
@@ -11,7 +11,7 @@ use super::rounding::{NAN, NAN_HALF};
 use super::spec::{Accumulate, Kind, MmaSpec};
 use crate::number::{Format, Rounding, decode, encode};
 
-/// Adds the product to the accumulator, 32 elements along K at a time, or 16 if there are no more.
+/// Adds A·Bᵀ to the accumulator, 32 elements along K at a time, or 16 at the end.
 pub(super) fn multiply(
     spec: &MmaSpec,
     model: &Model,
@@ -48,7 +48,7 @@ pub(super) fn multiply(
     }
 }
 
-/// The elements of a step whose index is 0 or 1 modulo 4, or 2 or 3, as F16.
+/// Returns the elements of a step with index 0 or 1 modulo 4 (`upper`: 2 or 3), as F16.
 fn half(
     format: Format,
     element_bits: &ElementBits<'_>,

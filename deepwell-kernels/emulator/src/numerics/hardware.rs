@@ -1,14 +1,14 @@
-//! The hardware's sums.
+//! Sums as the hardware forms them.
 //!
-//! Three ways lead to the same bits; what the values are decides which is taken.
+//! Three code paths compute the same bits. The operand values select the path.
 //!
-//! - Where no term can lose a bit, because the bits of all products and of the accumulator lie in
-//!   the window that is kept, the products are a sum of 16-bit integers.
-//! - Else each product, exact in binary64, is cut. Adding a number to a large one, whose last bit
-//!   has the weight of the last bit that is kept, rounds it there; to the nearest, so a little
-//!   less than half of that is taken off first. The large number stays and takes the next product:
-//!   the sum needs no step of its own.
-//! - With infinities and NaNs among the terms, these are added alone.
+//! If all bits of the products and of the accumulator lie inside the kept window, no term loses a
+//! bit, and the products are summed as 16-bit integers.
+//! Otherwise each product, exact in binary64, is truncated. Adding a term to a large number, whose
+//! last bit has the weight of the last kept bit, rounds the term to nearest; a little less than
+//! half a unit is subtracted first, which makes the rounding a truncation. The large number is the
+//! running sum, so that the sum needs no extra operation.
+//! If there are infinities or NaNs among the terms, only these are added.
 
 use std::cell::Cell;
 
@@ -20,22 +20,22 @@ use super::panel::{BLOCK, Block, Panel, Span};
 use super::rounding::{Accumulated, Rounder};
 use super::spec::{Accumulate, MmaSpec};
 
-/// Multiplications below which more threads cost more than they bring.
+/// Multiply-adds below which threads cost more time than they save.
 const WORK_MIN: usize = 1 << 21;
-/// Elements of a matrix up to which its bit patterns are kept, to see that it is the same.
+/// Elements up to which the bit patterns of a matrix are kept, to detect a repeated matrix.
 const KEPT_MAX: usize = 512;
-/// What is taken off a term before it is rounded to the nearest, in units of the last bit kept:
-/// half less 2^-26, so that the largest term below the next unit, which is 2^-24 less, does not
-/// round up to it, and a term that is a number of units is not half way to the one before.
+/// Subtracted from a term before rounding to nearest, in units of the last kept bit: 1/2 - 2^-26.
+/// The largest term below an integer is 2^-24 less and must not round up to the integer; a term
+/// that is an integer must not be a tie with the integer below.
 const BELOW_HALF: f64 = 0.5 - 1.0 / 67_108_864.0;
-/// A number whose last bit is one unit, with room for sums of either sign.
+/// A number whose last bit is one unit, with headroom for sums of either sign.
 const LARGE: f64 = 6_755_399_441_055_744.0;
-/// Below the exponents of all terms but zeros, and such that nothing is subnormal in binary64.
+/// Below the exponents of all nonzero terms, and so that no value is subnormal in binary64.
 const EXPONENT_MIN: i32 = -600;
-/// Bits that two narrow rows may have together, so that 32 products stay below 2^31.
+/// Most bits of two narrow rows together, so that the sum of 32 products stays below 2^31.
 const WIDTH_MAX: i32 = 24;
 
-/// Adds the product to the accumulator, step by step.
+/// Adds A·Bᵀ to the accumulator, step by step.
 pub(super) fn multiply(
     spec: &MmaSpec,
     model: &Model,
@@ -51,7 +51,7 @@ pub(super) fn multiply(
     for start in (0..k).step_by(model.step) {
         let span = Span { k, start, length: model.step.min(k - start) };
         let Matrices { a: a_panel, b: b_panel, blocks } = &mut *step.matrices;
-        // Instructions of a warp often have the same A, one after the other.
+        // Consecutive instructions of a warp often have the same A.
         let is_small = m * span.length <= KEPT_MAX && a.scales.is_none() && !negate;
         if !(is_small && a_panel.is_of(spec.a, &a.element_bits, m, span)) {
             a_panel.fill(spec.a, a, m, span, negate);
@@ -78,11 +78,11 @@ pub(super) fn multiply(
 }
 
 thread_local! {
-    /// Of the last MMA of this thread, for the memory of the next: those of warps are small.
+    /// Buffers of this thread's previous MMA, reused because the MMAs of warps are small.
     static MATRICES: Cell<Option<Box<Matrices>>> = const { Cell::new(None) };
 }
 
-/// A step of both matrices, decoded.
+/// One decoded step of both matrices.
 #[derive(Default)]
 struct Matrices {
     a: Panel,
@@ -90,8 +90,8 @@ struct Matrices {
     blocks: Vec<Block>,
 }
 
-/// Calls `each` with chunks of rows of the accumulator and the first row of each, on several
-/// threads if there is enough to do.
+/// Calls `each` with chunks of accumulator rows and the first row of each chunk, on several threads
+/// if there is enough work.
 pub(super) fn for_rows(
     accumulator: &mut [u32],
     n: usize,
@@ -111,8 +111,8 @@ pub(super) fn for_rows(
         .for_each(|(index, chunk)| each(index * rows, chunk));
 }
 
-/// A chunk of rows, to be done with the widest vectors of this processor: `each`, and all that is
-/// worth them, has to be inlined into it. No bit depends on the width.
+/// A chunk of rows, executed with the widest vectors of this processor. `each` and its hot callees
+/// must be inlined for this. Results do not depend on the vector width.
 struct OfRows<'a, F> {
     each: &'a F,
     row: usize,
@@ -154,7 +154,7 @@ impl Step {
         }
     }
 
-    /// One row of A with one block of columns of B.
+    /// Computes one row of A times one block of columns of B.
     #[inline(always)]
     fn block<const HALF: bool>(
         &self,
@@ -183,7 +183,7 @@ impl Step {
         }
     }
 
-    /// Outputs of which no term loses bits.
+    /// Computes outputs whose terms lose no bits.
     #[inline(always)]
     fn exact<const HALF: bool>(
         &self,
@@ -208,7 +208,7 @@ impl Step {
         self.rounder.round::<HALF>(&sums, bits);
     }
 
-    /// Outputs of which each term is cut.
+    /// Computes outputs with truncation of each term.
     #[inline(always)]
     fn cut<const HALF: bool>(
         &self,
@@ -230,7 +230,7 @@ impl Step {
         let mut sums = [0.0; BLOCK];
         for lane in 0..BLOCK {
             let exponent = exponents[lane].max(accumulated.exponents[lane]).max(EXPONENT_MIN);
-            // Of the last bit that is kept.
+            // Weight of the last kept bit.
             let unit = f64::from_bits(((exponent - self.fraction_bits + 1023) as u64) << 52);
             large[lane] = LARGE * unit;
             below_half[lane] = BELOW_HALF * unit;
@@ -244,7 +244,7 @@ impl Step {
         self.rounder.round::<HALF>(&sums, bits);
     }
 
-    /// Replaces the outputs that have infinities or NaNs among their terms.
+    /// Recomputes the outputs with infinities or NaNs among their terms.
     #[cold]
     fn special<const HALF: bool>(
         &self,
@@ -277,7 +277,7 @@ impl Step {
     }
 }
 
-/// The largest exponent among the products, less than [`EXPONENT_MIN`] if all are zero.
+/// Returns the largest exponent of the products; less than [`EXPONENT_MIN`] if all are zero.
 #[inline(always)]
 fn exponent_max(a: &[i16], b: &[i16]) -> i16 {
     #[inline(always)]
@@ -294,7 +294,7 @@ fn exponent_max(a: &[i16], b: &[i16]) -> i16 {
     }
 }
 
-/// The sum of the products, which is below 2^31.
+/// Returns the sum of the products, which is below 2^31.
 #[inline(always)]
 pub(super) fn dot(a: &[i16], b: &[i16]) -> i32 {
     #[inline(always)]
@@ -310,7 +310,7 @@ pub(super) fn dot(a: &[i16], b: &[i16]) -> i32 {
     }
 }
 
-/// Adds each product, cut toward zero to the last bit of the large number in `sums`.
+/// Adds each product, truncated to the last bit of the large number in `sums`.
 #[inline(always)]
 fn add_cut_products(
     a: &[f64],

@@ -1,14 +1,14 @@
-//! MMAs of 8-bit integers, which are exact.
+//! Exact MMAs of 8-bit integers.
 
 use super::hardware::{dot, for_rows};
 use super::operand::Operand;
 use super::spec::{Accumulate, MmaSpec};
 use crate::number::Format;
 
-/// Elements along K of one instruction, after which a saturating sum is clamped.
+/// Elements along K of one instruction; a saturating sum is clamped after each instruction.
 const STEP: usize = 32;
 
-/// Adds the product to the accumulator.
+/// Adds A·Bᵀ to the accumulator.
 pub(super) fn multiply(
     spec: &MmaSpec,
     (m, n, k): (usize, usize, usize),

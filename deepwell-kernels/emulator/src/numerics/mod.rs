@@ -1,11 +1,10 @@
-//! MMAs as tensor cores compute them.
+//! Arithmetic of tensor-core MMAs.
 //!
 //! # Brief overview
 //!
-//! [`multiply`] adds the product of two [`Operand`]s to an accumulator, in steps of the K of one
-//! instruction. An [`MmaSpec`] says which machine and which kind of instruction is meant, and by
-//! which [`ResultMode`]: what the hardware does, the exact sum, or another sum that the instruction
-//! set allows as well.
+//! [`multiply`] adds the GEMM of two [`Operand`]s to an accumulator, in steps of the K of one
+//! instruction. An [`MmaSpec`] selects the machine, the kind of instruction and the [`ResultMode`]:
+//! the hardware's sum, the exact sum, or another sum that the instruction set also allows.
 //!
 //! ```
 //! use deepwell_emulator::number::Format;
@@ -51,19 +50,18 @@ pub use spec::{Accumulate, Kind, MmaSpec, ResultMode, TensorCore};
 
 use crate::error::Fault;
 
-/// Adds `a` times `b` to `accumulator`, or puts it there.
+/// Computes `accumulator = a · bᵀ`, or `accumulator += a · bᵀ` with `use_accumulator`.
 ///
-/// - `a` is `[m, k]`, `b` is `[n, k]` (so B transposed), `accumulator` is `[m, n]`, all row after
-///   row.
-/// - Without `use_accumulator` the accumulator counts as zero, whatever it holds.
-/// - `negate_a` and `negate_b` change the sign of all elements.
-/// - The sum is formed in steps of the K of one instruction ([`Model::step`]); a `k` that is no
-///   multiple ends with a shorter step, as it is in an instruction of a smaller shape.
+/// Row-major: `a` is `[m, k]`, `b` is `[n, k]` (B transposed), `accumulator` is `[m, n]`.
+/// Without `use_accumulator`, the accumulator counts as zero.
+/// `negate_a` and `negate_b` negate all elements.
+/// The sum is formed in steps of the K of one instruction ([`Model::step`]). If `k` is not a
+/// multiple, the last step is shorter, as in an instruction of a smaller shape.
 ///
-/// Large MMAs run on the threads of rayon's current pool; results do not depend on them.
+/// Large MMAs run on rayon's current thread pool; results do not depend on the number of threads.
 ///
 /// # Errors
-/// Formats, scales or lengths that do not go together.
+/// Formats, scales or lengths that do not match.
 pub fn multiply(
     spec: &MmaSpec,
     m: usize,

@@ -1,26 +1,27 @@
-//! The constants of the hardware's sums.
+//! Parameters of the hardware's sums.
 
 use super::spec::{Kind, MmaSpec, TensorCore};
 
-/// How a machine forms the sum of one step along K.
+/// Model of the sum of one step along K.
 ///
-/// All products of the step and the accumulator are one sum. Each term is a significand times a
-/// power of two, the product's being the product of the elements' significands, not normalized,
-/// and the sum of their exponents (subnormal elements have the format's least exponent; scales
-/// add theirs). Each term is cut toward zero to `fraction_bits` bits below the largest exponent
-/// among the terms, in which zeros have no part. What is left is added exactly. The sum becomes
-/// binary32 by cutting toward zero to `mantissa_bits`, subnormal results to the same place below
-/// 2^-126, or binary16 by rounding to the nearest, ties to even.
+/// All products of the step and the accumulator form one sum. Each term is a significand times a
+/// power of two. The significand of a product is the product of both significands, not normalized;
+/// the exponent is the sum of both exponents (subnormal elements have the format's least exponent;
+/// scales add their exponents). Each term is truncated to `fraction_bits` bits below the largest
+/// exponent of the nonzero terms. The truncated terms are added exactly. The sum is converted to
+/// binary32 by truncation to `mantissa_bits` (subnormal results: to the same bit weight as at
+/// 2^-126), or to binary16 by rounding to nearest, ties to even.
 ///
-/// NaN among the terms, infinity times zero, infinities of both signs and a NaN scale give
-/// `0x7fff_ffff` (`0x7fff` in binary16); an infinity gives itself, as does a finite sum beyond
-/// the range. A sum of zero is positive.
+/// A NaN term, infinity times zero, infinities of both signs and a NaN scale give `0x7fff_ffff`
+/// (`0x7fff` in binary16). An infinity gives the same infinity, as does a finite sum beyond the
+/// range. A sum of zero is positive.
 ///
-/// # Where this is from
+/// # Source
 ///
-/// The model is the one that the authors of MMA-Sim found by probing (arXiv 2511.10909), but for
-/// the zero accumulator: with them it has the exponent -126, on an H200 it has no part in the
-/// largest exponent (the BF16 vectors with results below 2^-126 tell). How sure each row is:
+/// The model is the one that the authors of MMA-Sim found by probing (arXiv 2511.10909), except for
+/// a zero accumulator. In MMA-Sim zero has the exponent -126; on an H200 zero does not count for
+/// the largest exponent (shown by the BF16 vectors with results below 2^-126). Confidence of each
+/// row:
 ///
 /// | instruction | fraction bits | step of K | seen |
 /// |---|---|---|---|
@@ -39,12 +40,13 @@ use super::spec::{Kind, MmaSpec, TensorCore};
 /// | NaN patterns, overflow to infinity, signs of zeros | | | published model |
 /// | integers | exact | | the instruction set says so |
 ///
-/// SASS of `mma.sync` with 8-bit floats on sm_90 and sm_100 converts to F16, sums the
-/// products whose index along K is 0 or 1 modulo 4, adds those with 2 or 3 in a second F16
-/// MMA, and adds the accumulator to that by an ordinary addition.
+/// For `mma.sync` with 8-bit floats on sm_90 and sm_100, SASS converts to F16, sums the products
+/// with index 0 or 1 modulo 4 along K, adds the products with index 2 or 3 in a second F16 MMA, and
+/// adds the accumulator by an ordinary addition.
 ///
-/// In the FP4 kinds, 16 products are summed exactly first; a group's exponent is that of its two
-/// scales, whatever its sum is, and its significand the sum times their significands.
+/// In the FP4 kinds, groups of 16 products are first summed exactly. The exponent of a group is the
+/// sum of the exponents of its two scales, whatever the group's sum; the significand is the sum
+/// times the significands of the scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Bits kept below the largest exponent among the terms.
@@ -56,8 +58,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of a kind of MMA, for a matrix with `k` elements along K: 96 of them are one
-    /// instruction of the FP4 kinds, else those take 64.
+    /// Returns the model of a kind of MMA, for a matrix with `k` elements along K. In the FP4
+    /// kinds, `k` = 96 is one instruction; other sizes are steps of 64.
     pub fn new(spec: &MmaSpec, k: usize) -> Model {
         let byte_float = spec.kind == Kind::F8f6f4;
         let (fraction_bits, halves) = match spec.architecture {

@@ -1,10 +1,10 @@
-//! The matrices that are multiplied.
+//! Operands of MMAs.
 
 use crate::error::Fault;
 use crate::number::Format;
 
-/// Bits of elements, row after row, each in the low bits of its integer whatever its format: take
-/// the width that is at hand.
+/// Bit patterns of elements, row-major, each in the low bits of an integer. The integer may be
+/// wider than the format.
 #[derive(Clone, Copy, Debug)]
 pub enum ElementBits<'a> {
     /// For formats of at most 8 bits.
@@ -16,7 +16,7 @@ pub enum ElementBits<'a> {
 }
 
 impl ElementBits<'_> {
-    /// How many.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             ElementBits::U8(element_bits) => element_bits.len(),
@@ -25,7 +25,7 @@ impl ElementBits<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -38,7 +38,7 @@ impl ElementBits<'_> {
         }
     }
 
-    /// Calls `each` with the index and the code of all elements from `start` to `end`.
+    /// Calls `each` with the index and the code of each element from `start` to `end`.
     pub(super) fn for_each(&self, start: usize, end: usize, mut each: impl FnMut(usize, u32)) {
         match self {
             ElementBits::U8(element_bits) => {
@@ -60,33 +60,33 @@ impl ElementBits<'_> {
     }
 }
 
-/// Scale factors, `[rows, k / block]`, row after row.
+/// Scale factors `[rows, k / block]`, row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct Scales<'a> {
     /// [`Format::UE8M0`] or [`Format::UE4M3`].
     pub format: Format,
-    /// Elements along K that share one: 16 or 32.
+    /// Elements along K per scale: 16 or 32.
     pub block: usize,
-    /// One code each.
+    /// One code per scale.
     pub element_bits: &'a [u8],
 }
 
-/// A matrix of `[rows, k]`, row after row: A as it is, B transposed.
+/// A row-major matrix `[rows, k]`: A, or B transposed.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// Its elements.
+    /// Bit patterns of the elements.
     pub element_bits: ElementBits<'a>,
-    /// Its scales, for the kinds that have them.
+    /// Scales, for kinds with block scales.
     pub scales: Option<Scales<'a>>,
 }
 
 impl<'a> Operand<'a> {
-    /// A matrix without scales.
+    /// Creates a matrix without scales.
     pub fn new(element_bits: ElementBits<'a>) -> Operand<'a> {
         Operand { element_bits, scales: None }
     }
 
-    /// A matrix with scales of one format, each for `block` elements along K.
+    /// Creates a matrix with scales, one for each `block` elements along K.
     pub fn scaled(
         element_bits: ElementBits<'a>,
         format: Format,
@@ -99,7 +99,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Whether lengths fit `[rows, k]` and bit patterns their integers.
+    /// Checks that the lengths match `[rows, k]` and that the integers are wide enough.
     pub(super) fn check(
         &self,
         name: &str,

@@ -1,7 +1,6 @@
 //! One step along K of a matrix, decoded.
 //!
-//! Scales are powers of two here and are multiplied in: binary64 has the products of all elements
-//! with all scales.
+//! Scales are powers of two here and are multiplied in: every scaled element is exact in binary64.
 
 use super::element::{Decoder, ZERO_EXPONENT, power_of_two, scale_parts};
 use super::operand::{ElementBits, Operand};
@@ -9,10 +8,10 @@ use crate::number::Format;
 
 /// Columns that are summed together.
 pub(super) const BLOCK: usize = 8;
-/// Bits between the leading and the last of a row, up to which elements are 16-bit integers.
+/// Largest distance from the leading to the last bit of a row whose elements are 16-bit integers.
 const WIDTH_MAX: i32 = 14;
 
-/// Where a step lies in a matrix with `k` elements to a row.
+/// Location of a step in a matrix with `k` elements per row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) k: usize,
@@ -20,23 +19,23 @@ pub(super) struct Span {
     pub(super) length: usize,
 }
 
-/// What holds for a row of a step, or for several.
+/// Range of bit weights of one or several rows of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
-    /// The largest exponent of an element, far below all for zeros.
+    /// The largest exponent of an element; far below every other exponent if all are zero.
     pub(super) leading: i32,
-    /// The least exponent of a last bit that is set, far above all for zeros.
+    /// The least exponent of a last set bit; far above every other exponent if all are zero.
     pub(super) last: i32,
-    /// The most bits from the leading to the last of one row, less one; negative for zeros.
+    /// The largest distance from the leading to the last bit within a row; negative for zeros.
     pub(super) width: i32,
-    /// No element is infinite or NaN, nor is the scale.
+    /// No element and no scale is infinite or NaN.
     pub(super) finite: bool,
 }
 
 impl Row {
     const ZEROS: Row = Row { leading: -16_384, last: 32_767, width: -49_151, finite: true };
 
-    /// Whether [`Panel::integers_of`] are the elements, in units of [`Panel::units`].
+    /// Whether the elements equal [`Panel::integers_of`], in units of [`Panel::units`].
     pub(super) fn is_narrow(&self) -> bool {
         self.finite && self.width <= WIDTH_MAX
     }
@@ -51,23 +50,23 @@ impl Row {
     }
 }
 
-/// A step of A, or of B transposed: `[rows, length]`.
+/// One step of A, or of B transposed: `[rows, length]`.
 #[derive(Default)]
 pub(super) struct Panel {
     pub(super) rows: Vec<Row>,
-    /// The weights of the last bits.
+    /// Weight of the last bit of each row.
     pub(super) units: Vec<f64>,
     values: Vec<f64>,
     exponents: Vec<i16>,
     integers: Vec<i16>,
     length: usize,
-    /// The bit patterns that the panel was made of, and their format, if they were kept.
+    /// Bit patterns from which the panel was decoded, if they were kept.
     element_bits: Vec<u32>,
     format: Option<Format>,
 }
 
 impl Panel {
-    /// Whether the panel was made of these bit patterns, whole and without scales.
+    /// Whether the panel holds the whole matrix with these bit patterns, without scales.
     pub(super) fn is_of(
         &self,
         format: Format,
@@ -82,7 +81,7 @@ impl Panel {
             && matches!(element_bits, ElementBits::U32(bits) if **bits == *self.element_bits)
     }
 
-    /// Keeps the bit patterns that the panel was made of, or none.
+    /// Keeps the bit patterns of the panel, or none.
     pub(super) fn keep_element_bits(&mut self, of: Option<(Format, &ElementBits<'_>, Span)>) {
         self.format = None;
         if let Some((format, ElementBits::U32(element_bits), span)) = of
@@ -94,7 +93,7 @@ impl Panel {
         }
     }
 
-    /// Decodes a step. What the panel held before is gone; its memory is used again.
+    /// Decodes a step. The old contents are overwritten and their memory is reused.
     pub(super) fn fill(
         &mut self,
         format: Format,
@@ -137,7 +136,7 @@ impl Panel {
             };
             panel.units.push(if state.width < 0 { 1.0 } else { power_of_two(state.last) });
             if state.is_narrow() {
-                // Of zeros any unit will do.
+                // Any unit is valid for zeros.
                 let unit = power_of_two(-state.last);
                 for (integer, value) in panel.integers[range].iter_mut().zip(values) {
                     *integer = (*value * unit) as i16;
@@ -147,7 +146,7 @@ impl Panel {
         }
     }
 
-    /// Puts [`BLOCK`] rows at a time side by side.
+    /// Interleaves [`BLOCK`] rows at a time.
     pub(super) fn fill_blocks(&self, blocks: &mut Vec<Block>) {
         blocks.resize_with(self.rows.len().div_ceil(BLOCK), Block::default);
         for (index, (block, rows)) in blocks.iter_mut().zip(self.rows.chunks(BLOCK)).enumerate() {
@@ -171,7 +170,7 @@ impl Panel {
         &self.values[row * self.length..][..self.length]
     }
 
-    /// Exponents of the elements, far below all others for zeros.
+    /// Returns the exponents of the elements; zeros have an exponent far below all others.
     pub(super) fn exponents_of(&self, row: usize) -> &[i16] {
         &self.exponents[row * self.length..][..self.length]
     }
@@ -181,8 +180,8 @@ impl Panel {
     }
 }
 
-/// Decodes a row, whose scale has been made a weight and an exponent. Returns the largest exponent
-/// of an element, the least of a last bit, and whether all are finite.
+/// Decodes a row; its scale is given as a weight and an exponent. Returns the largest exponent of
+/// an element, the least exponent of a last bit, and whether all elements are finite.
 #[inline(always)]
 fn decode_row<T: Copy + Into<u32>>(
     element_bits: &[T],
@@ -202,17 +201,17 @@ fn decode_row<T: Copy + Into<u32>>(
     (leading, last, special == 0)
 }
 
-/// At most [`BLOCK`] rows, together.
+/// At most [`BLOCK`] rows, interleaved.
 #[derive(Default)]
 pub(super) struct Block {
-    /// What holds for all of them.
+    /// Range of all rows of the block.
     pub(super) row: Row,
     pub(super) units: [f64; BLOCK],
-    /// Elements of one k together. Rows beyond the last are zero.
+    /// One array per k, with one element of each row. Rows beyond the last are zero.
     pub(super) values: Vec<[f64; BLOCK]>,
 }
 
-/// The exponent of the scale of a row in a step, which is one block; `None` if it is NaN.
+/// Returns the exponent of the scale of a row in a step (one block), or `None` for NaN.
 fn scale_of(operand: &Operand<'_>, row: usize, span: Span) -> Option<i32> {
     let Some(scales) = &operand.scales else { return Some(0) };
     let per_row = span.k.div_ceil(scales.block);

@@ -1,23 +1,24 @@
-//! The accumulator as a term, and sums as the accumulator.
+//! Conversion of accumulators to terms, and of sums to accumulators.
 
 use super::element::power_of_two;
 use super::panel::BLOCK;
 use crate::number::{Format, Rounding, decode, encode_f64};
 
-/// The NaN that sums give.
+/// NaN of binary32 sums.
 pub(super) const NAN: u32 = 0x7fff_ffff;
-/// The NaN that sums in binary16 give.
+/// NaN of binary16 sums.
 pub(super) const NAN_HALF: u32 = 0x7fff;
-/// The exponent of a zero accumulator, below all others: it has no part in the largest.
+/// Exponent of a zero accumulator, below all others, so that zero never sets the largest exponent.
 pub(super) const ZERO_EXPONENT: i32 = -16_384;
 
-/// A block of accumulators as terms of their sums.
+/// A block of accumulators, as terms of sums.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accumulated {
     pub(super) values: [f32; BLOCK],
-    /// Of the leading bit, but no less than the format's least; [`ZERO_EXPONENT`] for zero.
+    /// Exponent of the leading bit, at least the format's least exponent; [`ZERO_EXPONENT`] for
+    /// zero.
     pub(super) exponents: [i32; BLOCK],
-    /// None is infinite or NaN.
+    /// No accumulator is infinite or NaN.
     pub(super) finite: bool,
 }
 
@@ -47,13 +48,14 @@ impl Accumulated {
         self.exponents.iter().fold(ZERO_EXPONENT, |largest, &exponent| largest.max(exponent))
     }
 
-    /// The least exponent of a last bit that is set, far above all for zeros.
+    /// Returns the least exponent of a last set bit; far above every other exponent if all are
+    /// zero.
     #[inline(always)]
     pub(super) fn last_min<const HALF: bool>(&self, bits: &[u32; BLOCK]) -> i32 {
         let mantissa_bits = if HALF { 10 } else { 23 };
         let mut least = i32::MAX;
         for (&bits, &exponent) in bits.iter().zip(&self.exponents) {
-            // The zeros of a mantissa of zero are those up to the implicit bit.
+            // A mantissa of zero has trailing zeros up to the implicit bit.
             let zeros = (bits | 1 << mantissa_bits).trailing_zeros() as i32;
             let last = exponent - mantissa_bits + zeros;
             least = least.min(if last < -8192 { i32::MAX } else { last });
@@ -62,17 +64,18 @@ impl Accumulated {
     }
 }
 
-/// Rounds sums as the hardware does: to binary16 to the nearest, ties to even; to binary32 toward
-/// zero, but to infinity beyond the range. A sum of zero is positive, also where rounding made it.
+/// Rounds sums like the hardware. Binary16: to nearest, ties to even. Binary32: toward zero, but to
+/// infinity beyond the range. A sum that is zero, also after rounding, is positive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounder {
     mantissa_bits: u32,
-    /// Of the bits of binary64 that stay.
+    /// Mask of the kept bits of a binary64.
     mask: u64,
 }
 
 impl Rounder {
-    /// To binary32 with that many mantissa bits, at most 23. Binary16 has its own.
+    /// Creates a rounder for binary32 with `mantissa_bits` bits, at most 23. Binary16 has its own
+    /// width.
     pub(super) fn new(mantissa_bits: u32) -> Rounder {
         Rounder { mantissa_bits, mask: u64::MAX << (52 - mantissa_bits) }
     }
@@ -87,7 +90,7 @@ impl Rounder {
         for lane in 0..BLOCK {
             let sum = sums[lane];
             let magnitude = sum.abs();
-            // Subnormal, or NaN.
+            // False for subnormal results and NaN.
             let normal = magnitude >= f64::from(f32::MIN_POSITIVE);
             aside |= u32::from(!(normal | (magnitude == 0.0)));
             let cut = f64::from_bits(sum.to_bits() & self.mask) as f32;
@@ -104,8 +107,7 @@ fn round_half(sum: f64) -> u32 {
     let bits = sum.to_bits();
     let field = bits >> 52 & 0x7ff;
     if field.wrapping_sub(1023 - 14) < 29 {
-        // To 10 of 52 mantissa bits; a carry goes into the exponent, as it should, and from the
-        // largest exponent to infinity.
+        // Keeps 10 of 52 mantissa bits. A carry correctly increments the exponent, up to infinity.
         let magnitude = bits & (u64::MAX >> 1);
         let rounded = (magnitude + (1 << 41) - 1 + (magnitude >> 42 & 1)) >> 42;
         return (rounded - ((1023 - 15) << 10)) as u32 | (bits >> 63 << 15) as u32;
@@ -114,13 +116,13 @@ fn round_half(sum: f64) -> u32 {
     if bits == 0x8000 { 0 } else { bits }
 }
 
-/// To binary32 with at most 23 mantissa bits.
+/// Rounds toward zero to binary32 with at most 23 mantissa bits.
 pub(super) fn round_toward_zero(sum: f64, mantissa_bits: u32) -> u32 {
     if sum.is_nan() {
         return NAN;
     }
     if sum.abs() < f64::from(f32::MIN_POSITIVE) {
-        // Cut where the least normal number is.
+        // Truncates at the bit weight of the least normal number.
         let steps = truncate(sum * power_of_two(126 + mantissa_bits as i32));
         let rounded = (steps * power_of_two(-126 - mantissa_bits as i32)) as f32;
         return (rounded + 0.0).to_bits();
@@ -129,7 +131,7 @@ pub(super) fn round_toward_zero(sum: f64, mantissa_bits: u32) -> u32 {
     (cut as f32).to_bits()
 }
 
-/// Toward zero, for magnitudes below 2^63. (`f64::trunc` is a call on the oldest x86-64.)
+/// Truncates magnitudes below 2^63. (`f64::trunc` is a function call on baseline x86-64.)
 #[inline(always)]
 pub(super) fn truncate(value: f64) -> f64 {
     (value as i64) as f64

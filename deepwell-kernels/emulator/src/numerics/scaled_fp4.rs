@@ -1,7 +1,7 @@
-//! The hardware's sums of FP4 elements with scales.
+//! The hardware's sums of FP4 elements with block scales.
 //!
-//! Groups of 16 products are summed exactly. A group's sum times the significands of its two
-//! scales is a term; it is cut as the other kinds' products are.
+//! Groups of 16 products are summed exactly. The term of a group is its sum times the significands
+//! of its two scales, truncated like the products of the other kinds.
 
 use super::element::{power_of_two, scale_parts};
 use super::hardware::{dot, for_rows};
@@ -10,14 +10,14 @@ use super::operand::Operand;
 use super::panel::Span;
 use super::rounding::{NAN, ZERO_EXPONENT, round_toward_zero, truncate};
 
-/// Products summed exactly.
+/// Products per exactly summed group.
 const GROUP: usize = 16;
-/// Groups of the largest step.
+/// Groups in the largest step.
 const GROUPS_MAX: usize = 6;
 /// Twice the value of each code of E2M1.
 const DOUBLED: [i16; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Adds the product to the accumulator, step by step.
+/// Adds A·Bᵀ to the accumulator, step by step.
 pub(super) fn multiply(
     model: &Model,
     (m, n, k): (usize, usize, usize),
@@ -47,7 +47,7 @@ pub(super) fn multiply(
     }
 }
 
-/// A group's scale.
+/// Scale of a group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scale {
     exponent: i32,
@@ -56,10 +56,10 @@ struct Scale {
 
 type Scales = [Scale; GROUPS_MAX];
 
-/// A step of A, or of B transposed.
+/// One step of A, or of B transposed.
 struct Rows {
     values: Vec<i16>,
-    /// `None` if one of the row's is NaN.
+    /// One entry per row; `None` if a scale of the row is NaN.
     scales: Vec<Option<Scales>>,
     length: usize,
 }
@@ -95,7 +95,7 @@ fn scales_of(operand: &Operand<'_>, row: usize, span: Span) -> Option<Scales> {
     Some(parts)
 }
 
-/// One output.
+/// Computes one output.
 fn add(
     (a, a_scales): (&[i16], &Scales),
     (b, b_scales): (&[i16], &Scales),
@@ -115,7 +115,7 @@ fn add(
     for ((term, (a, b)), (a_scale, b_scale)) in
         terms.iter_mut().zip(groups).zip(a_scales.iter().zip(b_scales))
     {
-        // The elements were doubled, each.
+        // Both factors are stored doubled.
         let sum = f64::from(dot(a, b)) * 0.25;
         let exponent = a_scale.exponent + b_scale.exponent;
         *term = (sum * a_scale.significand * b_scale.significand, exponent);
@@ -124,7 +124,7 @@ fn add(
     let shift = model.fraction_bits - largest;
     let mut total = truncate(f64::from(accumulated) * power_of_two(shift));
     for (significand, exponent) in terms {
-        // A place that has no group has a significand of zero.
+        // Unused groups have a significand of zero.
         total += truncate(significand * power_of_two(shift + exponent));
     }
     round_toward_zero(total * power_of_two(-shift), model.mantissa_bits)

@@ -1,39 +1,39 @@
-//! Which MMA is meant.
+//! Descriptions of MMAs.
 
 use super::operand::Operand;
 use crate::error::Fault;
 use crate::number::Format;
 
-/// How sums are formed. The instruction set leaves their order and their rounding open.
+/// How sums are formed. The instruction set does not define their order and rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResultMode {
-    /// As the machine does it: see [`super::Model`].
+    /// The hardware's sum: see [`super::Model`].
     Hardware,
-    /// The exact sum of one instruction's products and the accumulator, rounded once to the
-    /// nearest, ties to even.
+    /// The exact sum of the accumulator and one instruction's products, rounded once to nearest,
+    /// ties to even.
     Exact,
-    /// A sum in another order, in groups of another size and with another rounding of the
-    /// partial sums, all drawn from this seed, the place in the accumulator and the step.
+    /// A sum with another order, group size and rounding of partial sums. All are drawn from this
+    /// seed, the position in the accumulator and the step.
     Fuzz(u64),
 }
 
-/// Whose tensor cores.
+/// Generations of tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorCore {
     /// `mma.sync` of sm_80.
     Ampere,
     /// `mma.sync` of sm_89.
     Ada,
-    /// `wgmma` of sm_90a, and `mma.sync` of sm_90 but for its 8-bit floats.
+    /// `wgmma` of sm_90a, and `mma.sync` of sm_90 except with 8-bit floats.
     Hopper,
-    /// `mma.sync` of sm_90 and sm_100 with 8-bit floats, which run as F16 there.
+    /// `mma.sync` of sm_90 and sm_100 with 8-bit floats, executed as F16.
     HopperWarp,
-    /// `tcgen05.mma` of sm_100a and sm_103a, `mma.sync` of sm_120a, and that of sm_100 but for its
-    /// 8-bit floats.
+    /// `tcgen05.mma` of sm_100a and sm_103a, `mma.sync` of sm_120a, and `mma.sync` of sm_100 except
+    /// with 8-bit floats.
     Blackwell,
 }
 
-/// Which family of instructions.
+/// Kinds of MMA instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// F16 elements; on Blackwell also F16 with BF16, which `kind::f16` allows.
@@ -42,25 +42,25 @@ pub enum Kind {
     Bf16,
     /// TF32 elements.
     Tf32,
-    /// 8-bit, 6-bit and 4-bit floats, one to an element, without scales.
+    /// 8-bit, 6-bit and 4-bit floats, one per container, without scales.
     F8f6f4,
-    /// The same with one UE8M0 scale for 32 elements.
+    /// The elements of `F8f6f4`, with one UE8M0 scale per 32 elements.
     Mxf8f6f4,
-    /// E2M1 elements with one scale for 32 (UE8M0) or 16 (UE8M0 or UE4M3); `kind::mxf4` and
-    /// `kind::mxf4nvf4`.
+    /// E2M1 elements with one scale per 32 (UE8M0) or 16 (UE8M0 or UE4M3) elements; `kind::mxf4`
+    /// and `kind::mxf4nvf4`.
     Mxf4nvf4,
     /// 8-bit integers.
     I8,
 }
 
-/// What the accumulator holds, one element in each `u32`.
+/// Accumulator formats, one element in each `u32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulate {
-    /// Binary16 in the low half. The upper half is ignored, and zero afterwards.
+    /// Binary16 in the low half. The upper half is ignored on input and zero on output.
     F16,
     /// Binary32.
     F32,
-    /// 32-bit integers that wrap around. [`Accumulate::F32`] with [`Kind::I8`] means this too.
+    /// 32-bit integers that wrap around; also the meaning of [`Accumulate::F32`] with [`Kind::I8`].
     I32,
     /// 32-bit integers; the sum of each instruction is clamped (`.satfinite`).
     I32Saturating,
@@ -71,24 +71,24 @@ pub enum Accumulate {
 pub struct MmaSpec {
     /// How sums are formed.
     pub model: ResultMode,
-    /// Whose tensor cores.
+    /// Generation of the tensor cores.
     pub architecture: TensorCore,
-    /// Which family of instructions.
+    /// Kind of instruction.
     pub kind: Kind,
-    /// Elements of A.
+    /// Format of A.
     pub a: Format,
-    /// Elements of B.
+    /// Format of B.
     pub b: Format,
-    /// Elements of the accumulator.
+    /// Format of the accumulator.
     pub accumulate: Accumulate,
 }
 
 impl MmaSpec {
-    /// Whether element formats, accumulator and kind go together. Which of them an instruction
-    /// takes is for its decoder to say.
+    /// Checks that element formats, accumulator and kind are compatible. The decoder checks which
+    /// combinations an instruction supports.
     ///
     /// # Errors
-    /// They do not.
+    /// An incompatible combination.
     pub fn check(&self) -> Result<(), Fault> {
         let takes: &[Format] = match self.kind {
             Kind::F16 | Kind::Bf16 => &[Format::F16, Format::BF16],
@@ -123,7 +123,7 @@ impl MmaSpec {
         Ok(())
     }
 
-    /// Whether a matrix has the scales that the kind takes.
+    /// Checks that a matrix has the scales required by the kind.
     pub(super) fn check_scales(&self, name: &str, operand: &Operand<'_>) -> Result<(), Fault> {
         let scales = operand.scales.map(|scales| (scales.format, scales.block));
         let (right, takes) = match self.kind {

@@ -1,15 +1,15 @@
-//! A fixed-point number wide enough for every product of two elements with their scales.
+//! Fixed-point number, wide enough for every product of two elements with their scales.
 
 use crate::number::{Format, Rounding, encode_parts};
 
-/// The exponent of the lowest bit. The least bit of a product is 2^-286: two subnormal E5M2 with
-/// scales of 2^-127.
+/// Exponent of the lowest bit. The least bit of a product is 2^-286: two subnormal E5M2 elements
+/// with scales of 2^-127.
 const LOWEST: i32 = -320;
-/// 32 bits each, and the carries above them. The largest product is below 2^288, and 2^128 is an
-/// accumulator's bound.
+/// 32 bits per limb, plus carries. The largest product is below 2^288; accumulators are below
+/// 2^128.
 const LIMBS: usize = 22;
 
-/// A sum.
+/// A running sum.
 pub(super) struct Wide {
     limbs: [i64; LIMBS],
 }
@@ -19,8 +19,7 @@ impl Wide {
         Wide { limbs: [0; LIMBS] }
     }
 
-    /// Adds a value that is finite and no multiple of less than 2^[`LOWEST`]. At most 2^30 of
-    /// them.
+    /// Adds a finite multiple of 2^[`LOWEST`]. At most 2^30 values may be added.
     pub(super) fn add(&mut self, value: f64) {
         if value == 0.0 {
             return;
@@ -41,7 +40,7 @@ impl Wide {
         }
     }
 
-    /// The sum to the nearest of a format, ties to even.
+    /// Rounds the sum to the nearest value of a format, ties to even.
     pub(super) fn round(mut self, format: Format) -> u32 {
         self.carry();
         let negative = self.limbs[LIMBS - 1] < 0;
@@ -50,11 +49,12 @@ impl Wide {
             self.carry();
         }
         let Some(top) = self.limbs.iter().rposition(|&limb| limb != 0) else { return 0 };
-        // Three limbs hold at least 65 bits; what is below only matters as not being zero.
+        // Three limbs hold at least 65 bits. Of the lower limbs, only whether they are zero
+        // matters.
         let limb = |down: usize| top.checked_sub(down).map_or(0, |index| self.limbs[index] as u128);
         let high = limb(0) << 64 | limb(1) << 32 | limb(2);
         let below = self.limbs[..top.saturating_sub(2)].iter().any(|&limb| limb != 0);
-        // 96 bits to 60, with the rest in the last one.
+        // Reduces 96 bits to 60; the last bit is the OR of all discarded bits (sticky bit).
         let shift = (128 - high.leading_zeros()).saturating_sub(60);
         let rest = high & ((1 << shift) - 1) != 0 || below;
         let significand = (high >> shift) as u64 | u64::from(rest);
@@ -62,7 +62,7 @@ impl Wide {
         encode_parts(format, negative, significand, power, Rounding::NearestEven)
     }
 
-    /// Makes every limb but the last one a number of 32 bits.
+    /// Carries between limbs, so that every limb but the last has 32 bits.
     fn carry(&mut self) {
         for index in 0..LIMBS - 1 {
             self.limbs[index + 1] += self.limbs[index] >> 32;

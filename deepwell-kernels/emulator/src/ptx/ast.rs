@@ -1,39 +1,39 @@
-//! What a PTX file says.
+//! Syntax tree of a PTX file.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::decode::{Space, Type};
 
-/// An identifier; equal ones of a module share their text.
+/// An identifier. Equal identifiers of a module share one string.
 pub type Name = Arc<str>;
 
-/// A file of PTX.
+/// A PTX file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Module {
     /// `.version`, major and minor.
     pub version: (u32, u32),
-    /// `.target`: the first is the architecture, such as `sm_100a`.
+    /// `.target`; the first name is the architecture, such as `sm_100a`.
     pub target: Vec<Name>,
     /// `.address_size`.
     pub address_bits: u32,
-    /// Names of `.file`; what [`Instruction::source`] counts.
+    /// Names from `.file` directives; [`Instruction::source`] holds indices into this list.
     pub files: Vec<String>,
-    /// Variables outside of functions.
+    /// Module-scope variables.
     pub variables: Vec<Variable>,
     /// Kernels and functions, prototypes included.
     pub functions: Vec<Function>,
-    /// `.alias`: a second name and the first.
+    /// `.alias`: the alias and the aliased name.
     pub aliases: Vec<(Name, Name)>,
 }
 
 impl Module {
-    /// The kernels that have a body, in the order of the file.
+    /// Returns the kernels that have a body, in file order.
     pub fn kernels(&self) -> impl Iterator<Item = &Function> {
         self.functions.iter().filter(|function| function.is_kernel && function.body.is_some())
     }
 
-    /// The function with a body under a name, or else a prototype of it.
+    /// Returns the function of a name: the definition if there is one, otherwise a prototype.
     pub fn function(&self, name: &str) -> Option<&Function> {
         let name = self
             .aliases
@@ -49,62 +49,62 @@ impl Module {
     }
 }
 
-/// `.entry` or `.func`.
+/// An `.entry` or `.func`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: Name,
     /// `.entry`.
     pub is_kernel: bool,
     /// `.extern`.
     pub is_extern: bool,
-    /// What a `.func` returns.
+    /// Return values of a `.func`.
     pub returns: Vec<Variable>,
-    /// What it takes. Those of kernels are of [`Space::Parameter`].
+    /// Parameters; those of kernels are in [`Space::Parameter`].
     pub parameters: Vec<Variable>,
-    /// What stands between the parameters and the body.
+    /// Directives between the parameters and the body.
     pub directives: Vec<Directive>,
-    /// None for prototypes.
+    /// The body; `None` for prototypes.
     pub body: Option<Vec<Statement>>,
-    /// Where it begins, from 1.
+    /// First line of the function, from 1.
     pub ptx_line: u32,
 }
 
 /// A directive with numbers, such as `.maxntid 256, 1, 1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directive {
-    /// Without the dot.
+    /// Name, without the dot.
     pub name: Name,
-    /// Its numbers.
+    /// Numeric arguments.
     pub values: Vec<u64>,
 }
 
 /// A variable or a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: Name,
-    /// Where it lives; `None` for parameters in registers (`.reg` of a `.func`).
+    /// Memory space; `None` for parameters in registers (`.reg` of a `.func`).
     pub space: Option<Space>,
     /// `.extern`.
     pub is_extern: bool,
-    /// Of the first byte: `.align`, or of its elements.
+    /// Alignment of the first byte: from `.align`, otherwise of the element type.
     pub alignment: u32,
-    /// Of one element of a vector.
+    /// Type of one vector element.
     pub element: Type,
     /// Elements of a vector: 1, 2 or 4.
     pub vector: u32,
-    /// Sizes of an array; empty for scalars; the first is 0 for `name[]`.
+    /// Array dimensions; empty for scalars; the first is 0 for `name[]`.
     pub dimensions: Vec<u64>,
-    /// Values in order; the rest are zeros.
+    /// Initial values in order; the remaining elements are zero.
     pub initial: Vec<InitialValue>,
-    /// Where it stands, from 1.
+    /// Line of the declaration, from 1.
     pub ptx_line: u32,
 }
 
 impl Variable {
-    /// Bytes that it takes; 0 for `name[]` that has no initializer. What [`parse`](super::parse)
-    /// gives takes less than 4 GiB.
+    /// Returns the size in bytes; 0 for `name[]` without an initializer. [`parse`](super::parse)
+    /// only returns variables below 4 GiB.
     pub fn bytes(&self) -> u64 {
         let one = u64::from(self.element.bytes() * self.vector);
         let inner = self.dimensions.iter().skip(1).fold(one, |a, &b| a.saturating_mul(b));
@@ -122,17 +122,17 @@ impl Variable {
 /// One value of an initializer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InitialValue {
-    /// Bits, of integers or of floats.
+    /// Bits of an integer or a float.
     Bits(u64),
     /// Address of a variable or function, plus bytes.
     Address {
-        /// Of which.
+        /// Name of the variable or function.
         name: Name,
-        /// Bytes.
+        /// Byte offset.
         offset: i64,
-        /// As a generic address.
+        /// Whether the value is a generic address.
         generic: bool,
-        /// `0xff..(name)`: which byte of the address.
+        /// Byte index of a `0xff..(name)` mask; `None` for the whole address.
         byte: Option<u32>,
     },
 }
@@ -140,13 +140,13 @@ pub enum InitialValue {
 /// One statement of a body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
-    /// From 1.
+    /// Line, from 1.
     pub ptx_line: u32,
-    /// What it is.
+    /// The statement itself.
     pub kind: StatementKind,
 }
 
-/// Statements.
+/// Kinds of statements.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StatementKind {
     /// `{`.
@@ -161,9 +161,9 @@ pub enum StatementKind {
     Variable(Variable),
     /// `name: .branchtargets a, b;`.
     BranchTargets {
-        /// Of the table.
+        /// Name of the table.
         name: Name,
-        /// Labels.
+        /// Labels of the table.
         targets: Vec<Name>,
     },
     /// `name: .callprototype ..;` and `.calltargets`: calls by pointer, refused when used.
@@ -175,11 +175,11 @@ pub enum StatementKind {
 /// `.reg .b32 %r<10>, a;`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisterDeclaration {
-    /// Of each.
+    /// Type of each register.
     pub register_type: Type,
-    /// Elements of each; more than 1 for `.v2` and `.v4`.
+    /// Vector elements of each register; more than 1 for `.v2` and `.v4`.
     pub vector: u32,
-    /// Names; with a count, a prefix for `name0` and so on.
+    /// Names. A name with a count is a prefix of the registers `name0`, `name1` and so on.
     pub names: Vec<(Name, Option<u32>)>,
 }
 
@@ -190,7 +190,7 @@ pub struct Instruction {
     pub guard: Option<Guard>,
     /// `ld.global.u32`.
     pub opcode: Arc<Opcode>,
-    /// What follows.
+    /// The operands.
     pub operands: Vec<Operand>,
     /// Index into [`Module::files`] and line, from `.loc`.
     pub source: Option<(u32, u32)>,
@@ -209,7 +209,7 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// A guard.
+/// A guard predicate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// A predicate register.
@@ -218,23 +218,23 @@ pub struct Guard {
     pub negated: bool,
 }
 
-/// Words of an opcode.
+/// An opcode, split at the dots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opcode {
     /// As written, `mbarrier.init.shared::cta.b64`.
     pub text: Box<str>,
-    /// Between its dots: `mbarrier`, `init`, `shared::cta`, `b64`.
+    /// Words between the dots: `mbarrier`, `init`, `shared::cta`, `b64`.
     pub words: Box<[Box<str>]>,
 }
 
-/// Operands.
+/// Kinds of operands.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// A register, a special register, a label, a variable, a function.
     Name(Name),
     /// `name + 4` outside of brackets.
     Offset(Name, i64),
-    /// An integer; negative ones in two's complement.
+    /// An integer; negative values in two's complement.
     Integer(u64),
     /// `0f3F800000`.
     Single(u32),
@@ -242,18 +242,18 @@ pub enum Operand {
     Double(u64),
     /// `[base + offset]`.
     Address {
-        /// A register or a variable; `None` for a number alone.
+        /// A register or a variable; `None` for a plain number.
         base: Option<Name>,
-        /// Bytes.
+        /// Byte offset.
         offset: i64,
     },
     /// `[base + offset, {a, b}]`.
     TensorAddress {
         /// A register or a variable.
         base: Option<Name>,
-        /// Bytes.
+        /// Byte offset.
         offset: i64,
-        /// What stands in braces.
+        /// The operands in braces.
         coordinates: Vec<Operand>,
     },
     /// `{a, b}`.

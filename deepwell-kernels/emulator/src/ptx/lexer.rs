@@ -2,24 +2,24 @@
 
 use super::ParseError;
 
-/// One token, with text of the file.
+/// A token; text borrows from the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Token<'a> {
     /// `mov.u32`, `%r1`, `$L__BB0_1`, `_`.
     Word(&'a str),
     /// `.reg`, without the dot and without further dots.
     Directive(&'a str),
-    /// Begins with a digit, as written.
+    /// A word that begins with a digit, as written.
     Number(&'a str),
-    /// Between quotes, as written.
+    /// The text between quotes, as written.
     Text(&'a str),
     /// Anything else.
     Mark(u8),
-    /// After the last one.
+    /// End of the file.
     End,
 }
 
-/// Cuts text into tokens, one ahead.
+/// Splits text into tokens, with one token of lookahead.
 pub(super) struct Lexer<'a> {
     text: &'a str,
     position: usize,
@@ -28,12 +28,12 @@ pub(super) struct Lexer<'a> {
     token: Token<'a>,
     token_line: u32,
     token_column: u32,
-    /// Parentheses, braces and signs that are open.
+    /// Number of open parentheses, braces and signs.
     depth: u32,
 }
 
-/// Most parentheses, braces and signs around one number or operand. The parser calls itself for
-/// each, and a thread's stack is small.
+/// Most nested parentheses, braces and signs around a number or operand. The parser recurses at
+/// each of them, and a thread's stack is small.
 const DEPTH_MAX: u32 = 64;
 
 fn starts_word(byte: u8) -> bool {
@@ -60,7 +60,7 @@ impl<'a> Lexer<'a> {
         Ok(lexer)
     }
 
-    /// Counts what opens around the next token; [`Lexer::leave`] counts its end.
+    /// Enters one nesting level; [`Lexer::leave`] leaves it.
     pub(super) fn enter(&mut self) -> Result<(), ParseError> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
@@ -70,29 +70,29 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Counts what closes.
+    /// Leaves one nesting level.
     pub(super) fn leave(&mut self) {
         self.depth -= 1;
     }
 
-    /// The next token; it stays.
+    /// Returns the next token without consuming it.
     pub(super) fn peek(&self) -> Token<'a> {
         self.token
     }
 
-    /// Line of the next token.
+    /// Returns the line of the next token.
     pub(super) fn next_line(&self) -> u32 {
         self.token_line
     }
 
-    /// The next token; the one after it becomes the next.
+    /// Consumes and returns the next token.
     pub(super) fn take(&mut self) -> Result<Token<'a>, ParseError> {
         let token = self.token;
         self.advance()?;
         Ok(token)
     }
 
-    /// Takes a mark if it is the next token.
+    /// Consumes the next token if it is this mark.
     pub(super) fn take_mark(&mut self, mark: u8) -> Result<bool, ParseError> {
         let found = self.token == Token::Mark(mark);
         if found {
@@ -101,7 +101,7 @@ impl<'a> Lexer<'a> {
         Ok(found)
     }
 
-    /// Takes a directive if it is the next token.
+    /// Consumes the next token if it is this directive.
     pub(super) fn take_directive(&mut self, name: &str) -> Result<bool, ParseError> {
         let found = self.token == Token::Directive(name);
         if found {
@@ -110,7 +110,7 @@ impl<'a> Lexer<'a> {
         Ok(found)
     }
 
-    /// An error at the next token.
+    /// Builds an "expected …, got …" error at the next token.
     pub(super) fn expected(&self, what: &str) -> ParseError {
         let came = match self.token {
             Token::Word(text) | Token::Number(text) => format!("`{text}`"),
@@ -122,7 +122,7 @@ impl<'a> Lexer<'a> {
         self.error(format!("expected {what}, got {came}"))
     }
 
-    /// An error at the next token.
+    /// Builds an error at the next token.
     pub(super) fn error(&self, message: String) -> ParseError {
         ParseError { line: self.token_line, column: self.token_column, message }
     }
@@ -145,7 +145,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The rest of the line as it stands, for `.version` whose number is no number.
+    /// Consumes a number token and returns its text, for `.version`, whose value is not a number.
     pub(super) fn take_number_text(&mut self, what: &str) -> Result<&'a str, ParseError> {
         match self.token {
             Token::Number(text) => {
@@ -241,7 +241,7 @@ impl<'a> Lexer<'a> {
                     self.line_start = self.position;
                 }
                 b' ' | b'\t' | b'\r' => self.position += 1,
-                // The library appends a zero byte to what it hands on.
+                // The CUDA library appends a zero byte to PTX that it passes on.
                 0 => self.position += 1,
                 b'/' if bytes.get(self.position + 1) == Some(&b'/') => self.skip_line(),
                 b'#' if self.text[self.line_start..self.position].trim().is_empty() => {

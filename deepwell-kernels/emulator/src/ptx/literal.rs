@@ -1,20 +1,20 @@
-//! Numbers, and constant expressions of them.
+//! Numbers, and constant expressions over numbers.
 
 use super::ParseError;
 use super::lexer::{Lexer, Token};
 
-/// A number of the text.
+/// A number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Literal {
-    /// In two's complement.
+    /// An integer in two's complement.
     Integer(u64),
-    /// Bits of `0f`.
+    /// Bits of a `0f` literal.
     Single(u32),
-    /// Bits of `0d` or of a decimal float.
+    /// Bits of a `0d` literal or of a decimal float.
     Double(u64),
 }
 
-/// Reads one number token.
+/// Parses one number token.
 pub(super) fn number(text: &str) -> Option<Literal> {
     let bytes = text.as_bytes();
     if bytes[0] == b'0' && bytes.len() > 1 {
@@ -43,18 +43,18 @@ fn integer(digits: &str, radix: u32) -> Option<Literal> {
     u64::from_str_radix(digits, radix).ok().map(Literal::Integer)
 }
 
-/// True where a constant expression may begin.
+/// Whether a constant expression may begin with the token.
 pub(super) fn starts_expression(token: Token<'_>) -> bool {
     matches!(token, Token::Number(_) | Token::Mark(b'-' | b'+' | b'~' | b'('))
         || token == Token::Word("WARP_SZ")
 }
 
-/// Reads a constant expression: numbers, signs, parentheses and the operators of C on integers.
+/// Parses a constant expression: numbers, signs, parentheses and C operators on integers.
 pub(super) fn expression(lexer: &mut Lexer<'_>) -> Result<Literal, ParseError> {
     binary(lexer, 0)
 }
 
-/// Reads a constant expression that has to be an integer.
+/// Parses a constant expression that must be an integer.
 pub(super) fn integer_expression(lexer: &mut Lexer<'_>) -> Result<u64, ParseError> {
     match expression(lexer)? {
         Literal::Integer(value) => Ok(value),
@@ -62,7 +62,7 @@ pub(super) fn integer_expression(lexer: &mut Lexer<'_>) -> Result<u64, ParseErro
     }
 }
 
-// Marks of the operators by precedence, loosest first.
+// Operators by precedence, loosest first.
 const LEVELS: &[&[u8]] = &[b"|", b"^", b"&", b"<>", b"+-", b"*/%"];
 
 fn binary(lexer: &mut Lexer<'_>, level: usize) -> Result<Literal, ParseError> {
@@ -121,7 +121,7 @@ fn operand_of_unary(lexer: &mut Lexer<'_>) -> Result<Literal, ParseError> {
         }
         Token::Mark(b'(') => {
             lexer.take()?;
-            // A cast such as `(.s64)` changes nothing in 64 bits.
+            // A cast such as `(.s64)` has no effect on 64-bit values.
             if let Token::Directive(_) = lexer.peek() {
                 lexer.take()?;
                 lexer.expect_mark(b')')?;

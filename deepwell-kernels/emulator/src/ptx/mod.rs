@@ -1,8 +1,8 @@
-//! PTX text as data.
+//! Parser for PTX text.
 //!
-//! The grammar is what the compiler and authors of inline assembly write, not more than that: a
-//! statement is a guard, a word with dots and operands, and nothing here knows what the words
-//! mean. [`crate::decode`] does. Modifiers are in the author's order.
+//! The grammar covers the output of the compiler and of authors of inline assembly, and nothing
+//! more. A statement is a guard, a dotted word and operands. The parser does not interpret the
+//! words; [`crate::decode`] does. Modifiers keep the author's order.
 //!
 //! ```
 //! use deepwell_emulator::ptx;
@@ -29,15 +29,15 @@ pub use parser::parse;
 
 use thiserror::Error;
 
-/// Text that is no PTX.
+/// A syntax error in PTX text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("PTX line {line}, column {column}: {message}")]
 pub struct ParseError {
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
     /// Byte in the line, from 1.
     pub column: u32,
-    /// What was expected and what came.
+    /// Expected and actual token.
     pub message: String,
 }
 

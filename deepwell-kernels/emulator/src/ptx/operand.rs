@@ -7,7 +7,7 @@ use super::literal::{self, Literal};
 use super::parser::Parser;
 
 impl Parser<'_> {
-    /// Operands up to the semicolon, which is taken.
+    /// Parses operands up to and including the semicolon.
     pub(super) fn operands(&mut self, is_call: bool) -> Result<Vec<Operand>, ParseError> {
         let mut operands = Vec::with_capacity(4);
         if self.lexer.take_mark(b';')? {
@@ -94,7 +94,7 @@ impl Parser<'_> {
         }
     }
 
-    /// After the bracket.
+    /// Parses an address after its opening bracket.
     fn address(&mut self) -> Result<Operand, ParseError> {
         let (base, offset): (Option<Name>, i64) = match self.lexer.peek() {
             token if literal::starts_expression(token) => {
@@ -110,7 +110,7 @@ impl Parser<'_> {
             return Ok(Operand::Address { base, offset });
         }
         self.lexer.expect_mark(b',')?;
-        // One coordinate may stand without braces.
+        // A single coordinate may omit the braces.
         let coordinates = if self.lexer.take_mark(b'{')? {
             self.operand_list(b'}')?
         } else {
@@ -120,7 +120,7 @@ impl Parser<'_> {
         Ok(Operand::TensorAddress { base, offset, coordinates })
     }
 
-    /// `+ 4`, `- 4`, `+ -4` after a name.
+    /// Parses `+ 4`, `- 4` or `+ -4` after a name.
     pub(super) fn signed_offset(&mut self) -> Result<Option<i64>, ParseError> {
         match self.lexer.peek() {
             Token::Mark(b'+') => {

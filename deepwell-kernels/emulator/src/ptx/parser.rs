@@ -9,10 +9,10 @@ use super::lexer::{Lexer, Token};
 use super::literal::{self, Literal};
 use crate::decode::{Space, Type};
 
-/// Reads a file of PTX.
+/// Parses a PTX file.
 ///
 /// # Errors
-/// The first thing that is no PTX, with its line.
+/// The first syntax error, with its line.
 pub fn parse(text: &str) -> Result<Module, ParseError> {
     let mut parser = Parser {
         lexer: Lexer::new(text)?,
@@ -27,10 +27,10 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
     Ok(parser.module)
 }
 
-/// Largest alignment of a variable: a page of a GPU's memory.
+/// Largest alignment of a variable: one page of GPU memory.
 const ALIGNMENT_MAX: u64 = 2 << 20;
 
-/// The space that a directive names.
+/// Returns the memory space that a directive names.
 pub(super) fn variable_space(name: &str) -> Option<Space> {
     Some(match name {
         "global" => Space::Global,
@@ -42,7 +42,7 @@ pub(super) fn variable_space(name: &str) -> Option<Space> {
     })
 }
 
-/// State of a pass over one file.
+/// Parser state for one file.
 pub(super) struct Parser<'a> {
     pub(super) lexer: Lexer<'a>,
     module: Module,
@@ -52,7 +52,7 @@ pub(super) struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    /// One text for each name.
+    /// Interns a name.
     pub(super) fn name(&mut self, word: &str) -> Name {
         if let Some(name) = self.names.get(word) {
             return name.clone();
@@ -62,7 +62,7 @@ impl Parser<'_> {
         name
     }
 
-    /// One value for each opcode.
+    /// Interns an opcode.
     pub(super) fn opcode(&mut self, text: &str) -> Arc<Opcode> {
         if let Some(opcode) = self.opcodes.get(text) {
             return opcode.clone();
@@ -73,7 +73,7 @@ impl Parser<'_> {
         opcode
     }
 
-    /// Position in [`Module::files`] of a number of `.file`; `.loc` may come first.
+    /// Returns the index in [`Module::files`] of a `.file` number. `.loc` may precede its `.file`.
     pub(super) fn file_index(&mut self, number: u64) -> u32 {
         let files = &mut self.module.files;
         *self.file_numbers.entry(number).or_insert_with(|| {
@@ -92,7 +92,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `.file 1 "name"{, time, bytes}`, after the directive.
+    /// Parses `.file 1 "name"{, time, bytes}` after the directive.
     pub(super) fn file(&mut self) -> Result<(), ParseError> {
         let number = literal::integer_expression(&mut self.lexer)?;
         let Token::Text(text) = self.lexer.take()? else {
@@ -201,7 +201,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Variables of one statement, from the directive of their space up to the semicolon.
+    /// Parses the variables of one statement, from the directive of the space to the semicolon.
     pub(super) fn variables(&mut self, is_extern: bool) -> Result<Vec<Variable>, ParseError> {
         let template = self.variable_head(is_extern)?;
         let mut variables = Vec::new();
@@ -220,7 +220,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Space, alignment and type.
+    /// Parses space, alignment and type.
     fn variable_head(&mut self, is_extern: bool) -> Result<Variable, ParseError> {
         let mut space = None;
         let mut alignment = None;
@@ -237,7 +237,7 @@ impl Parser<'_> {
             }
             if let Some(element) = Type::from_name(name) {
                 self.lexer.take()?;
-                // `.ptr .space .align n` of a kernel's parameter says what it points to.
+                // `.ptr .space .align n` of a kernel parameter describes its pointee.
                 if self.lexer.take_directive("ptr")? {
                     while let Token::Directive(name) = self.lexer.peek() {
                         self.lexer.take()?;
@@ -288,7 +288,7 @@ impl Parser<'_> {
         })
     }
 
-    /// Sizes have 32 bits from here on.
+    /// Checks that the size fits 32 bits, as all later stages assume.
     fn check_size(&self, variable: &Variable) -> Result<(), ParseError> {
         let bytes = variable.bytes();
         if u32::try_from(bytes).is_ok() {
@@ -334,7 +334,7 @@ impl Parser<'_> {
             _ => match literal::expression(&mut self.lexer)? {
                 Literal::Integer(mask) if self.lexer.peek() == Token::Mark(b'(') => {
                     self.lexer.take()?;
-                    // Of an address of eight bytes.
+                    // Index of the byte in an 8-byte address.
                     let byte = (mask.trailing_zeros() / 8).min(7);
                     self.initial_address(values, Some(byte))?;
                     self.lexer.expect_mark(b')')
@@ -355,7 +355,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `name + 4`, `generic(name) + 4`, `generic(name + 4)`.
+    /// Parses `name + 4`, `generic(name) + 4` or `generic(name + 4)`.
     fn initial_address(
         &mut self,
         values: &mut Vec<InitialValue>,
@@ -389,7 +389,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// From `.entry` or `.func` on.
+    /// Parses a function from `.entry` or `.func` on.
     fn function(&mut self, is_kernel: bool, is_extern: bool) -> Result<Function, ParseError> {
         let ptx_line = self.lexer.next_line();
         self.lexer.take()?;

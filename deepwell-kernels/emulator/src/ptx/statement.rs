@@ -1,4 +1,4 @@
-//! Bodies of functions.
+//! Function bodies.
 
 use super::ParseError;
 use super::ast::{Guard, Instruction, RegisterDeclaration, Statement, StatementKind};
@@ -8,7 +8,7 @@ use super::parser::{Parser, variable_space};
 use crate::decode::Type;
 
 impl Parser<'_> {
-    /// After the opening brace, up to the closing one.
+    /// Parses a body after the opening brace, up to and including the closing brace.
     pub(super) fn body(&mut self) -> Result<Vec<Statement>, ParseError> {
         let mut statements = Vec::new();
         let mut depth = 0u32;
@@ -29,7 +29,7 @@ impl Parser<'_> {
                     depth -= 1;
                     StatementKind::ScopeEnd
                 }
-                // Empty statements come from inline assembly.
+                // Inline assembly leaves empty statements.
                 Token::Mark(b';') => {
                     self.lexer.take()?;
                     continue;
@@ -116,7 +116,7 @@ impl Parser<'_> {
         source: Option<(u32, u32)>,
     ) -> Result<StatementKind, ParseError> {
         let opcode = if let Token::Directive(_) = self.lexer.peek() {
-            // Blanks between the words of an opcode.
+            // Blanks may separate the words of an opcode.
             let mut text = word.to_string();
             while let Token::Directive(more) = self.lexer.peek() {
                 self.lexer.take()?;
@@ -132,7 +132,8 @@ impl Parser<'_> {
         Ok(StatementKind::Instruction(Box::new(Instruction { guard, opcode, operands, source })))
     }
 
-    /// `.loc file line column {, function_name label {+ offset}, inlined_at file line column}`.
+    /// Parses `.loc file line column {, function_name label {+ offset}, inlined_at file line
+    /// column}`.
     fn location(&mut self) -> Result<Option<(u32, u32)>, ParseError> {
         let file = literal::integer_expression(&mut self.lexer)?;
         let line = literal::integer_expression(&mut self.lexer)?;
