@@ -1,4 +1,4 @@
-//! `--precision auto`: what a device computes the linear layers of a model in.
+//! `--precision auto`: the precision of a model's linear layers on a device.
 
 use deepwell_ir::{Graph, PrecisionPolicy, Target};
 pub use deepwell_plan::AutoPrecision;
@@ -7,12 +7,12 @@ use deepwell_probe::Hardware;
 
 use crate::{Device, Settings, TrainError};
 
-/// The policy of `auto` for a graph on a device of this target, for micro-batches of so many
-/// sequences of so many tokens, and what was chosen layer by layer. Nothing is chosen for a
-/// processor, nor for a GPU that it emulates: they show the numerics of MXFP8, not its speed.
+/// Returns the policy of `auto` for a graph on the device, for micro-batches of the given number of
+/// sequences and tokens, and the choices made layer by layer. No choices are made for a CPU or an
+/// emulated GPU: both show the numerics of MXFP8, not its speed.
 ///
 /// # Errors
-/// A graph whose experts cannot be expanded.
+/// The experts of the graph cannot be expanded.
 pub fn auto_policy(
     graph: &Graph,
     (device, target): (Device, &Target),
@@ -28,11 +28,11 @@ pub fn auto_policy(
 }
 
 impl Settings {
-    /// The policy of a run of `graph`. Of [`Settings::AUTO`] it is that of the device, and
-    /// [`Settings::precision`] becomes its preset where no layer was chosen by itself.
+    /// Returns the policy of a run of `graph`. For [`Settings::AUTO`] the device decides, and
+    /// [`Settings::precision`] becomes the device's preset unless layers were chosen one by one.
     ///
     /// # Errors
-    /// A device that `hardware` does not have, and as [`Settings::precision_policy`].
+    /// The device is not in `hardware`; and as [`Settings::precision_policy`].
     pub fn resolve_policy(
         &mut self,
         graph: &Graph,
@@ -44,7 +44,8 @@ impl Settings {
             return Ok((self.precision_policy()?, None));
         }
         let target = self.device.target(hardware)?;
-        // All ranks and numbers of ranks choose the same, so that a run goes on on others.
+        // All ranks and world sizes choose the same policy, so that a run can resume with another
+        // world size.
         let micro_batch = (self.micro_batch.unwrap_or(self.batch_size), self.seq_len);
         let (policy, chosen) = auto_policy(graph, (self.device, &target), micro_batch)?;
         if chosen.is_none() {
@@ -60,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// A run chooses by its micro-batch, and its settings say by which name.
+    /// A run chooses by its micro-batch; its settings record the name of the choice.
     #[test]
     fn settings_choose_by_device() {
         let check = |device: Device, model: &str, sizes: [usize; 2], expected: (&str, usize)| {

@@ -1,8 +1,8 @@
-//! An engine's state into a checkpoint and back.
+//! Saves an engine's state to a checkpoint and loads it back.
 //!
-//! What a rank has of the model is a list of holdings: rectangles of tensors that have names. A
-//! checkpoint is what all ranks have, each element once, and a rank of any other plan reads the
-//! rectangles that it has.
+//! A rank's state is a list of holdings: rectangles of named tensors. A checkpoint contains the
+//! holdings of all ranks, each element once. A rank of another plan reads the rectangles that it
+//! needs.
 
 mod fits;
 mod holdings;
@@ -25,20 +25,20 @@ use crate::{Engine, Gemm, Settings, TrainError};
 pub use self::fits::{Reads, reads};
 pub use self::writer::{Writer, host_bytes};
 
-/// Where a run stands.
+/// Progress of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Position {
     /// Steps done.
     pub step: u64,
-    /// Guards after that step.
+    /// Guards after `step`.
     pub guards: Guards,
-    /// Number of the batch that the next step takes.
+    /// Number of the batch of the next step.
     pub next_batch: u64,
-    /// What the audit of the first step found, where there was one.
+    /// Findings of the audit of the first step, if the step was audited.
     pub audit: Option<AuditReport>,
 }
 
-/// Everything of a checkpoint but its tensors: what rank 0 says for all.
+/// Everything of a checkpoint except its tensors; written by rank 0 for all ranks.
 #[derive(Clone, Debug)]
 struct State {
     step: u64,
@@ -94,10 +94,10 @@ fn to_json<T: serde::Serialize>(value: &T) -> Value {
 
 /// Loads a checkpoint into an engine that was compiled for the same fingerprint.
 ///
-/// `note` is given what a person should know of it.
+/// `note` receives messages for the user.
 ///
 /// # Errors
-/// A damaged checkpoint, or one that does not fit the engine.
+/// The checkpoint is damaged, or does not fit the engine.
 pub fn load(
     entry: &CheckpointEntry,
     engine: &mut Engine,
@@ -113,7 +113,7 @@ pub fn load(
         engine.fall_back(&gemms, "in fallback when the checkpoint was written")?;
     }
     let plan: SavedPlan = parts.read("plan", checkpoint.plan())?;
-    // Another policy is another precision, where that was accepted.
+    // A changed policy changes the precision; resuming with such a change was accepted.
     let is_same_policy = plan.policy.clone().without_forced() == *engine.policy();
     if let Some(what) =
         other_format(&plan.precision, &engine.plan().precision).filter(|_| is_same_policy)
@@ -143,8 +143,8 @@ pub fn load(
     Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
 }
 
-/// Guards over the GEMMs of a model. Earlier versions had guards over its layers, in order: GEMMs
-/// of a layer in fallback begin in fallback.
+/// Returns guards over the GEMMs of a model. Earlier versions had guards over layers, in order: the
+/// GEMMs of a layer in fallback start in fallback.
 fn over_gemms(saved: Guards, gemms: &[Gemm], note: &mut dyn FnMut(&str)) -> Guards {
     let is_same = saved.names().eq(gemms.iter().map(|gemm| &*gemm.weight));
     if is_same {
@@ -161,8 +161,8 @@ fn over_gemms(saved: Guards, gemms: &[Gemm], note: &mut dyn FnMut(&str)) -> Guar
     guards
 }
 
-/// What a resumed run asks of the plan that it began with. Its other fields are for people, and may
-/// be those of another version.
+/// The fields of the original plan that a resumed run needs. The other fields are informational and
+/// may differ between versions.
 #[derive(Deserialize)]
 struct SavedPlan {
     policy: PrecisionPolicy,
@@ -186,8 +186,8 @@ impl Parts<'_> {
     }
 }
 
-/// The first tensor that has another format than when the checkpoint was written. The guards'
-/// state names the GEMMs in fallback; the formats of all tensors have to agree with it.
+/// Describes the first tensor whose format has changed since the checkpoint was written. The
+/// guards' state names the GEMMs in fallback; the formats of all tensors have to agree with it.
 fn other_format(saved: &[TensorPrecision], now: &[TensorPrecision]) -> Option<String> {
     let formats = |tensors: &[TensorPrecision]| -> Vec<(String, Format)> {
         tensors.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()
@@ -201,7 +201,7 @@ fn other_format(saved: &[TensorPrecision], now: &[TensorPrecision]) -> Option<St
 mod tests {
     use super::*;
 
-    /// Plans had stages, and may get other keys.
+    /// Older plans have stages, and later plans may have more keys.
     #[test]
     fn a_plan_of_another_version_is_read_for_what_a_resumed_run_asks() {
         let policy = to_json(&PrecisionPolicy::mxfp8());

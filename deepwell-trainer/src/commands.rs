@@ -1,4 +1,4 @@
-//! `deepwell train` and `deepwell parity`: arguments and what they do.
+//! `deepwell train` and `deepwell parity`: arguments and execution.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
 use crate::world::{Launched, Member, library_version, supervise};
 use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 
-/// Pairs of runs that `deepwell parity` trains unless told otherwise.
+/// Default number of pairs of runs of `deepwell parity`.
 const SEEDS: u64 = 4;
 
 /// How a command ended.
@@ -28,13 +28,13 @@ const SEEDS: u64 = 4;
 pub enum ExitStatus {
     /// All is well.
     Success,
-    /// It ran, and the verdict is no.
+    /// The run finished with a negative verdict.
     Failed,
-    /// It ran, and too little is known for a verdict.
+    /// The run finished without enough data for a verdict.
     Open,
-    /// It was asked to stop, and left a checkpoint.
+    /// The run stopped on request, and wrote a checkpoint.
     Interrupted,
-    /// It failed, and another process has said why; with its exit code.
+    /// The run failed with this exit code; another process has already printed the error.
     Said(u8),
 }
 
@@ -186,8 +186,8 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// Which rank this is. A build that cannot connect processes on processors says so before
-    /// anything about launchers, where that is where they are: none would help.
+    /// Returns the launched rank. If the launcher's environment is missing and the ranks are on
+    /// CPUs, a build without MPI reports that first, because no launcher would help.
     fn launched_by(&self) -> Result<Launched, TrainError> {
         let of_file = || match &self.run_file {
             Some(path) => Settings::from_file(path).map(|settings| settings.device),
@@ -206,7 +206,7 @@ impl TrainArgs {
         })
     }
 
-    /// The settings, of a rank that was launched with as many ranks as there are.
+    /// Returns the settings; a launched rank runs with the launcher's number of ranks.
     fn settings(&self, launched: Option<&Launched>) -> Result<Settings, TrainError> {
         let mut settings = match &self.run_file {
             Some(path) => Settings::from_file(path)?,
@@ -310,7 +310,7 @@ impl TrainArgs {
 /// Trains one model.
 ///
 /// # Errors
-/// Whatever stops the run.
+/// The run fails.
 pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
     let launched = args.launched.then(|| args.launched_by()).transpose()?;
     if launched.is_none() {
@@ -474,10 +474,10 @@ pub struct ParityArgs {
 }
 
 /// Trains pairs of runs in BF16 and in low precision, from the same weights on the same batches,
-/// and compares.
+/// and compares them.
 ///
 /// # Errors
-/// Whatever stops one of the runs.
+/// One of the runs fails.
 pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
     let defaults = Settings::default();
     let mut settings = Settings {

@@ -1,6 +1,6 @@
 //! Progress on a terminal as a bar, elsewhere as plain lines; both on standard error.
 //!
-//! A reader that goes away, as `head` does, is told nothing more and stops no work.
+//! If the reader goes away, as `head` does, output stops and the work continues.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -13,13 +13,13 @@ use crate::metrics::StepLine;
 use crate::terminal::stderr_draws;
 use crate::trainer::Progress;
 
-/// Writes a line to standard error. Nobody is there to be told that it is closed.
+/// Writes a line to standard error. A closed standard error cannot be reported.
 pub(crate) fn say(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes data as one JSON document to standard output. A reader that stopped reading is no
-/// error; a full disk is.
+/// Writes data as one JSON document to standard output. A closed pipe is not an error; a full disk
+/// is.
 pub(crate) fn print_json(data: &impl Serialize) -> Result<(), TrainError> {
     let text = serde_json::to_string_pretty(data).expect("a report is plain data");
     write_to(&mut io::stdout().lock(), &text).map_err(TrainError::io("standard output"))
@@ -89,7 +89,7 @@ impl Progress for Console {
 mod tests {
     use super::*;
 
-    /// Fails every write as the system fails one.
+    /// Fails every write with this kind of error.
     struct Failing(ErrorKind);
 
     impl Write for Failing {

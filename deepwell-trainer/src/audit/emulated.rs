@@ -1,4 +1,4 @@
-//! GEMMs that read dequantized operands: which operands those are, and what is in them.
+//! GEMMs that read dequantized operands: checks of their inputs and of the dequantized values.
 
 use deepwell_ir::ops::{Axis, Dequantize};
 use deepwell_ir::{Call, DType, GemmKind, Program};
@@ -12,8 +12,8 @@ use super::report::AuditReport;
 use super::structure::{Origins, wanted_axes};
 use super::view::{Memory, View, view};
 
-/// Checks that a GEMM of plain operands reads those dequantized that `gemm` says, along the axis
-/// that they have in a GEMM of quantized ones, and the others as they are.
+/// Checks that a BF16 GEMM reads the operands that `gemm` emulates dequantized, along the axis that
+/// a quantized GEMM uses, and the other operands as they are.
 pub(super) fn check_operands(
     origins: &Origins<'_>,
     call: &Call,
@@ -64,7 +64,7 @@ pub(super) fn check_dequantize(
     Ok(())
 }
 
-/// One matrix of a stack; `operand` is what of an operand is about it.
+/// Checks one matrix of a stack; `operand` returns that matrix's slice of an operand.
 fn check_matrix<'a>(
     report: &mut AuditReport,
     call: &Call,

@@ -4,21 +4,21 @@
 //!
 //! With `u = 2^-24` (the unit roundoff of FP32), `k` terms and `s = sum |a| |b|` over the exact
 //! operand values, a sum in FP32 in any order errs by at most `(k + 2) u s`: the bound that
-//! `deepwell_kernels::cpu::gemm` states for each of its tiers. To this come
+//! `deepwell_kernels::cpu::gemm` states for each of its tiers. Added to this are
 //! - per product `2^-126 max(1, |a|, |b|)`, where matrix units take subnormals as zero;
-//! - for an accumulating call one rounding of what is there plus the sum for each 512 of `k`,
-//!   and two more;
+//! - for an accumulating call one rounding of the accumulated sum for each 512 of `k`, and two
+//!   more;
 //! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards;
 //! - for tensor cores two more roundings: they align the terms of one instruction (8 of `k` or
-//!   more, and the sum so far) to the largest, cut below `2^-23` of it, and round towards zero:
-//!   `(k / 8 + 2)` ulp of at most `s`, which is below `(k + 4) u s`.
+//!   more, and the sum so far) to the largest, cut below `2^-23` of it, and round towards zero: `(k
+//!   / 8 + 2)` ulp of at most `s`, which is below `(k + 4) u s`.
 //!
-//! Hopper's FP8 tensor cores, which multiply where one scale serves 128 elements, keep less: each
-//! of the 33 terms of an instruction (32 of `k`, and the sum so far) is cut at `2^-13` of the
-//! largest of them (MMA-Sim, arXiv 2511.10909); four instructions come between two promotions to
-//! FP32. A span of 128 so errs by at most `4 * 33 * 2^-13` of the largest product or partial sum
-//! in it, each rounded up to a power of two. That finds a wrong operand, scale or sum, not the
-//! loss of a bit.
+//! Hopper's FP8 tensor cores, used where one scale serves 128 elements, keep fewer bits: each of
+//! the 33 terms of an instruction (32 of `k`, and the sum so far) is cut at `2^-13` of the largest
+//! term (MMA-Sim, arXiv 2511.10909); four instructions run between two promotions to FP32. The
+//! error of a span of 128 is therefore at most `4 * 33 * 2^-13` of the span's largest product or
+//! partial sum, each rounded up to a power of two. This tolerance finds a wrong operand, scale or
+//! sum, not the loss of a bit.
 
 use std::ops::Range;
 
@@ -40,11 +40,11 @@ const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
 /// Elements of `k` between two promotions of Hopper's FP8 accumulator to FP32.
 const PROMOTED_EVERY: usize = 128;
 
-/// What four instructions of 32 lose, of the power of two above the largest term.
+/// Error of four instructions of 32 terms, relative to the power of two above the largest term.
 const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 
-/// Whether the op is a GEMM of a linear layer, or one with what follows it whose first output is
-/// the GEMM's, or that with a matrix added.
+/// Whether the op is a GEMM of a linear layer, alone or with an epilogue: the op's first output is
+/// the GEMM's result, or the GEMM's result plus a residual.
 pub(super) fn is_gemm(op: &Op) -> bool {
     match op {
         Op::ScaledGemm(_)
@@ -60,7 +60,7 @@ pub(super) fn is_gemm(op: &Op) -> bool {
     }
 }
 
-/// Whether the op gives the sum of a core's result and a matrix, its last input.
+/// Whether the op returns only the sum of the GEMM's result and a residual, its last input.
 fn is_sum(op: &Op) -> bool {
     matches!(op.epilogue(), [Epilogue::Residual { of: 0 }])
 }
@@ -92,25 +92,25 @@ impl Factor<'_> {
 struct Expected {
     value: f64,
     tolerance: f64,
-    /// The largest magnitude that may come up on the way: of operands, products, partial sums.
+    /// The largest magnitude of any operand, product or partial sum.
     largest: f64,
 }
 
-/// Groups of rows, each of which meets a matrix of its own.
+/// Groups of rows, each multiplied by its own matrix.
 struct Groups {
     /// First row of each group, and the end of the last.
     offsets: Vec<usize>,
-    /// Whether rows are what is contracted.
+    /// Whether the contraction is over rows.
     is_wgrad: bool,
 }
 
 struct Gemm<'a> {
     a: Factor<'a>,
-    /// One for each group of rows, or one alone.
+    /// A matrix for each group of rows, or a single matrix.
     b: Vec<Factor<'a>>,
     groups: Option<Groups>,
     bias: Option<View<'a>>,
-    /// Added behind the bias.
+    /// Added after the bias.
     residual: Option<View<'a>>,
     output: View<'a>,
     /// Whether Hopper's FP8 tensor cores multiply.
@@ -196,7 +196,7 @@ impl<'a> Gemm<'a> {
         Ok(Gemm { a, b, groups, bias, residual, output, has_short_accumulator })
     }
 
-    /// Of a row of the output: the row of `a`, the group, and what is contracted.
+    /// Maps a row of the output to the row of `a`, the group, and the range of the contraction.
     fn place(&self, row: usize) -> (usize, usize, Range<usize>) {
         let all = 0..self.a.contraction();
         match &self.groups {
@@ -207,14 +207,14 @@ impl<'a> Gemm<'a> {
                 (row % rows, group, offsets[group]..offsets[group + 1])
             }
             Some(Groups { offsets, is_wgrad: false }) => {
-                // Behind the groups there are zeros.
+                // Rows after the last group are zeros.
                 let group = offsets[1..].iter().position(|&end| row < end);
                 group.map_or((row, 0, 0..0), |group| (row, group, all))
             }
         }
     }
 
-    /// Output `index`, given what was there before an accumulating call.
+    /// Computes output `index`, given its previous value if the call accumulates.
     fn expected(&self, index: usize, previous: Option<f32>) -> Expected {
         let columns = *self.output.shape.last().unwrap_or(&1);
         let (row, column) = (index / columns, index % columns);
@@ -222,7 +222,7 @@ impl<'a> Gemm<'a> {
         let contraction = terms.len();
         let b = &self.b[group.min(self.b.len() - 1)];
         let (mut value, mut size, mut largest, mut flushed) = (0.0, 0.0f64, 0.0f64, 0.0);
-        // Of the present span: its sum, and the largest product or partial sum.
+        // The current span's sum, and its largest product or partial sum.
         let (mut span_sum, mut span_largest, mut span_loss) = (0.0f64, 0.0f64, 0.0f64);
         for (k, at) in terms.enumerate() {
             let (a, b) = (self.a.at(row, at), b.at(column, at));
@@ -273,8 +273,8 @@ fn half_unit_bf16(magnitude: f64) -> f64 {
 impl Expected {
     fn allows(&self, got: f32) -> bool {
         let got = f64::from(got);
-        // Where something leaves BF16's range on the way, which ends a little before that of FP32,
-        // infinities may come, and NaN as their difference. An E4M3 code of 448 does under a scale
+        // If an intermediate value exceeds BF16's range (slightly smaller than FP32's), infinities
+        // are possible, and NaN as their difference. For example an E4M3 code of 448 under a scale
         // of 2^120.
         let may_overflow = self.largest + self.tolerance >= f64::from(bf16::MAX);
         (got - self.value).abs() <= self.tolerance
@@ -282,7 +282,7 @@ impl Expected {
     }
 }
 
-/// The sampled outputs as they are, for a call that will add to them.
+/// Reads the sampled outputs before a call that will accumulate into them.
 pub(super) fn sampled_output(
     program: &Program,
     call: &Call,
@@ -293,7 +293,7 @@ pub(super) fn sampled_output(
     Ok(indices.into_iter().map(|index| output.float(index)).collect())
 }
 
-/// Compares sampled outputs. `previous` holds them from before an accumulating call.
+/// Compares sampled outputs; `previous` holds their values from before an accumulating call.
 pub(super) fn check(
     report: &mut AuditReport,
     program: &Program,
@@ -307,7 +307,7 @@ pub(super) fn check(
     let indices = sample_indices(&call.name, output.len());
     report.calls_checked += 1;
     report.count_tensor(indices.len());
-    // The backend is not shared between threads; its bytes are.
+    // The backend cannot be shared between threads; its bytes can.
     let expected: Vec<Expected> = indices
         .par_iter()
         .enumerate()

@@ -2,8 +2,8 @@
 //!
 //! # Brief overview
 //!
-//! [`Audit`] is an observer of one or more steps. After each call it compares what lies in the
-//! arena with what the definition of the call gives for the inputs that lie there too:
+//! [`Audit`] is an observer of one or more steps. After each call it compares the outputs in the
+//! arena with the results that the call's definition gives for the inputs in the arena:
 //!
 //! | call | compared |
 //! |---|---|
@@ -14,16 +14,16 @@
 //! | AdamW | the coefficients of a step and its counters |
 //! | AdamW of a bucket | [`SAMPLES`] elements of every parameter and of both its moments |
 //!
-//! Weight copies are compared with the master weights of the moment, those that the step starts
-//! from too, so that a copy that was not made again is found. A GEMM must read quantized operands
-//! that nobody has changed since their quantization wrote them. Beside the numbers, [`Audit::new`]
-//! checks the program as such: [`audit_provenance`] and [`audit_counts`]. Attention, norms,
-//! rotations, embedding and loss have no checks here; nor has data that a kernel makes together
-//! with a high-precision tensor that it does not store, beyond that they are left as they were.
+//! Quantized weights are compared with the current master weights, also at the start of a step, so
+//! that stale copies are found. The quantized operands of a GEMM must be unchanged since their
+//! quantization wrote them. [`Audit::new`] also checks the program itself: [`audit_provenance`] and
+//! [`audit_counts`]. Attention, norms, rotations, embedding and loss are not checked. If a kernel
+//! quantizes a high-precision tensor that it does not store, the quantized data are checked only
+//! for being unchanged.
 //!
-//! On the CPU nothing is copied but the samples; tensors are read where they lie, so the audit does
-//! not raise the peak of memory that it is often run together with. On a device whose memory the
-//! host does not see, the operands of one call at a time are copied to the host.
+//! On the CPU only the samples are copied; tensors are read in place, so the audit does not raise
+//! the peak memory, which is often measured in the same run. If the host cannot see the device's
+//! memory, the operands of one call at a time are copied to the host.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
@@ -69,9 +69,9 @@ use planes::Tables;
 use update::{BeforeUpdate, StepCoefficients};
 use view::{Memory, fingerprint, view};
 
-/// What was read before a call for use after it.
+/// Values read before a call for use after the call.
 enum Pending {
-    /// Sampled outputs of a GEMM that adds to them.
+    /// Sampled outputs of a GEMM that accumulates.
     Accumulator(Vec<f32>),
     /// Coefficients of the optimizer's step.
     Coefficients(StepCoefficients),
@@ -79,17 +79,17 @@ enum Pending {
     Update(BeforeUpdate),
 }
 
-/// Observes steps and collects what is wrong with them, see the module documentation.
+/// Observes steps and collects findings, see the module documentation.
 pub struct Audit {
     report: AuditReport,
     tables: Tables,
     pending: Option<Pending>,
-    /// Fingerprints of data and scales as their quantization left them, by where they lie.
+    /// Fingerprints of data and scales as written by their quantization, by byte range.
     written: HashMap<ByteRange, u64>,
 }
 
 impl Audit {
-    /// Checks the program as such; its steps are checked when they run under this observer.
+    /// Checks the program itself; steps are checked when they run under this observer.
     pub fn new(program: &Program) -> Audit {
         let mut report = AuditReport::default();
         for finding in audit_counts(program).into_iter().chain(audit_provenance(program)) {
@@ -98,12 +98,12 @@ impl Audit {
         Audit { report, tables: Tables::new(), pending: None, written: HashMap::new() }
     }
 
-    /// What was checked and found.
+    /// Returns the counts and findings.
     pub fn finish(self) -> AuditReport {
         self.report
     }
 
-    /// The copies that a step starts from were made after the step before it.
+    /// Checks the quantized and cast weights that the previous step left for this one.
     fn start_of_step(
         &mut self,
         program: &Program,
@@ -138,7 +138,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Whether data and scales are still what their quantization wrote.
+    /// Checks that data and scales are still as their quantization wrote them.
     fn check_unchanged(
         &mut self,
         program: &Program,

@@ -43,7 +43,7 @@ pub(super) struct Planes<'a> {
     pub(super) format: QuantFormat,
     pub(super) data: View<'a>,
     pub(super) scales: View<'a>,
-    /// Where the format has one.
+    /// Present only for formats with a tensor scale.
     pub(super) tensor_scale: Option<View<'a>>,
 }
 
@@ -64,16 +64,16 @@ impl Planes<'_> {
     }
 }
 
-/// From numbers to scales and data, as a format defines it.
+/// Encodes numbers as scales and data, as the format defines.
 #[derive(Clone, Copy)]
 pub(super) struct Encoder {
     format: QuantFormat,
-    /// What all numbers are multiplied by first.
+    /// Factor applied to all numbers before encoding.
     encode_scale: f32,
 }
 
 impl Encoder {
-    /// Of a tensor whose largest finite magnitude is `amax`.
+    /// Encoder of a tensor whose largest finite magnitude is `amax`.
     pub(super) fn new(format: QuantFormat, amax: f32) -> Encoder {
         let encode_scale = match format.scale {
             ScaleFormat::Ue4m3(bound) => nvfp4::encode_scale(amax, bound),
@@ -87,10 +87,10 @@ impl Encoder {
         1.0 / self.encode_scale
     }
 
-    /// The scale of a block of `elements`, in runs of `run` as [`e8m0::from_block`] takes them; not
-    /// finite where an element is not.
+    /// Returns the scale of a block of `elements`, in runs of `run` as [`e8m0::from_block`] takes
+    /// them; the scale is not finite if an element is not.
     pub(super) fn scale(&self, elements: &[f32], run: usize) -> u8 {
-        // Magnitudes as bits: NaN stands above infinity, infinity above all else.
+        // Magnitudes as bits: NaN is above infinity, and infinity is above all finite numbers.
         let amax = elements.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
         let amax = f32::from_bits(amax);
         match self.format.scale {
@@ -103,7 +103,7 @@ impl Encoder {
         }
     }
 
-    /// What an element is multiplied by under a scale.
+    /// Factor by which an element is multiplied under a scale.
     pub(super) fn factor(&self, scale: u8) -> f32 {
         match (self.format.scale, scale) {
             (ScaleFormat::E8m0(_), scale) => e8m0::reciprocal(scale),

@@ -1,10 +1,10 @@
 //! Quantized operands and cast weights, byte for byte.
 //!
-//! An operand with its contraction along `k` is made in groups: 1 x 32 or 1 x 128 elements (32 x 32
-//! or 128 x 128 for square blocks), shorter at the edges. Of each group: the largest magnitude, its
-//! scale, and every element times the inverse of the scale, rounded to nearest even, saturating. A
-//! scale byte stands for 32 elements whatever the group. NVFP4 has groups of 1 x 16 or 16 x 16 and
-//! a scale for the tensor.
+//! An operand with its contraction along `k` is quantized in groups: 1 x 32 or 1 x 128 elements (32
+//! x 32 or 128 x 128 for square blocks), shorter at the edges. The scale of a group follows from
+//! its largest magnitude; every element is multiplied by the inverse of the scale, rounded to
+//! nearest even and saturated. A scale byte covers 32 elements for every group size. NVFP4 has
+//! groups of 1 x 16 or 16 x 16 and a tensor scale.
 
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage, ValueId};
@@ -62,11 +62,11 @@ impl CopyDifferences {
     }
 }
 
-/// A quantized operand: the source as the operand sees it, and what was written.
+/// A quantized operand: the source in the operand's orientation, and the written planes.
 #[derive(Clone, Copy)]
 struct MxOperand<'a> {
     source: View<'a>,
-    /// Whether it is quantized along the columns of the source.
+    /// Whether the operand is quantized along the columns of the source.
     is_column: bool,
     /// Strides in the source along the operand's rows and along the contraction.
     strides: (usize, usize),
@@ -115,7 +115,7 @@ impl<'a> MxOperand<'a> {
             .reduce(CopyDifferences::default, CopyDifferences::merged)
     }
 
-    /// Rows that share their groups.
+    /// Differences in the rows that share their groups.
     fn differences_of_rows(&self, start: usize, end: usize) -> CopyDifferences {
         let mut differences = CopyDifferences::default();
         let every = self.format.scale.stored_every();
@@ -154,7 +154,7 @@ impl<'a> MxOperand<'a> {
     }
 }
 
-/// How findings about an operand open, and what they compare it with.
+/// Returns how a finding opens, and the name of the source that it is compared with.
 fn phrases(source: &View<'_>, call: &Call, moment: &str) -> (String, String) {
     let source = source.name;
     let of = if matches!(call.phase, Phase::Weights | Phase::Optimizer) {
@@ -178,8 +178,8 @@ fn describe(kind: &str, of: &str, target: &View<'_>, differences: Differences) -
     ))
 }
 
-/// Compares every code and scale of a quantization with the definition, where what it quantizes
-/// is there to be read.
+/// Compares every code and scale of a quantization with the definition, if the quantized tensor is
+/// stored.
 pub(super) fn check_quantize(
     report: &mut AuditReport,
     program: &Program,
@@ -198,7 +198,7 @@ pub(super) fn check_quantize(
     Ok(())
 }
 
-/// One matrix of a stack; `part` is what of a value is about it.
+/// Checks one matrix of a stack; `part` returns that matrix's slice of a value.
 fn check_matrix<'a>(
     report: &mut AuditReport,
     call: &Call,
@@ -237,7 +237,7 @@ fn check_matrix<'a>(
         report.count_tensor(data.len());
         report.count_tensor(scales.len());
         let differences = operand.differences();
-        // Told by rows, however they lie.
+        // Messages index scales by row, for every layout.
         let by_rows = [operand.outer, operand.contraction.div_ceil(format.scale.stored_every())];
         let scales = View { shape: &by_rows, ..scales };
         for (kind, target, differences) in

@@ -1,18 +1,18 @@
-//! What an audit found.
+//! The findings of an audit.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Findings that a report keeps; further ones are only counted.
+/// Number of findings that a report keeps; further findings are only counted.
 pub const FINDINGS_KEPT: usize = 64;
 
-/// One thing that is not as its definition says.
+/// One deviation from a definition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The call, or `program` where it is about no single one.
+    /// The call, or `program` if the finding concerns no single call.
     pub call: String,
-    /// Tensor, coordinate, what was expected, what came.
+    /// Tensor, coordinate, expected and actual value.
     pub what: String,
 }
 
@@ -22,18 +22,18 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What an [`Audit`](super::Audit) checked and found.
+/// Counts and findings of an [`Audit`](super::Audit).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditReport {
-    /// Calls whose outputs were compared; the weight copies at the start of a step count too.
+    /// Calls whose outputs were compared; the weight conversions at the start of a step count too.
     pub calls_checked: u64,
-    /// Tensors of which something was compared.
+    /// Tensors compared, in full or by samples.
     pub tensors_checked: u64,
-    /// Elements and scale bytes that were compared.
+    /// Elements and scale bytes compared.
     pub elements_checked: u64,
     /// The first [`FINDINGS_KEPT`] findings, in the order of the calls.
     pub findings: Vec<Finding>,
-    /// All findings, those that are not kept included.
+    /// Number of all findings, kept or not.
     pub findings_total: u64,
 }
 
@@ -51,7 +51,7 @@ impl AuditReport {
         }
     }
 
-    /// Counts a tensor with the number of its elements that were compared.
+    /// Counts a tensor and its compared elements.
     pub(super) fn count_tensor(&mut self, elements: usize) {
         self.tensors_checked += 1;
         self.elements_checked += elements as u64;

@@ -1,4 +1,4 @@
-//! Elements that are rounded at random, byte for byte: the random words are known.
+//! Stochastically rounded elements, byte for byte: the random words are known.
 
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_ir::{Call, Program, ValueId};
@@ -10,7 +10,7 @@ use super::planes::{Encoder, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, fingerprint, view};
 
-/// Compares every element with the definition. Gives the data and its fingerprint.
+/// Compares every element with the definition. Returns the data's value and fingerprint.
 pub(super) fn check(
     report: &mut AuditReport,
     program: &Program,

@@ -1,4 +1,4 @@
-//! Programs as such: which operands the GEMMs read, and how many there are.
+//! The program itself: operands and number of its GEMMs.
 
 use std::collections::HashMap;
 
@@ -12,16 +12,16 @@ use deepwell_precision::QuantFormat;
 use super::emulated;
 use super::report::Finding;
 
-/// Where data or scales come from.
+/// Origin of quantized data or scales.
 #[derive(Clone, PartialEq, Eq)]
 struct Origin {
-    /// Which quantization: name of its call and number within it.
+    /// The quantization: name of its call and number within the call.
     quantization: String,
     /// Name of the tensor that was quantized.
     tensor: String,
-    /// The tensor itself, of a second run that of the first.
+    /// The tensor itself; for a recomputed call the tensor of the first run.
     source: Option<TensorId>,
-    /// Index of the parameter, when that is one.
+    /// Index of the parameter, if the tensor is a parameter.
     parameter: Option<usize>,
     /// [`Axis::Row`] or [`Axis::Column`].
     axis: Axis,
@@ -34,11 +34,11 @@ impl Origin {
     }
 }
 
-/// What is known of the values of a program.
+/// Origins of the values of a program.
 pub(super) struct Origins<'a> {
     program: &'a Program,
     quantized: HashMap<ValueId, Origin>,
-    /// Axis of the operands that values are the numbers of.
+    /// Quantization axis of the operand from which a value was dequantized.
     dequantized: HashMap<ValueId, Axis>,
     /// Parameter of masters, of casts of masters, and of gradients.
     parameters: HashMap<ValueId, usize>,
@@ -56,7 +56,7 @@ impl<'a> Origins<'a> {
             origins.parameters.insert(state.master, index);
             origins.parameters.extend(state.gradient.map(|gradient| (gradient, index)));
         }
-        // An evaluation has weight copies that the training program makes.
+        // An evaluation reads weight copies that the training program writes.
         for (index, value) in program.values.iter().enumerate() {
             if let (MemoryKind::Weights, Some(link)) = (value.memory, value.link) {
                 origins.by_link(ValueId(index as u32), link);
@@ -72,13 +72,14 @@ impl<'a> Origins<'a> {
         self.program
     }
 
-    /// Along which axis the operand was quantized whose numbers a value is; none for any other
-    /// value.
+    /// Returns the axis along which a value was quantized before its dequantization; none for a
+    /// value that is not dequantized.
     pub(super) fn dequantized_axis(&self, value: ValueId) -> Option<Axis> {
         self.dequantized.get(&value).copied()
     }
 
-    /// What a weight copy is linked to: a master that is quantized, cast or dequantized.
+    /// Records the origin of a weight copy from its link to a quantized, cast or dequantized
+    /// master.
     fn by_link(&mut self, id: ValueId, link: Link) {
         let states = &self.program.parameters;
         let is_master =
@@ -186,7 +187,7 @@ impl<'a> Origins<'a> {
     }
 }
 
-/// A GEMM of quantized operands; of one for each group of rows what it has in common with it.
+/// Returns a GEMM of quantized operands; for a grouped GEMM the attributes that both share.
 fn scaled_gemm(op: &Op) -> Option<ScaledGemm> {
     match op {
         Op::ScaledGemm(op) => Some(op.clone()),
@@ -198,7 +199,7 @@ fn scaled_gemm(op: &Op) -> Option<ScaledGemm> {
     }
 }
 
-/// Along which axis each operand of a GEMM is quantized.
+/// Axis along which each operand of a GEMM is quantized.
 pub(super) fn wanted_axes(kind: GemmKind) -> [Axis; 2] {
     match kind {
         GemmKind::Fprop => [Axis::Row, Axis::Row],
@@ -207,7 +208,7 @@ pub(super) fn wanted_axes(kind: GemmKind) -> [Axis; 2] {
     }
 }
 
-/// What the GEMMs of one layer have in common.
+/// Operands that the GEMMs of one layer have in common.
 #[derive(Default)]
 struct LayerUse {
     parameter: Option<usize>,
@@ -215,12 +216,12 @@ struct LayerUse {
     output_gradient: Option<Origin>,
 }
 
-/// Checks that each [`ScaledGemm`] of `program` reads what its GEMM wants:
-/// - data and scales that a quantization wrote, both of one operand, and so each dequantization;
+/// Checks that each [`ScaledGemm`] of `program` reads the operands that its GEMM needs:
+/// - data and scales of an operand were written by one quantization; so for each dequantization;
 /// - fprop reads activation and weight rowwise, dgrad the gradient rowwise and the weight
 ///   columnwise, wgrad gradient and activation columnwise;
-/// - the three GEMMs of a layer one and the same parameter (of wgrad its gradient), one and
-///   the same input and gradient of the output. GEMMs of a layer come from one node.
+/// - the three GEMMs of a layer read the same parameter (wgrad writes its gradient), the same input
+///   and the same output gradient. GEMMs of a layer come from one node.
 pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     let origins = Origins::new(program);
     let mut findings = Vec::new();
@@ -249,7 +250,7 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     findings
 }
 
-/// The origins of both operands, where they are whole and along the right axis.
+/// Returns the origin of each operand whose planes agree and that has the right axis.
 fn operands<'a>(
     origins: &'a Origins<'_>,
     call: &Call,
@@ -270,8 +271,8 @@ fn operands<'a>(
     })
 }
 
-/// The origin of the quantized operand whose data is operand `first` and whose other planes follow,
-/// if all of them are of one.
+/// Returns the origin of the quantized operand whose data is operand `first`, followed by its other
+/// planes, if all planes have the same origin.
 fn operand_at<'a>(
     origins: &'a Origins<'_>,
     call: &Call,
@@ -304,7 +305,7 @@ fn operand_at<'a>(
     Some(data)
 }
 
-/// Whether a weight stands where the GEMM wants one.
+/// Checks that exactly the operands that should be weights are weights.
 fn roles(
     origins: &Origins<'_>,
     call: &Call,
@@ -359,10 +360,10 @@ fn same_layer(
     }
 }
 
-/// Checks that precisely the GEMMs that `program.precision` has quantized are [`ScaledGemm`]s: of
-/// each parameter one fprop, in a training program also one dgrad and one wgrad
-/// (recomputed calls apart). The other GEMMs of linear layers must read dequantized operands where
-/// the policy wants them emulated, and nowhere else.
+/// Checks that precisely the GEMMs that `program.precision` quantizes are [`ScaledGemm`]s: for each
+/// parameter one fprop, in a training program also one dgrad and one wgrad (recomputed calls
+/// apart). The other GEMMs of linear layers must read dequantized operands exactly where the policy
+/// emulates them.
 pub fn audit_counts(program: &Program) -> Vec<Finding> {
     let origins = Origins::new(program);
     let mut findings = Vec::new();

@@ -3,10 +3,10 @@
 //!
 //! # Tolerance
 //!
-//! With `u = 2^-24`, the first moment errs by 4 u of the terms that it is the sum of, which may
-//! cancel; its quotient by the root of the second, at least `sqrt(1 - beta2)` of the gradient,
-//! makes of this `4 u / sqrt(1 - beta2)` of the learning rate. Some ten roundings of the step and
-//! three of the parameter are relative to the larger of the two. In all
+//! With `u = 2^-24`, the error of the first moment is 4 u of the two terms of its sum, which may
+//! cancel. Dividing by the root of the second moment, at least `sqrt(1 - beta2)` of the gradient,
+//! makes this error `4 u / sqrt(1 - beta2)` of the learning rate. Some ten roundings of the step
+//! and three of the parameter are relative to the larger of weight and learning rate. The sum is
 //! `(16 + 4 / sqrt(1 - beta2)) u` of the larger of weight and learning rate: 2e-6 for a beta2 of
 //! 0.95. A weight rounded to BF16 is off by up to 4e-3 of itself.
 
@@ -25,7 +25,7 @@ const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
 /// A coefficient is made in `f64` and rounded once; a factor of 2 for another `pow`.
 const COEFFICIENT_TOLERANCE: f64 = 2.0 * ROUNDOFF;
 
-/// The norm is a sum in `f64` rounded once to `f32`; a factor of 16 for what is not ours to say.
+/// The norm is a sum in `f64` rounded once to `f32`; the factor of 16 is a margin.
 const NORM_TOLERANCE: f64 = 16.0 * ROUNDOFF;
 
 /// Compares the norm with the root of the sum of all squares, in `f64`.
@@ -84,7 +84,7 @@ impl ParameterOperands {
     }
 }
 
-/// What a step of the optimizer makes for all its buckets.
+/// The coefficients of a step that all buckets share.
 pub(super) struct StepCoefficients {
     expected: [f64; AdamWCoefficients::COUNT],
     /// Applied and skipped steps.
@@ -92,7 +92,7 @@ pub(super) struct StepCoefficients {
 }
 
 impl StepCoefficients {
-    /// Works them out before the call that makes them.
+    /// Computes the expected coefficients before the call that writes them.
     pub(super) fn read(
         program: &Program,
         call: &Call,
@@ -117,7 +117,7 @@ impl StepCoefficients {
         Ok(StepCoefficients { expected, counters })
     }
 
-    /// Compares what is there after it.
+    /// Compares the coefficients after the call.
     pub(super) fn check(
         &self,
         report: &mut AuditReport,
@@ -147,14 +147,14 @@ impl StepCoefficients {
     }
 }
 
-/// What the update of a bucket starts from.
+/// Operands of a bucket's update before the update.
 pub(super) struct BeforeUpdate {
     parameters: Vec<Sampled>,
     coefficients: [f64; AdamWCoefficients::COUNT],
 }
 
 impl BeforeUpdate {
-    /// Reads it.
+    /// Reads the sampled operands.
     pub(super) fn read(
         program: &Program,
         call: &Call,
@@ -184,7 +184,7 @@ impl BeforeUpdate {
         Ok(BeforeUpdate { parameters, coefficients })
     }
 
-    /// Compares what is there after the update.
+    /// Compares the operands after the update.
     pub(super) fn check(
         &self,
         report: &mut AuditReport,
@@ -229,7 +229,7 @@ impl BeforeUpdate {
 /// Allowed difference of the sample at an index.
 type Tolerance<'a> = &'a dyn Fn(usize) -> f64;
 
-/// The smallest normal FP32 number: below it the relative bounds do not hold.
+/// The smallest normal FP32 number; below it the relative tolerances do not hold.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
 fn differences(

@@ -1,14 +1,14 @@
-//! Values of a program read where they lie.
+//! Views of a program's values in place.
 
 use std::collections::HashMap;
 
 use deepwell_ir::{ByteRange, Call, DType, Instance, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError};
 
-/// Outputs of a GEMM, and elements of a parameter, that are compared; of smaller tensors all.
+/// Number of compared GEMM outputs, or elements of a parameter; smaller tensors are compared whole.
 pub const SAMPLES: usize = 64;
 
-/// Bytes of a value in the arena, with what they mean.
+/// Bytes of a value in the arena, with their name, type and shape.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     /// Name of the value.
@@ -21,8 +21,8 @@ pub(super) struct View<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-/// What the host may read of the arena while one call is checked: all of it, where it lies, on a
-/// backend whose memory the host sees; else copies of the operands of that call.
+/// Memory that the host may read while one call is checked: the whole arena in place if the host
+/// sees the backend's memory, otherwise copies of the operands of that call.
 pub(super) struct Memory<'a> {
     backend: &'a dyn Backend,
     slot: u32,
@@ -30,10 +30,10 @@ pub(super) struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// Copies the operands of `call` to the host where it cannot see them otherwise.
+    /// Copies the operands of `call` to the host unless the host sees the backend's memory.
     ///
     /// # Errors
-    /// What the device fails with.
+    /// Errors of the device.
     pub(super) fn of_call(
         program: &Program,
         call: &Call,
@@ -58,11 +58,10 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Looks at a value.
+/// Returns a view of a value.
 ///
 /// # Errors
-/// A value that is no operand of the call that is checked, on a backend whose memory the host
-/// does not see.
+/// The value is no operand of the call under check, on a backend whose memory the host cannot see.
 pub(super) fn view<'a>(
     program: &'a Program,
     id: ValueId,
@@ -85,7 +84,8 @@ impl<'a> View<'a> {
         (self.shape.len() == 3).then(|| self.shape[0])
     }
 
-    /// Part `index` along the first dimension of what belongs to a stack, else all of it.
+    /// Returns matrix `index` along the first dimension if the value is a stack, otherwise the
+    /// value.
     pub(super) fn part(self, index: usize, is_stack: bool) -> View<'a> {
         match (self.shape, is_stack) {
             ([count, shape @ ..], true) => {
@@ -120,7 +120,7 @@ impl View<'_> {
         f32::from_le_bytes(word)
     }
 
-    /// Element `index` of an I32 value that is not negative.
+    /// Element `index` of an I32 value; 0 if the element is negative.
     pub(super) fn index(&self, index: usize) -> usize {
         let mut word = [0; 4];
         word.copy_from_slice(&self.bytes[4 * index..4 * index + 4]);
@@ -134,7 +134,7 @@ impl View<'_> {
         u64::from_le_bytes(word)
     }
 
-    /// Coordinate of element `index`, as messages show it.
+    /// Coordinate of element `index`, in the form used by messages.
     pub(super) fn coordinate(&self, index: usize) -> String {
         let mut rest = index;
         let mut coordinate: Vec<String> = Vec::with_capacity(self.shape.len());
@@ -147,9 +147,9 @@ impl View<'_> {
     }
 }
 
-/// Which elements of a tensor of `len` are sampled, ascending: the first, the last, and others
-/// spread by the golden ratio from a place that the name decides, so that tensors of one shape
-/// are not all sampled at the same coordinates.
+/// Returns the sampled elements of a tensor of `len`, ascending: the first, the last, and others
+/// spread by the golden ratio from a start derived from the name, so that tensors of one shape are
+/// sampled at different coordinates.
 pub(super) fn sample_indices(name: &str, len: usize) -> Vec<usize> {
     if len <= SAMPLES {
         return (0..len).collect();
@@ -172,10 +172,10 @@ pub(super) fn sample_indices(name: &str, len: usize) -> Vec<usize> {
     indices
 }
 
-/// A number that differs, but for one case in 2^64, when a byte differs.
+/// Hash of the bytes: a changed byte leaves it unchanged with probability 2^-64.
 pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
     // FNV-1a's constants, on words instead of bytes, with the high half folded down: a product
-    // alone carries nothing from high bits to low ones.
+    // alone carries nothing from high bits to low bits.
     let mix = |hash: u64, word: u64| {
         let product = (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3);
         product ^ (product >> 32)

@@ -1,5 +1,5 @@
-//! Which calls the sections of kernels time: those of the tables of sizes, and every distinct call
-//! of the model's step.
+//! The calls that the kernel sections time: calls of the size tables, and every distinct call of
+//! the model's step.
 
 use deepwell_ir::ops::{self, AttentionHeads, Axis, CopyKind, Epilogue, Fused, Quantize};
 use deepwell_ir::{Access, DType, GemmKind, Instance, Op, PrecisionPolicy, Program, Storage};
@@ -13,7 +13,7 @@ use super::{Section, Settings};
 use super::{of_tokens, shapes};
 use crate::{Device, TrainError};
 
-/// Epsilon of norms that stand in no model.
+/// Epsilon of norms that belong to no model.
 const EPS: f64 = 1e-5;
 
 /// A call to be timed.
@@ -22,7 +22,7 @@ pub(super) struct Case {
     pub(super) what: String,
     pub(super) shape: String,
     pub(super) dtype: String,
-    /// Whether its rate is told in FLOPs.
+    /// Whether its rate is reported in FLOPs.
     pub(super) is_matrix: bool,
     pub(super) peers: Vec<PeerTask>,
     /// Of the tokens of experts.
@@ -34,7 +34,7 @@ impl Case {
         Case::routed(call, Routing::UNKNOWN)
     }
 
-    /// A call on the tokens of experts, or any other.
+    /// A call on the tokens of experts, or any other call.
     fn routed(call: SingleCall, routing: Routing) -> Case {
         let of_experts = Grouped::of(&call);
         let shape = of_experts.map_or_else(|| shape_text(&call), |of| of.shape_text(routing));
@@ -57,7 +57,7 @@ impl Case {
 /// The calls of a section.
 ///
 /// # Errors
-/// A model or precision that is not there, or a model that does not fit.
+/// The model or precision is unknown, or the model does not fit.
 pub(super) fn cases_of(
     section: Section,
     settings: &Settings,
@@ -86,7 +86,7 @@ pub(super) fn cases_of(
             }
         }
     }
-    // Of fused ops only those that the device has.
+    // Keep only the fused ops that the device has.
     let (catalog, target) = (settings.device.catalog(), settings.device.target(hardware)?);
     calls.retain(|call| {
         call.op.leading() == &call.op || call.select(catalog.as_ref(), &target).is_ok()
@@ -99,7 +99,7 @@ pub(super) fn cases_of(
     Ok(cases)
 }
 
-/// An update that writes copies of weights, without them: as others have it.
+/// Returns an update that writes copies of weights without these copies, as peers run it.
 fn without_copies(call: &SingleCall) -> Option<SingleCall> {
     let Op::AdamW(op) = &call.op else { return None };
     if op.copies.is_empty() {
@@ -112,8 +112,8 @@ fn without_copies(call: &SingleCall) -> Option<SingleCall> {
     Some(plain)
 }
 
-/// Whether an op treats its rows as tokens of sequences; the others are the same call for all
-/// batches of as many tokens.
+/// Whether an op treats its rows as tokens of sequences; other ops are the same call for all
+/// batches of the same number of tokens.
 pub(super) fn knows_sequences(op: &Op) -> bool {
     matches!(
         op,
@@ -126,12 +126,12 @@ pub(super) fn knows_sequences(op: &Op) -> bool {
     )
 }
 
-/// The step in BF16 and in the precision that was asked for.
+/// Plans the step in BF16 and in the requested precision.
 fn programs(settings: &Settings, hardware: &Hardware) -> Result<Vec<Program>, TrainError> {
     settings.precisions().into_iter().map(|name| settings.plan(name, hardware)).collect()
 }
 
-/// Which section times an op; none for those that only whole steps show.
+/// Section that times an op; none for ops that only whole steps show.
 fn section_of(op: &Op) -> Option<Section> {
     Some(match op.leading() {
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::ScaledGemm(_) => {
@@ -213,7 +213,7 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
     calls
 }
 
-/// What a quantization writes of a matrix.
+/// Outputs of a quantization of a matrix.
 fn quantized(quantize: &Quantize, rows: usize, columns: usize) -> Vec<Operand> {
     let axes = quantize.axes().iter();
     let mut outputs: Vec<Operand> =
@@ -276,7 +276,7 @@ fn attentions(is_gpu: bool) -> Vec<SingleCall> {
     calls
 }
 
-/// An op, what it reads, what it writes, and which outputs are quantized behind it.
+/// An op, its inputs, its outputs, and the outputs that are quantized after it.
 type Producer = (Op, Vec<Operand>, Vec<Operand>, Vec<usize>);
 
 /// Norms and activations.
@@ -395,7 +395,7 @@ fn gemm_of(call: &SingleCall) -> Option<(GemmKind, usize, usize, usize)> {
     })
 }
 
-/// Elements of each parameter that the optimizer touches.
+/// Number of elements of each parameter that the optimizer updates.
 fn lengths(call: &SingleCall) -> Vec<usize> {
     let sizes = call.operands.iter().map(|operand| operand.shape.iter().product::<usize>());
     match &call.op {
@@ -457,7 +457,7 @@ fn sequences(call: &SingleCall) -> usize {
 
 fn peer_task(call: &SingleCall) -> Option<PeerTask> {
     if let Some((kind, m, n, k)) = gemm_of(call) {
-        // Nobody else has the fused ones.
+        // Peers do not have the fused ops.
         if call.op.leading() != &call.op {
             return None;
         }
@@ -547,7 +547,7 @@ mod tests {
         let check = |op: Op, inputs: [Operand; 2], output: Operand, expected: &str| {
             let case = Case::new(SingleCall::new(op, &inputs, &[output]));
             assert_eq!(case.shape, expected);
-            // Twice M·N·K is what the op itself counts.
+            // The op's own count is 2·M·N·K.
             let (_, m, n, k) = gemm_of(&case.call).unwrap();
             assert_eq!(case.call.cost().flops, 2 * (m * n * k) as u64);
         };

@@ -1,4 +1,5 @@
-//! Which experts the tokens of the section `moe` choose, and tokens of which a router chooses them.
+//! Expert choices of the tokens of section `moe`, and tokens for which a router makes these
+//! choices.
 
 use deepwell_ir::DType;
 
@@ -6,7 +7,7 @@ use super::fill::{Fill, Pool};
 use super::layer::MixtureSize;
 use super::of_experts::Load;
 
-/// Which experts tokens choose.
+/// The experts chosen by each token.
 pub(super) struct Choices {
     /// Pairs of each expert.
     pub(super) load: Vec<usize>,
@@ -15,14 +16,14 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// As many of each expert as `load` says: experts take their tokens one behind the other from
-    /// a list of all tokens, again and again, so that none gets a token twice; the list is mixed,
-    /// as neighbors need not choose alike.
+    /// Gives each expert as many tokens as `load` says. Experts take their tokens in turn from a
+    /// list of all tokens, repeated, so that no expert gets a token twice; the list is shuffled,
+    /// because neighbors need not choose the same expert.
     pub(super) fn of(load: Load, size: MixtureSize, tokens: usize) -> Choices {
         let load = load.pairs(size.experts, tokens, size.top_k);
         let of_slots = load.iter().enumerate().flat_map(|(expert, &n)| vec![expert; n]);
         let mut chosen = vec![0; tokens * size.top_k];
-        // A step that shares no factor with the number visits every token.
+        // A step coprime to the number of tokens visits every token.
         let step = (tokens * 5 / 8..).find(|&step| gcd(step.max(1), tokens) == 1).unwrap_or(1);
         for (slot, expert) in of_slots.enumerate() {
             let token = slot % tokens * step.max(1) % tokens;
@@ -31,8 +32,8 @@ impl Choices {
         Choices { load, chosen }
     }
 
-    /// Tokens bf16 `[tokens, hidden]` whose first elements are their logits: at least one of what
-    /// is chosen, less of the others.
+    /// Tokens bf16 `[tokens, hidden]` whose first elements are their logits: at least 1 for chosen
+    /// experts, less for the others.
     pub(super) fn tokens(&self, size: MixtureSize, pool: &Pool) -> Vec<u8> {
         let period = pool.period(Fill::Uniform, DType::F32);
         let uniform: &[f32] = bytemuck::cast_slice(&period);
@@ -42,7 +43,7 @@ impl Choices {
             let chosen = &self.chosen[token * size.top_k..][..size.top_k];
             for (column, element) in row.iter_mut().enumerate() {
                 let value = uniform[(token * size.hidden + column) % uniform.len()];
-                // Half a unit stays between them whatever is rounded.
+                // A gap of half a unit remains between chosen and other logits after any rounding.
                 *element = half::bf16::from_f32(match chosen.contains(&column) {
                     true => 1.5 + 0.5 * value,
                     false if column < size.experts => 0.5 * value,

@@ -1,4 +1,4 @@
-//! The bandwidth that rooflines are made with: a copy, read and written bytes.
+//! Memcpy bandwidth, for rooflines: bytes read plus bytes written.
 
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::SingleCall;
@@ -7,19 +7,19 @@ use deepwell_probe::Hardware;
 use super::timer::{Timer, percentile};
 use crate::{Device, OpenDevice, TrainError};
 
-/// Floats of the copy on a GPU: 1 GiB is read and 1 GiB written, many times what a cache holds.
+/// Floats of the copy on a GPU: 1 GiB is read and 1 GiB written, many times the size of a cache.
 pub(super) const FLOATS: usize = 1 << 28;
 const SAMPLES: usize = 20;
 
-/// Measures a copy in the device's memory: 10⁹ bytes read and written a second, the median of
-/// copies between two buffers of 1 GiB on a GPU.
+/// Measures the memcpy bandwidth of the device: 10⁹ bytes read and written per second, the median
+/// of copies between two buffers of 1 GiB on a GPU.
 ///
-/// The copies are put into a stream and not recorded as a graph, unlike everything else that is
-/// timed. A copy that is a node of a graph is slower: on an H200 with driver 580.159.04 2714 GB/s,
-/// where the same copy in a stream moved 4228 GB/s and a kernel that copies, in a graph, 4241 GB/s.
+/// The copies are enqueued on a stream rather than captured in a graph, unlike all other timed
+/// work. A memcpy node of a graph is slower: on an H200 with driver 580.159.04 a node reached 2714
+/// GB/s, the same copy on a stream 4228 GB/s and a copy kernel in a graph 4241 GB/s.
 ///
 /// # Errors
-/// A device that is not there or fails.
+/// The device is missing or fails.
 pub fn measure_copy(device: Device, hardware: &Hardware) -> Result<f64, TrainError> {
     if device == Device::Cpu {
         return Ok(hardware.cpu.clone().measure_memory_bandwidth().gbps);
@@ -32,14 +32,14 @@ pub fn measure_copy(device: Device, hardware: &Hardware) -> Result<f64, TrainErr
     })
 }
 
-/// [`measure_copy`] of so many floats on a GPU that is open already; errors as text.
+/// [`measure_copy`] with the given number of floats on an open GPU; errors as text.
 pub(super) fn copied_gbps(
     open: &mut OpenDevice,
     hardware: &Hardware,
     floats: usize,
 ) -> Result<f64, String> {
     let matrix = || (DType::F32, vec![floats / 4096, 4096]);
-    // To the type that is there already: a copy by the driver.
+    // A cast to the same type is a memcpy by the driver.
     let copy = SingleCall::new(ops::Cast { to: DType::F32 }, &[matrix()], &[matrix()]);
     let times = Timer::new(open, hardware, SAMPLES).time_plainly(&copy)?;
     Ok(copy.bytes() as f64 / percentile(&times, 0.5) / 1e9)
@@ -50,7 +50,7 @@ pub(super) fn with_bandwidth(hardware: &Hardware, device: Device, gbps: f64) -> 
     let mut hardware = hardware.clone();
     match device {
         Device::Cpu => hardware.cpu.memory_gbps = Some(gbps),
-        // Rooflines are made with the first one.
+        // Rooflines use the bandwidth of the first GPU.
         Device::Cuda(_) | Device::Emulated(_) => {
             hardware.gpus.iter_mut().for_each(|gpu| gpu.hbw_gbps = gbps)
         }
@@ -64,8 +64,8 @@ mod tests {
 
     use super::*;
 
-    /// A driver whose clock counts what it is given to do: the copies are timed one by one, outside
-    /// of a graph, and read and written bytes both count.
+    /// The driver's clock counts the enqueued work: copies are timed one by one, outside of a
+    /// graph, and both read and written bytes count.
     #[test]
     fn a_copy_is_timed_on_the_stream() {
         let hardware = Hardware::preset("h200-x2").unwrap();
@@ -81,7 +81,7 @@ mod tests {
         let gbps = copied_gbps(&mut open, &hardware, floats).unwrap();
         let counts = counts.read();
         assert_eq!((counts.graph_launches, counts.copies), (1, 5 + SAMPLES));
-        // A copy and an event each are one tick of 1 ms.
+        // A copy and an event take one tick of 1 ms each.
         assert!((gbps - (8 * floats) as f64 / 2e-3 / 1e9).abs() < 1e-12, "{gbps}");
     }
 }

@@ -1,4 +1,4 @@
-//! Random operands: what arithmetic costs depends on the bits that it turns over.
+//! Random operands: the power and thus the speed of arithmetic depend on the operands' bits.
 
 use deepwell_ir::ops::GroupedRows;
 use deepwell_ir::{Access, DType, Op, ops};
@@ -9,22 +9,22 @@ use half::bf16;
 
 use super::of_experts::{Grouped, Routing};
 
-/// Elements of the pool that operands are cut from; odd, so that rows of round length differ.
+/// Number of elements of the pool of operands; odd, so that rows of round length differ.
 const POOL: usize = (1 << 20) + 7;
 
-/// What an operand holds.
+/// Contents of an operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fill {
     /// Uniform in [-1, 1).
     Uniform,
     /// Uniform in [0.5, 1.5): reciprocal deviations, weights of norms.
     Positive,
-    /// E4M3 elements of numbers uniform in [-448, 448): what block quantization makes of uniform
-    /// ones.
+    /// E4M3 elements of numbers uniform in [-448, 448): the block quantization of uniform numbers.
     E4m3,
-    /// Powers of two from 1/16 to 8, four bytes alike as one exponent for 128 elements has them.
+    /// Powers of two from 1/16 to 8, in groups of four equal bytes as for one scale per 128
+    /// elements.
     Scales,
-    /// One number everywhere.
+    /// The same number in every element.
     Constant(f32),
     /// The first rows of groups, in a buffer of so many rows.
     Offsets(Routing, GroupedRows, usize),
@@ -32,13 +32,13 @@ pub(super) enum Fill {
     Zero,
 }
 
-/// What the operands of a call hold, in their order; `routing` is that of the experts' tokens.
+/// Contents of the operands of a call, in order; `routing` is the routing of the experts' tokens.
 pub(super) fn fills(call: &SingleCall, routing: Routing) -> Vec<Fill> {
     let producer = call.op.leading();
     let of_experts = Grouped::of(call);
     (0..call.operands.len())
         .map(|index| {
-            // What is only written, and accumulators; the optimizer's state is neither.
+            // Pure outputs and accumulators are zero; the optimizer's state is neither.
             let is_state = matches!(producer, Op::AdamW(_)) && call.access[index] != Access::Write;
             if index >= call.input_count && !is_state {
                 return Fill::Zero;
@@ -56,14 +56,14 @@ pub(super) fn fills(call: &SingleCall, routing: Routing) -> Vec<Fill> {
         .collect()
 }
 
-/// Operands that are not plain data.
+/// Contents of operands that are not plain data.
 fn special(op: &Op, index: usize, call: &SingleCall) -> Option<Fill> {
     match (op, index) {
-        // The logarithm of a sum over the keys of numbers around one.
+        // The logarithm of a sum over the keys of numbers around 1.
         (Op::AttentionBackward(_), 5) => Some(Fill::Constant((call.seq.max(1) as f32).ln())),
         (Op::RmsNormBackward(_), 2 | 3) => Some(Fill::Positive),
         (Op::LayerNormBackward(_), 2 | 4) => Some(Fill::Positive),
-        // Coefficients of a step that is applied and stays finite, and of each parameter the second
+        // Coefficients of a step that is applied and stays finite, and each parameter's second
         // moment.
         (Op::AdamW(_), 0) => Some(Fill::Constant(0.5)),
         (Op::AdamW(_), _) => {
@@ -86,13 +86,13 @@ impl Pool {
         Pool::of(POOL, seed)
     }
 
-    /// One of so many words.
+    /// A pool of the given number of words.
     pub(super) fn of(words: usize, seed: u64) -> Pool {
         let mut random = XorShift64(seed ^ 0xD1B5_4A32_D192_ED03);
         Pool { words: (0..words).map(|_| random.draw()).collect() }
     }
 
-    /// The bytes of one period of an operand; an operand repeats them.
+    /// The bytes of one period of an operand; an operand repeats its period.
     pub(super) fn period(&self, fill: Fill, dtype: DType) -> Vec<u8> {
         let unit = |word: u64| (word >> 40) as f32 / (1u64 << 24) as f32;
         let floats = |value: &dyn Fn(u64) -> f32| -> Vec<u8> {
@@ -141,7 +141,7 @@ mod tests {
         assert!(mean.abs() < 4.0 * 0.58 / 1024.0, "{mean}");
         let codes = pool.period(Fill::E4m3, DType::E4m3);
         assert!(codes.iter().all(|code| code & 0x7F != 0x7F));
-        // Half of the numbers are in the upper half, whose codes are those from 224 up.
+        // Half of the numbers are in the upper half, whose codes start at 224.
         let upper = codes.iter().filter(|&&code| e4m3::decode(code).abs() >= 224.0).count();
         assert!((upper as f64 / codes.len() as f64 - 0.5).abs() < 0.02, "{upper}");
         let scales = pool.period(Fill::Scales, DType::E8m0);

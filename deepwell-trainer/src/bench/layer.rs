@@ -1,5 +1,5 @@
-//! The layers that the section `moe` times: a mixture of experts, and the plain feed-forward block
-//! of as many FLOPs.
+//! Layers that section `moe` times: a mixture of experts, and a dense feed-forward block with the
+//! same FLOPs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
 
-/// Deviation of weights that nothing is trained with.
+/// Standard deviation of the weights.
 const STD: f64 = 0.02;
-/// Tokens that there are, and targets.
+/// Size of the vocabulary.
 const VOCABULARY: usize = 64;
-/// Index of the layer; what stands around it has none.
+/// Index of the layer; calls outside of the layer have no index.
 const LAYER: u32 = 0;
-/// How the names of the parameters begin that a policy quantizes.
+/// Prefix of the names of parameters that a policy quantizes.
 const GEMM: &str = "gemm";
 
 /// The sizes of a mixture of experts, as text `EXPERTSxWIDTHxHIDDENxTOP_K`.
@@ -64,7 +64,7 @@ impl FromStr for MixtureSize {
         let Some(&[experts, width, hidden, top_k]) = sizes.as_deref() else {
             return Err(format!("{expected}, got `{text}`"));
         };
-        // The logits of a token are its first elements here.
+        // The first elements of a token are its logits here.
         if top_k > experts || experts > hidden {
             return Err(format!(
                 "{expected}, with TOP_K at most EXPERTS and these at most HIDDEN, got `{text}`"
@@ -75,7 +75,7 @@ impl FromStr for MixtureSize {
 }
 
 impl MixtureSize {
-    /// Those of DeepSeek-V2-Lite, Qwen3-30B-A3B and Mixtral-8x7B; on a processor a small one.
+    /// Sizes of DeepSeek-V2-Lite, Qwen3-30B-A3B and Mixtral-8x7B; on a CPU one small size.
     pub fn defaults(is_gpu: bool) -> Vec<MixtureSize> {
         let size = |experts, width, hidden, top_k| MixtureSize { experts, width, hidden, top_k };
         match is_gpu {
@@ -90,7 +90,7 @@ impl MixtureSize {
 pub(super) enum Layer {
     /// Router and experts.
     Mixture,
-    /// One block as wide as the experts of a token together: the same FLOPs but the router's.
+    /// One block as wide as the experts of a token together: the same FLOPs except the router's.
     Dense,
 }
 
@@ -103,10 +103,10 @@ impl Layer {
     }
 }
 
-/// The training step of a model of this layer alone, between an embedding and an output head.
+/// Plans the training step of a model of only this layer, between an embedding and an output head.
 ///
 /// # Errors
-/// A precision that is not there, or a layer without kernels on `target`.
+/// The precision is unknown, or the layer has no kernels on `target`.
 pub(super) fn step(
     layer: Layer,
     size: MixtureSize,
@@ -115,7 +115,7 @@ pub(super) fn step(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, TrainError> {
-    // The layer is the first and the last that is linear, and neither here.
+    // The only layer is both the first and the last linear layer; the policy treats it as neither.
     let policy = PrecisionPolicy::preset(precision)?;
     let policy = policy.clone().with_rule(&format!("{GEMM}.*"), policy.format())?;
     let plan = Plan {

@@ -1,12 +1,12 @@
-//! Some calls of a lowered program as a program of their own, which can be run again and again.
+//! Some calls of a lowered program as a separate program, which can run repeatedly.
 
 use deepwell_ir::{
     ALIGNMENT_BYTES, Access, Arena, Body, BodyId, ByteRange, Call, HostInterface, Invocation,
     Phase, Program, ValueId,
 };
 
-/// Calls of a step whose values all have places of their own, so that a second run reads what the
-/// first one read.
+/// Calls of a step whose values have separate addresses, so that a second run reads the same
+/// inputs.
 pub(super) struct LayerProgram {
     /// The calls in one body, in their order.
     pub(super) program: Program,
@@ -15,7 +15,7 @@ pub(super) struct LayerProgram {
 }
 
 impl LayerProgram {
-    /// The calls of `step` that are `wanted`.
+    /// Selects the `wanted` calls of `step`.
     pub(super) fn of(step: &Program, wanted: impl Fn(&Call) -> bool) -> LayerProgram {
         let mut calls: Vec<Call> = step.calls.iter().filter(|call| wanted(call)).cloned().collect();
         let (mut is_used, mut is_written) =
@@ -24,7 +24,7 @@ impl LayerProgram {
         for call in &calls {
             for operand in &call.operands {
                 let index = operand.value.index();
-                // What is accumulated is overwritten in the only run of a step.
+                // An accumulating output is overwritten in the only run of a step.
                 if operand.access == Access::Read && !is_written[index] && !is_used[index] {
                     given.push(operand.value);
                 }

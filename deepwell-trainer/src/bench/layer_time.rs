@@ -1,4 +1,4 @@
-//! Times of a layer's calls: all in one recording, and each behind those before it.
+//! Times of a layer's calls: all calls in one CUDA graph, and each call after its predecessors.
 
 use std::time::Instant;
 
@@ -11,24 +11,24 @@ use super::layer::MixtureSize;
 use super::layer_program::LayerProgram;
 use super::timer::{SAMPLE_TIME, Timer, percentile, repeated, write_repeated};
 
-/// Elements of E4M3 of weights are up to 448: this exponent makes weights of less than one.
+/// E4M3 weight elements are up to 448: this exponent makes weights smaller than 1.
 const WEIGHT_SCALE: u8 = 127 - 9;
-/// Bytes that are written to the device at a time.
+/// Bytes per write to the device.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Times of calls that run one behind the other.
+/// Times of calls that run in sequence.
 pub(super) struct LayerTime {
     pub(super) program: Program,
-    /// Of all calls as one recording, seconds.
+    /// Seconds of all calls as one graph.
     pub(super) samples_s: Vec<f64>,
     /// Of the calls before the backward pass.
     pub(super) forward_s: f64,
-    /// Median of each call, alone between two marks.
+    /// Median seconds of each call between two events.
     pub(super) calls_s: Vec<f64>,
 }
 
 impl LayerTime {
-    /// Times the `wanted` calls of a step; `routing` is what its router is to choose.
+    /// Times the `wanted` calls of a step; the router is to choose the experts in `routing`.
     pub(super) fn of(
         timer: &mut Timer<'_>,
         step: &Program,
@@ -37,7 +37,7 @@ impl LayerTime {
     ) -> Result<LayerTime, String> {
         let layer = LayerProgram::of(step, wanted);
         let times = LayerTime::measure(timer, layer, routing);
-        // What one program left behind is not the next one's business, also after a failure.
+        // Release this program's prepared calls before the next program, also after a failure.
         let forgotten = timer.device.backend.forget_prepared().map_err(|error| error.to_string());
         let times = times?;
         forgotten?;
@@ -60,7 +60,7 @@ impl LayerTime {
             .map(|call| backend.prepare(&program, call, Instance::ONLY))
             .collect::<Result<Vec<PreparedCall>, KernelError>>()
             .map_err(text)?;
-        // Twice outside of a recording: what a kernel refuses is told best there.
+        // Two runs outside of a graph: errors of a kernel are most precise there.
         for _ in 0..2 {
             prepared.iter().try_for_each(|&call| backend.enqueue(call)).map_err(text)?;
             backend.synchronize().map_err(text)?;
@@ -84,14 +84,14 @@ impl LayerTime {
         percentile(&self.samples_s, 0.5)
     }
 
-    /// Sum of the times of the calls that are `wanted`.
+    /// Sum of the times of the `wanted` calls.
     pub(super) fn sum_s(&self, wanted: impl Fn(&Op) -> bool) -> f64 {
         let calls = self.program.calls.iter().zip(&self.calls_s);
         calls.filter(|(call, _)| wanted(call.op.leading())).map(|(_, time_s)| time_s).sum()
     }
 }
 
-/// Seconds of each sample of all `calls`, and how often they ran in it.
+/// Returns the seconds of each sample of all `calls`, and the number of runs per sample.
 fn samples(
     timer: &mut Timer<'_>,
     calls: &[PreparedCall],
@@ -122,7 +122,7 @@ fn record(backend: &mut dyn Backend, calls: &[PreparedCall]) -> Result<Recording
     backend.record(&issues)
 }
 
-/// The median of each call behind those before it, by the device's own clock.
+/// Median seconds of each call when run in sequence, by the device's clock.
 fn call_times(timer: &mut Timer<'_>, calls: &[PreparedCall]) -> Result<Vec<f64>, KernelError> {
     let is_gpu = timer.is_gpu;
     let count = timer.samples;
@@ -140,7 +140,7 @@ fn call_times(timer: &mut Timer<'_>, calls: &[PreparedCall]) -> Result<Vec<f64>,
     Ok((0..calls.len()).map(of_call).collect())
 }
 
-/// Writes what calls read that no call makes.
+/// Writes the inputs that no call computes.
 fn fill(
     timer: &mut Timer<'_>,
     program: &Program,
@@ -178,7 +178,7 @@ fn fill(
     Ok(())
 }
 
-/// FP32 `[E, D]` whose row `e` takes element `e` of a token.
+/// FP32 `[E, D]` whose row `e` selects element `e` of a token.
 fn identity(shape: &[usize]) -> Vec<u8> {
     let mut weights = vec![0f32; shape.iter().product()];
     for (expert, row) in weights.chunks_exact_mut(shape[1]).enumerate() {
@@ -187,7 +187,7 @@ fn identity(shape: &[usize]) -> Vec<u8> {
     bytemuck::cast_slice(&weights).to_vec()
 }
 
-/// Wants the router to have chosen what it was to choose.
+/// Checks that the router chose the experts of `routing`.
 fn check_load(timer: &mut Timer<'_>, program: &Program, routing: &Choices) -> Result<(), String> {
     let mut dispatches = program.calls.iter().filter(|call| matches!(call.op, Op::Dispatch(_)));
     let Some(dispatch) = dispatches.next() else { return Ok(()) };

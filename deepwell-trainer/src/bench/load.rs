@@ -1,4 +1,4 @@
-//! What a GPU's clocks and power are while it is measured.
+//! A GPU's clocks and power during measurements.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,17 +7,17 @@ use std::thread::JoinHandle;
 use super::timer::percentile;
 use crate::Device;
 
-/// What the driver's tool is asked again and again, in the order of [`Sample`].
+/// Fields queried periodically from the driver's tool, in the order of [`Sample`].
 const QUERY: &str = "utilization.gpu,clocks.sm,power.draw,temperature.gpu";
-/// Between two samples: seldom enough not to be seen in what is timed.
+/// Milliseconds between two samples: long enough not to disturb the timed work.
 const INTERVAL_MS: u32 = 250;
-/// A sample counts where kernels ran at least this share of the time before it, percent.
+/// A sample counts if kernels ran at least this percentage of the time before it.
 const BUSY: f64 = 50.0;
 
 /// One line of the tool: share of time with kernels in percent, MHz, watts, degrees Celsius.
 type Sample = [f64; 4];
 
-/// Samples a GPU's clocks and power in a process of its own until it is asked.
+/// Samples a GPU's clocks and power in a separate process until [`LoadSampler::finish`].
 #[derive(Debug)]
 pub struct LoadSampler {
     child: Child,
@@ -45,7 +45,7 @@ impl LoadSampler {
         Some(LoadSampler { child, reader: Some(reader) })
     }
 
-    /// Ends the sampling and says what was seen while the GPU was busy; none if it never was.
+    /// Ends the sampling and summarizes the samples of a busy GPU; none if the GPU was never busy.
     pub fn finish(mut self) -> Option<String> {
         self.stop();
         let samples = self.reader.take()?.join().ok()?;
@@ -53,7 +53,7 @@ impl LoadSampler {
     }
 
     fn stop(&mut self) {
-        // It may have ended by itself: nothing is left to stop then.
+        // The child may have exited by itself; then there is nothing to stop.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

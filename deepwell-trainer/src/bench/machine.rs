@@ -1,4 +1,4 @@
-//! What a record says of the machine.
+//! Description of the machine in a record.
 
 use std::process::Command;
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::Device;
 
-/// Name and value of what describes the machine and the method.
+/// Name of the machine and facts about the machine and the method.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The device's name: the GPU's, or the processor's.
     pub name: String,
-    /// Facts in the order they are printed.
+    /// Facts in printing order.
     pub facts: Vec<(String, String)>,
 }
 
-/// What `nvidia-smi` is asked, and what it is called in a record.
+/// Fields queried from `nvidia-smi`, and their names in a record.
 const QUERIES: [(&str, &str); 8] = [
     ("clocks.sm", "SM clock now"),
     ("clocks.mem", "memory clock now"),
@@ -63,7 +63,7 @@ impl Machine {
         fact("processor", processor);
         let features = cpu.simd.join(" ");
         fact("processor's instructions", features);
-        // Whoever builds for another machine says which commit: there is no repository there.
+        // A build for another machine sets the commit: no repository exists there.
         let commit = option_env!("DEEPWELL_COMMIT").map(|commit| format!(", commit {commit}"));
         fact("deepwell", format!("{}{}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default()));
         if let Device::Cuda(index) = device {
@@ -77,7 +77,7 @@ impl Machine {
         self.facts.push((name.to_string(), value.to_string()));
     }
 
-    /// Adds the GPU's clocks, power and temperature as they are now, named as of `when`.
+    /// Adds the GPU's current clocks, power and temperature, labelled with `when`.
     pub fn push_clocks(&mut self, device: Device, when: &str) {
         let Device::Cuda(index) = device else { return };
         for (name, value) in clocks(index) {
@@ -101,7 +101,7 @@ impl Machine {
     }
 }
 
-/// What the driver's tool says of clocks and power now; that it does not, if so.
+/// Returns clocks and power from the driver's tool, or a fact that says that the tool failed.
 fn clocks(index: usize) -> Vec<(String, String)> {
     let names: Vec<&str> = QUERIES.iter().map(|(query, _)| *query).collect();
     let output = Command::new("nvidia-smi")

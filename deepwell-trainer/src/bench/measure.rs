@@ -1,4 +1,4 @@
-//! What this machine reaches, measured: memory, GEMMs, launches.
+//! Measured rates of this machine: memory, GEMMs, launches.
 
 use std::time::Instant;
 
@@ -25,57 +25,58 @@ pub struct GemmRate {
     pub kernel: String,
     /// 10¹² FLOP a second, `2 x m x n x k` to a GEMM; by the median of the samples.
     pub tflops: f64,
-    /// The peak that is known of the device, dense, 10¹² FLOP a second.
+    /// The device's known dense peak, 10¹² FLOP per second.
     pub peak_tflops: Option<f64>,
 }
 
 impl GemmRate {
-    /// The part of the peak that was reached, where there is a peak.
+    /// Fraction of the peak, if a peak is known.
     pub fn peak_share(&self) -> Option<f64> {
         self.peak_tflops.filter(|&peak| peak > 0.0).map(|peak| self.tflops / peak)
     }
 }
 
-/// How long it takes to start work on a GPU.
+/// Time to start work on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LaunchTimes {
-    /// Microseconds from a launch until the host knows that it is done, with nothing before it.
+    /// Microseconds from a launch on an idle GPU until the host knows that the work is done.
     pub round_trip_us: f64,
-    /// Microseconds between launches that are put into a stream one behind the other.
+    /// Microseconds between consecutive launches on a stream.
     pub in_stream_us: f64,
     /// Microseconds between launches of a recorded graph.
     pub in_graph_us: f64,
 }
 
-/// What a processor reaches.
+/// Measured rates of a CPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuMeasurements {
     /// GB/s of a copy, read and written bytes, on all usable cores.
     pub copy_gbps: f64,
-    /// GB/s of STREAM's triad, counted as it counts.
+    /// GB/s of STREAM's triad, with STREAM's byte count.
     pub triad_gbps: f64,
-    /// Whether the buffers fit in the caches: then it is their speed more than the memory's.
+    /// Whether the buffers fit in the caches; then the rates describe the caches more than the
+    /// memory.
     pub fits_in_cache: bool,
     /// GEMMs.
     pub gemms: Vec<GemmRate>,
-    /// What could not be measured, and why.
+    /// Failed measurements, with their reasons.
     pub failures: Vec<String>,
 }
 
-/// What a GPU reaches.
+/// Measured rates of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuMeasurements {
-    /// Its index.
+    /// Index of the GPU.
     pub index: usize,
-    /// GB/s of a copy in its memory, read and written bytes.
+    /// GB/s of a memcpy on the device, bytes read plus bytes written.
     pub copy_gbps: Option<f64>,
-    /// GB/s of its memory by the datasheet.
+    /// GB/s of the memory according to the datasheet.
     pub memory_gbps: Option<f64>,
     /// Times of launches.
     pub launches: Option<LaunchTimes>,
     /// GEMMs.
     pub gemms: Vec<GemmRate>,
-    /// What could not be measured, and why.
+    /// Failed measurements, with their reasons.
     pub failures: Vec<String>,
 }
 
@@ -85,7 +86,7 @@ const CPU_SIZE: usize = 1024;
 const GPU_SIZE: usize = 8192;
 /// Samples of each GEMM.
 const SAMPLES: usize = 10;
-/// Launches that are timed together.
+/// Number of launches timed together.
 const LAUNCHES: usize = 1000;
 
 /// Measures the processor: under a few seconds, at most 512 MiB.
@@ -116,17 +117,17 @@ pub fn measure_cpu(hardware: &Hardware) -> CpuMeasurements {
     measured
 }
 
-/// Measures one GPU. What cannot be measured is told in the result.
+/// Measures one GPU. Failed measurements are listed in the result.
 ///
 /// # Errors
-/// No such GPU, or one that does not start.
+/// The GPU does not exist or does not start.
 pub fn measure_gpu(index: usize, hardware: &Hardware) -> Result<GpuMeasurements, TrainError> {
     let device = Device::Cuda(index);
     let mut open = device.open(hardware)?;
     Ok(measure_open(&mut open, index, hardware, (GPU_SIZE, FLOATS)))
 }
 
-/// `size` is that of GEMMs, `floats` that of the copy.
+/// `size` is the size of the GEMMs, `floats` that of the memcpy.
 fn measure_open(
     open: &mut OpenDevice,
     index: usize,
@@ -148,7 +149,7 @@ fn measure_open(
         Ok(times) => measured.launches = Some(times),
         Err(error) => measured.failures.push(format!("launches: {error}")),
     }
-    // One scale for 128 elements is what units without block scales take: their plain FP8.
+    // Tensor cores without block scales run formats of one scale per 128 elements as plain FP8.
     let of_blocks = |policy: &PrecisionPolicy| (policy.activation_format(), policy.weight_format());
     let coarse = PrecisionPolicy::preset("mxfp8-128").map(|policy| of_blocks(&policy));
     let fine = of_blocks(&PrecisionPolicy::mxfp8());
@@ -188,7 +189,7 @@ fn rate(
     Ok(GemmRate { format, shape: [size; 3], kernel: timing.kernel, tflops, peak_tflops })
 }
 
-/// Times an op that has next to nothing to do.
+/// Times an op with almost no work.
 fn launches(timer: &mut Timer<'_>) -> Result<LaunchTimes, String> {
     let row = || (DType::Bf16, vec![1, 256]);
     let call = SingleCall::new(ops::Add {}, &[row(), row()], &[row()]);
@@ -233,7 +234,8 @@ mod tests {
 
     use super::*;
 
-    /// Over a driver that runs nothing: every part is asked for, and ends as a number or a failure.
+    /// On a driver that runs nothing, every measurement is attempted and ends as a number or a
+    /// failure.
     #[test]
     fn a_gpu_is_measured_part_by_part() {
         let hardware = Hardware::preset("h200-x2").unwrap();

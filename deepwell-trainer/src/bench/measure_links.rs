@@ -1,5 +1,5 @@
-//! What the links between the GPUs of this machine reach: copies from one to another, and a sum
-//! over all of them.
+//! Measured rates of the links between the GPUs of this machine: peer copies, and an all-reduce
+//! over all GPUs.
 
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
@@ -7,46 +7,46 @@ use serde::{Deserialize, Serialize};
 /// A copy from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerRate {
-    /// Index of the GPU that is copied from.
+    /// Index of the source GPU.
     pub from: usize,
-    /// Index of the GPU that is copied to.
+    /// Index of the destination GPU.
     pub to: usize,
     /// 10⁹ bytes a second in this direction, nothing else being copied.
     pub gbps: f64,
-    /// Bandwidth of the link in one direction, as the probe knows it.
+    /// Bandwidth of the link in one direction, as probed.
     pub link_gbps: Option<f64>,
-    /// Whether they reach each other's memory; else the copy went through the host's.
+    /// Whether the GPUs have peer access; otherwise the copy went through host memory.
     pub is_direct: bool,
 }
 
-/// A sum over all GPUs that all of them get, by NCCL.
+/// An all-reduce over all GPUs by NCCL.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllReduceRate {
     /// GPUs.
     pub devices: usize,
-    /// Bytes that each of them gives and gets.
+    /// Bytes that each GPU contributes and receives.
     pub bytes: usize,
     /// Seconds.
     pub time_s: f64,
-    /// 10⁹ bytes a second that each sends at least, `2 (n - 1) / n` of what is summed.
+    /// Bus bandwidth, 10⁹ bytes per second: `2 (n - 1) / n` of the bytes, sent by each GPU.
     pub bus_gbps: f64,
     /// Version of NCCL.
     pub version: String,
 }
 
-/// What the links reach.
+/// Measured rates of the links.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkMeasurements {
-    /// Each GPU to each other.
+    /// Copies between each ordered pair of GPUs.
     pub copies: Vec<PeerRate>,
     /// The sum.
     pub all_reduce: Option<AllReduceRate>,
-    /// What could not be measured, and why.
+    /// Failed measurements, with their reasons.
     pub failures: Vec<String>,
 }
 
-/// Measures the links between the GPUs; nothing where there are fewer than two. Takes 512 MiB of
-/// each.
+/// Measures the links between the GPUs; empty for fewer than two GPUs. Allocates 512 MiB on each
+/// GPU.
 pub fn measure_links(hardware: &Hardware) -> LinkMeasurements {
     let mut measured = LinkMeasurements::default();
     if hardware.gpus.len() > 1 {
@@ -60,7 +60,7 @@ fn measure_group(hardware: &Hardware, measured: &mut LinkMeasurements) {
     use deepwell_kernels::cuda::DeviceGroup;
     use deepwell_probe::Endpoint;
 
-    /// Of one buffer: far more than any cache, and enough for the start of a copy not to count.
+    /// Size of a buffer: far larger than any cache, and large enough to hide the latency of a copy.
     const BYTES: usize = 256 << 20;
 
     let indices: Vec<usize> = (0..hardware.gpus.len()).collect();

@@ -1,18 +1,17 @@
-//! Benchmarks of the kernels and of training, each row beside the least time that the hardware
-//! allows.
+//! Benchmarks of the kernels and of training, each row with its roofline time.
 //!
 //! # Brief overview
 //!
-//! [`run_sections`] measures [`Section`]s in this process and hands every [`Row`] on as soon as it
-//! is there. Kernels run as programs of one call on the device's [`deepwell_kernels::Backend`],
-//! chosen by its catalog: random data, as many copies of the operands as pass the last-level cache
-//! twice, the calls over all copies recorded as one graph and replayed (`timer`). Models run as
-//! an [`crate::Engine`] (`model`). A [`Report`] is printed as text, written as JSON, Markdown and
-//! HTML. [`peers`] runs PyTorch on the same shapes.
+//! [`run_sections`] measures [`Section`]s in this process and reports every [`Row`] as soon as it
+//! is measured. Kernels run as programs of one call on the device's [`deepwell_kernels::Backend`],
+//! selected by its catalog: random data, enough copies of the operands to exceed the last-level
+//! cache twice, and the calls over all copies captured as one graph and replayed (`timer`). Models
+//! run as an [`crate::Engine`] (`model`). A [`Report`] is printed as text, written as JSON,
+//! Markdown and HTML. [`peers`] runs PyTorch on the same shapes.
 //!
 //! The roofline time of a row is the larger of FLOPs over the datasheet's peak of the unit that
-//! does them and bytes over the bandwidth of a copy that was measured before ([`measure_copy`]);
-//! its share is roofline time over time.
+//! executes them and bytes over the memcpy bandwidth measured before ([`measure_copy`]); the share
+//! of a row is roofline time over measured time.
 
 mod cases;
 mod choices;

@@ -15,18 +15,18 @@ use crate::memory::MemorySampler;
 use crate::profile::Profile;
 use crate::{CompileOptions, Device, Engine, TrainError, compile};
 
-/// Steps before the first that is timed.
+/// Steps before the first timed step.
 const WARM_UP_STEPS: usize = 3;
-/// Forward passes of a sample on a GPU: the host waits once for all of them.
+/// Forward passes of a sample on a GPU: the host synchronizes once for all of them.
 const FORWARD_PASSES: usize = 20;
 const LEARNING_RATE: f64 = 1e-4;
 const MAX_GRAD_NORM: f64 = 1.0;
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// Runs the sections that need a model in every precision. What one precision fails with is a row.
+/// Runs the sections that need a model in every precision. A failure of a precision becomes a row.
 ///
 /// # Errors
-/// A model or precision that is not there.
+/// The model or precision is unknown.
 pub(super) fn run(
     settings: &Settings,
     hardware: &Hardware,
@@ -77,7 +77,7 @@ impl ModelRun<'_> {
         };
         let compiled = || compile(settings.graph()?, self.hardware.clone(), &options);
         if settings.device == Device::Cpu {
-            // What planning leaves in the heap is no memory of the run.
+            // Heap memory left over from planning is not memory of the run.
             drop(compiled()?);
         }
         let sampler = MemorySampler::start(settings.device);
@@ -89,7 +89,7 @@ impl ModelRun<'_> {
         );
         let batch = Batch::new(&tokens, settings.seq_len);
         on_event(RowEvent::Note(format!("{what}: {} steps", settings.iterations)));
-        // All of the memory is in use after a step, and the profile's events are no part of it.
+        // After a step all of the memory is in use; the profile's events are not part of it.
         let timing = StepTiming::measure(&mut engine, &batch, settings.iterations)?;
         let peak_bytes = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
         drop(sampler);
@@ -115,7 +115,7 @@ impl ModelRun<'_> {
         Ok(())
     }
 
-    /// What is timed is a program as it evaluates: its sequences at a time, over and over.
+    /// Times the evaluation program, which runs its number of sequences repeatedly.
     fn forward_row(&self, engine: &mut Engine, batch: &Batch) -> Result<Row, TrainError> {
         let settings = self.settings;
         let rows = engine.evaluation_rows();
@@ -157,7 +157,8 @@ impl ModelRun<'_> {
         ))
     }
 
-    /// Training in BF16, and in FP8 beside what is not BF16 here; of Llama, which the peers have.
+    /// Training in BF16, and in FP8 if the precision is not BF16; only for Llama, which the peers
+    /// have.
     fn peer_tasks(&self) -> Result<Vec<PeerTask>, TrainError> {
         let Some(model) = PeerModel::of(&self.settings.config()?).filter(|of| of.family == "llama")
         else {
@@ -274,8 +275,8 @@ impl ModelRun<'_> {
     }
 }
 
-/// Above this many FLOPs for a byte an op is told in FLOPs: GEMMs have hundreds, norms and the
-/// optimizer about one.
+/// Ops with more FLOPs per byte are reported in FLOPs: GEMMs have hundreds, norms and the optimizer
+/// about one.
 const MATRIX_FLOPS_PER_BYTE: f64 = 20.0;
 
 /// Inputs and targets of a step.
@@ -285,7 +286,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Each sequence is one token longer than what is seen of it at a time.
+    /// Each sequence is one token longer than its inputs.
     fn new(tokens: &[i32], seq: usize) -> Batch {
         let rows = tokens.chunks_exact(seq + 1);
         Batch {
@@ -301,9 +302,9 @@ fn random_tokens(count: usize, vocab: usize) -> Vec<i32> {
 }
 
 struct StepTiming {
-    /// From the end of one step to the end of the next, two under way where the device can.
+    /// Seconds from the end of one step to the end of the next, two steps in flight if supported.
     steps_s: Vec<f64>,
-    /// What the host does for a step; of devices that go on by themselves.
+    /// Host seconds per step; only for devices that run asynchronously.
     host_s: Vec<f64>,
     loss: f32,
 }
@@ -335,8 +336,8 @@ impl StepTiming {
         let mut host_s = Vec::new();
         if engine.is_asynchronous() {
             for _ in 0..iterations {
-                // Nothing to wait for in either part: the device is idle before the first, and the
-                // step has ended before the second.
+                // Neither part waits: the device is idle before the first, and the step has ended
+                // before the second.
                 let begin = Instant::now();
                 let pending = start(engine)?;
                 let started_s = begin.elapsed().as_secs_f64();

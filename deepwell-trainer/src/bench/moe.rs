@@ -1,5 +1,5 @@
-//! The section `moe`: forward and backward of a mixture's layer, call by call and as a whole,
-//! beside a dense layer of equal FLOPs.
+//! The section `moe`: forward and backward of an MoE layer, call by call and as a whole, compared
+//! with a dense layer of equal FLOPs.
 
 use deepwell_ir::{Call, Op, Phase};
 use deepwell_plan::roofline;
@@ -19,7 +19,7 @@ use crate::TrainError;
 /// Runs the section.
 ///
 /// # Errors
-/// A precision that is not there.
+/// The precision is unknown.
 pub(super) fn run(
     settings: &Settings,
     timer: &mut Timer<'_>,
@@ -47,7 +47,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The rows of a size in a precision, and what ended them early.
+/// Rows of a size in a precision, and the failure that ended them early.
 fn rows_of(
     settings: &Settings,
     size: MixtureSize,
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Both passes with all of their parts, both loads, the dense layer and the peers.
+    /// Checks for both passes with all of their calls, both loads, the dense layer and the peers.
     fn check_rows(rows: &[Row], precision: &str) {
         let failed: Vec<&Row> = rows.iter().filter(|row| row.failure.is_some()).collect();
         assert!(failed.is_empty(), "{failed:?}");
@@ -260,7 +260,7 @@ mod tests {
         check_rows(&rows(&settings, &mut timer), "mxfp8");
     }
 
-    /// A router that chooses otherwise is no measurement.
+    /// A router with other choices invalidates the measurement.
     #[test]
     fn another_load_than_the_one_asked_for_is_refused() {
         let hardware = deepwell_probe::probe();
@@ -277,7 +277,7 @@ mod tests {
         assert!(refused.err().unwrap().contains("expected the router to load experts with"));
     }
 
-    /// On a driver that computes nothing: each call has a kernel, can be prepared and recorded.
+    /// On a driver that computes nothing, each call has a kernel and can be prepared and captured.
     #[test]
     fn a_gpu_records_the_layer() {
         let hardware = Hardware::preset("h200-x2").unwrap();

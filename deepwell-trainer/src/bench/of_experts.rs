@@ -14,8 +14,8 @@ use super::shapes::{self, ExpertSize};
 pub(super) enum Load {
     /// As many for each.
     Balanced,
-    /// By Zipf's law: the next popular one gets 1/2, 1/3, … of what the most popular one gets, and
-    /// none gets more than the tokens.
+    /// By Zipf's law: the load of rank `r` is `1 / (r + 1)` of the most popular expert's, and no
+    /// expert gets more than all tokens.
     Zipf,
 }
 
@@ -29,7 +29,7 @@ impl Load {
         }
     }
 
-    /// Pairs of each of so many experts, of `tokens` that choose `top_k` each.
+    /// Pairs of each expert, for `tokens` tokens that choose `top_k` experts each.
     pub(super) fn pairs(self, experts: usize, tokens: usize, top_k: usize) -> Vec<usize> {
         let share = |rank: usize| match self {
             Load::Balanced => 1.0,
@@ -39,10 +39,11 @@ impl Load {
         let (mut left, mut shares) = (tokens * top_k, (0..experts).map(share).sum::<f64>());
         for rank in 0..experts {
             let fair = (left as f64 * share(rank) / shares).round() as usize;
-            // No more than are left, and no fewer than the others can take.
+            // At most the pairs left, and at least the pairs that the other experts cannot take.
             let least = left.saturating_sub((experts - rank - 1) * tokens);
             let count = fair.min(tokens).max(least).min(left);
-            // Popular ones are not neighbors: any odd step visits all of a power of two.
+            // Spread popular experts: an odd step visits all experts if their number is a power of
+            // two.
             pairs[(rank * 5 + experts / 2) % experts] += count;
             left -= count;
             shares -= share(rank);
@@ -60,7 +61,7 @@ pub(super) struct Routing {
 }
 
 impl Routing {
-    /// Of calls that do not say.
+    /// Routing of calls that do not specify it.
     pub(super) const UNKNOWN: Routing = Routing { load: Load::Balanced, top_k: 1 };
 
     /// The pairs of each group of a buffer of `rows`.
@@ -68,7 +69,7 @@ impl Routing {
         self.load.pairs(grouped.groups, grouped.pairs_of(rows) / self.top_k, self.top_k)
     }
 
-    /// The first row of each group, and the one behind all.
+    /// The first row of each group, and the end of the last group.
     pub(super) fn offsets(self, grouped: GroupedRows, rows: usize) -> Vec<i32> {
         let mut offsets = vec![0];
         let mut end = 0;
@@ -80,7 +81,7 @@ impl Routing {
     }
 }
 
-/// A grouped GEMM: which one, its groups, rows of the buffer, and outputs and inputs of the layer.
+/// A grouped GEMM: kind, groups, rows of the buffer, and outputs and inputs of the layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Grouped {
     pub(super) kind: GemmKind,
@@ -92,7 +93,7 @@ pub(super) struct Grouped {
 }
 
 impl Grouped {
-    /// That of a call, if it is one.
+    /// The grouped GEMM of a call, if the call is one.
     pub(super) fn of(call: &SingleCall) -> Option<Grouped> {
         let shape = |index: usize| call.operands[index].shape.as_slice();
         let last = |index: usize| shape(index).last().copied().unwrap_or(0);
@@ -120,7 +121,7 @@ impl Grouped {
         }
     }
 
-    /// Experts, their matrices, pairs, and how these are spread.
+    /// Text of the experts, their matrices, the pairs and their distribution.
     pub(super) fn shape_text(&self, routing: Routing) -> String {
         let Grouped { grouped, rows, n, k, .. } = self;
         let pairs = grouped.pairs_of(*rows);
@@ -152,7 +153,7 @@ pub(super) fn calls(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<(SingleCall, 
     calls
 }
 
-/// Groups whose rows may share scales of `format`, and rows of the buffer.
+/// Groups aligned so that their rows can share scales of `format`, and rows of the buffer.
 fn groups_of(size: &ExpertSize, align: usize) -> (GroupedRows, usize) {
     let grouped = GroupedRows::new(size.experts, align);
     let rows = size.tokens * size.top_k + grouped.padding_max();

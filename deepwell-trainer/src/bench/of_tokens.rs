@@ -1,14 +1,14 @@
-//! Calls that look at the heads or the positions of tokens: norms of heads, learned positions.
+//! Calls that depend on the heads or the positions of tokens: norms of heads, learned positions.
 
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::SingleCall;
 
 use super::shapes::{self, TokenSize};
 
-/// Epsilon of norms that stand in no model.
+/// Epsilon of norms that belong to no model.
 const EPS: f64 = 1e-6;
 
-/// Norms of the heads of queries, and positions of tokens, each with its gradients.
+/// Norms of the heads of queries, and position embeddings of tokens, each with its gradients.
 pub(super) fn calls(is_gpu: bool) -> Vec<SingleCall> {
     let mut calls = Vec::new();
     for &TokenSize { batch, seq, heads, head_dim } in shapes::tokens(is_gpu) {

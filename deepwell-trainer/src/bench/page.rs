@@ -8,7 +8,7 @@ use crate::report::{
     html_page,
 };
 
-/// Colour of what peers are compared with, and of the shares of the roofline.
+/// Colour of Deepwell's own values, and of the shares of the roofline.
 const OWN_COLOR: usize = 0;
 
 pub(super) fn html(report: &Report) -> String {

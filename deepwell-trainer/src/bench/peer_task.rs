@@ -1,9 +1,9 @@
-//! What PyTorch is asked to do beside a row of the benchmark.
+//! Tasks that PyTorch runs for comparison with a row of the benchmark.
 
 use deepwell_ir::capture::{ModelConfig, ModelFamily};
 use serde::{Deserialize, Serialize};
 
-/// Work that peers are asked to do.
+/// A task for the peers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PeerTask {
@@ -17,7 +17,7 @@ pub enum PeerTask {
         n: usize,
         /// Elements of the contraction.
         k: usize,
-        /// Operands in FP8 with the scales that PyTorch offers, else in BF16.
+        /// Whether operands are FP8 with the scales that PyTorch offers, otherwise BF16.
         fp8: bool,
     },
     /// The GEMMs of the experts of a mixture.
@@ -28,7 +28,7 @@ pub enum PeerTask {
         rows: Vec<usize>,
         /// Outputs of the layer.
         n: usize,
-        /// Its inputs.
+        /// Inputs of the layer.
         k: usize,
         /// Operands in FP8 with a scale for each row, else in BF16.
         fp8: bool,
@@ -58,9 +58,9 @@ pub enum PeerTask {
         dtype: String,
         /// `row`, `column` or `both`.
         axis: String,
-        /// Elements of a block, or along each side of it.
+        /// Elements of a block, or along each side of a square block.
         block: usize,
-        /// Blocks of as many rows as columns, else of one row.
+        /// Whether blocks are square; otherwise a block is one row.
         square: bool,
     },
     /// Attention or its gradients.
@@ -75,20 +75,20 @@ pub enum PeerTask {
         seq: usize,
         /// Width of a head.
         head_dim: usize,
-        /// Whether a token sees only what came before.
+        /// Whether a token attends only to earlier tokens.
         causal: bool,
         /// Gradients.
         backward: bool,
     },
     /// A norm or an activation.
     Pointwise {
-        /// Name of the op, or of its producer where it quantizes too.
+        /// Name of the op, or of its producer if the op also quantizes.
         op: String,
         /// Rows.
         rows: usize,
         /// Columns.
         columns: usize,
-        /// Output and axis of each quantization behind it.
+        /// Output and axis of each quantization after the op.
         quantized: Vec<(usize, String)>,
         /// Elements of a block.
         block: usize,
@@ -125,7 +125,7 @@ pub enum PeerTask {
         batch: usize,
         /// Tokens of a sequence.
         seq: usize,
-        /// What is trained.
+        /// The trained model.
         #[serde(flatten)]
         model: PeerModel,
     },
@@ -135,13 +135,13 @@ pub enum PeerTask {
         batch: usize,
         /// Tokens of a sequence.
         seq: usize,
-        /// Whose.
+        /// The model.
         #[serde(flatten)]
         model: PeerModel,
     },
 }
 
-/// A model that transformers has.
+/// A model supported by transformers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerModel {
     /// `llama` or `gpt2`.
@@ -156,12 +156,12 @@ pub struct PeerModel {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Tokens that there are.
+    /// Size of the vocabulary.
     pub vocab: usize,
 }
 
 impl PeerModel {
-    /// A Llama or a GPT-2; none of what the peers have no model of the same sizes of.
+    /// Returns a Llama or a GPT-2; none for models that the peers lack at the same sizes.
     pub fn of(config: &ModelConfig) -> Option<PeerModel> {
         match config {
             ModelConfig::Llama(config) if config.family == ModelFamily::Llama => Some(PeerModel {

@@ -1,4 +1,4 @@
-//! PyTorch on the same shapes: a Python program of this crate that is fed shapes and prints times.
+//! PyTorch on the same shapes: an embedded Python program reads shapes and prints times.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,13 +10,13 @@ use super::peer_task::PeerTask;
 use super::{Row, Section};
 use crate::Device;
 
-/// The program, as `python3 - ` takes it.
+/// The program, run by `python3 -c`.
 const SCRIPT: &str = include_str!("peers.py");
 /// The interpreter; on the path.
 const INTERPRETER: &str = "python3";
-/// Processes that compile at once, at most: each holds the operands of its task.
+/// Maximum number of concurrent compile processes: each holds the operands of its task.
 const COMPILERS_MAX: usize = 8;
-/// What such a process is told: each would start as many helpers as there are cores.
+/// Environment of a compile process: by default each would start as many workers as cores.
 const COMPILER: &[(&str, &str)] = &[("TORCHINDUCTOR_COMPILE_THREADS", "4")];
 
 #[derive(Serialize)]
@@ -42,9 +42,9 @@ struct Answer {
     done: bool,
 }
 
-/// Asks PyTorch for every row of `rows` that has a task and puts the answers into them. Rows of
-/// the same task are measured once. A peer that cannot be asked is an answer that says why.
-/// Gives a description of the peers' software.
+/// Sends the tasks of all `rows` to PyTorch and stores the answers in the rows. Rows of the same
+/// task are measured once. If a peer cannot run, its answer gives the reason. Returns a description
+/// of the peers' software.
 pub fn measure(
     rows: &mut [Row],
     device: Device,
@@ -63,12 +63,12 @@ pub fn measure(
     let mut environment = String::new();
     let mut answers: BTreeMap<i64, Vec<Answer>> = BTreeMap::new();
     let mut failures: BTreeMap<i64, String> = BTreeMap::new();
-    // A processor's cores would wait for each other.
+    // On a CPU, concurrent compilers would compete for the cores.
     if device != Device::Cpu {
         progress(&format!("{} tasks: what is compiled is compiled ahead", tasks.len()));
         compile_ahead(&tasks, device);
     }
-    // A crash costs the task that it came with; the others are asked of a new process.
+    // A crash loses only the task that caused it; the remaining tasks go to a new process.
     let mut first = 0;
     while first < tasks.len() {
         let (mut done, mut began) = (first, false);
@@ -91,7 +91,7 @@ pub fn measure(
         }
         let why = ended.err().unwrap_or_else(|| "no answer".to_string());
         progress(&format!("{} of {} tasks: failed: {why}", done + 1, tasks.len()));
-        // A process that does not even begin will not begin for the next task either.
+        // A process that does not start will not start for the next task either.
         let lost = if began { done..done + 1 } else { done..tasks.len() };
         first = lost.end;
         failures.extend(lost.map(|id| (id as i64, why.clone())));
@@ -118,7 +118,7 @@ pub fn measure(
     environment
 }
 
-/// What is asked of the program, a line for each task.
+/// Requests to the program, a line for each task.
 fn requests<'a>(
     tasks: impl Iterator<Item = (usize, &'a PeerTask)>,
     device: Device,
@@ -134,8 +134,8 @@ fn requests<'a>(
     tasks.map(request).collect()
 }
 
-/// Lets several processes at once fill PyTorch's cache of compiled code: that takes longer than
-/// everything that is timed. What does not compile is said when it is timed.
+/// Fills PyTorch's cache of compiled code with several processes, because compiling takes longer
+/// than all the timing. Compile errors are reported when the task is timed.
 fn compile_ahead(tasks: &[PeerTask], device: Device) {
     let compiles = |task: &PeerTask| {
         // Layers of experts at once would not fit.
@@ -164,12 +164,12 @@ fn compile_ahead(tasks: &[PeerTask], device: Device) {
         })
         .collect();
     for worker in workers {
-        // A compiler that failed has only left something to be compiled later.
+        // A task that failed to compile here is compiled when it is timed.
         let _ = worker.join();
     }
 }
 
-/// Puts requests to one process with these variables besides its own.
+/// Sends requests to one process with additional environment variables.
 fn ask(
     requests: Vec<String>,
     environment: &[(&str, &str)],
@@ -188,15 +188,15 @@ fn ask(
     else {
         return Err(format!("`{INTERPRETER}` has no pipes"));
     };
-    // Libraries warn at length; a pipe that nobody reads would stop them.
+    // Drain stderr: libraries warn at length, and a full pipe would block the process.
     let errors = std::thread::spawn(move || {
         let lines = BufReader::new(errors).lines().map_while(Result::ok);
         lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
     });
-    // Who has no torch does not read: its answer says so, not this.
+    // A process without torch does not read its input; the error is in its answer.
     let writer = std::thread::spawn(move || writeln!(input, "{}", requests.join("\n")).is_ok());
     for line in BufReader::new(output).lines().map_while(Result::ok) {
-        // Other lines are what libraries print.
+        // Other lines are printed by libraries.
         if let Ok(answer) = serde_json::from_str::<Answer>(&line) {
             take(answer);
         }

@@ -1,4 +1,4 @@
-//! Everything that a run of the benchmark found, and what it was asked.
+//! All results of a benchmark run, and its settings.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{Machine, MixtureSize, Row, page, text};
 use crate::{Device, TrainError};
 
-/// What is measured.
+/// Settings of a benchmark run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Where.
@@ -28,22 +28,22 @@ pub struct Settings {
     pub seq_len: usize,
     /// Samples of a kernel, and steps of a model.
     pub iterations: usize,
-    /// Bandwidth that was measured before, 10⁹ bytes a second; none takes the datasheet's.
+    /// Memcpy bandwidth measured before, 10⁹ bytes per second; none: the datasheet's.
     pub copy_gbps: Option<f64>,
-    /// Parts of names of kernels. Those that take a call are timed, each with all its tiles;
-    /// without any, the chosen one is.
+    /// Substrings of kernel names. All matching kernels that support a call are timed, each with
+    /// all its tiles; if empty, only the selected kernel is timed.
     #[serde(default)]
     pub kernels: Vec<String>,
     /// Layers of mixtures.
     #[serde(default)]
     pub mixtures: Vec<MixtureSize>,
-    /// Tokens of each of them.
+    /// Tokens of each mixture.
     #[serde(default)]
     pub mixture_tokens: usize,
 }
 
 impl Settings {
-    /// The precisions that are measured.
+    /// The measured precisions.
     pub fn precisions(&self) -> Vec<&str> {
         let bf16 = (self.beside_bf16 && self.precision != "bf16").then_some("bf16");
         bf16.into_iter().chain([self.precision.as_str()]).collect()
@@ -52,7 +52,7 @@ impl Settings {
     /// The model's configuration.
     ///
     /// # Errors
-    /// A model that is not there.
+    /// The model is unknown.
     pub fn config(&self) -> Result<ModelConfig, TrainError> {
         match ModelConfig::preset(&self.model) {
             Some(config) => Ok(config),
@@ -63,15 +63,15 @@ impl Settings {
     /// The model's graph.
     ///
     /// # Errors
-    /// A model that is not there, or not for sequences of this length.
+    /// The model is unknown, or has no graph for sequences of this length.
     pub fn graph(&self) -> Result<Graph, TrainError> {
         Ok(self.config()?.capture(Some(self.seq_len))?)
     }
 
-    /// The model's step in a precision, as it would train.
+    /// Plans the model's training step in a precision.
     ///
     /// # Errors
-    /// A model or precision that is not there, or a model that does not fit.
+    /// The model or precision is unknown, or the model does not fit.
     pub fn plan(&self, precision: &str, hardware: &Hardware) -> Result<Program, TrainError> {
         let request = PlanRequest {
             seq: self.seq_len,
@@ -92,13 +92,13 @@ impl Settings {
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Day and time it began, UTC.
+    /// Day and time of the start, UTC.
     pub began: String,
-    /// What was asked.
+    /// Settings of the run.
     pub settings: Settings,
-    /// What it ran on.
+    /// The machine that ran the benchmark.
     pub machine: Machine,
-    /// All rows in the order they were measured.
+    /// All rows in the order of measurement.
     pub rows: Vec<Row>,
 }
 
@@ -131,7 +131,7 @@ impl Report {
     /// Writes `bench.json`, `bench.txt` and `bench.html` to a folder.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
         let files = [
             ("bench.json", self.to_json()),
@@ -141,11 +141,12 @@ impl Report {
         files.iter().try_for_each(|(name, text)| write_file(&folder.join(name), text))
     }
 
-    /// Writes `<what>_<device>_<day>.md`, `.json` and `.html` to a folder of records and gives the
-    /// path of the first. A record that is there already is kept: a number is added to the name.
+    /// Writes `<what>_<device>_<day>.md`, `.json` and `.html` to a folder of records and returns
+    /// the path of the Markdown file. An existing record is kept: a number is added to the new
+    /// name.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// The folder cannot be written.
     pub fn write_record(&self, folder: &Path) -> Result<PathBuf, TrainError> {
         let mut sections: Vec<&str> = self.rows.iter().map(|row| row.section.name()).collect();
         sections.sort_unstable();

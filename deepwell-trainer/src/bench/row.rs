@@ -1,31 +1,31 @@
-//! What one measurement gave.
+//! Result of one measurement.
 
 use serde::{Deserialize, Serialize};
 
 use super::Section;
 use super::peer_task::PeerTask;
 
-/// What somebody else's library took for the same work.
+/// Time of another library for the same work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerTime {
-    /// Who, `torch.compile` for example.
+    /// Name of the peer, `torch.compile` for example.
     pub name: String,
-    /// Its median time, seconds; none when it failed, and of memory.
+    /// Median time of the peer, seconds; none after a failure, and for memory.
     pub time_s: Option<f64>,
-    /// Its time over ours, above 1 it is slower than ours; of memory its bytes over ours.
+    /// The peer's time over Deepwell's: above 1 the peer is slower. For memory, the ratio of bytes.
     pub ratio: Option<f64>,
-    /// Why there is no time, or what else there is to know.
+    /// Reason for a missing time, or another remark.
     pub note: Option<String>,
 }
 
 /// One measurement; a failed one has a [`Row::failure`] and no time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Which part of the benchmark.
+    /// Section of the benchmark.
     pub section: Section,
-    /// The op, or what was trained.
+    /// The op or the trained model.
     pub what: String,
-    /// Sizes, as the op's documentation orders them.
+    /// Sizes, in the order of the op's documentation.
     pub shape: String,
     /// Element type of the inputs, or the precision of a model.
     pub dtype: String,
@@ -37,23 +37,23 @@ pub struct Row {
     pub spread_s: Option<(f64, f64)>,
     /// Achieved rate.
     pub rate: Option<f64>,
-    /// Its unit: `TFLOP/s`, `GB/s`, `tokens/s`, `MiB`.
+    /// Unit of the rate: `TFLOP/s`, `GB/s`, `tokens/s`, `MiB`.
     pub rate_unit: String,
     /// Least time by the roofline, seconds.
     #[serde(alias = "floor_s")]
     pub roofline_s: Option<f64>,
-    /// What the roofline time comes from: `compute`, `memory`, `prediction`.
+    /// Source of the roofline time: `compute`, `memory`, `prediction`.
     pub bound: String,
     /// Roofline time over time. In the section `memory`: predicted over measured bytes.
     #[serde(alias = "floor_share")]
     pub roofline_share: Option<f64>,
-    /// Others on the same work.
+    /// Results of peers on the same work.
     pub peers: Vec<PeerTime>,
     /// Name and value of whatever else was measured or chosen.
     pub details: Vec<(String, String)>,
-    /// Why there is no time.
+    /// Reason for a missing time.
     pub failure: Option<String>,
-    /// What to ask peers to measure.
+    /// Tasks for the peers.
     pub peer_tasks: Vec<PeerTask>,
 }
 
@@ -80,7 +80,7 @@ impl Row {
         }
     }
 
-    /// A row for a measurement that did not come about.
+    /// A row of a failed measurement.
     pub fn failed(section: Section, what: impl Into<String>, failure: impl ToString) -> Row {
         Row { failure: Some(failure.to_string()), ..Row::new(section, what) }
     }
@@ -91,14 +91,14 @@ impl Row {
         self
     }
 
-    /// Puts the bytes that a peer held at its peak beside the row's own.
+    /// Adds a peer's peak memory, in bytes.
     pub fn add_peer_memory(&mut self, name: &str, bytes: f64, note: Option<String>) {
         let own = self.rate.map(|mib| mib * f64::from(1u32 << 20));
         let ratio = own.filter(|&own| own > 0.0).map(|own| bytes / own);
         self.peers.push(PeerTime { name: name.to_string(), time_s: None, ratio, note });
     }
 
-    /// Puts a peer's answer beside the row's own time.
+    /// Adds a peer's time.
     pub fn add_peer(&mut self, name: &str, time_s: Option<f64>, note: Option<String>) {
         let ratio = match (time_s, self.time_s) {
             (Some(peer), Some(own)) if own > 0.0 => Some(peer / own),
@@ -112,9 +112,9 @@ impl Row {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowEvent {
-    /// Something that takes a while begins.
+    /// A longer task begins.
     Note(String),
-    /// A row is there.
+    /// A row was measured.
     Row(Box<Row>),
     /// A copy was measured, 10⁹ bytes read and written a second.
     Copy(f64),

@@ -1,4 +1,4 @@
-//! The parts of the benchmark and what each measures.
+//! The sections of the benchmark.
 
 use clap::ValueEnum;
 use deepwell_probe::Hardware;
@@ -42,7 +42,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// All, in the order they run.
+    /// All sections, in the order they run.
     pub const ALL: [Section; 11] = [
         Section::Gemm,
         Section::Experts,
@@ -74,7 +74,7 @@ impl Section {
         }
     }
 
-    /// Whether it runs whole steps of a model rather than single kernels.
+    /// Whether the section runs whole steps of a model rather than single kernels.
     pub const fn is_of_model(self) -> bool {
         matches!(self, Section::Transformer | Section::Forward | Section::Train | Section::Memory)
     }
@@ -82,10 +82,10 @@ impl Section {
 
 /// Measures sections in this process. Failures of single measurements are rows.
 ///
-/// Memory is told most exactly in a process that has not used the device before.
+/// Memory is measured most exactly in a process that has not used the device before.
 ///
 /// # Errors
-/// A device, model or precision that is not there.
+/// The device, model or precision is unknown.
 pub fn run_sections(
     settings: &Settings,
     hardware: &Hardware,
@@ -129,8 +129,8 @@ pub fn run_sections(
     Ok(())
 }
 
-/// The row of a case; with `kernels` one for each of those and each of its tiles that takes it. The
-/// first has the peers.
+/// Returns the row of a case; with `kernels` a row for each matching kernel and tile. The first row
+/// has the peer tasks.
 fn measure(timer: &mut Timer<'_>, section: Section, case: &Case, kernels: &[String]) -> Vec<Row> {
     timer.routing = case.routing;
     let row = Row {
@@ -191,12 +191,12 @@ mod tests {
     use crate::bench::fill::Pool;
     use crate::{Device, OpenDevice};
 
-    /// On a driver that computes nothing, so only what is asked of it is tested: that there is a
-    /// kernel, that it can be prepared over every copy, recorded and replayed.
+    /// The driver computes nothing, so the test only shows that each case has a kernel, and that
+    /// the kernel can be prepared over every copy, captured and replayed.
     #[test]
     fn every_case_can_be_recorded_on_a_gpu() {
         let mut hardware = Hardware::preset("h200-x2").unwrap();
-        // Copies of operands are twice as much as the cache holds: a small one needs few.
+        // Operand copies fill twice the cache: a small cache needs few.
         for gpu in &mut hardware.gpus {
             gpu.l2_bytes = Some(4 << 20);
         }
@@ -225,13 +225,13 @@ mod tests {
                 OpenDevice { backend: Box::new(backend), catalog: device.catalog(), target };
             let mut timer = Timer::new(&mut open, &hardware, 1);
             timer.warm_up = Duration::ZERO;
-            // Nobody computes with it.
+            // Contents do not matter here.
             timer.pool = Pool::of(4099, 1);
             let is_of_cases =
                 |section: &Section| !section.is_of_model() && *section != Section::Moe;
             for section in Section::ALL.into_iter().filter(is_of_cases) {
                 let mut cases = cases_of(section, &settings, &hardware).unwrap();
-                // Those of the tables of sizes would fill this machine's memory.
+                // Cases from the size tables would fill this machine's memory.
                 cases.retain(|case| case.call.bytes() < 64 << 20);
                 assert!(!cases.is_empty(), "{}", section.name());
                 for case in cases {

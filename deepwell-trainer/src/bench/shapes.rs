@@ -1,4 +1,4 @@
-//! Sizes beside those of the model: on a GPU what peers are known for, on a processor small ones.
+//! Sizes other than the model's: on a GPU sizes known from peers, on a CPU small sizes.
 
 /// `(M, N, K)` of GEMMs.
 pub(super) fn gemms(is_gpu: bool) -> &'static [(usize, usize, usize)] {
@@ -31,7 +31,7 @@ pub(super) struct AttentionSize {
     pub(super) seq: usize,
     /// Width of a head.
     pub(super) head_dim: usize,
-    /// Whether a token sees only what came before.
+    /// Whether a token attends only to earlier tokens.
     pub(super) causal: bool,
 }
 
@@ -78,12 +78,12 @@ pub(super) struct ExpertSize {
     pub(super) top_k: usize,
     /// Outputs of the projection.
     pub(super) n: usize,
-    /// Its inputs.
+    /// Inputs of the layer.
     pub(super) k: usize,
 }
 
-/// Gates of mixtures: as many and as large experts as DeepSeek-V2-Lite, Qwen3-30B-A3B and
-/// Mixtral-8x7B have, and small ones.
+/// Gates of mixtures: number and size of the experts of DeepSeek-V2-Lite, Qwen3-30B-A3B and
+/// Mixtral-8x7B, and small sizes.
 pub(super) fn experts(is_gpu: bool) -> &'static [ExpertSize] {
     const fn size(
         tokens: usize,

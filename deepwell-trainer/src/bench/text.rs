@@ -70,7 +70,7 @@ pub(super) fn peer_names(rows: &[&Row]) -> Vec<String> {
     names
 }
 
-/// Three or four digits that count.
+/// Formats with three or four significant digits.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 1000.0 {
@@ -88,7 +88,7 @@ fn optional(value: Option<f64>, format: impl Fn(f64) -> String) -> String {
     value.map_or_else(String::new, format)
 }
 
-/// A peer's ratio, or that it has none.
+/// Formats a peer's ratio, or its time or failure if no ratio exists.
 fn peer_cell(peer: Option<&PeerTime>) -> String {
     match peer {
         None => String::new(),
@@ -98,7 +98,7 @@ fn peer_cell(peer: Option<&PeerTime>) -> String {
     }
 }
 
-/// The cells of a row, one for each of [`COLUMNS`] and of `peers`.
+/// The cells of a row: [`COLUMNS`], then `peers`.
 pub(super) fn cells(row: &Row, peers: &[String]) -> Vec<String> {
     let mut cells = vec![
         row.what.clone(),
@@ -120,7 +120,7 @@ pub(super) fn cells(row: &Row, peers: &[String]) -> Vec<String> {
     cells
 }
 
-/// What a section comes to: the mean shares of its rooflines, and of the peers' ratios.
+/// Summary of a section: mean roofline share, and mean ratios of the peers.
 pub(super) fn summary(rows: &[&Row]) -> String {
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();
     let mut text = format!("{} rows", rows.len());
@@ -174,7 +174,7 @@ pub(super) fn remarks(rows: &[&Row]) -> Vec<String> {
             }
         }
     }
-    // Libraries say the same of every shape.
+    // Libraries give the same remark for every shape.
     let mut once: Vec<String> = Vec::new();
     for remark in remarks {
         if !once.contains(&remark) {

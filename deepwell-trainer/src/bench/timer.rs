@@ -11,20 +11,19 @@ use super::fill::{Fill, Pool, fills};
 use super::of_experts::Routing;
 use crate::OpenDevice;
 
-/// Copies of the operands at most: more calls than this are not recorded as one.
+/// Maximum number of operand copies: more calls than this are not captured as one graph.
 const COPIES_MAX: usize = 512;
-/// A sample lasts at least this long, so that starting and waiting for it do not count.
+/// Minimum length of a sample, so that launch and synchronization are negligible.
 pub(super) const SAMPLE_TIME: Duration = Duration::from_millis(10);
-/// Calls before those that are timed plainly.
+/// Calls before the first call timed outside of a graph.
 const WARM_UP_CALLS: usize = 5;
 /// The default of [`Timer::warm_up`].
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Calls in a recording of short calls: a GPU starts recordings less quickly than calls within
-/// one.
+/// Calls in a graph of short calls: a GPU launches graphs less quickly than nodes within a graph.
 const CALLS_WANTED: usize = 32;
-/// Bytes that are written to the device at a time.
+/// Bytes per write to the device.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Cache assumed where the hardware does not say.
+/// Cache size assumed if the hardware description has none.
 const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
 
 /// Times of one call.
@@ -44,7 +43,7 @@ pub(super) struct Timing {
     pub(super) calls_per_sample: usize,
     /// Least time by the roofline, seconds.
     pub(super) roofline_s: f64,
-    /// What the roofline time comes from.
+    /// The resource that limits the roofline time.
     pub(super) bound: Bound,
 }
 
@@ -86,13 +85,13 @@ impl<'a> Timer<'a> {
             let gpu = self.device.target.gpu.and_then(|index| self.hardware.gpus.get(index));
             return gpu.and_then(|gpu| gpu.l2_bytes).unwrap_or(CACHE_BYTES_ASSUMED);
         }
-        // Of the share of a shared cache that this machine's threads reach: as far as it is told.
+        // Capped: this machine's threads may reach only a share of a shared cache.
         let last = self.hardware.cpu.caches.iter().max_by_key(|cache| cache.level);
         last.map_or(CACHE_BYTES_ASSUMED, |cache| cache.bytes.min(CACHE_BYTES_ASSUMED))
     }
 
-    /// Copies of operands of `bytes` that together are twice the cache, two at least; one of
-    /// operands of which the cache holds next to nothing.
+    /// Number of operand copies of `bytes` that together fill twice the cache, at least two; a
+    /// single copy for operands of at least eight times the cache.
     pub(super) fn copies(&self, bytes: usize) -> usize {
         if bytes as u64 >= 8 * self.cache_bytes() {
             return 1;
@@ -101,16 +100,16 @@ impl<'a> Timer<'a> {
         usize::try_from(wanted).unwrap_or(COPIES_MAX).clamp(2, COPIES_MAX)
     }
 
-    /// Times `call` with the kernel that the catalog chooses.
+    /// Times `call` with the kernel selected by the catalog.
     ///
     /// # Errors
-    /// No kernel, no memory, or what the device failed with; as text.
+    /// No kernel, no memory, or an error of the device; as text.
     pub(super) fn time(&mut self, call: &SingleCall) -> Result<Timing, String> {
         let choice = self.choice(call)?;
         self.time_with(call, choice)
     }
 
-    /// The kernel that the catalog chooses.
+    /// Returns the kernel selected by the catalog.
     ///
     /// # Errors
     /// No kernel, as text.
@@ -119,7 +118,8 @@ impl<'a> Timer<'a> {
         Ok(selection.map_err(|error| error.to_string())?.choice)
     }
 
-    /// Every kernel that takes a call, with each of its tiles, the chosen one first.
+    /// Returns every kernel that supports a call, with each of its tiles, the selected kernel
+    /// first.
     pub(super) fn choices(&self, call: &SingleCall) -> Vec<KernelChoice> {
         self.device.catalog.choices(&call.request(), &self.device.target)
     }
@@ -127,7 +127,7 @@ impl<'a> Timer<'a> {
     /// Times `call` with a kernel.
     ///
     /// # Errors
-    /// No memory, or what the device failed with; as text.
+    /// No memory, or an error of the device; as text.
     pub(super) fn time_with(
         &mut self,
         call: &SingleCall,
@@ -140,7 +140,7 @@ impl<'a> Timer<'a> {
         let copies = self.copies(call.bytes());
         let program = call.program(choice, self.device.target.clone(), copies);
         let result = self.time_program(call, &program);
-        // What one call left behind is not the next one's business, also after a failure.
+        // Release this call's prepared state before the next call, also after a failure.
         let forgotten = self.device.backend.forget_prepared();
         let (samples, calls_per_sample) = result.map_err(|error| error.to_string())?;
         forgotten.map_err(|error| error.to_string())?;
@@ -171,8 +171,8 @@ impl<'a> Timer<'a> {
             .iter()
             .map(|call| backend.prepare(program, call, Instance::ONLY))
             .collect::<Result<Vec<PreparedCall>, KernelError>>()?;
-        // Twice outside of a recording: what a kernel refuses is told best there, and the second
-        // tells how long a call takes.
+        // Two runs outside of a graph: errors of a kernel are most precise there, and the second
+        // run measures the duration of a call.
         let mut call_s = 0.0;
         for _ in 0..2 {
             let begin = Instant::now();
@@ -200,11 +200,11 @@ impl<'a> Timer<'a> {
         Ok((samples, calls))
     }
 
-    /// Seconds of each of `samples` calls, one behind the other and outside of any recording, by
-    /// the device's own clock.
+    /// Seconds of each of `samples` calls, run in sequence outside of any graph, by the device's
+    /// clock.
     ///
     /// # Errors
-    /// No kernel, no memory, or what the device failed with; as text.
+    /// No kernel, no memory, or an error of the device; as text.
     pub(super) fn time_plainly(&mut self, call: &SingleCall) -> Result<Vec<f64>, String> {
         let choice = self.choice(call)?;
         let program = call.program(choice, self.device.target.clone(), 1);
@@ -225,8 +225,8 @@ impl<'a> Timer<'a> {
         Ok(times)
     }
 
-    /// A processor runs calls when they are put to it: each is timed by itself, or several where
-    /// they are shorter than a sample.
+    /// Times calls on a CPU, which runs calls synchronously: each call by itself, or several
+    /// together if they are shorter than a sample.
     fn sample_calls(&mut self, rotated: &[PreparedCall]) -> Result<(Vec<f64>, usize), KernelError> {
         let backend = self.device.backend.as_mut();
         let mut next = rotated.iter().cycle().copied();
@@ -251,7 +251,7 @@ impl<'a> Timer<'a> {
         let largest = program.values.iter().map(|value| value.range.bytes).max().unwrap_or(0);
         for (index, value) in program.values.iter().enumerate() {
             let fill = fills[index % fills.len()];
-            // The arena is zeroed when it is given.
+            // The arena is zeroed on allocation.
             if fill == Fill::Zero || value.range.bytes == 0 {
                 continue;
             }
@@ -269,14 +269,14 @@ impl<'a> Timer<'a> {
     }
 }
 
-/// Calls of a recording, whose own start shall not count: many short ones, of long ones as many as
-/// make a sample.
+/// Number of calls per graph, so that the launch of the graph is negligible: many short calls, or
+/// as many long calls as make a sample.
 pub(super) fn calls_recorded(call_s: f64) -> usize {
     let enough = (SAMPLE_TIME.as_secs_f64() / call_s.max(1e-9)).ceil().max(1.0);
     if enough < CALLS_WANTED as f64 { enough as usize } else { CALLS_WANTED }
 }
 
-/// Whole periods, at least `bytes` where a period is shorter.
+/// Repeats whole periods up to `bytes`, at least one period.
 pub(super) fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
     period.repeat((bytes / period.len().max(1)).max(1))
 }
@@ -297,7 +297,7 @@ pub(super) fn write_repeated(
     Ok(())
 }
 
-/// The value below which a share of the samples lies; the middle one of an odd number for 0.5.
+/// Percentile of the samples; the middle sample of an odd number for 0.5.
 pub(super) fn percentile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Times the kernels of one call in turns, so that clocks that change change all of them.
+//! Times the kernels of one call in turns, so that clock changes affect all kernels.
 
 use std::time::Instant;
 
@@ -18,10 +18,10 @@ struct Ready {
 
 impl Timer<'_> {
     /// Seconds of each of `samples` rounds for each choice: a round times every choice once, and
-    /// every other round in the reverse order. A choice that fails has the reason.
+    /// every other round in the reverse order. A failed choice has the reason instead.
     ///
     /// # Errors
-    /// No memory, or what the device failed with; as text.
+    /// No memory, or an error of the device; as text.
     pub(super) fn time_in_turns(
         &mut self,
         call: &SingleCall,
@@ -45,7 +45,7 @@ impl Timer<'_> {
         call: &SingleCall,
         programs: &[Program],
     ) -> Result<Vec<Result<Vec<f64>, String>>, KernelError> {
-        // Operands lie alike in all of them, and the scratch behind them.
+        // Operands have the same addresses in all programs, followed by the scratch.
         let Some(largest) = programs.iter().max_by_key(|program| program.arena.bytes) else {
             return Ok(Vec::new());
         };
@@ -73,7 +73,7 @@ impl Timer<'_> {
         Ok(ready.into_iter().zip(samples).map(|(ready, samples)| ready.map(|_| samples)).collect())
     }
 
-    /// Prepares, records and warms one kernel up.
+    /// Prepares, captures and warms up one kernel.
     fn ready(&mut self, program: &Program) -> Result<Ready, KernelError> {
         let warm_up = self.warm_up;
         let backend = self.device.backend.as_mut();

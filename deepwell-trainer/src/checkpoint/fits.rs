@@ -1,4 +1,4 @@
-//! Whether a checkpoint will load into a program that nothing has been compiled for.
+//! Checks whether a checkpoint will load into a program that has not been compiled.
 
 use std::collections::HashSet;
 
@@ -9,22 +9,22 @@ use serde::Serialize;
 
 use super::holdings::{Holding, holdings};
 
-/// What a rank reads of a checkpoint when it goes on from there.
+/// A rank's reads when it resumes from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reads {
     /// Tensors.
     pub tensors: usize,
-    /// Bytes of what the rank has of them.
+    /// Bytes of the rank's holdings.
     pub bytes: u64,
-    /// Bytes of the host that the largest part takes while it is read.
+    /// Host bytes needed to read the largest holding.
     pub host_bytes: u64,
-    /// Tensors that are not there, or are of another type or shape.
+    /// Tensors that are missing, or have another type or shape.
     pub misfits: Vec<String>,
 }
 
-/// What the rank of a program reads of a checkpoint: master weights and moments, as
-/// [`super::load`] does. Of ranks that differ in their slices alone, what the one reads that reads
-/// the most, and the misfits of all.
+/// Computes the reads of a program's rank: master weights and moments, as in [`super::load`]. For
+/// ranks that differ only in their slices, returns the reads of the rank with the most bytes, and
+/// the misfits of all these ranks.
 pub fn reads(checkpoint: &Checkpoint, program: &Program, parallel: Parallel) -> Reads {
     let mut most = Reads { tensors: 0, bytes: 0, host_bytes: 0, misfits: Vec::new() };
     let mut misfits = Vec::new();
@@ -52,7 +52,7 @@ pub fn reads(checkpoint: &Checkpoint, program: &Program, parallel: Parallel) -> 
     Reads { misfits, ..most }
 }
 
-/// What is wrong, without the checkpoint's path, which is said once.
+/// Describes a misfit without the checkpoint's path, which is printed once.
 fn misfit(error: &CheckpointError) -> String {
     match error {
         CheckpointError::MissingTensor { section, name, .. } => {

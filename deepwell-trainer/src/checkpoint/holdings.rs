@@ -1,4 +1,4 @@
-//! What one rank has of a model, as rectangles of its tensors.
+//! A rank's holdings of a model, as rectangles of its tensors.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -15,7 +15,7 @@ use crate::TrainError;
 use crate::engine::{Moment, is_gathered, part, slice_of};
 use crate::world::Peers;
 
-/// A rectangle of a tensor, and where this rank has its bytes.
+/// A rectangle of a tensor, and its address on this rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Holding {
     /// Name of the tensor.
@@ -24,21 +24,21 @@ pub(super) struct Holding {
     pub(super) dtype: CkptDtype,
     /// Shape of the tensor.
     pub(super) whole: Vec<usize>,
-    /// Which part of it.
+    /// The rectangle.
     pub(super) region: Region,
-    /// Its bytes in the arena: those of the rectangle, row-major.
+    /// Bytes of the rectangle in the arena, row-major.
     pub(super) range: ByteRange,
-    /// Whether the bytes are scales in tiles; the shapes are those of plain ones.
+    /// Whether the bytes are scales in tiles; the shapes are those of row-major scales.
     in_tiles: bool,
 }
 
 impl Holding {
-    /// Whether a rank that goes on reads it: copies are made from masters.
+    /// Whether a resuming rank reads the holding; copies are recomputed from masters.
     pub(super) fn is_state(&self) -> bool {
         matches!(self.section, Section::Master | Section::MomentFirst | Section::MomentSecond)
     }
 
-    /// The bytes as files have them: scales plain, row-major.
+    /// Returns the bytes in file order: scales in row-major order.
     pub(super) fn to_file<'a>(&self, data: &'a [u8]) -> Result<Cow<'a, [u8]>, TrainError> {
         let (true, &[rows, blocks]) = (self.in_tiles, &self.whole[..]) else {
             return Ok(Cow::Borrowed(data));
@@ -49,14 +49,14 @@ impl Holding {
     }
 }
 
-/// Type and shape of a value in a file. Elements of four bits stand in bytes, two in each.
+/// Type and shape of a value in a file. A byte holds two elements of four bits.
 fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
     let dtype = match value.dtype {
         DType::F32 => CkptDtype::F32,
         DType::Bf16 => CkptDtype::Bf16,
         DType::I32 => CkptDtype::I32,
         DType::U64 => CkptDtype::U64,
-        // Scales without a sign are numbers of the format with one.
+        // Unsigned scales are stored as values of the signed format.
         DType::E4m3 | DType::Ue4m3 => CkptDtype::E4M3,
         DType::E8m0 => CkptDtype::E8M0,
         _ => CkptDtype::U8,
@@ -68,9 +68,9 @@ fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
     (dtype, shape)
 }
 
-/// Everything that a rank has between steps: master weights, moments, and the compute copies with
-/// their scales. Copies of weights that ranks have slices of are not among it: they follow from the
-/// masters.
+/// Returns everything that a rank holds between steps: master weights, moments, and the compute
+/// copies with their scales. Copies of weights that are split over ranks are left out, because they
+/// follow from the masters.
 pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Vec<Holding> {
     let mut all = Vec::new();
     for state in &program.parameters {
@@ -100,7 +100,7 @@ pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Ve
     all
 }
 
-/// Masters and moments of which this rank has a slice of each bucket.
+/// Adds the masters and moments of which this rank holds a slice of each bucket.
 fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<Holding>) {
     for shard in &program.shards {
         let own = slice_of(program, parallel, shard, rank);
@@ -147,7 +147,7 @@ fn in_whole(state: &ParameterState, slice: &[usize], mut region: Region) -> Regi
 
 fn add_copies(program: &Program, all: &mut Vec<Holding>) {
     let is_master = |id| program.parameters.iter().any(|state| state.master == id);
-    // A master may be gathered as a copy of it, which links to it.
+    // A master may be gathered as a copy, which links to the master.
     let tensor_of = |id: ValueId| {
         let value = program.value(id);
         value.link.map(|link| link.of).or(value.tensor)
@@ -157,7 +157,7 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
     let is_of_split = |link: Option<Link>| link.is_some_and(|link| split.contains(&link.of));
     for (index, value) in program.values.iter().enumerate() {
         let id = ValueId(index as u32);
-        // Masters that are gathered among the copies are there already; what fills slices up is no
+        // Masters that are gathered among the copies were added before; padding of slices is not a
         // tensor.
         let is_copy = value.memory == MemoryKind::Weights && value.tensor.is_some();
         let is_plane = value.link.is_some_and(|link| link.plane().is_some());
@@ -188,7 +188,7 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
     }
 }
 
-/// Rows and scales of a row, of a plane of scales: the data beside it tells.
+/// Returns rows and scales per row of a plane of scales, from the shape of the matching data.
 fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
     let Part::Plane { quantization, axis, plane: Plane::Scales, format } = scales.part else {
         return None;
@@ -200,9 +200,9 @@ fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
     Some(vec![m, k.div_ceil(format.scale.stored_every())])
 }
 
-/// Which of the holdings of all ranks this one saves, by their places in its own list. All ranks
-/// ask at the same time. Of what several ranks have, the one with the least to write so far saves
-/// it; of a table that two stages of a pipeline have, the first stage.
+/// Returns the indices of the holdings in `own` that this rank saves. A collective of all ranks. A
+/// holding of several ranks is saved by the rank with the least bytes so far; a table of two
+/// pipeline stages is saved by the first stage.
 pub(super) fn shares(
     peers: &mut Peers,
     stage: usize,
@@ -223,7 +223,7 @@ pub(super) fn shares(
     Ok(shares_of(&all, peers.rank()))
 }
 
-/// [`shares`], of four words of each holding of each rank: tensor, part, bytes and stage.
+/// [`shares`], from four words for each holding of each rank: tensor, part, bytes and stage.
 fn shares_of(all: &[Vec<u64>], rank: usize) -> Vec<usize> {
     let rows = |rank: usize| all[rank].chunks_exact(4).map(|it| [it[0], it[1], it[2], it[3]]);
     let mut stages: BTreeMap<u64, u64> = BTreeMap::new();
@@ -245,7 +245,8 @@ fn shares_of(all: &[Vec<u64>], rank: usize) -> Vec<usize> {
             (bytes, part, tensor, ranks.into_iter().filter(is_first).collect())
         })
         .collect();
-    // What one rank alone has is its; then the largest first, to whoever has least.
+    // First the parts of a single rank; then the largest parts first, each to the least loaded
+    // rank.
     parts
         .sort_by_key(|(bytes, part, _, ranks)| (ranks.len() > 1, std::cmp::Reverse(*bytes), *part));
     let mut load = vec![0u64; all.len()];
@@ -270,7 +271,7 @@ fn hash(text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// What each of some ranks saves, given the parts that each has as (tensor, part, bytes,
+    /// Checks the parts that each rank saves, given the parts of each rank as (tensor, part, bytes,
     /// stage).
     fn check(ranks: &[&[[u64; 4]]], expected: &[&[u64]]) {
         let all: Vec<Vec<u64>> = ranks.iter().map(|rows| rows.concat()).collect();
@@ -286,12 +287,13 @@ mod tests {
         // Two ranks with everything.
         let all = [[1, 10, 400, 0], [2, 20, 300, 0], [3, 30, 200, 0], [4, 40, 100, 0]];
         check(&[&all, &all], &[&[10, 40], &[20, 30]]);
-        // Slices of one tensor, and another that both have: to the one with the smaller slice.
+        // Slices of one tensor, and a tensor on both ranks: saved by the rank with the smaller
+        // slice.
         check(
             &[&[[1, 10, 400, 0], [2, 20, 8, 0]], &[[1, 11, 300, 0], [2, 20, 8, 0]]],
             &[&[10], &[11, 20]],
         );
-        // A tied table, in other slices on each stage: that of the first stage.
+        // A tied table, sliced differently on each stage: the first stage saves its slices.
         check(
             &[
                 &[[1, 10, 64, 0], [2, 20, 8, 0]],

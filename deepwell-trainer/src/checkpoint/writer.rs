@@ -2,14 +2,14 @@
 //!
 //! | who | what |
 //! |---|---|
-//! | all ranks | agree on who saves what ([`shares`]) |
-//! | rank 0 | begins a [`Draft`], and tells the others where |
-//! | each rank | writes its share: at once from memory that the host sees, else a copy in a thread |
-//! | all ranks | once all have written: tell rank 0 what ([`Writer::complete`]) |
-//! | rank 0 | publishes it |
+//! | all ranks | agree on the shares ([`shares`]) |
+//! | rank 0 | begins a [`Draft`], and sends its id to the other ranks |
+//! | each rank | writes its share: directly from host-visible memory, else a copy in a thread |
+//! | all ranks | once all have written: report their shards to rank 0 ([`Writer::complete`]) |
+//! | rank 0 | publishes the checkpoint |
 //!
-//! The steps that all ranks take together go through their communicator, in its order: one that
-//! dies or fails in between ends the others, and the draft with them.
+//! The collective steps go through the ranks' communicator, in order: if a rank dies or fails in
+//! between, the other ranks end too, and the draft is never published.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -25,7 +25,7 @@ use super::{Position, State};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 
-/// What this rank saves. All ranks ask at the same time.
+/// Returns this rank's share of the checkpoint. A collective of all ranks.
 fn own_share(engine: &mut Engine) -> Result<Vec<Holding>, TrainError> {
     let (parallel, rank) = (engine.plan().parallel, engine.rank());
     let all = holdings(engine.program(), parallel, rank);
@@ -33,16 +33,16 @@ fn own_share(engine: &mut Engine) -> Result<Vec<Holding>, TrainError> {
     Ok(share.into_iter().map(|index| all[index].clone()).collect())
 }
 
-/// Pinned or plain host bytes that this rank's first save takes where it writes from a copy: its
-/// share of master weights, moments and copies. All ranks ask at the same time.
+/// Returns the pinned or pageable host bytes that this rank's first save needs for its copy: its
+/// share of master weights, moments and copies. A collective of all ranks.
 ///
 /// # Errors
-/// Ranks that have failed.
+/// Another rank has failed.
 pub fn host_bytes(engine: &mut Engine) -> Result<usize, TrainError> {
     Ok(own_share(engine)?.iter().map(|holding| holding.range.bytes).sum())
 }
 
-/// A checkpoint that is being written.
+/// A checkpoint in progress.
 #[derive(Debug)]
 struct Pending {
     /// Of rank 0.
@@ -62,27 +62,27 @@ impl Pending {
     }
 }
 
-/// Writes this rank's share of checkpoints: at once from memory that the host sees; else a copy is
-/// taken and written by another thread while training goes on.
+/// Writes this rank's share of checkpoints: directly from memory that the host sees; otherwise from
+/// a copy, which another thread writes while training continues.
 #[derive(Debug, Default)]
 pub struct Writer {
     /// The copy, when no thread writes it.
     buffer: Option<HostBuffer>,
-    /// Writes the last checkpoint and gives the copy back.
+    /// Writes the last checkpoint and returns the copy.
     thread: Option<JoinHandle<Written>>,
-    /// What the thread writes, where other ranks write of it too.
+    /// The checkpoint that the thread writes, if other ranks write shares too.
     pending: Option<Pending>,
 }
 
-/// What a thread gives back.
+/// Result of a writer thread.
 struct Written {
     buffer: HostBuffer,
     shards: Result<RankShards, TrainError>,
 }
 
 impl Writer {
-    /// Takes the host memory that [`Writer::save`] copies to, where it needs any: pinning it takes
-    /// longer than a copy, so a run does it before its first step. All ranks do it together.
+    /// Allocates the host memory that [`Writer::save`] copies to, if it copies: pinning memory
+    /// takes longer than a copy, so a run does it before its first step. A collective of all ranks.
     ///
     /// # Errors
     /// Not enough memory.
@@ -95,7 +95,7 @@ impl Writer {
     }
 
     fn take_buffer(&mut self, engine: &mut Engine, share: &[Holding]) -> Result<(), TrainError> {
-        // Of a rank that has nothing to save a little too: drivers give no empty buffers.
+        // At least 64 bytes, also for a rank without a share: drivers reject empty allocations.
         let bytes = share.iter().map(|holding| holding.range.bytes).sum::<usize>().max(64);
         if self.buffer.as_ref().is_some_and(|buffer| buffer.as_slice().len() >= bytes) {
             return Ok(());
@@ -108,12 +108,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the state after `position.step`, or begins to. All ranks come here,
-    /// and each writes its share.
+    /// Writes a checkpoint of the state after `position.step`, or starts to. A collective of all
+    /// ranks; each rank writes its share.
     ///
     /// # Errors
-    /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread
-    /// comes with the next call.
+    /// The state is not finite, or the disk fails; nothing is listed then. The next call returns an
+    /// error of the thread.
     pub fn save(
         &mut self,
         root: &Path,
@@ -149,7 +149,7 @@ impl Writer {
         let Some(mut buffer) = self.buffer.take() else { return Ok(()) };
         let ranges: Vec<ByteRange> = share.iter().map(|holding| holding.range).collect();
         engine.executor.backend_mut().read_all(&ranges, &mut buffer)?;
-        // One that is alone needs nobody to publish.
+        // A single rank publishes in its thread.
         let (alone, pending) = match rank {
             None => (Some(pending), None),
             Some(_) => (None, Some(pending)),
@@ -176,22 +176,22 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether this rank has nothing left to write: when that is so on all of them, they
+    /// Whether this rank has finished writing: when all ranks have, they
     /// [`complete`](Writer::complete) the checkpoint.
     pub fn is_written(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Whether a checkpoint waits for its ranks.
+    /// Whether a checkpoint is not yet complete on all ranks.
     pub fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Waits until this rank has written its share of the last checkpoint, tells rank 0, which
-    /// publishes it. All ranks come here at the same time.
+    /// Waits until this rank has written its share of the last checkpoint, and reports it to rank
+    /// 0, which publishes. A collective of all ranks.
     ///
     /// # Errors
-    /// What stopped the writing, here or on another rank.
+    /// Writing failed on this rank or another.
     pub fn complete(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let Written { buffer, shards } = match thread.join() {
@@ -206,10 +206,10 @@ impl Writer {
         }
     }
 
-    /// Completes the last checkpoint and gives the memory back.
+    /// Completes the last checkpoint and frees the host memory.
     ///
     /// # Errors
-    /// What stopped the writing.
+    /// Writing failed.
     pub fn finish(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         self.complete(engine)?;
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
@@ -217,8 +217,8 @@ impl Writer {
     }
 }
 
-/// Whether shares are written from a copy: the same on all ranks, whatever their shares are, as
-/// they publish at another time then.
+/// Whether shares are written from a copy. All ranks must agree, whatever their shares are, because
+/// a copy changes the time at which they publish.
 fn is_copied(engine: &Engine, settings: &Settings) -> bool {
     let first_byte = ByteRange { offset: 0, bytes: 1 };
     settings.async_checkpoints || engine.executor.backend().host_view(first_byte).is_none()
@@ -252,7 +252,7 @@ fn write(
     Ok(write_shards(folder, rank, &parts, options)?)
 }
 
-/// Gathers what all ranks have written and publishes it.
+/// Gathers the shards of all ranks on rank 0, which publishes the checkpoint.
 fn publish(engine: &mut Engine, pending: Pending, own: RankShards) -> Result<(), TrainError> {
     if engine.peers.world_size() == 1 {
         return pending.publish(vec![own]);

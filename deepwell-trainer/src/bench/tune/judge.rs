@@ -1,4 +1,4 @@
-//! Which of the kernels that were timed in turns is taken.
+//! Selects a kernel from times that were sampled in turns.
 
 use deepwell_ir::KernelChoice;
 use deepwell_kernels::cuda::tuned::TunedTime;
@@ -27,13 +27,13 @@ impl Sampled {
     }
 }
 
-/// What a winner is faster by at least: less is not worth another order of sums.
+/// Minimum margin of a winner: a smaller gain is not worth another summation order.
 const MARGIN_LEAST: f64 = 0.005;
 
-/// The one that is taken, then the others, fastest first. The fastest is taken where it beats
-/// `incumbent`, the selection by predicted time, by more than the spread. Rounds are compared one
-/// by one, as what slows a round slows both: the median margin must be more than [`MARGIN_LEAST`]
-/// and than what lies between it and the tenth percentile. Otherwise the incumbent is taken.
+/// Returns the selected kernel, then the others, fastest first. The fastest kernel replaces
+/// `incumbent`, the selection by predicted time, if its margin exceeds the spread. Margins are
+/// computed round by round, because a slow round slows both kernels: the median margin must exceed
+/// [`MARGIN_LEAST`] and the tenth percentile must be positive. Otherwise the incumbent is selected.
 pub(super) fn ranked(sampled: &[Sampled], incumbent: Option<usize>) -> Vec<TunedTime> {
     let times: Vec<TunedTime> = sampled.iter().map(Sampled::time).collect();
     let mut order: Vec<usize> = (0..times.len()).collect();
@@ -71,7 +71,7 @@ mod tests {
     fn a_winner_beats_the_incumbent_by_more_than_the_spread() {
         let library = || sampled("library", &[10.0, 10.0, 10.2, 9.8, 10.0]);
         let clear = || sampled("clear", &[9.0, 9.0, 9.1, 8.9, 9.0]);
-        // Faster by one percent as a rule, slower in every fifth round.
+        // Faster by one percent in most rounds, slower in every fifth round.
         let close = || sampled("close", &[9.9, 9.9, 10.1, 9.9, 9.9]);
         let slow = || sampled("slow", &[11.0, 11.0, 11.0, 11.0, 11.0]);
         check(&[library(), slow(), clear()], Some(0), &["clear", "library", "slow"]);
@@ -83,13 +83,13 @@ mod tests {
 
     #[test]
     fn a_slow_round_is_no_difference() {
-        // One is a tenth slower than the other in each round, whatever the clock does.
+        // The library is a tenth slower in each round, at every clock.
         let clock = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0];
         let scaled = |by: f64| clock.map(|slow| by * slow);
         let (library, ours) = (sampled("library", &scaled(1.1)), sampled("ours", &scaled(1.0)));
         assert_eq!(library.time().spread, 0.25);
         check(&[library, ours], Some(0), &["ours", "library"]);
-        // Four tenths of a percent in each round are not worth it.
+        // A margin of 0.4 % in each round is too small.
         let (library, ours) = (sampled("library", &scaled(1.004)), sampled("ours", &scaled(1.0)));
         check(&[library, ours], Some(0), &["library", "ours"]);
     }

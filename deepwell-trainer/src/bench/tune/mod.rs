@@ -1,7 +1,7 @@
-//! Times the kernels of each shape of a model on a GPU and keeps a table of them, by which
-//! [`deepwell_kernels::cuda::tuned::TunedCatalog`] selects.
+//! Times the kernels of each shape of a model on a GPU and writes a table of the times;
+//! [`deepwell_kernels::cuda::tuned::TunedCatalog`] selects by this table.
 //!
-//! Where times come from is a [`TimeSource`], so that tests plant them.
+//! Times come from a [`TimeSource`], so that tests can provide them.
 
 mod judge;
 mod shapes;
@@ -22,12 +22,12 @@ use crate::{OpenDevice, TrainError};
 
 pub use shapes::{GemmSize, TuneSettings, calls_of};
 
-/// Gives times of kernels on a call.
+/// Measures times of kernels on a call.
 pub trait TimeSource {
-    /// Seconds of each round for each choice; a choice that fails has the reason.
+    /// Returns the seconds of each round for each choice, or the reason of a failed choice.
     ///
     /// # Errors
-    /// What the device failed with; as text.
+    /// An error of the device, as text.
     fn times(
         &mut self,
         call: &SingleCall,
@@ -59,53 +59,53 @@ impl TimeSource for OnDevice<'_> {
     }
 }
 
-/// What shapes are tuned with.
+/// Inputs of tuning.
 pub struct Tuning<'a> {
     /// The GPU.
     pub target: &'a Target,
-    /// Its driver.
+    /// The GPU's driver.
     pub driver: String,
-    /// The kernels that are here.
+    /// The installed kernels.
     pub versions: &'a KernelVersions,
-    /// Where times come from.
+    /// Source of the times.
     pub source: &'a mut dyn TimeSource,
-    /// Whether shapes are measured that the table has.
+    /// Whether shapes already in the table are measured again.
     pub again: bool,
     /// Keeps the table, after each shape.
     pub save: &'a mut dyn FnMut(&TunedTable) -> Result<(), TrainError>,
-    /// Is told of each shape: how many of how many, and what was found.
+    /// Called after each shape with its number, the number of shapes, and the result.
     pub progress: &'a mut dyn FnMut(usize, usize, &Tuned),
 }
 
-/// What became of a shape.
+/// Result of a shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tuned {
     /// Op and sizes.
     pub shape: String,
-    /// The kernel that is taken, with its tile; none where all failed.
+    /// The selected kernel, with its tile; none if all failed.
     pub taken: Option<String>,
-    /// Its time, seconds.
+    /// Time of the selected kernel, seconds.
     pub time_s: Option<f64>,
-    /// The kernel that the least predicted time selects.
+    /// The kernel with the smallest predicted time.
     pub heuristics: String,
-    /// Its time over that of the one taken.
+    /// Time of that kernel over the time of the selected kernel.
     pub behind: Option<f64>,
-    /// The next one's time over that of the one taken, where there is a next one.
+    /// Time of the next fastest kernel over that of the selected kernel; none for a single kernel.
     pub runner_up: Option<f64>,
-    /// Whether the table had it.
+    /// Whether the table already had the shape.
     pub known: bool,
-    /// Kernels that failed, and how.
+    /// Failed kernels, with their errors.
     pub failures: Vec<String>,
 }
 
-/// What was found.
+/// Result of tuning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TuneReport {
     /// Where the table is.
     pub table: String,
-    /// Its GPU.
+    /// GPU of the table.
     pub gpu: String,
-    /// Its driver and clocks.
+    /// Driver and clocks of the GPU.
     pub machine: Machine,
     /// Each shape.
     pub shapes: Vec<Tuned>,
@@ -113,11 +113,11 @@ pub struct TuneReport {
     pub heuristics_behind: Behind,
 }
 
-/// Times every kernel of every call with all its tiles, and takes what it finds into the table.
-/// The selection by predicted time stays where nothing beats it by more than the spread.
+/// Times every kernel of every call with all its tiles, and stores the results in the table. The
+/// selection by predicted time stays unless a kernel beats it by more than the spread.
 ///
 /// # Errors
-/// A kernel whose version is not known, or a table that cannot be kept.
+/// The version of a kernel is unknown, or the table cannot be written.
 pub fn tune(
     calls: &[SingleCall],
     table: &mut TunedTable,

@@ -1,5 +1,5 @@
-//! Which calls are tuned: the GEMMs, grouped GEMMs and attentions of models' steps, and GEMMs of
-//! given sizes.
+//! The tuned calls: the GEMMs, grouped GEMMs and attentions of models' steps, and GEMMs of given
+//! sizes.
 
 use std::fmt;
 use std::slice::from_ref;
@@ -15,7 +15,7 @@ use super::super::Settings;
 use super::super::cases::{is_matrix, knows_sequences, planes};
 use crate::{Device, TrainError};
 
-/// What is tuned.
+/// Models and sizes to tune.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuneSettings {
     /// The GPU.
@@ -28,7 +28,7 @@ pub struct TuneSettings {
     pub batch_size: usize,
     /// Tokens of a sequence.
     pub seq_len: usize,
-    /// Linear layers of which all three GEMMs are tuned.
+    /// Linear layers whose three GEMMs are tuned.
     pub shapes: Vec<GemmSize>,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Display for GemmSize {
     }
 }
 
-/// Each call once that has several kernels, or one with several tiles.
+/// Returns each distinct call that has several kernels, or a kernel with several tiles.
 ///
 /// # Errors
-/// A model or precision that is not there, or a model that does not fit.
+/// The model or precision is unknown, or the model does not fit.
 pub fn calls_of(
     settings: &TuneSettings,
     hardware: &Hardware,
@@ -140,11 +140,11 @@ fn plain(GemmSize { m, n, k }: GemmSize) -> [SingleCall; 3] {
     ]
 }
 
-/// The same of quantized operands, each quantized along what is summed over.
+/// The same GEMMs with quantized operands, each quantized along the contraction.
 fn scaled(GemmSize { m, n, k }: GemmSize, policy: &PrecisionPolicy) -> [SingleCall; 3] {
     let (activation, weight) = (policy.activation_format(), policy.weight_format());
     let call = |kind, b, [rows, columns, sum]: [usize; 3]| {
-        // What wgrad writes is FP32, whatever the others store.
+        // The output of wgrad is FP32, whatever type the others store.
         let dtype = if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 };
         let op = ops::ScaledGemm { kind, output: DType::Bf16, bias: false, a: activation, b };
         let a = planes(activation, Axis::Row, rows, sum);
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// What `--shapes` times is what a model with that layer asks for.
+    /// `--shapes` times the calls of a model with such a layer.
     #[test]
     fn given_sizes_are_those_of_a_model() {
         let hardware = Hardware::preset("h200-x2").unwrap();

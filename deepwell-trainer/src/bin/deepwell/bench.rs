@@ -1,5 +1,5 @@
-//! `deepwell bench`: the arguments, one process for each part, and where the report goes. The
-//! measurements are the library's.
+//! `deepwell bench`: the arguments, a process for each group of sections, and the files of the
+//! report. The library does the measurements.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
     if args.rows {
         let mut write = |event: RowEvent| {
             let line = serde_json::to_string(&event).expect("a row is plain data");
-            // The parent is gone when this fails; its report is too.
+            // A write fails if the parent has exited; its report is lost too.
             let _ = print(&format_args!("{line}\n"));
         };
         if args.sections.is_empty() {
@@ -252,13 +252,13 @@ impl BenchArgs {
                 bail!("{flag}: expected at least 1, got 0");
             }
         }
-        // What cannot be used is said before anything is measured.
+        // Reject unusable settings before measuring.
         settings.graph()?;
         Ok(settings)
     }
 }
 
-/// Sections that run in one process: those of a model share its compilation.
+/// Groups of sections that share a process: the sections of a model share its compilation.
 fn parts(sections: &[Section]) -> Vec<Vec<Section>> {
     let (models, kernels): (Vec<Section>, Vec<Section>) =
         sections.iter().partition(|section| section.is_of_model());
@@ -267,8 +267,8 @@ fn parts(sections: &[Section]) -> Vec<Vec<Section>> {
     parts
 }
 
-/// What is run for a part, each in a process of its own: a model's peak of memory is told from a
-/// device that the process has not used before, so one for each precision.
+/// Settings of each process of a group. A model's peak memory is measured on a device that the
+/// process has not used before, so a model has a process for each precision.
 fn processes(settings: &Settings, part: &[Section]) -> Vec<Settings> {
     if !part.iter().any(|section| section.is_of_model()) {
         return vec![settings.clone()];
@@ -281,8 +281,8 @@ fn processes(settings: &Settings, part: &[Section]) -> Vec<Settings> {
     settings.precisions().into_iter().map(alone).collect()
 }
 
-/// Runs sections in a process of their own, so that a crash costs their rows only and the device's
-/// memory is free again; no sections measure the copy.
+/// Runs sections in a child process, so that a crash loses only their rows and the device's memory
+/// is freed; with no sections, the child measures the memcpy bandwidth.
 fn run_part(
     settings: &Settings,
     sections: &[Section],
@@ -312,7 +312,7 @@ fn run_part(
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start")?;
     let output = child.stdout.take().context("no pipe")?;
     for line in BufReader::new(output).lines() {
-        // What else a library may print is no row.
+        // Other lines are printed by libraries.
         if let Ok(event) = serde_json::from_str(&line.context("cannot read rows")?) {
             if let RowEvent::Row(row) = &event
                 && let Some(failure) = &row.failure

@@ -29,7 +29,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         None if unit.is_empty() => 1,
         None => return Err(refuse()),
     };
-    // Whole numbers stay exact above 2^53.
+    // Integers stay exact above 2^53.
     let bytes = match number.parse::<u64>() {
         Ok(whole) => whole.checked_mul(factor).ok_or_else(refuse)?,
         Err(_) => {

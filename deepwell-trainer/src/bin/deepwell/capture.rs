@@ -88,7 +88,7 @@ struct Summary {
     layers: usize,
     nodes: usize,
     tags: Vec<TagSummary>,
-    /// Calls of an exported graph that no op here stands for.
+    /// Calls of an exported graph without a matching op.
     opaque: Vec<OpaqueSummary>,
     /// Version of PyTorch that exported the graph.
     torch_version: Option<String>,
@@ -98,7 +98,7 @@ struct Summary {
     remarks: Vec<String>,
 }
 
-/// One part of the model in numbers. A tied table counts where it is read first.
+/// One part of the model in numbers. A tied table counts in the part that reads it first.
 #[derive(Debug, Serialize)]
 struct TagSummary {
     tag: Tag,
@@ -106,13 +106,13 @@ struct TagSummary {
     parameter_count: u64,
 }
 
-/// An op that is not known, and how often it stands in a part of the model.
+/// An unknown op, and its number of calls in a part of the model.
 #[derive(Debug, PartialEq, Serialize)]
 struct OpaqueSummary {
     op: String,
     tag: Tag,
     calls: usize,
-    /// The first of them.
+    /// Name of the first call.
     first: String,
 }
 

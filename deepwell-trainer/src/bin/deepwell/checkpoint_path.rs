@@ -1,4 +1,4 @@
-//! Which checkpoint a path means.
+//! Resolves a path to a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +10,16 @@ use crate::output::note;
 /// The folder for checkpoints inside a run's output folder.
 const CHECKPOINTS_FOLDER: &str = "checkpoints";
 
-/// Which checkpoint of several.
+/// Choice among several checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The newest that can be loaded.
+    /// The newest loadable checkpoint.
     NewestComplete,
     /// The newest, damaged or not.
     Newest,
 }
 
-/// The checkpoint that a path means.
+/// Returns the checkpoint at a path or, for a folder, the wanted one in it.
 pub(crate) fn find(path: &Path, wanted: Wanted) -> Result<PathBuf> {
     if is_checkpoint(path) || !path.is_dir() {
         return Ok(path.to_path_buf());

@@ -129,12 +129,13 @@ fn run_inspect(args: &InspectArgs) -> Result<Outcome> {
     Ok(Outcome::Success)
 }
 
-/// What `ckpt verify --json` prints.
+/// Output of `ckpt verify --json`.
 #[derive(Debug, Serialize)]
 struct Verification {
     path: PathBuf,
     sound: bool,
-    /// What was read; null where the manifest or the length of a file is wrong already.
+    /// Result of reading the tensors; null if the manifest or the length of a file is already
+    /// wrong.
     report: Option<VerifyReport>,
     /// Why nothing was read.
     refused: Option<String>,
@@ -166,7 +167,7 @@ fn run_verify(args: &VerifyArgs) -> Result<Outcome> {
     Ok(Outcome::Failed)
 }
 
-/// What `ckpt diff --json` prints.
+/// Output of `ckpt diff --json`.
 #[derive(Debug, Serialize)]
 struct Difference {
     equal: bool,

@@ -57,18 +57,18 @@ struct Fit {
     step: u64,
     model: String,
     fits: bool,
-    /// One of each kind of rank.
+    /// An entry for each kind of rank.
     ranks: Vec<RankFit>,
 }
 
-/// What a rank needs to go on from a checkpoint.
+/// Requirements of a rank to resume from a checkpoint.
 #[derive(Debug, Serialize)]
 struct RankFit {
     rank: u32,
-    /// Ranks that need the same.
+    /// Ranks with the same requirements.
     alike: Vec<u32>,
-    /// Of the device, in a step: the arena, which is there before anything is read, and what the
-    /// backend holds beside it.
+    /// Peak device bytes of a step: the arena, allocated before anything is read, plus the
+    /// backend's own allocations.
     peak_bytes: u64,
     #[serde(flatten)]
     reads: Reads,
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &FitsArgs) -> Result<Outcome> {
     Ok(Outcome::Failed)
 }
 
-/// Misfits that are printed of a rank, the others counted.
+/// Number of misfits printed per rank; the rest are counted.
 const MISFITS_SHOWN: usize = 10;
 
 impl fmt::Display for Fit {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::output::{print, print_json};
 
-/// What `probe --cluster --json` prints.
+/// Output of `probe --cluster --json`.
 #[derive(Debug, Serialize)]
 struct ClusterSummary {
     name: String,
@@ -17,7 +17,7 @@ struct ClusterSummary {
     gpus: u32,
     gpu_memory_bytes: u64,
     rails: u32,
-    /// Dense TFLOP/s of all GPUs together, of the formats that all of them have.
+    /// Dense TFLOP/s of all GPUs together, for the formats that all GPUs support.
     peak_tflops: BTreeMap<NumberFormat, f64>,
     kinds: Vec<NodesSummary>,
 }
@@ -61,7 +61,7 @@ impl ClusterSummary {
     }
 }
 
-/// Prints the cluster that a file or a name describes.
+/// Prints the cluster described by a file or a preset's name.
 pub(crate) fn show(name: &str, as_json: bool) -> Result<()> {
     let cluster = read(name)?;
     if as_json { print_json(&ClusterSummary::new(&cluster)) } else { print(&cluster.table()) }

@@ -23,7 +23,7 @@ pub(crate) struct CompletionsArgs {
     shell: KnownShell,
 }
 
-/// Shells that scripts are tested for.
+/// Shells with tested scripts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum KnownShell {
     /// GNU bash

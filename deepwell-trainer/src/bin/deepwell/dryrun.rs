@@ -76,7 +76,7 @@ pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
     Ok(Outcome::Success)
 }
 
-/// A prediction with what it is to be read against.
+/// A prediction with the context needed to read it.
 #[derive(Debug, Serialize)]
 struct Predicted {
     /// Quantized formats, joined by `+`; null where nothing is quantized.
@@ -97,7 +97,7 @@ struct Predicted {
 struct FlopShare {
     /// Of the layers in the transformer blocks.
     blocks: f64,
-    /// Of those and the output head.
+    /// Of the layers in the blocks and the output head.
     all: f64,
 }
 

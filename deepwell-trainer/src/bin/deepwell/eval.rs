@@ -41,7 +41,7 @@ Examples:
 Exit codes: 0 done, 2 no model, no tokenizer, a text with nothing to predict, or another input that
 cannot be used";
 
-/// Tokens of a window of a folder, unless asked for others.
+/// Default window of a Hugging Face folder, in tokens.
 const FOLDER_WINDOW: usize = 1024;
 
 /// Measure how well a model predicts a text: loss, perplexity, bits per byte
@@ -86,7 +86,7 @@ pub(crate) struct EvalArgs {
     json: bool,
 }
 
-/// What `eval --json` prints.
+/// Output of `eval --json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     model: PathBuf,
@@ -177,7 +177,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Outcome> {
 }
 
 impl EvalArgs {
-    /// Whether MODEL is a preset or a configuration, which has no weights.
+    /// Whether MODEL is a preset or a configuration, so that no weights exist.
     fn is_untrained(&self) -> bool {
         !self.model.is_dir() && self.model.extension().is_none_or(|ending| ending != "pt2")
     }

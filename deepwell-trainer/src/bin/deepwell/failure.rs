@@ -1,4 +1,4 @@
-//! What is printed and returned when a subcommand cannot do what it was asked.
+//! Error output and exit codes of failed subcommands.
 
 use std::error::Error;
 
@@ -7,7 +7,7 @@ use deepwell_trainer::TrainError;
 
 /// Exit code of a failed check or verdict.
 pub(crate) const FAILED: u8 = 1;
-/// Exit code of a command line or input that cannot be used.
+/// Exit code of an unusable command line or input.
 pub(crate) const UNUSABLE: u8 = 2;
 
 /// The exit code of an error.
@@ -15,8 +15,8 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.chain().any(is_verdict) { FAILED } else { UNUSABLE }
 }
 
-/// Whether an error is the answer to a question that was well put: that nothing fits into
-/// memory, that a guard does not let training go on.
+/// Whether an error is a negative answer to a valid request: no plan fits into memory, or a guard
+/// stops the training.
 fn is_verdict(cause: &(dyn Error + 'static)) -> bool {
     match cause.downcast_ref::<TrainError>() {
         Some(TrainError::Guard(_)) => true,
@@ -26,10 +26,10 @@ fn is_verdict(cause: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// The error as text: `error:` with its causes, then the hints of all of them.
+/// Formats an error: `error:` with its causes, then the hints of all causes.
 ///
-/// Libraries write their hints as lines `hint: …` of the message, and many write the message of
-/// a cause into their own; such a cause is not repeated.
+/// Libraries write their hints as lines `hint: …` of the message, and often include the message of
+/// a cause in their own; such a cause is not repeated.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
     let mut text = String::new();
     let mut hints: Vec<String> = Vec::new();
@@ -75,7 +75,7 @@ mod tests {
             &anyhow!("line 3\nhint: close it").context("file `a`\nhint: see the manual"),
             "error: file `a`\n  caused by: line 3\nhint: see the manual\nhint: close it\n",
         );
-        // A message that ends in its cause's is not followed by it again.
+        // The cause is not repeated if the message already ends with it.
         check(&anyhow!("not found").context("file `a`: not found"), "error: file `a`: not found\n");
         check(
             &anyhow!("no plan fits; tried:\n  a\n  b\nhint: less"),

@@ -99,7 +99,7 @@ pub(crate) struct GenerateArgs {
     json: bool,
 }
 
-/// What `generate --json` prints.
+/// Output of `generate --json`.
 #[derive(Debug, Serialize)]
 struct Report {
     model: PathBuf,
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Outcome> {
         },
         ignores_end: args.ignore_end,
     };
-    // Wrong numbers are told before a model is loaded.
+    // Reject invalid numbers before loading a model.
     request.sampling.check()?;
     let mut model = args.open(&request)?;
     let load_s = started.elapsed().as_secs_f64();
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Outcome> {
             return Ok(Outcome::Success);
         }
         let generation = model.generate(&request, &mut write)?;
-        // The shell's next prompt does not stand behind the text.
+        // Let the shell's next prompt start on a new line.
         if io::stdout().is_terminal() && !generation.text.ends_with('\n') {
             let _ = write(b"\n");
         }

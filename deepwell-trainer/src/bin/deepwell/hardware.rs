@@ -1,4 +1,4 @@
-//! Which machine to plan for: this one, or one that was described.
+//! Hardware to plan for: this machine or a described machine.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use deepwell_plan::search::MachineMeasurements;
 use deepwell_probe::{Cluster, Hardware, probe};
 use deepwell_trainer::Device;
 
-/// The machine that `--hardware` names, or else this one, with `device` of it as a target.
+/// Returns the hardware named by `--hardware`, by default this machine, and `device` as a target.
 pub(crate) fn hardware_and_target(
     described: Option<&str>,
     device: Device,
 ) -> Result<(Hardware, Target)> {
     let hardware = this_or(described)?;
     let target = match (described, device) {
-        // What kernels ask for goes by the same names as what the probe lists.
+        // Kernels and the probe use the same names for instruction sets.
         (Some(_), Device::Cpu) => {
             Target::cpu(hardware.cpu.usable_threads as usize, hardware.cpu.simd.clone())
         }
@@ -24,7 +24,7 @@ pub(crate) fn hardware_and_target(
     Ok((hardware, target))
 }
 
-/// What a machine measured of itself, where its file has that.
+/// Returns the measurements in a machine's file, if any.
 pub(crate) fn measurements_of(name: &str) -> Result<Option<MachineMeasurements>> {
     #[derive(serde::Deserialize)]
     struct Probed {
@@ -40,12 +40,12 @@ pub(crate) fn measurements_of(name: &str) -> Result<Option<MachineMeasurements>>
     Ok(probed.measured)
 }
 
-/// The machine that a name or file describes, or else this one.
+/// Returns the described machine, by default this machine.
 pub(crate) fn this_or(described: Option<&str>) -> Result<Hardware> {
     described.map_or_else(|| Ok(probe()), read)
 }
 
-/// The cluster that a name or file describes: a preset, a preset with what differs after it, a
+/// Returns the cluster described by a name or file: a preset, a preset followed by overrides, a
 /// cluster in TOML, or the JSON of one machine. None for a machine without GPUs.
 pub(crate) fn cluster_of(name: &str) -> Result<Option<Cluster>> {
     let path = Path::new(name);

@@ -1,8 +1,8 @@
-//! The `deepwell` command: one subcommand for each step from a machine and a model to a trained
-//! model, so that each can be looked at by itself.
+//! The `deepwell` command: a subcommand for each step from a machine and a model to a trained
+//! model, so that each step can be inspected.
 //!
-//! What a subcommand finds goes to stdout, as a table or with `--json` as one JSON document;
-//! everything else goes to stderr. `deepwell --help` lists the exit codes.
+//! Results go to stdout, as a table or with `--json` as one JSON document; everything else goes to
+//! stderr. `deepwell --help` lists the exit codes.
 
 mod bench;
 mod bytes;
@@ -45,12 +45,12 @@ use deepwell_trainer::commands::{ParityArgs, TrainArgs};
 use deepwell_trainer::terminal::stderr_has_colors;
 use tracing_subscriber::EnvFilter;
 
-/// Environment variable that says what is logged to stderr.
+/// Environment variable with the log filter for stderr.
 const LOG_VARIABLE: &str = "DEEPWELL_LOG";
 
-/// Exit code after Ctrl-C: 128 and the number of the signal, as shells have it.
+/// Exit code after Ctrl-C: 128 plus the signal's number, as in shells.
 const INTERRUPTED: u8 = 130;
-/// Exit code of a question that the data does not settle.
+/// Exit code if the data do not decide a verdict.
 const OPEN: u8 = 3;
 
 const AFTER_HELP: &str = "\
@@ -130,7 +130,7 @@ enum Command {
     Completions(completions::CompletionsArgs),
 }
 
-/// How a subcommand ended that found what it was asked for.
+/// How a subcommand ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// Done, and every check passed.
@@ -141,7 +141,7 @@ enum Outcome {
     Open,
     /// Asked to stop, and stopped in order.
     Interrupted,
-    /// Failed with this code, as another process has said.
+    /// Failed with this code; another process has already printed the error.
     Said(u8),
 }
 
@@ -161,7 +161,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come this way too; a closed stdout or stderr is not worth a word.
+            // Help and version are errors of the parser too; a closed stdout or stderr is ignored.
             match negative::explain(&error, std::env::args_os().skip(1)) {
                 Some(text) => output::say(text),
                 None => drop(error.print()),
@@ -217,7 +217,7 @@ fn start_logging() -> Result<()> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(stderr_has_colors())
-        // It would report a closed stderr on that very stderr, and panic.
+        // The subscriber would report a closed stderr on stderr, and panic.
         .log_internal_errors(false)
         .init();
     Ok(())

@@ -1,4 +1,4 @@
-//! What `deepwell probe --measure` measures, and its table.
+//! Measurements of `deepwell probe --measure`, and their table.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::output::say;
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) cpu: CpuMeasurements,
@@ -20,7 +20,7 @@ pub(crate) struct Measured {
     links: LinkMeasurements,
 }
 
-/// Measures this machine, and says on stderr what it is at.
+/// Measures this machine, with progress on stderr.
 pub(crate) fn measure(hardware: &Hardware) -> Measured {
     say("measuring the processor");
     let cpu = measure_cpu(hardware);
@@ -40,7 +40,7 @@ pub(crate) fn measure(hardware: &Hardware) -> Measured {
     Measured { cpu, gpus, links: measure_links(hardware) }
 }
 
-/// A rate with as many digits as it is good for.
+/// Formats a rate with its significant digits.
 fn rate(number: f64) -> String {
     match number {
         _ if number >= 100.0 => format!("{number:.0}"),
@@ -49,7 +49,7 @@ fn rate(number: f64) -> String {
     }
 }
 
-/// ` of 4800 (88 %)`, where there is something to be read against.
+/// Formats ` of 4800 (88 %)` if a peak is known.
 fn of(number: f64, peak: Option<f64>) -> String {
     match peak {
         Some(peak) if peak > 0.0 => {
@@ -84,7 +84,7 @@ impl fmt::Display for Measured {
         };
         let failures = |f: &mut fmt::Formatter<'_>, failures: &[String]| {
             failures.iter().try_for_each(|failure| {
-                // The first line says what; the others would be hints for training.
+                // The first line is the reason; the others would be hints for training.
                 let first = failure.lines().next().unwrap_or_default();
                 row(f, "  not measured", format_args!("{first}"))
             })

@@ -1,11 +1,11 @@
-//! Negative numbers on the command line, which no option takes.
+//! Negative numbers on the command line; no option takes a negative number.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// What to say where the parser took `-1` for an unknown option, or could not read it as a number;
-/// none for other errors.
+/// Returns an explanation if the parser took `-1` for an unknown option or could not read `-1` as a
+/// number; none for other errors.
 pub(crate) fn explain(error: &clap::Error, args: impl Iterator<Item = OsString>) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -14,7 +14,7 @@ pub(crate) fn explain(error: &clap::Error, args: impl Iterator<Item = OsString>)
     let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     let (option, value) = match error.kind() {
         ErrorKind::UnknownArgument => {
-            // The parser names the first letter of what it takes for short options.
+            // The parser reports only the first letter of a supposed group of short options.
             let first = context(ContextKind::InvalidArg)?;
             let at = args.iter().position(|arg| is_negative(arg) && arg.starts_with(first))?;
             let option = args.get(at.checked_sub(1)?)?;

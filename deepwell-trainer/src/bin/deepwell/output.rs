@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Prints data. A reader that stops reading, such as `head`, is no error.
+/// Prints data. A closed pipe, as after `head`, is not an error.
 pub(crate) fn print(text: &dyn Display) -> Result<()> {
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -21,14 +21,14 @@ pub(crate) fn print_json(data: &impl Serialize) -> Result<()> {
     print(&format_args!("{text}\n"))
 }
 
-/// Prints something worth knowing that is not the data.
+/// Prints a note on stderr.
 pub(crate) fn note(text: impl Display) {
     say(format_args!("note: {text}"));
 }
 
 /// Prints a line to stderr.
 pub(crate) fn say(text: impl Display) {
-    // Nobody is there to be told that stderr is closed.
+    // A closed stderr cannot be reported.
     let _ = writeln!(io::stderr(), "{text}");
 }
 

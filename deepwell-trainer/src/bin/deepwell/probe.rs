@@ -63,7 +63,7 @@ pub(crate) struct ProbeArgs {
     json: bool,
 }
 
-/// What `probe --json` prints: the hardware, as `--hardware` takes it, and what was measured.
+/// Output of `probe --json`: the hardware, readable by `--hardware`, and the measurements.
 #[derive(Debug, Serialize)]
 struct Probed {
     #[serde(flatten)]
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<Outcome> {
     if args.json {
         print_json(&Probed { hardware, measured })?;
     } else {
-        // The table names them too; on a terminal once is enough.
+        // The table contains the warnings too; on a terminal once is enough.
         for warning in hardware.warnings().into_iter().filter(|_| !io::stdout().is_terminal()) {
             note(warning);
         }

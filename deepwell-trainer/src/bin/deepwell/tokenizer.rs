@@ -140,7 +140,7 @@ impl Stages {
             }
             return;
         }
-        // Merges are one call of a library: that time passes is all there is to see.
+        // A library does all merges in one call, so only the elapsed time can be shown.
         let is_known = progress.stage != Stage::Merge;
         let (bar, template) = if is_known {
             let template = "{prefix:>15} {wide_bar} {bytes}/{total_bytes} eta {eta}";

@@ -73,13 +73,13 @@ pub(crate) fn run_parity(args: ParityArgs) -> Result<Outcome> {
     until_interrupted(|stop| Ok(parity(args, stop)?))
 }
 
-/// Does the work with a flag that Ctrl-C, or a request to terminate, raises.
+/// Runs `work` with a flag that Ctrl-C or a termination request sets.
 fn until_interrupted(work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus>) -> Result<Outcome> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&stop);
     ctrlc::set_handler(move || {
-        // Whoever asks twice does not want to wait for the checkpoint. One that is being written
-        // then is never listed.
+        // A second signal exits without waiting for the checkpoint. A checkpoint in progress is
+        // then never listed.
         if raised.swap(true, Ordering::SeqCst) {
             std::process::exit(i32::from(INTERRUPTED));
         }

@@ -87,7 +87,7 @@ pub(crate) struct TuneArgs {
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome> {
     let hardware = probe();
     let settings = args.settings(&hardware)?;
-    // All that can be wrong is said before anything is measured.
+    // Report all errors of the arguments before measuring.
     let target = args.device.target(&hardware)?;
     let calls = calls_of(&settings, &hardware, &target)?;
     let gpu = target.gpu_name.clone().context("a GPU has a name")?;
@@ -200,7 +200,7 @@ impl TuneArgs {
     }
 }
 
-/// The error of a machine without a GPU or a driver, which nothing else can take the place of.
+/// Removes the hint about `--device cpu` from an error: tuning needs a GPU.
 fn without_other_device(error: TrainError) -> TrainError {
     match error {
         TrainError::Setting { setting, expected, got, hint: Some(hint) } => {
@@ -222,7 +222,7 @@ fn of_this_gpu(table: TunedTable, path: &Path, arch: &str, gpu: &str) -> Result<
     Ok(table)
 }
 
-/// Under its name only once it is whole.
+/// Writes to a temporary file, and renames it once it is complete.
 fn write(path: &Path, table: &TunedTable) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
@@ -242,7 +242,7 @@ fn bar(shapes: usize) -> ProgressBar {
     }
 }
 
-/// A shape, what is taken, and by how much.
+/// Formats a shape, its selected kernel, and the kernel's lead.
 fn line(tuned: &Tuned) -> String {
     let mut text = tuned.shape.clone();
     match (&tuned.taken, tuned.time_s) {

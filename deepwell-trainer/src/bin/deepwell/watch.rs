@@ -1,5 +1,5 @@
-//! What `plan` and `replan` say on stderr while they search: a line that is drawn over on a
-//! terminal, and one line elsewhere.
+//! Progress of the searches of `plan` and `replan` on stderr: a redrawn line on a terminal, plain
+//! lines elsewhere.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use crate::output::{grouped, say};
 
 /// The progress of a search over a cluster.
 pub(crate) struct Watch {
-    /// Where stderr is a terminal that can be drawn on.
+    /// Present if stderr is a terminal that can be redrawn.
     bar: Option<ProgressBar>,
-    /// When something was said last.
+    /// Time of the last output.
     said: Cell<Instant>,
 }
 
-/// How long nothing is said where lines cannot be drawn over.
+/// Minimum interval between plain lines.
 const SILENCE: Duration = Duration::from_secs(1);
 
 impl Watch {
@@ -67,7 +67,7 @@ impl Watch {
         }
     }
 
-    /// The search runs again with other numbers.
+    /// Shows that the search runs again with other numbers.
     pub(crate) fn asks_what_if(&self) {
         self.draw("searching again under other conditions".to_string());
     }
