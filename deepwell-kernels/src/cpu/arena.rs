@@ -1,10 +1,10 @@
 //! The CPU's arena: one zeroed, aligned allocation, and typed views of its ranges.
 //!
-//! Views are given out without borrowing the arena, because a call holds several at once, some
-//! of them mutable. What makes that sound:
-//! - a view is made only of an aligned range, and given out only inside of the arena;
-//! - when a call is prepared, its operands and workspace share no byte unless all of them are only
-//!   read (`Operands::check_views`), whether its program was verified or not;
+//! Creating a view does not borrow the arena, because a call holds several views at once, some of
+//! them mutable. Three rules make this sound:
+//! - a view is made only of an aligned range inside the arena;
+//! - when a call is prepared, two views may overlap only if both are read-only
+//!   (`Operands::check_views`), whether or not the program was verified;
 //! - views exist only while their call runs, and calls run one after another.
 #![allow(unsafe_code)]
 
@@ -17,10 +17,10 @@ use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
 
 use crate::KernelError;
 
-/// Alignment that every allocator gives.
+/// Alignment that every allocator guarantees.
 const ALLOCATOR_ALIGNMENT_BYTES: usize = 16;
 
-/// Owned bytes, zeroed at first; pages are touched only when they are used.
+/// Owned bytes, initially zero. The operating system maps a page at its first use.
 pub(crate) struct Arena {
     /// The first aligned byte of the allocation.
     start: NonNull<u8>,
@@ -29,21 +29,23 @@ pub(crate) struct Arena {
     layout: Layout,
 }
 
-// SAFETY: the arena owns its bytes; nothing else points to them but views, which live within a
+// SAFETY: the arena owns its bytes; the only other pointers to them are views, which live within a
 // call.
 unsafe impl Send for Arena {}
 
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Result<Arena, KernelError> {
         let out_of_memory = || KernelError::OutOfMemory { bytes };
-        // What is aligned further than this, the allocator would zero byte by byte and so touch.
+        // An allocator zeroes byte by byte, and so touches every page, for a larger alignment than
+        // this.
         let allocated = bytes.checked_add(ALIGNMENT_BYTES).ok_or_else(out_of_memory)?;
         let layout = Layout::from_size_align(allocated, ALLOCATOR_ALIGNMENT_BYTES)
             .map_err(|_| out_of_memory())?;
         // SAFETY: the size is not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
         let skipped = allocation.as_ptr().align_offset(ALIGNMENT_BYTES);
-        // SAFETY: fewer than `ALIGNMENT_BYTES` are skipped; the allocation is larger by as many.
+        // SAFETY: fewer than `ALIGNMENT_BYTES` are skipped, and the allocation is `ALIGNMENT_BYTES`
+        // larger.
         let start = unsafe { allocation.add(skipped) };
         Ok(Arena { start, bytes, allocation, layout })
     }
@@ -52,7 +54,7 @@ impl Arena {
         range.end() <= self.bytes
     }
 
-    /// The bytes of a range, for copies between calls.
+    /// Bytes of a range, for copies between calls.
     pub(crate) fn bytes(&mut self, range: ByteRange) -> Option<&mut [u8]> {
         if !self.contains(range) {
             return None;
@@ -63,12 +65,12 @@ impl Arena {
         })
     }
 
-    /// The bytes of a range, read between calls.
+    /// Bytes of a range, for reads between calls.
     pub(crate) fn view(&self, range: ByteRange) -> Option<&[u8]> {
         if !self.contains(range) {
             return None;
         }
-        // SAFETY: inside the allocation; calls run only through `&mut CpuBackend`, so none
+        // SAFETY: inside the allocation; calls run only through `&mut CpuBackend`, so no call
         // writes while this borrow of the backend lives.
         Some(unsafe {
             std::slice::from_raw_parts(self.start.as_ptr().add(range.offset), range.bytes)
@@ -96,28 +98,29 @@ pub(crate) struct In<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// Whether elements of `T` can begin where a range does; the arena itself is aligned for all.
+/// Whether elements of `T` can begin at the start of a range. The arena itself is aligned for every
+/// `T`.
 fn is_aligned<T>(range: ByteRange) -> bool {
     const { assert!(align_of::<T>() <= ALIGNMENT_BYTES) };
     range.offset.is_multiple_of(align_of::<T>())
 }
 
 impl<T: Pod> In<T> {
-    /// `None` for a range that begins between elements.
+    /// Returns `None` for a range that is misaligned for `T`.
     pub(crate) fn new(range: ByteRange) -> Option<In<T>> {
         is_aligned::<T>(range).then_some(In { range, element: PhantomData })
     }
 
-    /// The elements.
+    /// The elements of the range.
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`,
-        // and no view of the running call writes this range.
+        // SAFETY: `new` checked the alignment and `pointer` the bounds; any bytes are a valid
+        // `T: Pod`; no view of the running call writes this range.
         unsafe { std::slice::from_raw_parts(arena.pointer::<T>(self.range), length) }
     }
 }
 
-/// A range that a call writes, or updates, as elements of `T`.
+/// A range that a call writes or updates as elements of `T`.
 #[derive(Debug)]
 pub(crate) struct Out<T> {
     range: ByteRange,
@@ -125,17 +128,17 @@ pub(crate) struct Out<T> {
 }
 
 impl<T: Pod> Out<T> {
-    /// `None` for a range that begins between elements.
+    /// Returns `None` for a range that is misaligned for `T`.
     pub(crate) fn new(range: ByteRange) -> Option<Out<T>> {
         is_aligned::<T>(range).then_some(Out { range, element: PhantomData })
     }
 
-    /// The elements.
+    /// The elements of the range.
     #[expect(clippy::mut_from_ref, reason = "the module's rules keep views apart")]
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a mut [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`,
-        // and this is the running call's only view of the range.
+        // SAFETY: `new` checked the alignment and `pointer` the bounds; any bytes are a valid
+        // `T: Pod`; this is the running call's only view of the range.
         unsafe { std::slice::from_raw_parts_mut(arena.pointer::<T>(self.range), length) }
     }
 }
@@ -155,7 +158,8 @@ mod tests {
         }
     }
 
-    /// Zeroing touched every page, those too that are reserved for GEMMs that fall back.
+    /// Explicit zeroing would touch every page, including the workspace that only fallback GEMMs
+    /// use.
     #[cfg(target_os = "linux")]
     #[test]
     fn pages_are_touched_when_they_are_used() {

@@ -12,7 +12,7 @@ use crate::backend::{
 };
 use crate::{Comm, KernelError};
 
-/// Calls in order, and the copies behind them.
+/// Calls in order, and the copies that run after all calls.
 struct Recorded {
     calls: Vec<PreparedCall>,
     copies: Vec<(ByteRange, ByteRange)>,
@@ -25,18 +25,18 @@ pub struct CpuBackend {
     comm: Option<SharedComm>,
     calls: Vec<CpuCall>,
     recordings: Vec<Recorded>,
-    /// The latest readbacks, by number.
+    /// The latest readbacks, indexed by readback number modulo [`READBACKS`].
     readbacks: [Vec<Vec<u8>>; READBACKS],
     readbacks_made: usize,
 }
 
 impl CpuBackend {
-    /// A backend without an arena yet.
+    /// Creates a backend that has no arena yet.
     pub fn new() -> CpuBackend {
         CpuBackend::default()
     }
 
-    /// The same as one rank of several.
+    /// Turns the backend into one rank of several.
     pub fn with_comm(self, comm: Box<dyn Comm>) -> CpuBackend {
         CpuBackend { comm: Some(Arc::new(Mutex::new(comm))), ..self }
     }
@@ -48,9 +48,9 @@ impl CpuBackend {
         }
     }
 
-    /// Does `work` on a thread of the pool, so that its kernels need not wake the pool and wait for
-    /// it. Ranks that share the pool work on threads of their own: one that waits for another must
-    /// not keep a thread of the pool.
+    /// Runs `work` on a thread of the rayon pool, so that kernels need not wake the pool and wait
+    /// for it. Ranks that share the pool run on their own threads: a rank that waits for another
+    /// rank must not occupy a pool thread.
     fn on_worker<T: Send>(&mut self, work: impl FnOnce(&mut CpuBackend) -> T + Send) -> T {
         if self.comm.is_some() { work(self) } else { rayon::scope(|_| work(self)) }
     }
@@ -90,14 +90,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    /// In the order given, which agrees with every stream and event.
+    /// Keeps the given order, which satisfies every stream and event.
     fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError> {
         let calls = calls.iter().filter_map(|issue| issue.call).collect();
         self.recordings.push(Recorded { calls, copies: Vec::new() });
         Ok(Recording(self.recordings.len() - 1))
     }
 
-    /// In the order given: a send leaves its bytes and goes on.
+    /// Keeps the given order. A send buffers its bytes and returns, so this order cannot deadlock.
     fn record_exchanges(
         &mut self,
         calls: &[PreparedCall],
@@ -245,7 +245,7 @@ mod tests {
         MathUnit, MemoryKind, Mode, NodeId, Operand, Phase, Tag, Target, Value, ValueId,
     };
 
-    /// `c = a + b` of 16 numbers each that begin at these bytes of an arena of 256.
+    /// `c = a + b` of 16 numbers each, at these byte offsets of a 256-byte arena.
     fn sum_at(offsets: [usize; 3]) -> Program {
         let value = |(name, offset): (&str, usize)| {
             let range = ByteRange { offset, bytes: 64 };
@@ -305,8 +305,8 @@ mod tests {
         }
     }
 
-    /// Nobody has verified these programs: two views of the same bytes, one of them written, or of
-    /// numbers between others would be undefined behaviour.
+    /// These programs were not verified: overlapping views of which one is written, and misaligned
+    /// numbers, would be undefined behaviour.
     #[test]
     fn operands_that_overlap_or_lie_between_elements_are_refused() {
         for (offsets, expected) in [

@@ -1,8 +1,8 @@
-//! The two element types that CPU kernels read and write, and how they become `f32`.
+//! The two element types that CPU kernels read and write, and their conversion to and from `f32`.
 //!
-//! Every kernel computes in `f32` whatever it stores. The conversions are a few integer
-//! operations without a branch, so that a loop over them becomes vector code on any target;
-//! `half`'s own conversions look for CPU features at run time, once per element.
+//! Every kernel computes in `f32`, whatever dtype it stores. The conversions are a few integer
+//! operations without a branch, so that a loop over them is vectorized on any target; `half`'s own
+//! conversions check for CPU features at run time, once per element.
 
 use half::bf16;
 
@@ -17,14 +17,14 @@ use half::bf16;
 /// assert_eq!(Element::to_f32(stored), 1.0);
 /// ```
 pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug {
-    /// The name of the type as configuration files write it.
+    /// Name of the type in configuration files.
     const NAME: &'static str;
 
     /// Largest relative error of [`Element::from_f32`] over normal numbers: half the distance
     /// between 1 and the next number, which is 2^-24 for `f32` and 2^-8 for BF16.
     ///
-    /// (For `f32` the conversion itself is exact; the value is what one arithmetic operation
-    /// may lose.)
+    /// (For `f32` the conversion itself is exact; the value is the rounding error of one arithmetic
+    /// operation.)
     const UNIT_ROUNDOFF: f32;
 
     /// The value as `f32`, exactly.
@@ -64,10 +64,11 @@ impl Element for bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
-        // Adding just under half of the last kept place, plus that place's parity, carries
-        // exactly when round-to-nearest-even rounds up; an overflow carries into infinity.
+        // Adding just under half of the last kept bit, plus this bit's parity, carries exactly when
+        // round-to-nearest-even rounds up; an overflow carries into infinity.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-        // A NaN whose payload sits in the low half would round to infinity: keep it, made quiet.
+        // A NaN whose payload is in the low half would round to infinity, so NaNs keep the high
+        // half and become quiet.
         let chosen = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
         bf16::from_bits((chosen >> 16) as u16)
     }
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn bf16_rounds_as_half_does() {
-        // Every upper half, with the lower halves where rounding decides.
+        // Every upper half, with lower halves at the rounding boundaries.
         for upper in 0..=u16::MAX {
             for lower in [0u16, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let value = f32::from_bits((u32::from(upper) << 16) | u32::from(lower));

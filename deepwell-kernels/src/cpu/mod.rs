@@ -1,4 +1,4 @@
-//! The CPU backend, and what its kernels share; each kernel is in the folder of its op.
+//! The CPU backend and the code that its kernels share; each kernel is in the folder of its op.
 
 pub(crate) mod arena;
 mod backend;

@@ -1,36 +1,37 @@
-//! How the element-wise kernels divide their work: sizes of the chunks, and one level of SIMD.
+//! Work division of the element-wise kernels: chunk sizes, and one level of SIMD.
 //!
-//! The chunks depend on the shapes alone. Threads take chunks as they come, yet a result never
-//! depends on who took what: chunks write to disjoint outputs, and sums over chunks are added in
-//! one fixed order. That is what makes a run bit-identical at any number of threads.
+//! Chunks depend on the shapes alone. Threads take chunks in any order, yet a result never depends
+//! on this order: chunks write to disjoint outputs, and sums over chunks are added in one fixed
+//! order. A run is therefore bit-identical at any number of threads.
 
-/// Rows in one chunk of a kernel that works by rows.
+/// Rows per chunk of a kernel that works by rows.
 ///
-/// 64 rows of 256 BF16 numbers are 32 KiB, which is what a first-level cache holds.
+/// 64 rows of 256 BF16 numbers are 32 KiB, the size of a first-level cache.
 pub(crate) const ROWS_PER_CHUNK: usize = 64;
 
-/// Numbers in one chunk of a kernel that does not care for rows.
+/// Numbers per chunk of a kernel that does not work by rows.
 pub(crate) const ELEMENTS_PER_CHUNK: usize = 16 * 1024;
 
-/// Running sums that one reduction keeps: enough for two of the widest vectors, so that an
-/// addition need not wait for the one before it. Fixed, so that every SIMD level adds alike.
+/// Running sums of one reduction: enough for two of the widest vectors, so that an addition need
+/// not wait for the previous addition. The number is fixed, so every SIMD level sums in the same
+/// order.
 pub(crate) const LANES: usize = 32;
 
 /// Runs `work` compiled for the widest vectors that this CPU has.
 ///
-/// `work` and what it calls must be `#[inline(always)]` to profit.
+/// `work` and its callees must be `#[inline(always)]` to profit.
 #[inline]
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
-/// Elements of one chunk of rows, never zero, so that it can be a chunk length.
+/// Elements of one chunk of rows; never zero, so that the number is a valid chunk length.
 #[inline]
 pub(crate) fn chunk_elements(columns: usize) -> usize {
     (ROWS_PER_CHUNK * columns).max(1)
 }
 
-/// Adds up the lanes, halving their number each time.
+/// Sums the lanes, halving their number each time.
 #[inline(always)]
 pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
@@ -43,10 +44,10 @@ pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// The start of a reduction's last block: what is left of a row, followed by zeros.
+/// Returns the last block of a reduction: the rest of a row, followed by zeros.
 ///
-/// A whole block of its own, because lanes that a loop reaches by a run-time index have to live
-/// in memory, in every iteration of the loop before it too.
+/// The rest is a whole block because lanes with a run-time index would have to live in memory, also
+/// in every earlier iteration of the loop.
 #[inline(always)]
 pub(crate) fn padded_block<E: bytemuck::Zeroable + Copy>(rest: &[E]) -> [E; LANES] {
     let mut block = [E::zeroed(); LANES];
@@ -54,8 +55,8 @@ pub(crate) fn padded_block<E: bytemuck::Zeroable + Copy>(rest: &[E]) -> [E; LANE
     block
 }
 
-/// Adds the partial rows `[parts, columns]` in order into `total`, over or instead of what it
-/// holds. Threads share the columns; each column is one chain of additions.
+/// Adds the partial rows `[parts, columns]` in order into `total`, or overwrites `total` with their
+/// sum. Threads share the columns; each column is one chain of additions.
 pub(crate) fn sum_partial_rows(partial: &[f32], total: &mut [f32], accumulate: bool) {
     use rayon::prelude::*;
 

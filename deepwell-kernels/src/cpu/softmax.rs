@@ -1,16 +1,16 @@
-//! What the kernels with a softmax share.
+//! Shared by the kernels that compute a softmax.
 
 use super::parallel::LANES;
 use super::vector_math::exp;
 
-/// Below this, [`exp_or_zero`] is zero: e^-87 is 1.6e-38, just above `f32`'s least normal number.
+/// [`exp_or_zero`] is zero below this: e^-87 is 1.6e-38, just above `f32`'s least normal number.
 const EXPONENT_MIN: f32 = -87.0;
 
-/// e to the power `x`, within 2 units in the last place, but zero where `x < -87`.
+/// e to the power `x`, within 2 units in the last place, but zero if `x < -87`.
 ///
-/// The weights of a softmax that are that small do not count beside the greatest, which is one.
-/// Computed honestly they are subnormal, and each vector with a subnormal result costs x86 CPUs
-/// over a hundred cycles of microcode. NaN stays NaN.
+/// Such small softmax weights are negligible, because the greatest weight is one. Their exact
+/// values are subnormal, and each vector with a subnormal result costs x86 CPUs over a hundred
+/// cycles of microcode. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp_or_zero(x: f32) -> f32 {
     let is_zero = x < EXPONENT_MIN;
@@ -18,13 +18,13 @@ pub(crate) fn exp_or_zero(x: f32) -> f32 {
     if is_zero { 0.0 } else { value }
 }
 
-/// The greater of two numbers; `a` where `b` is NaN.
+/// The greater of two numbers; `a` if `b` is NaN.
 #[inline(always)]
 pub(crate) fn greater(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// The greatest number of a row, passing over NaN; negative infinity if there is none.
+/// The greatest number of a row, ignoring NaN; negative infinity for a row of NaN only.
 #[inline(always)]
 pub(crate) fn greatest(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -37,7 +37,7 @@ pub(crate) fn greatest(row: &[f32]) -> f32 {
     rest.iter().fold(greatest_lane(lanes), |a, &b| greater(a, b))
 }
 
-/// The greatest of the lanes, halving their number each time.
+/// Returns the greatest of the lanes, halving their number each time.
 #[inline(always)]
 pub(crate) fn greatest_lane(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;

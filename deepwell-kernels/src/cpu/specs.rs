@@ -1,6 +1,6 @@
-//! Which CPU kernels there are: what each takes, needs of the machine, and its scratch.
+//! Specifications of the CPU kernels: accepted requests, required instructions, scratch.
 //!
-//! Plain data and pure functions: selection works for a processor that is not this one.
+//! Plain data and pure functions, so that selection also works for another machine's processor.
 
 use std::sync::LazyLock;
 
@@ -20,40 +20,40 @@ use crate::predict::Rates;
 use crate::selection::{self, Candidate, Offer};
 use crate::targets::others_that_serve;
 
-/// A kernel as the folder of its op registers it.
+/// A kernel, as the folder of its op registers it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuKernel {
-    /// The op that it computes.
+    /// The op that the kernel computes.
     op: &'static str,
-    /// Whether it multiplies matrices, so that there is one for each [`Tier`].
+    /// Whether the kernel multiplies matrices, and so has a variant for each [`Tier`].
     is_tiered: bool,
     workspace_bytes: WorkspaceBytes,
     prepare: Prepare,
 }
 
-/// Scratch for a request, in bytes, on a number of threads.
+/// Returns the scratch of a request in bytes, on a number of threads.
 type WorkspaceBytes = fn(&KernelRequest<'_>, Tier, usize) -> usize;
 
-/// Turns operands into what a call does; the op is the call's or a part of it.
+/// Turns operands into a runnable call; the op is the call's or a part of it.
 type Prepare = for<'a> fn(&Operands<'a>, &Op) -> Result<Run, KernelError>;
 
 impl CpuKernel {
-    /// One that runs the same everywhere, without scratch.
+    /// A kernel without tiers and without scratch.
     pub(crate) const fn new(op: &'static str, prepare: Prepare) -> CpuKernel {
         CpuKernel { op, is_tiered: false, workspace_bytes: |_, _, _| 0, prepare }
     }
 
-    /// With scratch.
+    /// Adds scratch.
     pub(crate) const fn scratch(self, workspace_bytes: WorkspaceBytes) -> CpuKernel {
         CpuKernel { workspace_bytes, ..self }
     }
 
-    /// On matrix instructions.
+    /// Adds variants for the matrix instructions.
     pub(crate) const fn tiered(self) -> CpuKernel {
         CpuKernel { is_tiered: true, ..self }
     }
 
-    /// All that are made of it, preferred ones first.
+    /// All variants, preferred variants first.
     fn specs(self) -> Vec<CpuKernelSpec> {
         let CpuKernel { op, is_tiered, workspace_bytes, prepare } = self;
         let spec = |name, tier| CpuKernelSpec { name, op, tier, workspace_bytes, prepare };
@@ -70,15 +70,15 @@ impl CpuKernel {
 pub struct CpuKernelSpec {
     /// Unique name: `cpu_`, the op, and the tier if it has one.
     pub name: String,
-    /// The op that it computes.
+    /// The op that the kernel computes.
     pub op: &'static str,
-    /// The matrix instructions that it runs on, for kernels that multiply matrices.
+    /// The matrix instructions, for kernels that multiply matrices.
     pub tier: Option<Tier>,
     workspace_bytes: WorkspaceBytes,
     pub(super) prepare: Prepare,
 }
 
-/// The feature name under which a target has a matrix tier.
+/// The feature name of a matrix tier in a target.
 pub fn tier_feature(tier: Tier) -> Option<&'static str> {
     match tier {
         Tier::AmxBf16 => Some("amx_bf16"),
@@ -97,7 +97,7 @@ fn tier_suffix(tier: Tier) -> &'static str {
     }
 }
 
-/// This machine's processor with `threads` workers, as a target.
+/// Describes this machine's processor with `threads` workers as a target.
 pub fn cpu_target(threads: usize) -> Target {
     let features = Tier::ALL
         .into_iter()
@@ -108,7 +108,7 @@ pub fn cpu_target(threads: usize) -> Target {
     Target::cpu(threads, features)
 }
 
-/// Every kernel of the CPU backend, preferred ones first within an op.
+/// Returns every kernel of the CPU backend, preferred kernels first within an op.
 pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
     static KERNELS: LazyLock<Vec<CpuKernelSpec>> = LazyLock::new(|| {
         let of_ops = OPS.iter().flat_map(|op| op.cpu);
@@ -117,27 +117,27 @@ pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
     &KERNELS
 }
 
-/// Scratch of the kernel of a request's op.
+/// Scratch bytes of the kernel of a request's op.
 pub(super) fn workspace_of(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
     let spec = kernels_of(request.op).next();
     spec.map_or(0, |spec| (spec.workspace_bytes)(request, tier, threads))
 }
 
-/// The CPU kernels as a catalog.
+/// The CPU kernels, as a catalog.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuCatalog;
 
-/// What one worker thread of the pool and its stack hold once they have run.
+/// Bytes of one worker thread of the pool, including its stack, once the worker has run.
 const BYTES_PER_WORKER: usize = 64 * 1024;
 
-/// What a worker holds besides in a program that quantizes: the tile in work, and the lists of rows
-/// of each split on the way to it. Of four small models two workers held from 0.4 to 1.1 MB more in
-/// MXFP8 than in BF16.
+/// Additional bytes of a worker in a program that quantizes: its current tile and, for each split
+/// on the way to the tile, the lists of rows. In four small models two workers held from 0.4 to 1.1
+/// MB more in MXFP8 than in BF16.
 const BYTES_PER_QUANTIZING_WORKER: usize = 192 * 1024;
 
-/// What the process holds of a call: its operands, the prepared form, and its share of the programs
-/// of GEMMs that fall back and of evaluations. Of eight small models, in BF16 and MXFP8, what they
-/// held beyond the arena was from 0 to 5,000 bytes a call.
+/// Bytes of the process per call: operands, prepared form, and a share of the programs of fallback
+/// GEMMs and of evaluations. Eight small models, in BF16 and MXFP8, held from 0 to 5,000 bytes per
+/// call beyond the arena.
 const BYTES_PER_CALL: usize = 1280;
 
 impl KernelCatalog for CpuCatalog {
@@ -166,9 +166,9 @@ impl KernelCatalog for CpuCatalog {
     }
 }
 
-/// The kernels of an op, with what each takes or why it does not serve. A fused op's are those of
-/// its core: the steps behind it are done by their own kernels, so fusing gains nothing here. Nor
-/// does it gain anything that an update writes copies of its weights.
+/// Returns the kernels of an op, each with its offer or the reason for refusing. The kernels of a
+/// fused op are those of its core: epilogue steps run on their own kernels, so fusing saves no time
+/// here. Neither does writing copies of weights during an update.
 fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
     let mut found = Vec::new();
     let Op::Fused(op) = request.op else {
@@ -205,7 +205,7 @@ fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
     found
 }
 
-/// The time of an update and that of the copies which it writes; none where it writes none.
+/// Time of an update plus that of the copies that the update writes; `None` without copies.
 fn copies_s(
     op: &AdamW,
     request: &KernelRequest<'_>,
@@ -249,7 +249,7 @@ fn offer(
     let tier = spec.tier.unwrap_or(Tier::F32);
     let workspace_bytes = (spec.workspace_bytes)(request, tier, target.workers);
     let rates = Rates::of_cpu(target, tier);
-    // Scratch holds operands as the instructions take them: written once and read once.
+    // Scratch holds operands in the layout of the instructions, written once and read once.
     let predicted_s = rates.roofline_s(request, 1.0) + rates.bytes_s(2.0 * workspace_bytes as f64);
     Ok(Offer { predicted_s, tile: None, workspace_bytes })
 }
@@ -260,7 +260,7 @@ pub(crate) fn serves(request: &KernelRequest<'_>) -> bool {
     candidates(request, &plain).iter().any(|candidate| candidate.offer.is_ok())
 }
 
-/// Why no kernel takes operands of a format.
+/// Returns an error if no kernel takes operands of this format.
 fn unserved(format: &QuantFormat) -> Result<(), String> {
     if QuantFormat::FAMILIES.iter().any(|family| format.is_of_family(family)) {
         return Ok(());

@@ -1,10 +1,10 @@
-//! What the kernel tests share: random tensors, comparison with an oracle, thread counts.
+//! Shared by the kernel tests: random tensors, comparison with an oracle, thread counts.
 
 use deepwell_precision::random::SplitMix64;
 
 use super::element::Element;
 
-/// Random numbers that repeat.
+/// A reproducible sequence of random numbers.
 pub(crate) struct Random(SplitMix64);
 
 impl Random {
@@ -26,8 +26,8 @@ impl Random {
         (self.unit() * bound as f64) as usize
     }
 
-    /// About normal, mean 0 and variance 1, never beyond 4.5: a scaled sum of uniform numbers
-    /// would reach 6, so it is drawn again there.
+    /// Approximately normal with mean 0 and variance 1. A sum of twelve uniform numbers could reach
+    /// 6; values beyond 4.5 are drawn again.
     pub(crate) fn normal(&mut self) -> f64 {
         loop {
             let sum = (0..12).map(|_| self.unit()).sum::<f64>() - 6.0;
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// A tensor of NaN: what a kernel leaves unwritten shows.
+/// A tensor of NaN, which makes elements visible that a kernel does not write.
 pub(crate) fn poisoned<E: Element>(len: usize) -> Vec<E> {
     vec![E::from_f32(f32::NAN); len]
 }
@@ -51,7 +51,7 @@ pub(crate) fn to_f64<E: Element>(values: &[E]) -> Vec<f64> {
     values.iter().map(|value| f64::from(value.to_f32())).collect()
 }
 
-/// Requires `|got - expected| <= relative * |expected| + absolute` of every element.
+/// Asserts `|got - expected| <= relative * |expected| + absolute` for every element.
 #[track_caller]
 pub(crate) fn assert_close<E: Element>(
     name: &str,
@@ -78,7 +78,7 @@ pub(crate) fn assert_close_each<E: Element>(
     {
         let got = f64::from(got.to_f32());
         let allowed = relative * expected.abs() + absolute;
-        // Written so that NaN fails.
+        // In this form of comparison NaN fails.
         let close = got == expected || (got - expected).abs() <= allowed;
         assert!(
             close,
@@ -89,10 +89,10 @@ pub(crate) fn assert_close_each<E: Element>(
     }
 }
 
-/// Runs `work` on 1, 2 and 3 threads and requires the same result of each.
+/// Runs `work` on 1, 2 and 3 threads and asserts equal results.
 ///
-/// `work` returns plain numbers without NaN, for which equality is equality of bits but for the
-/// sign of zero.
+/// `work` returns plain numbers without NaN; for such numbers, equality means equal bits except for
+/// the sign of zero.
 #[track_caller]
 pub(crate) fn for_thread_counts<R: PartialEq + std::fmt::Debug + Send>(
     work: impl Fn() -> R + Sync,

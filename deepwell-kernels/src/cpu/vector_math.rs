@@ -1,23 +1,21 @@
-//! Transcendental functions in `f32` that a loop can turn into vector code.
+//! Transcendental functions in `f32` that the compiler can vectorize within a loop.
 //!
-//! Nothing here branches, looks up a table or fuses a multiplication with an addition, so a call
-//! in a loop becomes the same arithmetic in as many lanes as the CPU has, and every SIMD level
-//! returns the same bits. The functions are `#[inline(always)]`: call them from code that runs
-//! under `pulp::Arch::dispatch`.
+//! The functions use no branch, no table and no fused multiply-add, so a call in a loop is the same
+//! arithmetic in every lane, and every SIMD level returns the same bits. The functions are
+//! `#[inline(always)]`: call them from code that runs under `pulp::Arch::dispatch`.
 
-/// `1.5 * 2^23`: adding it to a number below 2^22 rounds that number to an integer, which then
-/// sits in the low bits of the sum.
+/// `1.5 * 2^23`: adding this constant to a number below 2^22 rounds the number to an integer, which
+/// is then in the low bits of the sum.
 const ROUND_TO_INTEGER: f32 = 12_582_912.0;
 
-/// The upper part of ln 2, short enough (9 bits) that its product with an integer up to 2^15 is
-/// exact.
+/// The upper part of ln 2, short enough (9 bits) for an exact product with an integer up to 2^15.
 const LN_2_UPPER: f32 = 355.0 / 512.0;
-/// ln 2 less [`LN_2_UPPER`].
+/// ln 2 minus [`LN_2_UPPER`].
 const LN_2_LOWER: f32 = -2.121_944_4e-4;
 
-/// `(e^r - 1 - r) / r^2` as a polynomial in `r`, lowest power first: fitted over
-/// `|r| <= ln(2) / 2` so that the largest relative error of `e^r` is least, which leaves 3.6e-9
-/// after rounding to `f32`. (A Taylor polynomial of that degree leaves 1e-7.)
+/// `(e^r - 1 - r) / r^2` as a polynomial in `r`, lowest power first: fitted over `|r| <= ln(2) / 2`
+/// for the least maximum relative error of `e^r`, 3.6e-9 after rounding to `f32`. (A Taylor
+/// polynomial of the same degree has 1e-7.)
 const TAIL: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_745, 0.001_381_453_9];
 
 /// `2^exponent` for an exponent in `-126..=127`.
@@ -28,10 +26,10 @@ fn power_of_two(exponent: i32) -> f32 {
 
 /// e to the power `x`.
 ///
-/// Method: `x = n ln 2 + r` with an integer `n` and `|r| <= ln(2) / 2`, where `n ln 2` is taken
-/// off in two parts (Cody and Waite) so that `r` stays exact to its last bits; then a polynomial
-/// of degree 6 in `r`; then `2^n` as the product of two powers, so that subnormal and overflowing
-/// results come out right.
+/// Method: `x = n ln 2 + r` with an integer `n` and `|r| <= ln(2) / 2`, where `n ln 2` is
+/// subtracted in two parts (Cody and Waite) so that `r` stays exact to its last bits; then a
+/// polynomial of degree 6 in `r`; then `2^n` as the product of two powers, so that subnormal and
+/// overflowing results are correct.
 ///
 /// The error is at most 2 units in the last place of the exact result (the tests find 0.93 over
 /// normal results); results below 2^-126 are rounded to the subnormal grid. `x > 88.73` gives
@@ -47,7 +45,7 @@ fn power_of_two(exponent: i32) -> f32 {
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Beyond these bounds the result is zero or infinite, and `n` must stay a small integer.
-    // Comparisons in this direction let NaN through.
+    // Comparisons in this direction keep NaN.
     let x = if x < -105.0 { -105.0 } else { x };
     let x = if x > 89.0 { 89.0 } else { x };
 
@@ -61,7 +59,7 @@ pub fn exp(x: f32) -> f32 {
     tail = tail * r + TAIL[2];
     tail = tail * r + TAIL[1];
     tail = tail * r + TAIL[0];
-    // The large terms come last: 1 + (r + r^2 tail) rounds once at the size of the result.
+    // The large terms are added last: 1 + (r + r^2 tail) rounds once at the size of the result.
     let value = 1.0 + (r + (r * r) * tail);
 
     let half = n >> 1;
@@ -70,16 +68,16 @@ pub fn exp(x: f32) -> f32 {
 
 /// The logistic function `1 / (1 + e^-x)`.
 ///
-/// At most 4 units in the last place from the exact result down to `x = -87`; below `-88.73`,
-/// where the result is under 2^-127, it is zero. NaN stays NaN.
+/// The error is at most 4 units in the last place of the exact result down to `x = -87`. Below
+/// `-88.73`, where the exact result is under 2^-127, the function returns zero. NaN stays NaN.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
 /// `Φ(-a) / (e^(-a²/2) t)` with `t = 1 / (1 + a / 4)` as a polynomial in `t`, lowest power first:
-/// fitted over `0 <= a <= 14.6` so that the largest relative error is least, which leaves 8.7e-9
-/// before rounding to `f32`. The quotient lies between 0.0997 and 0.5.
+/// fitted over `0 <= a <= 14.6` for the least maximum relative error, 8.7e-9 before rounding to
+/// `f32`. The quotient lies between 0.0997 and 0.5.
 const NORMAL_TAIL: [f32; 10] = [
     0.099_746_04,
     0.099_526_73,
@@ -95,11 +93,12 @@ const NORMAL_TAIL: [f32; 10] = [
 
 /// The distribution function of the standard normal, `Φ(x)`, and `e^(-x²/2)`.
 ///
-/// Method: `Φ(-|x|)` from a polynomial times the exponential, so that small results keep their
-/// bits, and one less that for a positive `x`.
+/// Method: `Φ(-|x|)` is a polynomial times the exponential, so that small results keep their bits;
+/// a positive `x` gives one minus this.
 ///
-/// Both err by at most `(12 + x²) 2^-24` of themselves as long as they are no subnormal numbers:
-/// down to `x = -12.9` and for `|x| <= 13.2`. Farther out they go to zero, and `Φ` to one.
+/// The relative error of both is at most `(12 + x²) 2^-24` while the results are normal numbers:
+/// down to `x = -12.9` and for `|x| <= 13.2`. Farther out the exponential and the tail of `Φ` go to
+/// zero.
 #[inline(always)]
 pub fn normal_cdf(x: f32) -> (f32, f32) {
     let a = x.abs();
@@ -119,11 +118,11 @@ pub fn normal_cdf(x: f32) -> (f32, f32) {
     (if x < 0.0 { tail } else { 1.0 - tail }, e)
 }
 
-/// The logistic function of `x` and of `-x`: each with all its bits, where one less the other
-/// would have lost them.
+/// The logistic function of `x` and of `-x`, each to full precision; `1 - sigmoid(x)` would lose
+/// bits.
 ///
-/// At most 4 units in the last place from the exact results as long as they are normal numbers;
-/// NaN stays NaN.
+/// The error is at most 4 units in the last place of the exact results as long as these are normal
+/// numbers; NaN stays NaN.
 #[inline(always)]
 pub fn sigmoid_pair(x: f32) -> (f32, f32) {
     let e = exp(-x.abs());
@@ -136,14 +135,14 @@ pub fn sigmoid_pair(x: f32) -> (f32, f32) {
 mod tests {
     use super::*;
 
-    /// The distance to `exact` in units in the last place of the `f32` nearest to it.
+    /// Distance to `exact` in units in the last place of the `f32` nearest to it.
     fn error_ulp(got: f32, exact: f64) -> f64 {
         let nearest = (exact.abs() as f32).max(f32::MIN_POSITIVE);
         let ulp = f64::from(f32::from_bits(nearest.to_bits() + 1)) - f64::from(nearest);
         (f64::from(got) - exact).abs() / ulp
     }
 
-    /// Every 1009th number of both signs (about 4.2 million), over the range given.
+    /// Every 1009th number of both signs (about 4.2 million) in a range.
     fn sampled(range: std::ops::RangeInclusive<f32>) -> impl Iterator<Item = f32> {
         (0..=u32::MAX).step_by(1009).map(f32::from_bits).filter(move |x| range.contains(x))
     }
@@ -166,7 +165,7 @@ mod tests {
         for x in sampled(-104.0..=-87.3) {
             let exact = f64::from(x).exp();
             let distance = (f64::from(exp(x)) - exact).abs();
-            // Two ulp of the normal arithmetic, then one rounding to a multiple of 2^-149.
+            // Two ulp from the normal arithmetic, then one rounding to a multiple of 2^-149.
             let allowed = exact * 2f64.powi(-22) + 2f64.powi(-150) * 1.0001;
             assert!(distance <= allowed, "exp({x}) is off by {distance}");
         }
@@ -199,7 +198,7 @@ mod tests {
         let mut before = 0.0;
         for step in 0..=400_000 {
             let value = exp(-110.0 + step as f32 * 5e-4);
-            // Two neighbours may each err by 2 ulp in opposite directions, no more.
+            // Two neighbours may each be wrong by 2 ulp in opposite directions, but not by more.
             assert!(f64::from(value) >= f64::from(before) * (1.0 - 5e-7), "at step {step}");
             before = value;
         }

@@ -1,7 +1,7 @@
-//! A core and its epilogue as one call, and two GEMMs as one: one kernel after the other. Results
-//! that the call does not store lie in its scratch.
+//! Fused ops as one call: a core op followed by its epilogue, or two GEMMs, run kernel by kernel.
+//! Results that the call does not store stay in its scratch.
 //!
-//! Any core takes any epilogue here, whose steps the kernels of the same ops do.
+//! Every core accepts every epilogue here, because the kernels of the epilogue's ops run the steps.
 
 use deepwell_ir::ops::{Epilogue, Fused};
 use deepwell_ir::{
@@ -13,7 +13,7 @@ use crate::cpu::gemm::Tier;
 use crate::cpu::specs::workspace_of;
 use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
 
-/// A request with its op by itself.
+/// One op of a fused request, as a request of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) op: Op,
@@ -27,17 +27,17 @@ impl Part {
     }
 }
 
-/// A fused request taken apart.
+/// A fused request, split into single-op requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) core: Part,
-    /// The steps that are ops of their own.
+    /// The epilogue steps that are ops. The bias step is not: `add_bias` computes it.
     pub(crate) steps: Vec<Part>,
-    /// All results.
+    /// Types of all results, stored or not.
     results: Vec<OperandType>,
-    /// Place of each of them in the scratch; none for those that the call stores.
+    /// Range of each result in the scratch; `None` for results that the call stores.
     ranges: Vec<Option<ByteRange>>,
-    /// Where the core's own scratch begins.
+    /// Bytes of these results; the core's own scratch begins after them.
     pub(crate) bytes: usize,
 }
 
@@ -79,7 +79,7 @@ impl Parts {
         Ok(Parts { core, steps, results, ranges, bytes })
     }
 
-    /// The results that the call does not store, as values in its scratch.
+    /// Results that the call does not store, as values in its scratch.
     fn values(&self, call: &Call) -> Vec<Option<Value>> {
         let value = |(result, range): (&OperandType, &Option<ByteRange>)| {
             let ByteRange { offset, bytes } = (*range)?;
@@ -141,7 +141,7 @@ pub(super) fn fused(operands: &Operands<'_>, op: &Fused) -> Result<Run, KernelEr
     Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))
 }
 
-/// x, bias → x with the bias added to each row.
+/// Maps x, bias to x with the bias added to each row.
 fn add_bias(operands: &Operands<'_>) -> Result<Run, KernelError> {
     by_float!(operands, 0, E => {
         let (x, bias) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
@@ -155,7 +155,7 @@ fn add_bias(operands: &Operands<'_>) -> Result<Run, KernelError> {
     })
 }
 
-/// Of a [`deepwell_ir::ops::DualGemm`].
+/// Prepares a [`deepwell_ir::ops::DualGemm`].
 pub(crate) fn dual_gemm(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::DualGemm(op) = op else { return Err(operands.unknown_kernel()) };
     let (inputs, outputs) = operands.values.split_at(operands.input_count);
@@ -172,7 +172,7 @@ pub(crate) fn dual_gemm(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelE
     Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))
 }
 
-/// What each of the two GEMMs wants, one after the other.
+/// The larger of the two GEMMs' workspaces; the GEMMs run one after the other.
 pub(crate) fn dual_gemm_workspace_bytes(
     request: &KernelRequest<'_>,
     tier: Tier,

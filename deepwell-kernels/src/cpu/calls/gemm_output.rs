@@ -1,4 +1,4 @@
-//! What GEMM calls share: where the result goes, what is added to it, and the scratch.
+//! Shared by the calls of GEMMs: the result, the bias and the scratch.
 
 use deepwell_ir::{DType, KernelRequest};
 use half::bf16;
@@ -8,7 +8,7 @@ use crate::cpu::arena::{Arena, In, Out};
 use crate::cpu::gemm::{self, DataKind, Output, Tier};
 use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
 
-/// The result.
+/// Where a GEMM writes its result.
 pub(crate) enum GemmTarget {
     F32 { data: Out<f32>, accumulate: bool },
     Bf16(Out<bf16>),
@@ -33,14 +33,14 @@ impl GemmTarget {
     }
 }
 
-/// What is added to each row of the result, after the GEMM.
+/// Bias, added to each row of the result after the GEMM.
 pub(crate) enum Bias {
     F32(In<f32>),
     Bf16(In<bf16>),
 }
 
 impl Bias {
-    /// Of the element type of the result.
+    /// A bias has the element type of the result.
     pub(crate) fn new(
         operands: &Operands<'_>,
         index: usize,
@@ -65,7 +65,7 @@ impl Bias {
     }
 }
 
-/// Scratch of the GEMM of two operands of a request, for `[m, n, k]`.
+/// Scratch bytes of an `[m, n, k]` GEMM whose operands are these two of the request.
 pub(crate) fn workspace_bytes(
     request: &KernelRequest<'_>,
     operands: [usize; 2],

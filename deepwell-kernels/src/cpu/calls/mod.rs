@@ -1,5 +1,5 @@
-//! From a call of a program to a kernel on slices: operands become typed views, attributes
-//! become arguments. Each op's own `prepare` is in its folder.
+//! Turns a call of a program into a kernel on slices: operands become typed views, attributes
+//! become arguments. Each op's `prepare` is in the op's folder.
 
 pub(crate) mod fused;
 pub(crate) mod gemm_output;
@@ -16,13 +16,13 @@ use super::gemm::Tier;
 use super::specs::cpu_kernels;
 use crate::{Comm, KernelError};
 
-/// One rank's exchanges, which the calls of a backend share.
+/// Communicator of one rank, shared by the calls of a backend.
 pub(crate) type SharedComm = Arc<Mutex<Box<dyn Comm>>>;
 
-/// What a prepared call does.
+/// Executes a prepared call.
 pub(crate) type Run = Box<dyn Fn(&Arena) -> Result<(), String> + Send>;
 
-/// A kernel with its operands.
+/// A kernel bound to its operands.
 pub(crate) struct CpuCall {
     name: String,
     run: Run,
@@ -34,7 +34,7 @@ impl CpuCall {
     }
 }
 
-/// Resolves a call.
+/// Resolves a call to a kernel and its views.
 pub(crate) fn prepare(
     program: &Program,
     call: &Call,
@@ -49,8 +49,8 @@ pub(crate) fn prepare(
     Ok(CpuCall { name: call.name.clone(), run })
 }
 
-/// The kernel of `op`, which is the call's or a part of it, with views that can live beside each
-/// other.
+/// Prepares the kernel of `op`, which is the call's op or a part of it, and checks that its views
+/// may coexist.
 fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
     let run = kernel_of(op, operands)?;
     operands.check_views()?;
@@ -84,7 +84,7 @@ macro_rules! by_float {
 }
 pub(crate) use by_float;
 
-/// Operands of the call at hand, or of one of the ops that it is made of.
+/// Operands of a call, or of one of the ops that a call is composed of.
 pub(crate) struct Operands<'a> {
     pub(crate) program: &'a Program,
     pub(crate) call: &'a Call,
@@ -94,13 +94,13 @@ pub(crate) struct Operands<'a> {
     pub(crate) input_count: usize,
     /// Scratch.
     pub(crate) workspace: ByteRange,
-    /// What exchanges data with other ranks.
+    /// Communicator of this rank.
     pub(crate) comm: Option<&'a SharedComm>,
-    /// Views that were made, each with whether it is written.
+    /// Ranges of the views made so far, each with whether the view is written.
     views: RefCell<Vec<(ByteRange, bool)>>,
 }
 
-/// The element types that stand for a [`DType`].
+/// An element type that stores values of a [`DType`].
 pub(crate) trait Stored: Pod {
     const DTYPES: &'static [DType];
 }
@@ -132,13 +132,13 @@ impl<'a> Operands<'a> {
         Operands { program, call, instance, values, input_count, workspace, comm, views }
     }
 
-    /// The call, for a part of it.
+    /// The call, for building the operands of a part of it.
     fn site(&self) -> (&'a Program, &'a Call, Instance) {
         (self.program, self.call, self.instance)
     }
 
-    /// What an op does that is a part of the call and has no scratch: of some of the operands, to
-    /// others.
+    /// Prepares `op`, a part of this call without scratch, on the operands at `inputs` and
+    /// `outputs`.
     pub(crate) fn run_of_part(
         &self,
         op: &Op,
@@ -151,13 +151,13 @@ impl<'a> Operands<'a> {
         run_of(op, &Operands::new(self.site(), values, inputs.len(), workspace))
     }
 
-    /// Whether accumulators add to what is there.
+    /// Whether the kernel adds to the previous content of accumulators.
     pub(crate) fn adds(&self) -> bool {
         self.call.accumulate.adds(self.instance)
     }
 
-    /// Keeps views apart: what is written shares no byte with anything else. Those of the arena are
-    /// sound only so, and a program may be anybody's.
+    /// Checks that a written range shares no byte with another view. Views of the arena are sound
+    /// only then, and a program may come from anywhere.
     fn check_views(&self) -> Result<(), KernelError> {
         let views = self.views.borrow();
         for (index, (range, is_written)) in views.iter().enumerate() {
@@ -178,7 +178,7 @@ impl<'a> Operands<'a> {
         KernelError::Run { call: self.call.name.clone(), what }
     }
 
-    /// Remembers a view, whose range is aligned for its elements or refused.
+    /// Records a view; refuses a misaligned range.
     fn view<V>(
         &self,
         range: ByteRange,
@@ -227,32 +227,31 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Operand `index` as something that is read.
+    /// Operand `index` as a read-only view.
     pub(crate) fn input<T: Stored>(&self, index: usize) -> Result<In<T>, KernelError> {
         let range = self.check::<T>(index)?;
         self.view(range, In::new(range), false)
     }
 
-    /// Operand `index` as something that is written or updated.
+    /// Operand `index` as a view that is written or updated.
     pub(crate) fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
         let range = self.check::<T>(index)?;
         self.view(range, Out::new(range), true)
     }
 
-    /// The bytes of operand `index`, of whatever type, which are read.
+    /// Read-only view of the bytes of operand `index`, of any dtype.
     pub(crate) fn input_bytes(&self, index: usize) -> Result<In<u8>, KernelError> {
         let range = self.value(index).range_in(self.instance.slot);
         self.view(range, In::new(range), false)
     }
 
-    /// The bytes of operand `index`, of whatever type, which are written.
+    /// Writable view of the bytes of operand `index`, of any dtype.
     pub(crate) fn target_bytes(&self, index: usize) -> Result<Out<u8>, KernelError> {
         let range = self.value(index).range_in(self.instance.slot);
         self.view(range, Out::new(range), true)
     }
 
-    /// The bytes of operands that lie one behind the other: a bucket, padded to `whole` bytes where
-    /// that is given.
+    /// Range of a bucket: contiguous operands, padded to `whole` bytes if given.
     pub(crate) fn bucket_bytes(
         &self,
         places: std::ops::Range<usize>,
@@ -271,17 +270,17 @@ impl<'a> Operands<'a> {
         Ok(ByteRange { bytes, ..span })
     }
 
-    /// A range of operands that are read.
+    /// Read-only view of a range that spans operands.
     pub(crate) fn input_range(&self, range: ByteRange) -> Result<In<u8>, KernelError> {
         self.view(range, In::new(range), false)
     }
 
-    /// A range of operands that are written.
+    /// Writable view of a range that spans operands.
     pub(crate) fn target_range(&self, range: ByteRange) -> Result<Out<u8>, KernelError> {
         self.view(range, Out::new(range), true)
     }
 
-    /// The matrix instructions that the chosen kernel runs on.
+    /// Matrix instructions of the chosen kernel.
     pub(crate) fn tier(&self) -> Result<Tier, KernelError> {
         let kernel = &self.call.choice.kernel;
         let spec = cpu_kernels().iter().find(|spec| spec.name == *kernel);
@@ -290,7 +289,7 @@ impl<'a> Operands<'a> {
             .ok_or_else(|| self.unknown_kernel())
     }
 
-    /// The call names a kernel that is not there, or not for its op.
+    /// Error for a call whose kernel does not exist or is not for its op.
     pub(crate) fn unknown_kernel(&self) -> KernelError {
         KernelError::UnknownKernel {
             call: self.call.name.clone(),
@@ -299,7 +298,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The scratch.
+    /// Writable view of the scratch.
     pub(crate) fn workspace<T: Pod>(&self) -> Result<Out<T>, KernelError> {
         self.view(self.workspace, Out::new(self.workspace), true)
     }

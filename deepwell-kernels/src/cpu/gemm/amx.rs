@@ -1,8 +1,8 @@
 //! AMX: detection, the tile configuration of a thread, and the 32 x 32 kernel.
 //!
-//! The compiler knows AMX registers only as names that inline assembly may clobber, so the whole
-//! sum over `k` is one block of assembly: no tile is live between two blocks. What does live
-//! between them is the thread's tile configuration, which [`TileConfig`] loads and releases.
+//! The compiler knows AMX registers only as clobbers of inline assembly, so the whole sum over `k`
+//! is one block of assembly: no tile is live between two blocks. Only the thread's tile
+//! configuration lives longer; [`TileConfig`] loads and releases it.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use super::bf16_path::Block;
 
-/// Whether the CPU has `amx-tile` and `amx-bf16` and the operating system lets us use them.
+/// Whether the CPU has `amx-tile` and `amx-bf16` and the operating system permits their use.
 pub(super) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
@@ -26,8 +26,8 @@ pub(super) fn is_available() -> bool {
     })
 }
 
-/// Asks Linux for the tile data's part of the extended state, which it saves only for processes
-/// that asked (the area is 8 KiB). The permission holds for every thread.
+/// Asks Linux for permission to use AMX tile data. Linux saves this 8 KiB part of the extended
+/// state only for processes that asked; the permission holds for every thread.
 #[cfg(target_os = "linux")]
 fn request_tile_state() -> bool {
     const SYS_ARCH_PRCTL: isize = 158;
@@ -50,13 +50,13 @@ fn request_tile_state() -> bool {
     status == 0
 }
 
-/// Other systems have other ways to ask; none is written yet.
+/// Requests on other systems are not implemented.
 #[cfg(not(target_os = "linux"))]
 fn request_tile_state() -> bool {
     false
 }
 
-/// The configuration's memory form (palette 1): 64 bytes, as `ldtilecfg` reads them.
+/// In-memory tile configuration (palette 1): 64 bytes, as `ldtilecfg` reads them.
 #[repr(C, align(64))]
 struct TileConfigBytes {
     palette: u8,
@@ -68,7 +68,7 @@ struct TileConfigBytes {
 
 const _: () = assert!(size_of::<TileConfigBytes>() == 64);
 
-/// All eight tiles with 16 rows of 64 bytes.
+/// Configuration of all eight tiles with 16 rows of 64 bytes.
 static FULL_TILES: TileConfigBytes = TileConfigBytes {
     palette: 1,
     start_row: 0,
@@ -77,16 +77,16 @@ static FULL_TILES: TileConfigBytes = TileConfigBytes {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The calling thread's tiles, configured. Dropping it releases them, so that an idle thread
+/// The calling thread's tile configuration. Dropping it releases the tiles, so that an idle thread
 /// carries no tile state through context switches.
 ///
-/// Bound to its thread (neither `Send` nor `Sync`), since the configuration is.
+/// Neither `Send` nor `Sync`, since a tile configuration belongs to its thread.
 pub(super) struct TileConfig {
     not_send: PhantomData<*mut ()>,
 }
 
 impl TileConfig {
-    /// Configures the thread's tiles, all full.
+    /// Configures the thread's tiles at their full size.
     ///
     /// # Safety
     ///
@@ -124,8 +124,8 @@ impl Drop for TileConfig {
 
 /// Writes one 32 x 32 block of the result.
 ///
-/// Four tiles accumulate (rows 0-15 and 16-31 by columns 0-15 and 16-31); each step along `k` loads
-/// two tiles of A and two of B and multiplies them all, so each load serves two multiplications.
+/// Four tiles accumulate (rows 0-15 and 16-31 by columns 0-15 and 16-31). Each step along `k` loads
+/// two tiles of A and two of B and multiplies all pairs, so each load serves two multiplications.
 ///
 /// # Safety
 ///
@@ -133,8 +133,8 @@ impl Drop for TileConfig {
 /// the 2048 bytes of B that `block` describes can be read, and 32 rows of 128 bytes,
 /// `block.c_row_bytes` apart, can be written at `block.c`.
 pub(super) unsafe fn multiply_block(block: &Block) {
-    // SAFETY: all reads and writes are those the caller allows; flags and every register that
-    // changes are declared.
+    // SAFETY: the caller allows all of these reads and writes; flags and every modified register
+    // are declared.
     unsafe {
         asm!(
             "tilezero tmm0",

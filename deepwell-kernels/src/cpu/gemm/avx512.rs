@@ -1,5 +1,5 @@
-//! AVX-512: detection, the 32 x 32 kernels on `vdpbf16ps` and on fused multiplications of FP32, and
-//! the way of a finished block into the output.
+//! AVX-512: detection, the 32 x 32 kernels on `vdpbf16ps` and on FP32 fused multiply-add, and the
+//! store of a finished block to the output.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -17,20 +17,20 @@ pub(super) fn is_available() -> bool {
     })
 }
 
-/// Whether it also has AVX512-BF16.
+/// Whether the CPU also has AVX512-BF16.
 pub(super) fn has_bf16() -> bool {
     is_available() && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Rows that are summed at once: 8 rows by two vectors of 16 columns are 16 of the 32 registers,
-/// which covers the instruction's latency; B's two vectors are then loaded once per 8 rows.
+/// Rows that are summed at once: 8 rows by two vectors of 16 columns occupy 16 of the 32 registers,
+/// enough to hide the instruction's latency; B's two vectors are then loaded once per 8 rows.
 const ROWS: usize = 8;
 
 /// Writes one 32 x 32 block of the result.
 ///
 /// # Safety
 ///
-/// [`has_bf16`] has returned true; `block` as for the AMX kernel.
+/// [`has_bf16`] has returned true; `block` satisfies the contract of the AMX kernel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn multiply_block(block: &Block) {
     for first_row in (0..32).step_by(ROWS) {
@@ -41,8 +41,8 @@ pub(super) unsafe fn multiply_block(block: &Block) {
             let a = a.wrapping_byte_add(step * block.a_step_bytes);
             let b = block.b.wrapping_byte_add(step * 2048);
             for pair in 0..16 {
-                // SAFETY: row `pair` of the two B tiles of this step, which the caller says can
-                // be read.
+                // SAFETY: row `pair` of this step's two B tiles; the caller guarantees that B is
+                // readable.
                 let (b_left, b_right) = unsafe {
                     (
                         _mm512_loadu_si512(b.byte_add(pair * 64).cast()),
@@ -64,7 +64,7 @@ pub(super) unsafe fn multiply_block(block: &Block) {
         }
         for (row, sums) in sums.iter().enumerate() {
             let c = block.c.wrapping_byte_add((first_row + row) * block.c_row_bytes);
-            // SAFETY: one of the 32 rows of 128 bytes that the caller says can be written.
+            // SAFETY: one of the 32 rows of 128 bytes; the caller guarantees that all are writable.
             unsafe {
                 _mm512_storeu_ps(c, sums[0]);
                 _mm512_storeu_ps(c.add(16), sums[1]);
@@ -73,19 +73,20 @@ pub(super) unsafe fn multiply_block(block: &Block) {
     }
 }
 
-/// The same bits, seen as pairs of BF16.
+/// The same bits, as pairs of BF16.
 #[inline(always)]
 fn as_bf16(bits: __m512i) -> __m512bh {
     // SAFETY: both types are 64 bytes without invalid patterns.
     unsafe { core::mem::transmute(bits) }
 }
 
-/// Writes one 32 x 32 block of the result where A is widened: B's pairs are widened in registers,
-/// to the numbers at even and at odd `k`.
+/// Writes one 32 x 32 block of the result for a widened A: B's pairs are widened in registers to
+/// the numbers at even and at odd `k`.
 ///
 /// # Safety
 ///
-/// [`is_available`] has returned true; `block` as for the AMX kernel, with FP32 in A.
+/// [`is_available`] has returned true; `block` satisfies the contract of the AMX kernel, with FP32
+/// in A.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn multiply_wide_block(block: &Block) {
     let odd_bits = _mm512_set1_epi32(0xffff_0000_u32 as i32);
@@ -97,8 +98,8 @@ pub(super) unsafe fn multiply_wide_block(block: &Block) {
             let a = a.wrapping_byte_add(step * block.a_step_bytes);
             let b = block.b.wrapping_byte_add(step * 2048);
             for pair in 0..16 {
-                // SAFETY: row `pair` of the two B tiles of this step, which the caller says can
-                // be read.
+                // SAFETY: row `pair` of this step's two B tiles; the caller guarantees that B is
+                // readable.
                 let pairs = unsafe {
                     [
                         _mm512_loadu_si512(b.byte_add(pair * 64).cast()),
@@ -124,7 +125,7 @@ pub(super) unsafe fn multiply_wide_block(block: &Block) {
         }
         for (row, sums) in sums.iter().enumerate() {
             let c = block.c.wrapping_byte_add((first_row + row) * block.c_row_bytes);
-            // SAFETY: one of the 32 rows of 128 bytes that the caller says can be written.
+            // SAFETY: one of the 32 rows of 128 bytes; the caller guarantees that all are writable.
             unsafe {
                 _mm512_storeu_ps(c, sums[0]);
                 _mm512_storeu_ps(c.add(16), sums[1]);
@@ -133,8 +134,7 @@ pub(super) unsafe fn multiply_wide_block(block: &Block) {
     }
 }
 
-/// What is to be stored of a finished block, which is row-major and 32 wide: at most 32 rows and
-/// columns.
+/// The rows and columns to store, at most 32 each, of a finished row-major 32 x 32 block.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
     pub(super) block: &'a [f32; 1024],
@@ -142,7 +142,7 @@ pub(super) struct Part<'a> {
     pub(super) columns: usize,
 }
 
-/// Moves a part of a finished block to the output, rounded by `vcvtneps2bf16`.
+/// Stores a part of a finished block to the output, rounded by `vcvtneps2bf16`.
 ///
 /// # Safety
 ///
@@ -158,11 +158,11 @@ pub(super) unsafe fn store_block(part: Part<'_>, destination: Destination, row_s
     }
 }
 
-/// Moves a part of a finished block to the output, rounded in integers, to nearest even.
+/// Stores a part of a finished block to the output, rounded to nearest even in integer arithmetic.
 ///
 /// # Safety
 ///
-/// As [`store_block`], but for [`is_available`].
+/// As for [`store_block`], with [`is_available`] in place of [`has_bf16`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn store_rounded(part: Part<'_>, destination: Destination, row_stride: usize) {
     // SAFETY: the features are enabled, and the caller promises the rest.
@@ -181,12 +181,12 @@ pub(super) unsafe fn store_rounded(part: Part<'_>, destination: Destination, row
     }
 }
 
-/// Moves a part of a finished block to the output.
+/// Stores a part of a finished block to the output.
 ///
 /// # Safety
 ///
-/// AVX-512 F, BW and VL are enabled in the caller, and what `round` needs; the `rows x columns`
-/// elements at `destination` (`row_stride` elements apart) belong to the caller alone.
+/// AVX-512 F, BW, VL and all features that `round` needs are enabled in the caller; the `rows x
+/// columns` elements at `destination` (`row_stride` elements apart) belong to the caller alone.
 #[inline(always)]
 unsafe fn store_with(
     Part { block, rows, columns }: Part<'_>,
@@ -202,8 +202,8 @@ unsafe fn store_with(
         let mask = (0xffff_u32 >> (16 - width)) as __mmask16;
         for row in 0..rows {
             let offset = row * row_stride + half * 16;
-            // SAFETY: inside the block of 32 x 32; the mask keeps every access of the output
-            // within the row's `columns` elements.
+            // SAFETY: inside the block of 32 x 32; the mask keeps every access of the output within
+            // the row's `columns` elements.
             unsafe {
                 let sum = _mm512_loadu_ps(block.as_ptr().add(row * 32 + half * 16));
                 match destination {

@@ -1,10 +1,11 @@
-//! The tiers of BF16 panels: pack both operands to panels, then multiply panel by panel.
+//! The tiers with BF16 panels: both operands are packed into panels, then multiplied panel by
+//! panel.
 //!
-//! Who touches what: B is packed first, each panel written by one task; the end of that parallel
-//! loop lies between writing and reading. Then tasks multiply one panel of A by a group of panels
-//! of B. Where there is one group, the task packs its panel of A itself; else A is packed as B.
-//! Tasks write disjoint 32 x 32 blocks of the output and every block sums all of `k` itself, so
-//! threads cannot change a bit.
+//! Data-race freedom: B is packed first, each panel by one task, in a parallel loop that ends
+//! before any panel is read. Then each task multiplies one panel of A by a group of panels of B. If
+//! there is a single group, the task packs its own panel of A; otherwise A is packed in a parallel
+//! loop as B is. Tasks write disjoint 32 x 32 blocks of the output, and every block sums all of `k`
+//! itself, so results do not depend on the number of threads.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -16,9 +17,9 @@ use super::operand::{Operand, OperandData, Output};
 use super::pack::{self, Form};
 use super::{OUTER_BLOCK, Threads, Tier, amx, avx512};
 
-/// What a kernel multiplies: 32 rows of A by 32 columns of B over `steps` steps of 32 along `k`.
+/// Arguments of a kernel: 32 rows of A times 32 columns of B over `steps` steps of 32 along `k`.
 pub(super) struct Block {
-    /// Rows 0-15 of A at the first step: BF16, or FP32 where A is widened.
+    /// Rows 0-15 of A at the first step: BF16, or FP32 if A is widened.
     pub(super) a_upper: *const u16,
     /// Rows 16-31 of A at the first step.
     pub(super) a_lower: *const u16,
@@ -30,13 +31,13 @@ pub(super) struct Block {
     pub(super) b: *const u16,
     /// Steps along `k`, at least one.
     pub(super) steps: usize,
-    /// Where the 32 x 32 results go.
+    /// Destination of the 32 x 32 results.
     pub(super) c: *mut f32,
     /// Bytes between rows of the results.
     pub(super) c_row_bytes: usize,
 }
 
-/// The output as a place to write blocks to.
+/// The output, as a pointer to write blocks to.
 #[derive(Clone, Copy)]
 pub(super) enum Destination {
     F32 { data: *mut f32, accumulate: bool },
@@ -59,7 +60,7 @@ impl Destination {
     }
 }
 
-/// The state that one thread needs while it multiplies.
+/// State of one thread during the multiplication.
 struct Worker {
     /// Held for its `Drop`.
     _tiles: Option<amx::TileConfig>,
@@ -69,12 +70,12 @@ struct Worker {
 #[repr(align(64))]
 struct Scratch([f32; 1024]);
 
-/// Bytes of B's panels that one task goes through for each panel of A, so that they stay in a
-/// second-level cache (of 1 to 2 MiB on the CPUs that have these instructions) between panels.
+/// Bytes of B's panels that one task multiplies by each panel of A. The group stays in the
+/// second-level cache (1 to 2 MiB on CPUs with these instructions) from one panel of A to the next.
 const B_BYTES_PER_TASK: usize = 512 * 1024;
 
-/// Runs the GEMM. `tier` is available and not F32, no operand is F32, everything has been
-/// validated, no size is zero.
+/// Runs the GEMM. `tier` is available and not F32, no operand is F32, all arguments are validated,
+/// and no size is zero.
 pub(super) fn run(
     tier: Tier,
     m: usize,
@@ -109,7 +110,8 @@ pub(super) fn run(
             let rows = (m - row).min(OUTER_BLOCK);
             let a = Source { operand: &a, first: row, count: rows, outer: m };
             let b = Source { operand: &b, first: column, count: columns, outer: n };
-            // B stays packed for all rows of its block, A where all of it fits.
+            // B stays packed for all row blocks of its column block; A stays packed if all rows fit
+            // one block.
             if row == 0 {
                 pack_all(&shape, &b, &b_panels, threads);
             }
@@ -129,7 +131,8 @@ struct Panels<'a> {
     owner: PhantomData<&'a mut [u16]>,
 }
 
-// SAFETY: `pack_at` asks its callers for one task per panel and `at` for none that writes.
+// SAFETY: callers of `pack_at` guarantee one task per panel, and callers of `at` that no task
+// writes the panel.
 unsafe impl Sync for Panels<'_> {}
 
 impl<'a> Panels<'a> {
@@ -143,11 +146,11 @@ impl<'a> Panels<'a> {
         self.data.wrapping_add(index * self.panel)
     }
 
-    /// Packs the source's panel `index`.
+    /// Packs panel `index` of the source.
     ///
     /// # Safety
     ///
-    /// The CPU has AVX-512, and nobody else uses this panel meanwhile.
+    /// The CPU has AVX-512, and no other task uses this panel during the call.
     unsafe fn pack_at(&self, index: usize, source: &Source<'_>, k: usize) {
         assert!(index < self.count && index < source.panels());
         // SAFETY: the panel lies inside the buffer and is not in use (the caller's promise); the
@@ -168,7 +171,7 @@ struct Shape {
     steps: usize,
 }
 
-/// The outer rows `first..first + count` of an operand that has `outer` of them.
+/// Outer rows `first..first + count` of an operand with `outer` outer rows.
 struct Source<'a> {
     operand: &'a Operand<'a>,
     first: usize,
@@ -181,9 +184,9 @@ impl Source<'_> {
         self.count.div_ceil(32)
     }
 
-    /// How many leading panels of A need no packing: BF16 that is contiguous along a `k` of whole
-    /// steps already has A's form, at another distance between rows. Only full panels: tiles read
-    /// all 32 rows.
+    /// Number of leading panels of A that need no packing: BF16 that is contiguous along a `k` of
+    /// whole steps already has the layout of A's panels, with another row stride. Only full panels
+    /// count, because tiles read all 32 rows.
     fn direct_panels(&self, k: usize) -> usize {
         let contiguous = matches!(self.operand.data, OperandData::Bf16(_))
             && self.operand.k_stride == 1
@@ -202,8 +205,7 @@ fn pack_all(shape: &Shape, source: &Source<'_>, panels: &Panels<'_>, threads: Th
     );
 }
 
-/// Multiplies every panel of A with every panel of B, packing A's first when `pack_a` says that
-/// they are not packed yet.
+/// Multiplies every panel of A with every panel of B. Packs A's panels first if `pack_a`.
 fn multiply(
     tier: Tier,
     shape: &Shape,
@@ -219,15 +221,15 @@ fn multiply(
     let a_direct = if is_wide { 0 } else { a.direct_panels(shape.k) };
     let group = (B_BYTES_PER_TASK / (b_panels.panel * size_of::<u16>())).clamp(1, b.panels());
     let groups = b.panels().div_ceil(group);
-    // With one group each panel of A has one task: it packs it and finds it in its own cache.
+    // With one group each panel of A has one task, which packs the panel into its own cache.
     let pack_in_task = pack_a && groups == 1;
     if pack_a && !pack_in_task && a_direct < a.panels() {
         pack_all(shape, a, a_panels, threads);
     }
 
     let worker = || Worker {
-        // SAFETY: the tier is available; a worker lives within one run of indices on one
-        // thread, during which nothing else of this crate runs there.
+        // SAFETY: the tier is available; a worker lives within one run of indices on one thread,
+        // and no other code of this crate runs there in the meantime.
         _tiles: (tier == Tier::AmxBf16).then(|| unsafe { amx::TileConfig::load() }),
         scratch: Scratch([0.0; 1024]),
     };
@@ -242,7 +244,7 @@ fn multiply(
         } else {
             if pack_in_task {
                 // SAFETY: the tier is available, which includes AVX-512; with one group no other
-                // task has this panel of A.
+                // task uses this panel of A.
                 unsafe { a_panels.pack_at(a_index, a, shape.k) };
             }
             let step_bytes = a_panels.form.step() * size_of::<u16>();
@@ -261,7 +263,7 @@ fn multiply(
             };
             let block = Block {
                 a_upper,
-                // In a packed panel the lower 16 rows are 16 rows further on, too.
+                // In a packed panel, too, the lower half begins 16 rows after the upper half.
                 a_lower: a_upper.wrapping_byte_add(16 * a_row_bytes),
                 a_row_bytes,
                 a_step_bytes,

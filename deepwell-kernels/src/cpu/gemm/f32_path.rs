@@ -1,8 +1,8 @@
 //! The F32 tier: operands converted to `f32`, multiplied by the `gemm-f32` crate.
 //!
-//! Where nothing needs converting it is one call. Otherwise blocks of at most 1024 rows of each
-//! operand are converted into the workspace and multiplied one after another, so that the workspace
-//! of a very large GEMM stays bounded.
+//! If nothing needs converting, this is one call of the crate. Otherwise blocks of at most 1024
+//! rows of each operand are converted into the workspace and multiplied one after another, which
+//! bounds the workspace of a very large GEMM.
 #![allow(unsafe_code)]
 
 use gemm_common::Parallelism;
@@ -14,7 +14,8 @@ use super::{ALIGNMENT, OUTER_BLOCK, Threads};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::vectorized;
 
-/// The `f32` copies of blocks of the operands, and of the output unless that is known to be F32.
+/// Bytes of the `f32` copies of operand blocks and of an output block. An F32 operand needs no
+/// copy.
 pub(super) fn workspace_bytes(m: usize, n: usize, k: usize, a: DataKind, b: DataKind) -> usize {
     let copy = |kind: DataKind, outer: usize| {
         if kind == DataKind::F32 { 0 } else { outer.min(OUTER_BLOCK) * k }
@@ -23,7 +24,7 @@ pub(super) fn workspace_bytes(m: usize, n: usize, k: usize, a: DataKind, b: Data
     (copy(a, m) + copy(b, n) + output) * size_of::<f32>() + ALIGNMENT
 }
 
-/// Runs the GEMM. Everything has been validated, no size is zero.
+/// Runs the GEMM. All arguments are validated, and no size is zero.
 pub(super) fn run(
     m: usize,
     n: usize,
@@ -41,7 +42,7 @@ pub(super) fn run(
     let (a_copy, rest) = workspace.split_at_mut(copy(&a, m));
     let (b_copy, c_copy) = rest.split_at_mut(copy(&b, n));
 
-    // An operand that is F32 needs no blocks, nor does an output that is.
+    // F32 operands are not split into blocks; a BF16 output is.
     let a_block = if a_copy.is_empty() { m } else { OUTER_BLOCK };
     let b_block = if b_copy.is_empty() { n } else { OUTER_BLOCK };
     let (a_block, b_block) = match out {
@@ -84,14 +85,14 @@ fn round_row(source: &[f32], target: &mut [bf16]) {
     );
 }
 
-/// Some outer rows of an operand as `f32`.
+/// Some outer rows of an operand, as `f32`.
 struct Part<'a> {
     data: &'a [f32],
     outer_stride: usize,
     k_stride: usize,
 }
 
-/// Outer rows `first..first + count`, in place or converted into `copy` as `[count, k]`.
+/// Returns outer rows `first..first + count`, in place or converted into `copy` as `[count, k]`.
 fn convert<'a>(
     operand: &'a Operand<'a>,
     first: usize,
@@ -150,7 +151,7 @@ fn widen_row(source: &[bf16], target: &mut [f32]) {
     );
 }
 
-/// The value of every E4M3 code.
+/// Value of every E4M3 code.
 static E4M3: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut code = 0;
@@ -162,7 +163,7 @@ static E4M3: [f32; 256] = {
             // Multiples of 2^-9.
             mantissa as f32 / 512.0
         } else {
-            // (1 + m / 8) 2^(e - 7), the power of two written by its bits.
+            // (1 + m / 8) 2^(e - 7), with the power of two as exponent bits.
             f32::from_bits(((exponent as u32 + 120) << 23) | ((mantissa as u32) << 20))
         };
         table[code] = if code & 0x80 == 0 { magnitude } else { -magnitude };
@@ -171,7 +172,7 @@ static E4M3: [f32; 256] = {
     table
 };
 
-/// Decodes one MXFP8 block, rounding once where the product leaves `f32`'s range.
+/// Decodes one MXFP8 block; a value outside `f32`'s normal range is rounded once.
 fn decode_block(data: &[u8], scale: u8, target: &mut [f32]) {
     let scale = scale_value(scale);
     for (target, &code) in target.iter_mut().zip(data) {
@@ -204,19 +205,19 @@ fn multiply(
         Threads::One => Parallelism::None,
         Threads::Pool => Parallelism::Rayon(0),
     };
-    // A slice is at most isize::MAX bytes long, so strides that stay inside one fit, too; a
-    // stride over a single row or column is never used and may be anything.
+    // A slice is at most isize::MAX bytes long, so strides inside a slice fit into isize. A stride
+    // over a single row or column may be anything and is never used.
     let stride = |stride: usize| isize::try_from(stride).unwrap_or(0);
     assert!((m - 1) * c_row_stride + n <= c.len());
-    // Its kernels write along columns. Where the rows of C are longer, they make its transpose, b
-    // a^T.
+    // The crate's kernels write C in column-major order. A row-major C is computed as its
+    // transpose, b a^T.
     let row_stride = stride(c_row_stride);
     let (left, m, right, n, column_stride, row_stride) = match row_stride > 1 {
         true => (b, n, a, m, row_stride, 1),
         false => (a, m, b, n, 1, row_stride),
     };
     // SAFETY: `Operand::validate` (or `convert`'s own copy) puts every element of A and B inside
-    // its slice, the assertion every element of C; C is borrowed mutably, so nothing aliases it.
+    // its slice, and the assertion every element of C; C is borrowed mutably, so nothing aliases C.
     unsafe {
         gemm_f32::gemm::f32::get_gemm_fn()(
             m,

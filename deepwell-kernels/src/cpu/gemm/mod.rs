@@ -1,18 +1,17 @@
-//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands, FP32 accumulation.
+//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands with FP32 accumulation.
 //!
 //! # Overview
 //!
-//! Both operands are given as matrices `[outer, k]` with two strides ([`Operand`]), so that one
-//! function serves the three GEMMs of a linear layer: forward (`x w^T`: both contiguous along `k`),
-//! the gradient of the input (`dy w`: B contiguous along `n`) and the gradient of the weight (`dy^T
-//! x`: both contiguous along the outer dimension). The result is row-major `[m, n]` ([`Output`]).
+//! Both operands are matrices `[outer, k]` with two strides ([`Operand`]), so that one function
+//! computes all three GEMMs of a linear layer: fprop (`x w^T`: both contiguous along `k`), dgrad
+//! (`dy w`: B contiguous along `n`) and wgrad (`dy^T x`: both contiguous along the outer
+//! dimension). The result is row-major `[m, n]` ([`Output`]).
 //!
-//! The arithmetic comes in four [`Tier`]s. On [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and
-//! [`Tier::Avx512`] the operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel
-//! that sums in FP32; MXFP8 operands are decoded while they are packed, which is exact. The last
-//! tier widens BF16 to FP32: A's panels while they are packed, B's in registers. [`Tier::F32`]
-//! converts to `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier:
-//! nothing is ever rounded on the way in.
+//! The arithmetic has four [`Tier`]s. [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and [`Tier::Avx512`]
+//! pack the operands into BF16 panels and multiply them with a 32 x 32 kernel that sums in FP32;
+//! MXFP8 operands are decoded, exactly, during packing. [`Tier::Avx512`] also widens BF16 to FP32:
+//! A during packing, B in registers. [`Tier::F32`] converts to `f32` and calls the `gemm-f32`
+//! crate. An F32 operand always takes the F32 tier, so inputs are never rounded.
 //!
 //! ```
 //! use deepwell_kernels::cpu::gemm::{self, Operand, Output};
@@ -35,7 +34,7 @@
 //! # Numerics
 //!
 //! Let `u = 2^-24` and `s = sum |a| |b|` of one output element over the exact operand values.
-//! Products of two BF16 (or decoded MXFP8) values are exact in FP32, so only sums round:
+//! Products of two BF16 (or decoded MXFP8) values are exact in FP32, so only the sums round:
 //!
 //! | tier | order of the sum | error at most |
 //! |---|---|---|
@@ -44,28 +43,26 @@
 //! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
 //! | F32 | the `gemm-f32` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
 //!
-//! An accumulating output adds the finished sum to what is there, one more rounding (on the F32
-//! tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
-//! nearest even. Work is split over `m` and `n` only, never over `k`,
-//! and along lines that depend on nothing but the shape: a result has the same bits at any number
-//! of threads.
+//! An accumulating output adds the finished sum to its previous value, with one more rounding (on
+//! the F32 tier one per block of 512, or per `k` if `k <= 2`); a BF16 output rounds once more, to
+//! nearest even. Work is split over `m` and `n` only, never over `k`, at boundaries that depend on
+//! the shape alone, so a result has the same bits at any number of threads.
 //!
 //! The BF16 instructions of AMX and AVX512-BF16 treat subnormal operands as zero and flush
-//! subnormal results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which
-//! matters to nobody who trains but is a difference from the other tiers. MXFP8 can leave BF16's
-//! range by its scales, so the scale bytes are looked at first: where a decoded value or a product
-//! could be subnormal, or a decoded value overflow, the whole GEMM runs on the F32 tier. An E8M0
-//! scale of `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output element
-//! that they take part in NaN.
+//! subnormal results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`. This is
+//! irrelevant to training, but a difference from the other tiers. MXFP8 scales can leave BF16's
+//! range, so the scale bytes are checked first: if a decoded value or a product could be subnormal,
+//! or a decoded value overflow, the whole GEMM runs on the F32 tier. An E8M0 scale of `0xFF` and an
+//! E4M3 code of `0x7F` or `0xFF` are NaN; every output element that includes such a value is NaN.
 //!
 //! # Memory
 //!
-//! All packing buffers lie in the caller's workspace ([`workspace_bytes`]); the BF16 tiers
-//! allocate nothing (rayon's own queues aside). The `gemm-f32` crate takes scratch of its own from
-//! the heap: at most one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`,
-//! `4 kc (m + n)` bytes rounded up to whole kernel tiles, freed before the call returns; `kc` is
-//! what fits its tiles to the first-level cache, 512 for one of 48 KiB. Each thread also keeps one
-//! slab of the size of the second-level cache.
+//! All packing buffers are in the caller's workspace ([`workspace_bytes`]); the BF16 tiers allocate
+//! nothing (rayon's own queues aside). The `gemm-f32` crate allocates scratch on the heap: at most
+//! one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`, `4 kc (m + n)`
+//! bytes rounded up to whole kernel tiles, freed before the call returns. `kc` fits the crate's
+//! tiles to the first-level cache: 512 for 48 KiB. Each thread also keeps one slab of the size of
+//! the second-level cache.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -87,12 +84,12 @@ use std::sync::OnceLock;
 pub(crate) use carve::{Carver, carved_bytes};
 pub use operand::{DataKind, GemmError, MxPart, Operand, OperandData, Output};
 
-/// The instructions that a GEMM runs on.
+/// Instructions of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
-    /// The `gemm` crate on operands converted to `f32`; every machine has it.
+    /// The `gemm-f32` crate on operands converted to `f32`; available on every machine.
     F32,
-    /// Fused multiplications of FP32 on 512-bit vectors, to which BF16 is widened.
+    /// FP32 fused multiply-add on 512-bit vectors, with BF16 widened to FP32.
     Avx512,
     /// `vdpbf16ps` on 512-bit vectors.
     Avx512Bf16,
@@ -101,7 +98,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Every tier, from the one that every machine has to the rarest.
+    /// Every tier, from the most to the least widely available.
     pub const ALL: [Tier; 4] = [Tier::F32, Tier::Avx512, Tier::Avx512Bf16, Tier::AmxBf16];
 
     /// Whether this process can run the tier: the CPU has the instructions and, for AMX, the
@@ -121,7 +118,7 @@ impl Tier {
         }
     }
 
-    /// The name as reports print it.
+    /// Name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -133,11 +130,11 @@ impl Tier {
     }
 }
 
-/// The tier that multiplies BF16 soonest among those that this process can run: AMX, else
-/// AVX512-BF16 except on Intel, else AVX-512, else F32.
+/// The fastest tier for BF16 that this process can run: AMX, else AVX512-BF16 except on Intel, else
+/// AVX-512, else F32.
 ///
 /// Intel's CPUs start a 512-bit `vdpbf16ps` only every other cycle (measured on Sapphire Rapids:
-/// 108 GFLOP/s of a core at 3.6 GHz, where the F32 tier reaches 160), AMD's one or more per cycle.
+/// 108 GFLOP/s per core at 3.6 GHz, where the F32 tier reaches 160), AMD's one or more per cycle.
 #[must_use]
 pub fn best_tier() -> Tier {
     static BEST: OnceLock<Tier> = OnceLock::new();
@@ -154,7 +151,7 @@ pub fn best_tier() -> Tier {
     })
 }
 
-/// Whether the CPU says that Intel made it.
+/// Whether the CPU's vendor is Intel.
 fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -166,19 +163,20 @@ fn is_intel() -> bool {
     false
 }
 
-/// Outer rows that are packed at a time: bounds the workspace of very large GEMMs.
+/// Outer rows that are packed at a time, which bounds the workspace of very large GEMMs.
 const OUTER_BLOCK: usize = 1024;
 
 /// Alignment of the buffers inside the workspace: one cache line, one 512-bit vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The bytes that [`gemm()`] and [`gemm_serial`] need for this GEMM, at any number of threads.
+/// Returns the bytes that [`gemm()`] and [`gemm_serial`] need for this GEMM, at any number of
+/// threads.
 ///
-/// On the tiers of BF16 panels that is a BF16 copy of at most 1024 rows of each operand, on AVX-512
-/// an `f32` copy of A (for MXFP8 operands, which may have to fall back, the F32 tier's need where
-/// it is greater); on the F32 tier an `f32`
-/// copy of at most 1024 rows of each operand that is not F32, and of a block of the output, which
-/// may be BF16. (Where both operands and the output are F32, an empty workspace will do.)
+/// The tiers with BF16 panels need a BF16 copy of at most 1024 rows of each operand; on AVX-512 the
+/// copy of A is `f32`. MXFP8 operands may have to fall back, so they need at least as much as on
+/// the F32 tier. The F32 tier needs an `f32` copy of at most 1024 rows of each operand that is not
+/// F32, and of a block of the output, which may be BF16. (If both operands and the output are F32,
+/// an empty workspace suffices.)
 #[must_use]
 pub fn workspace_bytes(
     tier: Tier,
@@ -202,14 +200,14 @@ pub fn workspace_bytes(
 
 /// Writes `op(A)[m, k] * op(B)[k, n]` to `out`, row-major `[m, n]`, on rayon's current pool.
 ///
-/// `b` is given as `[n, k]`, like a weight of `n` output features. Any size may be zero; `k = 0`
-/// gives zeros, or leaves an accumulating output as it is.
+/// `b` has shape `[n, k]`, like a weight of `n` output features. Any size may be zero; `k = 0`
+/// gives zeros, or leaves an accumulating output unchanged.
 ///
 /// # Errors
 ///
-/// [`GemmError`] when an operand, the output or the workspace is shorter than the sizes say, an
-/// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. Nothing has been
-/// written then.
+/// [`GemmError`] if an operand, the output or the workspace is shorter than the sizes require, an
+/// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
+/// nothing is written.
 pub fn gemm(
     tier: Tier,
     m: usize,
@@ -223,8 +221,8 @@ pub fn gemm(
     run(tier, m, n, k, a, b, out, workspace, Threads::Pool)
 }
 
-/// [`gemm()`] on the calling thread alone, for GEMMs inside a task: the same bits, the same
-/// workspace, the same errors.
+/// [`gemm()`] on the calling thread only, for GEMMs inside a task: the same bits, workspace and
+/// errors.
 ///
 /// # Errors
 ///
@@ -242,7 +240,7 @@ pub fn gemm_serial(
     run(tier, m, n, k, a, b, out, workspace, Threads::One)
 }
 
-/// Who does the work.
+/// The threads that run a GEMM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Threads {
     One,
@@ -270,7 +268,7 @@ impl Threads {
     }
 }
 
-/// GEMMs below this many multiplications (about 5 us of AMX) are not worth waking a thread.
+/// GEMMs of at most this many multiplications (about 5 us of AMX) are not worth waking a thread.
 const SERIAL_FMAS_MAX: usize = 1 << 21;
 
 fn run(
@@ -290,7 +288,7 @@ fn run(
     a.validate("A", m, k)?;
     b.validate("B", n, k)?;
     out.validate(m, n)?;
-    // All in F32, the F32 tier needs nothing: its workspace is for conversions.
+    // With F32 operands and output the F32 tier converts nothing, so no workspace is needed.
     let converts = (a.kind(), b.kind()) != (DataKind::F32, DataKind::F32)
         || matches!(out, Output::Bf16 { .. });
     let needed = if converts { workspace_bytes(tier, m, n, k, a.kind(), b.kind()) } else { 0 };
@@ -316,7 +314,7 @@ fn run(
     Ok(())
 }
 
-/// Whether the GEMM runs on the F32 tier whatever the scales say.
+/// Whether the GEMM runs on the F32 tier for any scales.
 fn takes_f32_tier(tier: Tier, a: DataKind, b: DataKind) -> bool {
     tier == Tier::F32 || a == DataKind::F32 || b == DataKind::F32
 }

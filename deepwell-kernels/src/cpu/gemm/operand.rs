@@ -1,4 +1,4 @@
-//! What a GEMM reads and writes, and the checks that make the kernels' pointers sound.
+//! Inputs and outputs of a GEMM, and the checks that make the kernels' pointers sound.
 
 use std::any::TypeId;
 
@@ -7,24 +7,24 @@ use half::bf16;
 
 use crate::cpu::element::Element;
 
-/// The numbers of one operand.
+/// Elements of one operand.
 #[derive(Clone, Copy, Debug)]
 pub enum OperandData<'a> {
-    /// FP32. The GEMM runs on the F32 tier.
+    /// FP32; the GEMM runs on the F32 tier.
     F32(&'a [f32]),
     /// BF16.
     Bf16(&'a [bf16]),
-    /// MXFP8: E4M3 elements and one E8M0 scale per 32 of them along `k`.
+    /// MXFP8: E4M3 elements and one E8M0 scale per 32 elements along `k`.
     Mx {
         /// E4M3 data, `[outer, k]` row-major without gaps.
         data: &'a [u8],
         /// E8M0 scales (`2^(code - 127)`, `0xFF` is NaN) of `[outer, ceil(k / 32)]` blocks, in
-        /// [tiles](deepwell_precision::scale_tiles). Padding is not looked at.
+        /// [tiles](deepwell_precision::scale_tiles). Padding is never read.
         scales: &'a [u8],
     },
 }
 
-/// The type of an operand's numbers, for sizing a workspace before there are any.
+/// Element type of an operand, for sizing a workspace before the operand exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataKind {
     /// [`OperandData::F32`].
@@ -45,34 +45,34 @@ impl DataKind {
 
 /// One operand as a matrix `[outer, k]`, where `outer` is `m` for A and `n` for B.
 ///
-/// Element `(i, j)` lies at `i * outer_stride + j * k_stride`. A transposed operand is the same
-/// slice with the strides exchanged.
+/// Element `(i, j)` is at `i * outer_stride + j * k_stride`. A transposed operand is the same slice
+/// with swapped strides.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// The numbers.
+    /// The elements.
     pub data: OperandData<'a>,
-    /// Elements from one outer row to the next. For MXFP8: `k`.
+    /// Distance in elements between outer rows. For MXFP8: `k`, or the row stride of the whole.
     pub outer_stride: usize,
-    /// Elements from one step along `k` to the next. For MXFP8: 1.
+    /// Distance in elements along `k`. For MXFP8: 1.
     pub k_stride: usize,
-    /// For MXFP8: where its scales are, if it is a part of a larger operand.
+    /// For MXFP8: position of the scales, if the operand is a part of a larger one.
     pub part: Option<MxPart>,
 }
 
-/// A part of a larger MXFP8 operand. Its data begins with its first element, and rows are as far
-/// apart as those of the whole; its scales are all of the whole's.
+/// Position of a part within a larger MXFP8 operand. The data slice begins at the part's first
+/// element and keeps the row stride of the whole; the scales slice is that of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MxPart {
-    /// Which row of the whole is its first; a multiple of 32.
+    /// First row of the part within the whole; a multiple of 32.
     pub first_row: usize,
-    /// Which block of 32 along `k` of the whole is its first.
+    /// First block of 32 along `k` of the part within the whole.
     pub first_block: usize,
     /// Blocks along `k` of the whole.
     pub blocks: usize,
 }
 
 impl<'a> Operand<'a> {
-    /// BF16 rows `[outer, k]`, `row_stride` elements apart (`k` when there are no gaps).
+    /// BF16 rows `[outer, k]`, `row_stride` elements apart (`k` if there are no gaps).
     #[must_use]
     pub fn rows_bf16(data: &'a [bf16], row_stride: usize) -> Self {
         Self { data: OperandData::Bf16(data), outer_stride: row_stride, k_stride: 1, part: None }
@@ -87,7 +87,7 @@ impl<'a> Operand<'a> {
     /// Rows `[outer, k]` of either element type, `row_stride` elements apart.
     #[must_use]
     pub fn rows<E: Element>(data: &'a [E], row_stride: usize) -> Self {
-        // The casts are between a type and itself.
+        // Each cast is from a type to itself.
         match DataKind::of::<E>() {
             DataKind::Bf16 => Self::rows_bf16(bytemuck::cast_slice(data), row_stride),
             _ => Self::rows_f32(bytemuck::cast_slice(data), row_stride),
@@ -100,15 +100,14 @@ impl<'a> Operand<'a> {
         Self { data: OperandData::Mx { data, scales }, outer_stride: k, k_stride: 1, part: None }
     }
 
-    /// Rows of a larger MXFP8 operand, whose rows are `row_stride` apart and whose `scales` are all
-    /// of its scales.
+    /// Rows of a larger MXFP8 operand with row stride `row_stride` and all of its `scales`.
     #[must_use]
     pub fn part_mx(data: &'a [u8], scales: &'a [u8], row_stride: usize, part: MxPart) -> Self {
         let data = OperandData::Mx { data, scales };
         Self { data, outer_stride: row_stride, k_stride: 1, part: Some(part) }
     }
 
-    /// Where among the scales that of a block along `k` is.
+    /// Offset of a block's scale within the scales.
     #[inline(always)]
     pub(super) fn scale_offset(&self, row: usize, block: usize, k: usize) -> usize {
         match self.part {
@@ -119,7 +118,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The operand whose memory is `[k, outer]` where this one's is `[outer, k]`.
+    /// Views memory of layout `[k, outer]` as an operand `[outer, k]`.
     ///
     /// `Operand::rows_bf16(dy, columns).transposed()` reads `dy[k, columns]` as `[columns, k]`.
     /// (MXFP8 has its blocks along `k` and cannot be transposed: [`GemmError::MxLayout`].)
@@ -197,14 +196,14 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Where a GEMM goes: row-major `[m, n]` without gaps.
+/// Output of a GEMM: row-major `[m, n]` without gaps.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// FP32.
     F32 {
         /// The result.
         data: &'a mut [f32],
-        /// Add to what is there instead of writing over it.
+        /// Whether to add to the previous values instead of overwriting them.
         accumulate: bool,
     },
     /// BF16, rounded to nearest even from the FP32 sum.
@@ -215,10 +214,10 @@ pub enum Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// An output of either element type that is written over.
+    /// An output of either element type that is overwritten.
     #[must_use]
     pub fn overwrite<E: Element>(data: &'a mut [E]) -> Self {
-        // The casts are between a type and itself.
+        // Each cast is from a type to itself.
         match DataKind::of::<E>() {
             DataKind::Bf16 => Output::Bf16 { data: bytemuck::cast_slice_mut(data) },
             _ => Output::F32 { data: bytemuck::cast_slice_mut(data), accumulate: false },
@@ -236,7 +235,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The result of a GEMM over no `k` at all.
+    /// Writes the result of a GEMM with `k = 0`.
     pub(super) fn add_nothing(&mut self) {
         match self {
             Output::F32 { accumulate: true, .. } => {}
@@ -246,10 +245,10 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Why a GEMM was refused. Nothing has been written in any of these cases.
+/// Reason for refusing a GEMM. In all cases nothing has been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GemmError {
-    /// A slice ends before the last element that the sizes and strides ask for.
+    /// A slice ends before the last element that the sizes and strides require.
     #[error(
         "operand {operand}: expected at least {needed} {what} for [{outer}, {k}] \
          with its strides, got {got}"
@@ -263,7 +262,7 @@ pub enum GemmError {
         outer: usize,
         /// The contraction's length.
         k: usize,
-        /// The least length (`usize::MAX` where it overflows).
+        /// Required length (`usize::MAX` on overflow).
         needed: usize,
         /// The slice's length.
         got: usize,
@@ -305,15 +304,15 @@ pub enum GemmError {
         /// Bytes given.
         got: usize,
     },
-    /// This CPU, or the operating system, does not offer the tier.
+    /// The CPU or the operating system does not offer the tier.
     #[error(
         "tier `{tier}` cannot run here, the best that can is `{best}`\n\
          hint: ask `Tier::is_available` first"
     )]
     TierUnavailable {
-        /// The tier asked for.
+        /// The requested tier.
         tier: &'static str,
-        /// The best tier here.
+        /// The best tier of this machine.
         best: &'static str,
     },
 }

@@ -1,17 +1,17 @@
 //! Packing: from an operand's memory to the panels that the 32 x 32 kernels read.
 //!
-//! A panel holds 32 outer rows over all of `k`, as one 2048-byte step per 32 along `k`; a step is
-//! two tiles of 1024 bytes, for outer rows 0-15 and 16-31; a tile is 16 vectors of 64 bytes:
+//! A panel holds 32 outer rows over all of `k`, as one 2048-byte step per 32 along `k`. A step is
+//! two tiles of 1024 bytes, for outer rows 0-15 and 16-31. A tile is 16 vectors of 64 bytes:
 //!
-//! - A wants vectors by *row*: vector `i` holds outer row `i`, 32 numbers along `k`;
-//! - B wants vectors by *pair*: vector `p` holds, for each of 16 outer rows, the numbers at
+//! - A needs vectors by *row*: vector `i` holds outer row `i`, 32 numbers along `k`;
+//! - B needs vectors by *pair*: vector `p` holds, for each of 16 outer rows, the numbers at
 //!   `k = 2p` and `2p + 1` (VNNI order);
-//! - A widened to FP32 has vectors by row of twice the bytes, and so have its tiles and steps.
+//! - A widened to FP32 has vectors by row; its vectors, tiles and steps are twice as large.
 //!
-//! The two forms are each other's transpose as 16 x 16 matrices of 32-bit pairs. Memory that is
-//! contiguous along `k` loads by row, memory that is contiguous along the outer dimension loads
-//! by pair (two rows interleaved), and a transposition follows where the other form is wanted.
-//! Whatever lies beyond `outer` or `k` is zero.
+//! By row and by pair are each other's transpose as 16 x 16 matrices of 32-bit pairs. Memory that
+//! is contiguous along `k` is loaded by row, memory that is contiguous along the outer dimension by
+//! pair (two rows interleaved); a transposition follows if the panel needs the other form. Elements
+//! beyond `outer` or `k` are zero.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -21,19 +21,19 @@ use super::operand::{Operand, OperandData};
 /// Elements of one step of a panel.
 pub(super) const STEP: usize = 1024;
 
-/// The order of the numbers within a tile.
+/// Order of the numbers within a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A's.
+    /// Form of A.
     ByRow,
-    /// A's where it is widened to FP32.
+    /// Form of A when widened to FP32.
     WideByRow,
-    /// B's.
+    /// Form of B.
     ByPair,
 }
 
 impl Form {
-    /// Elements of two bytes in a step of a panel.
+    /// Two-byte elements in a step of a panel.
     pub(super) fn step(self) -> usize {
         if self == Form::WideByRow { 2 * STEP } else { STEP }
     }
@@ -74,7 +74,7 @@ pub(super) unsafe fn pack_panel(
                 for (vector, packed) in vectors {
                     let [lower, upper] = widen(*vector);
                     let packed = packed.as_mut_ptr().cast::<f32>();
-                    // SAFETY: 64 elements of 2 bytes.
+                    // SAFETY: 64 elements of two bytes.
                     unsafe {
                         _mm512_storeu_ps(packed, lower);
                         _mm512_storeu_ps(packed.add(16), upper);
@@ -82,7 +82,7 @@ pub(super) unsafe fn pack_panel(
                 }
             } else {
                 for (vector, packed) in vectors {
-                    // SAFETY: 32 elements of 2 bytes.
+                    // SAFETY: 32 elements of two bytes.
                     unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), *vector) };
                 }
             }
@@ -90,7 +90,7 @@ pub(super) unsafe fn pack_panel(
     }
 }
 
-/// 32 BF16 numbers as FP32, in order.
+/// Widens 32 BF16 numbers to FP32, in order.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn widen(vector: __m512i) -> [__m512; 2] {
     let widen =
@@ -98,7 +98,7 @@ fn widen(vector: __m512i) -> [__m512; 2] {
     [widen(_mm512_castsi512_si256(vector)), widen(_mm512_extracti64x4_epi64::<1>(vector))]
 }
 
-/// A part of an operand no larger than 16 x 32.
+/// A region of an operand of at most 16 x 32.
 #[derive(Clone, Copy)]
 struct Place {
     row: usize,
@@ -107,11 +107,11 @@ struct Place {
     columns: usize,
 }
 
-/// The tile at `place`, in the form that the memory gives at least cost.
+/// Loads the tile at `place`, in the form that is cheapest for the memory layout.
 ///
 /// # Safety
 ///
-/// The CPU's features; `operand` has been validated for a matrix that holds `place`, with rows
+/// The CPU's features; `operand` has been validated for a matrix that contains `place`, with rows
 /// of `k`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, Form) {
@@ -134,7 +134,7 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
         OperandData::Mx { data, scales } => unsafe {
             let stride = operand.outer_stride;
             let data = data.as_ptr().wrapping_add(row * stride + column);
-            // Within 32 rows scales are 16 bytes apart; a part begins with such rows.
+            // Within 32 rows, scales are 16 bytes apart; a part begins at such a group of rows.
             debug_assert!(row % 32 + rows <= 32);
             let first = operand.scale_offset(row, column / 32, k);
             let scales = scales.as_ptr().wrapping_add(first);
@@ -150,7 +150,7 @@ fn mask32(count: usize) -> __mmask32 {
     ((1u64 << count) - 1) as __mmask32
 }
 
-/// Rows of `columns <= 32` contiguous numbers.
+/// Loads rows of `columns <= 32` contiguous numbers.
 ///
 /// # Safety
 ///
@@ -166,7 +166,7 @@ unsafe fn load_rows(data: *const u16, stride: usize, rows: usize, columns: usize
     tile
 }
 
-/// Pairs of neighbours along `k`, where the outer dimension is contiguous.
+/// Loads pairs of neighbours along `k` from memory that is contiguous along the outer dimension.
 ///
 /// # Safety
 ///
@@ -177,8 +177,8 @@ unsafe fn load_pairs(data: *const u16, stride: usize, rows: usize, columns: usiz
     let mask = mask32(rows) as __mmask16;
     for (pair, vector) in tile.iter_mut().enumerate().take(columns.div_ceil(2)) {
         let even = data.wrapping_add(2 * pair * stride);
-        // SAFETY: the mask keeps the accesses within the runs; the second run is read only
-        // where there is one.
+        // SAFETY: the mask keeps the accesses within the runs; the second run is read only if it
+        // exists.
         *vector = unsafe {
             let lower = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, even.cast()));
             if 2 * pair + 1 < columns {
@@ -193,7 +193,7 @@ unsafe fn load_pairs(data: *const u16, stride: usize, rows: usize, columns: usiz
     tile
 }
 
-/// Rows from memory that is contiguous in neither direction, number by number.
+/// Gathers rows, number by number, from memory that is contiguous in neither direction.
 ///
 /// # Safety
 ///
@@ -208,7 +208,7 @@ unsafe fn gather_rows(
     let mut gathered = [[0u16; 32]; 16];
     for (row, gathered) in gathered.iter_mut().enumerate().take(rows) {
         for (column, gathered) in gathered.iter_mut().enumerate().take(columns) {
-            // SAFETY: one of the elements that can be read.
+            // SAFETY: a readable element, as the caller guarantees.
             *gathered = unsafe { data.add(row * outer_stride + column * k_stride).read() };
         }
     }
@@ -216,7 +216,7 @@ unsafe fn gather_rows(
     unsafe { load_rows(gathered.as_ptr().cast(), 32, 16, 32) }
 }
 
-/// The magnitudes of E4M3's subnormal bit patterns 0 to 7, which are multiples of 2^-9, as BF16.
+/// Magnitudes of E4M3's subnormal bit patterns 0 to 7 (multiples of 2^-9), as BF16.
 const SUBNORMALS: [u16; 8] = [0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
 
 /// A quiet NaN in BF16.
@@ -224,10 +224,10 @@ const NAN_BF16: i16 = 0x7fc0;
 
 /// Decodes rows of MXFP8. A tile is as wide as a block, so each row has one scale.
 ///
-/// E4M3 has 4 exponent bits with bias 7 and 3 mantissa bits, BF16 has 8 with bias 127 and 7: a
-/// normal element's magnitude shifted left by 4 lacks only `(127 - 7) << 7`. Subnormal ones come
-/// from a table of eight. The scale then adds its exponent, exactly, since `scales::fit_bf16`
-/// has seen to it that nonzero values stay normal.
+/// E4M3 has 4 exponent bits with bias 7 and 3 mantissa bits, BF16 has 8 with bias 127 and 7. A
+/// normal element's magnitude shifted left by 4 therefore lacks only `(127 - 7) << 7`; subnormal
+/// magnitudes come from a table of eight. Adding the scale's exponent is exact, because
+/// `scales::fit_bf16` has checked that nonzero values stay normal.
 ///
 /// # Safety
 ///
@@ -279,10 +279,10 @@ unsafe fn decode_rows(
     tile
 }
 
-/// Transposes the tile as a 16 x 16 matrix of 32-bit elements: by row to by pair and back.
+/// Transposes the tile as a 16 x 16 matrix of 32-bit elements, from by row to by pair and back.
 ///
 /// Four rounds: pairs and quadruples of rows are interleaved within the 128-bit lanes, then the
-/// lanes themselves are transposed in two rounds.
+/// lanes are transposed in two rounds.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn transpose(tile: &mut Tile) {
     let mut quads = *tile;

@@ -1,5 +1,5 @@
-//! Whether the scales of MXFP8 operands keep every decoded value and product in BF16's and
-//! FP32's normal range, which the BF16 instructions need (they flush subnormals to zero).
+//! Checks whether the scales of MXFP8 operands keep every decoded value and product in the normal
+//! range of BF16 and FP32. The BF16 instructions need this, because they flush subnormals to zero.
 //!
 //! A nonzero E4M3 value lies in `2^-9 ..= 1.75 * 2^8`. With a scale code `c` (`2^(c - 127)`) the
 //! decoded value has an exponent in `c - 136 ..= c - 119`. BF16's normal exponents are
@@ -13,11 +13,11 @@ use super::operand::{Operand, OperandData};
 const SCALE_MIN: u8 = 10;
 const SCALE_MAX: u8 = 246;
 const SCALE_SUM_MIN: u16 = 146;
-/// E8M0's NaN: decodes to NaN whatever the data is.
+/// E8M0's NaN: decodes to NaN for any data.
 const SCALE_NAN: u8 = 0xff;
 
-/// Whether the BF16 tiers give the product of these operands without flushing anything that the
-/// formats can hold.
+/// Whether the BF16 tiers multiply these operands without flushing any value that the formats can
+/// represent.
 pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: usize) -> bool {
     let by_bytes = |operand: &Operand<'_>, outer: usize| match operand.data {
         OperandData::Mx { scales, .. } => {
@@ -37,13 +37,14 @@ pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: 
     if range_fits(by_bytes(a, m), by_bytes(b, n)) {
         return true;
     }
-    // A block of zeros may have any scale. Look again at the blocks that hold something.
+    // A block of zeros may have any scale: check again with the scales of nonzero blocks only.
     range_fits(range_of_nonzero_blocks(a, m, k), range_of_nonzero_blocks(b, n, k))
 }
 
-/// The least and greatest scale code that is not NaN.
+/// Returns the least and greatest scale code, NaN excluded.
 fn scale_range(scales: impl Iterator<Item = u8>) -> (u8, u8) {
-    // A NaN must not count as large: 0xFF becomes the identity of each side.
+    // NaN must not count as large: 0xFF is the identity of the minimum and becomes 0 for the
+    // maximum.
     scales.fold((u8::MAX, u8::MIN), |(least, greatest), scale| {
         (least.min(scale), greatest.max(if scale == SCALE_NAN { 0 } else { scale }))
     })
@@ -54,8 +55,8 @@ fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
         |range: Option<(u8, u8)>| range.is_none_or(|(lo, hi)| lo >= SCALE_MIN && hi <= SCALE_MAX);
     let both = match (a, b) {
         (Some((a, _)), Some((b, _))) => u16::from(a) + u16::from(b) >= SCALE_SUM_MIN,
-        // BF16 operands are taken as they are; their own tiny products are flushed (see the
-        // module's documentation).
+        // BF16 operands are used as they are; their own tiny products are flushed (see the module's
+        // documentation).
         _ => true,
     };
     alone(a) && alone(b) && both
@@ -63,7 +64,7 @@ fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
 
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
     let OperandData::Mx { data, scales } = operand.data else { return None };
-    // The last row of a part may end before its stride does.
+    // The last row of a part may be shorter than the stride.
     let rows = data.chunks(operand.outer_stride).take(outer).enumerate();
     Some(scale_range(rows.flat_map(|(row, data)| {
         let blocks = data[..k].chunks(32).enumerate();
@@ -96,7 +97,7 @@ mod tests {
             (254, 127, 0x00, true),
         ];
         for (scale_a, scale_b, code, expected) in rows {
-            // Two blocks a row, the second short; the first holds ones.
+            // Two blocks per row, the second short; the first holds ones.
             let data_a: Vec<u8> = [vec![0x38; 32], vec![code; 8]].concat();
             let data_b = vec![0x38; 40];
             let tiled = |plain: [u8; 2]| {
