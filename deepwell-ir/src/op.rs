@@ -301,7 +301,7 @@ ops! {
     VocabParallelEmbedding,
     /// Gradient of the rank's rows of the table.
     VocabParallelEmbeddingBackward,
-    /// Partial sums of a rank's logits, for an all-reduce.
+    /// Statistics of a rank's logits, for an all-gather.
     VocabParallelSums,
     /// Cross-entropy of logits that are split over ranks.
     VocabParallelCrossEntropy,

@@ -8,7 +8,7 @@ use super::{Check, WeightCopy, product};
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape};
 
-/// All gradients → their global L2 norm, f32 `[1]`.
+/// All gradients → global L2 norm, f32 `[1]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradNorm {}
 
@@ -26,8 +26,8 @@ impl OpRule for GradNorm {
     }
 }
 
-/// Tensors → the sum of squares of each, u64 `[tensors]`: the bits of an f64. Ranks exchange them
-/// where each has a part of the gradients.
+/// Tensors → sum of squares of each tensor, u64 `[tensors]`: the bits of an f64. Ranks exchange
+/// these sums if gradients are sharded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SumsOfSquares {}
 
@@ -49,8 +49,8 @@ impl OpRule for SumsOfSquares {
     }
 }
 
-/// Lists of sums of squares as [`SumsOfSquares`] makes them, u64 `[n]` each → the root of the sum
-/// of all in their order, list by list, f32 `[1]`.
+/// Lists of sums from [`SumsOfSquares`], u64 `[n]` each → square root of the total, added in order,
+/// list by list, f32 `[1]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormOfSums {}
 
@@ -73,25 +73,25 @@ impl OpRule for NormOfSums {
     }
 }
 
-/// Counts a step and makes what all buckets of it need.
+/// Counts a step and computes the coefficients shared by all buckets of the step.
 ///
 /// grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest gradient norm), counters u64
 /// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: 1 if the
-/// step is applied and 0 if its norm is not finite, learning rate, clip factor, 1 - beta1, beta2,
-/// 1 - beta2, step size (learning rate over the first moment's correction), one over the root of
-/// the second moment's correction, eps.
+/// step is applied and 0 if the gradient norm is not finite, learning rate, clip factor, 1 - beta1,
+/// beta2, 1 - beta2, step size (learning rate over the first moment's correction), reciprocal
+/// square root of the second moment's correction, eps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWCoefficients {
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f32,
 }
 
 impl AdamWCoefficients {
-    /// How many there are.
+    /// Number of coefficients.
     pub const COUNT: usize = 9;
 }
 
@@ -123,45 +123,45 @@ impl OpRule for AdamWCoefficients {
 /// Updates the parameters of one bucket in place.
 ///
 /// A bucket is a range of [`Program::parameters`](crate::Program::parameters) whose master weights
-/// lie one behind the other in the arena, each from a multiple of
-/// [`ALIGNMENT_BYTES`](crate::ALIGNMENT_BYTES) on; so do the gradients, the first and the second
-/// moments. A shard of it that ends at parameters is therefore one range of each of the four.
+/// are consecutive in the arena, each aligned to [`ALIGNMENT_BYTES`](crate::ALIGNMENT_BYTES);
+/// gradients, first moments and second moments are laid out the same way. A shard of a bucket that
+/// ends at parameter boundaries is therefore one range of each of the four.
 ///
-/// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter: gradient, and
-/// updated in place: master weight, first moment, second moment, all f32 of one shape. Outputs:
-/// what each of `copies` is made of, in their order, of the updated weights.
+/// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter the gradient and,
+/// updated in place, master weight, first moment and second moment, all f32 of one shape. Outputs:
+/// the tensors of each entry of `copies`, in order, computed from the updated weights.
 ///
-/// A step that is skipped changes nothing: copies and their counters are those of the weights that
-/// were there before, which whoever made them first has written.
+/// A skipped step changes nothing: copies and counters keep the values of the previous weights,
+/// written by an earlier call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
-    /// The bucket, as indices into the parameters of the program; where it has
-    /// [shards](crate::Shard), the one that is updated, with operands of one slice.
+    /// The bucket, as indices into the parameters of the program. For a [sharded](crate::Shard)
+    /// bucket, the shard to update, with operands of one slice.
     pub parameters: Range<usize>,
     /// Decoupled weight decay of each parameter, in operand order.
     pub weight_decay: Vec<f32>,
-    /// The compute copies that it writes beside the weights.
+    /// Compute copies that the op writes in addition to the weights.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<WeightCopy>,
 }
 
 impl AdamW {
-    /// Operands before the first parameter's.
+    /// Operands before those of the first parameter.
     pub const LEADING_OPERANDS: usize = 1;
     /// Operands per parameter: gradient, master, first moment, second moment.
     pub const OPERANDS_PER_PARAMETER: usize = 4;
 
-    /// Place of the master weight of a parameter among the operands.
+    /// Operand index of a parameter's master weight.
     pub fn master(parameter: usize) -> usize {
         Self::LEADING_OPERANDS + parameter * Self::OPERANDS_PER_PARAMETER + 1
     }
 
-    /// How many operands stand before the outputs.
+    /// Number of operands before the outputs.
     pub fn input_count(&self) -> usize {
         Self::LEADING_OPERANDS + Self::OPERANDS_PER_PARAMETER * self.weight_decay.len()
     }
 
-    /// Each copy, with the places of its tensors among the outputs.
+    /// All copies, each with the range of its output tensors.
     pub fn copies_with_outputs(&self) -> impl Iterator<Item = (&WeightCopy, Range<usize>)> {
         self.copies.iter().scan(0, |next, copy| {
             let first = *next;

@@ -1,5 +1,4 @@
-//! A bias added to each row: that of a linear layer whose ranks sum up their parts of the result
-//! first.
+//! A bias added to each row: for a linear layer whose ranks first sum partial results.
 
 use serde::{Deserialize, Serialize};
 

@@ -7,8 +7,8 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{IrError, Node, OpError, Shape};
 
-/// `out[t, :] = x[t, :] + table[t mod S, :]`, S being the length of a sequence: x `[T, D]`, table
-/// `[P, D]` with `P >= S` → `[T, D]`.
+/// `out[t, :] = x[t, :] + table[t mod S, :]` for sequence length `S`: x `[T, D]`, table `[P, D]`
+/// with `P >= S` → `[T, D]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddPositions {}
 
@@ -56,13 +56,13 @@ impl OpRule for AddPositionsBackward {
     }
 }
 
-/// [`AddPositions`] to one of `ranks` equal parts of the tokens of a micro-batch: row `r` of part
-/// `p` is token `p · T + r`. x `[T, D]`, table `[P, D]` → `[T, D]`.
+/// [`AddPositions`] for one of `ranks` equal parts of a micro-batch's tokens: row `r` of part `p`
+/// is token `p · T + r`. x `[T, D]`, table `[P, D]` → `[T, D]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddPositionsOfPart {
-    /// Which part, counted from 0.
+    /// Index of the part, counted from 0.
     pub place: usize,
-    /// How many there are.
+    /// Number of parts.
     pub ranks: usize,
 }
 
@@ -97,15 +97,15 @@ impl OpRule for AddPositionsOfPart {
     }
 }
 
-/// `dtable[s, :] (+)= sum of dout[r, :] over (p · T + r) mod S = s`, of part `p`: dout `[T, D]` →
-/// dtable f32 `[P, D]`. The sum over ranks is the gradient.
+/// `dtable[s, :] (+)= sum of dout[r, :] over (p · T + r) mod S = s`, for part `p`: dout `[T,
+/// D]` → dtable f32 `[P, D]`. The gradient is the sum over ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddPositionsOfPartBackward {
     /// Rows of the table.
     pub positions: Option<usize>,
-    /// Which part, counted from 0.
+    /// Index of the part, counted from 0.
     pub place: usize,
-    /// How many there are.
+    /// Number of parts.
     pub ranks: usize,
 }
 
@@ -127,7 +127,7 @@ impl OpRule for AddPositionsOfPartBackward {
     }
 }
 
-/// x `[T, D]` and a table `[P, D]`; the sum is as x.
+/// Output type for x `[T, D]` and a table `[P, D]`: the type of x.
 fn infer_sum(name: &'static str, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
     let check = Check::count(name, inputs, &["x", "table"])?;
     let dtype = check.same_float(&[0, 1])?;
@@ -137,7 +137,7 @@ fn infer_sum(name: &'static str, inputs: &[TensorType]) -> Result<Vec<OutputType
     Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
 }
 
-/// dout `[T, D]`; the gradient is `[positions, D]`.
+/// Gradient type for dout `[T, D]`: `[positions, D]`.
 fn infer_table_gradient(
     name: &'static str,
     positions: Option<usize>,

@@ -7,7 +7,7 @@ use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// Heads of an attention, its mask, and what a head may look at beside the keys.
+/// Heads of an attention, mask, and extensions such as sinks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttentionHeads {
     /// Query heads.
@@ -16,21 +16,21 @@ pub struct AttentionHeads {
     pub kv_heads: usize,
     /// Width of a query and of a key.
     pub head_dim: usize,
-    /// Width of a value, where it is not `head_dim`.
+    /// Width of a value, if different from `head_dim`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_dim: Option<usize>,
-    /// Multiplies the scores, `1/sqrt(head_dim)` as a rule.
+    /// Factor on the scores, usually `1/sqrt(head_dim)`.
     pub scale: f64,
-    /// Whether a token sees only itself and what came before.
+    /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// Tokens that a token sees, itself and those just before it; causal only. All if `None`.
+    /// Number of tokens that a token attends to, itself included; causal only. All if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
-    /// Whether each head has a sink: a score that takes part in the softmax like that of one more
-    /// key, whose value is zero.
+    /// Whether each head has a sink: an additional score in the softmax, like an extra key whose
+    /// value is zero.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
-    /// Whether a token sees only tokens of its document; causal only.
+    /// Whether a token attends only to tokens of the same document; causal only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub documents: bool,
 }
@@ -41,8 +41,8 @@ impl AttentionHeads {
         self.value_dim.unwrap_or(self.head_dim)
     }
 
-    /// What sets the op apart from plain attention, causal or full, with heads of one width: for
-    /// kernels that do not take it. `None` for plain attention.
+    /// Describes the first extension beyond plain attention (causal or full, one head width), for
+    /// kernels that do not support extensions. `None` for plain attention.
     pub fn extension(&self) -> Option<String> {
         let window = self.window.map(|window| format!("a window of {window} tokens"));
         let sinks = self.sinks.then(|| "sinks".to_string());
@@ -73,9 +73,9 @@ impl AttentionHeads {
         text
     }
 
-    /// Wants inputs `q`, `q + 1` and `q + 2` to be queries, keys and values, and from `extra` on
-    /// the sinks, if there are any, one FP32 score for each head, and the documents, if those are
-    /// told apart. Gives the shape of what comes out.
+    /// Checks that inputs `q`, `q + 1`, `q + 2` are queries, keys, values, and that inputs from
+    /// `extra` on are the sinks (if used, one FP32 score per head) and the documents (if used).
+    /// Returns the shape of the output.
     pub(super) fn check(
         &self,
         check: &Check<'_>,
@@ -114,13 +114,13 @@ impl AttentionHeads {
         Ok(columns(self.heads, self.value_dim()))
     }
 
-    /// Which operand the documents are, where those are told apart and operands behind the tensors
-    /// of every attention begin at `extra`: 3 of the forward, 6 of the backward.
+    /// Operand index of the documents, if used. `extra` is the index of the first optional operand:
+    /// 3 in the forward op, 6 in the backward op.
     pub fn documents_at(&self, extra: usize) -> Option<usize> {
         self.documents.then_some(extra + usize::from(self.sinks))
     }
 
-    /// How many operands stand behind those of every attention.
+    /// Number of optional operands.
     pub fn extra_inputs(&self) -> usize {
         usize::from(self.sinks) + usize::from(self.documents)
     }
@@ -129,15 +129,15 @@ impl AttentionHeads {
         Shape(vec![Dim::BATCH, Dim::fixed(self.heads), Dim::SEQ])
     }
 
-    /// Names of operands, those of sinks and documents only where there are any.
+    /// Operand names, including sinks and documents only if used.
     fn names(&self, names: &[&'static str]) -> Vec<&'static str> {
         let sinks = self.sinks.then_some("sinks");
         names.iter().copied().chain(sinks).chain(self.documents.then_some("documents")).collect()
     }
 
-    /// Operations of GEMMs over all heads that are `width` columns wide together, from the shape
-    /// of lse. Only the scores that the mask leaves count; where
-    /// documents are told apart, those of one that fills its sequence, as their lengths are data.
+    /// FLOPs of GEMMs over all heads with a total width of `width` columns, from the shape of lse.
+    /// Only unmasked scores count. Document lengths are data, so a document mask counts as one
+    /// document per sequence.
     fn gemm_flops(&self, lse: &[usize], width: usize) -> u64 {
         let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
         let scores = if self.causal { causal_scores(seq, self.window) } else { seq * seq };
@@ -145,17 +145,17 @@ impl AttentionHeads {
     }
 }
 
-/// Scores that a causal mask leaves of one head's, in windows of at most `window` tokens.
+/// Scores per head under a causal mask, in windows of at most `window` tokens.
 fn causal_scores(seq: u64, window: Option<usize>) -> u64 {
     let window = window.map_or(seq, |window| (window as u64).min(seq));
-    // The first tokens see 1, 2, ... tokens, all others a whole window.
+    // The first tokens see 1, 2, ... tokens, later tokens a full window.
     window * (window + 1) / 2 + (seq - window) * window
 }
 
 /// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` (, sinks f32 `[H]`) (, documents i32 `[T, 2]`, see
 /// [`InputRole::Documents`](crate::InputRole::Documents)) → o `[T, H·V]`, lse f32 `[B, H, S]`
-/// (natural logarithm of the sum of exponentials of the scaled scores; a sink is one of them, and
-/// is not scaled).
+/// (natural logarithm of the sum of exponentials of the scaled scores, including the unscaled
+/// sink).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Heads and mask.
@@ -254,7 +254,7 @@ impl OpRule for AttentionBackward {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Five GEMMs: the scores again, dQ and dK, and of the values' width dP and dV.
+        // Five GEMMs: recomputed scores, dQ, dK of width head_dim; dP, dV of width value_dim.
         let width = 3 * self.heads.head_dim + 2 * self.heads.value_dim();
         self.heads.gemm_flops(&shapes[5], width)
     }

@@ -1,18 +1,18 @@
-//! The most pairs of token and expert that an expert takes.
+//! Largest number of (token, expert) pairs that an expert accepts.
 
 use super::Check;
 use crate::{Dim, OpError};
 
-/// Capacity factors are rounded up to multiples of `1 / STEPS` for sizes.
+/// Sizes round capacity factors up to multiples of `1 / STEPS`.
 const STEPS: f64 = 65_536.0;
 
-/// Most pairs that one of `experts` takes of `tokens` with `top_k` experts each, with a capacity
-/// factor: `ceil(factor · tokens · top_k / experts)`, and never more than all tokens.
+/// Capacity of each of `experts` experts for `tokens` with `top_k` experts each:
+/// `ceil(factor · tokens · top_k / experts)`, at most all tokens.
 ///
 /// The factor is rounded up to a multiple of 2^-16. The result is exact for factors such as 1.25.
-/// For any other factor it is at most one pair larger, with up to 65,536 pairs per expert on
-/// average. It is never smaller than the capacity that a kernel computes in floating point: that
-/// computation is monotonic in the factor and exact for multiples of 2^-16.
+/// For any other factor the result is at most one pair larger, for up to 65,536 pairs per expert on
+/// average. The result is never smaller than the capacity that a kernel computes in floating point,
+/// because that computation is monotonic in the factor and exact for multiples of 2^-16.
 ///
 /// ```
 /// use deepwell_ir::{Dim, ops::capacity};
@@ -28,13 +28,13 @@ pub fn capacity(factor: f64, experts: usize, tokens: Dim, top_k: usize) -> Dim {
     if steps < most { tokens.share(steps, most) } else { tokens }
 }
 
-/// Whether the capacity of `here` of the `experts` is smaller than the number of pairs that tokens
-/// with `top_k` experts each can send there, for a large number of tokens.
+/// Whether, for many tokens, the capacity of `here` of the `experts` is smaller than the number of
+/// pairs that tokens with `top_k` experts each can send to these experts.
 pub fn capacity_sizes_rows(factor: f64, experts: usize, here: usize, top_k: usize) -> bool {
     factor * (here * top_k) as f64 <= (experts * top_k.min(here)) as f64
 }
 
-/// Refuses a capacity factor that is not a finite number over 0.
+/// Rejects a capacity factor unless finite and positive.
 pub(super) fn check_factor(check: &Check<'_>, factor: Option<f64>) -> Result<(), OpError> {
     match factor.filter(|factor| !factor.is_finite() || *factor <= 0.0) {
         Some(factor) => Err(check.error("a finite capacity factor over 0", factor.to_string())),

@@ -1,15 +1,14 @@
-//! Exchanges between the ranks of a process group.
+//! Collectives between the ranks of a process group.
 //!
-//! What a link carries is counted for ring algorithms, as NVIDIA's nccl-tests define "bus
-//! bandwidth" (doc/PERFORMANCE.md there): of an all-reduce of `S` bytes among `n` ranks
-//! `2 (n-1)/n · S`, of a reduce-scatter or an all-gather `(n-1)/n` of the whole tensor, of an
-//! all-to-all `(n-1)/n · S`, of a broadcast, shift, send or receive `S`. The first two are the
-//! least that any algorithm can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms",
-//! 2009).
+//! Bytes on a link are counted for ring algorithms, as NVIDIA's nccl-tests define "bus bandwidth"
+//! (doc/PERFORMANCE.md): among `n` ranks, an all-reduce of `S` bytes counts `2 (n-1)/n · S`, a
+//! reduce-scatter or all-gather `(n-1)/n` of the whole tensor, an all-to-all `(n-1)/n · S`, a
+//! broadcast, shift, send or receive `S`. The first two are lower bounds for any algorithm
+//! (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 //!
-//! Derivatives are those of the sum over all ranks of each rank's own loss. So the gradient of an
-//! all-reduced sum is the all-reduced sum of the gradients; whoever computes the same loss on
-//! several ranks counts it as often.
+//! Derivatives are taken of the sum of the losses of all ranks. The gradient of an all-reduced sum
+//! is therefore the all-reduced sum of the gradients. If several ranks compute the same loss, the
+//! loss counts once per rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,13 +17,13 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, Dim, GroupId, IrError, Node, OpError, OperandType, Shape};
 
-/// How numbers of several ranks become one.
+/// How values of several ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduction {
-    /// Their sum, in the order of the ranks, accumulated in FP32 where they are floats.
+    /// Sum in rank order; floats accumulate in FP32.
     Sum,
-    /// The largest; NaN where any is.
+    /// Maximum; NaN if any value is NaN.
     Max,
 }
 
@@ -38,80 +37,81 @@ impl Reduction {
     }
 }
 
-/// What is exchanged. Places are those in the group, not numbers of ranks.
+/// The collective. Places are positions in the group, not global rank numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
-    /// x → x reduced over the ranks, on each of them.
+    /// x → x reduced over the ranks, on every rank.
     AllReduce {
-        /// How.
+        /// The reduction.
         reduction: Reduction,
     },
-    /// x `[n·m, ..]` → `[m, ..]`: of x reduced over the `n` ranks, place `p` gets slice `p`.
+    /// x `[n·m, ..]` → `[m, ..]`: place `p` gets slice `p` of x reduced over the `n` ranks.
     ReduceScatter {
-        /// How.
+        /// The reduction.
         reduction: Reduction,
     },
-    /// x `[m, ..]` → `[n·m, ..]`: every rank's x, in the order of the ranks.
+    /// x `[m, ..]` → `[n·m, ..]`: x of every rank, in rank order.
     AllGather,
     /// x `[n·m, ..]` → `[n·m, ..]`: slice `q` of place `p` becomes slice `p` of place `q`.
     AllToAll,
-    /// x → the x of one of them, on each.
+    /// x → the root's x, on every rank.
     Broadcast {
-        /// Whose.
+        /// Place of the root.
         root: u32,
     },
-    /// x → the x of the rank `by` places before, around the group: place `p` of `n` gets that of
-    /// place `(p - by) mod n`. All send and receive at the same time.
+    /// x → x of the rank `by` places before, cyclically: place `p` of `n` gets x of place
+    /// `(p - by) mod n`. All ranks send and receive at the same time.
     Shift {
-        /// Places, less than there are.
+        /// Distance in places, less than the size of the group.
         by: u32,
     },
-    /// x → nothing here; another rank receives it.
+    /// x → no output; another rank receives x.
     Send {
-        /// Who.
+        /// Place of the receiver.
         to: u32,
     },
-    /// Nothing → what another rank sends.
+    /// No input → tensor from another rank.
     Recv {
-        /// Who.
+        /// Place of the sender.
         from: u32,
-        /// Shape of what comes.
+        /// Shape of the tensor.
         shape: Shape,
-        /// Its element type.
+        /// Element type of the tensor.
         dtype: DType,
     },
 }
 
-/// Types whose numbers can be reduced.
+/// Element types with reductions.
 const SUMS: [DType; 4] = [DType::F32, DType::Bf16, DType::I32, DType::U64];
 
-/// An exchange between the ranks of a group, along the first dimension where a tensor is cut.
+/// A collective between the ranks of a group. Tensors are sliced along the first dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
-    /// What is exchanged.
+    /// The operation.
     pub kind: CollectiveKind,
-    /// Which of the rank's groups it is among.
+    /// The rank's process group.
     pub group: GroupId,
-    /// How many ranks the group has.
+    /// Number of ranks in the group.
     pub ranks: u32,
-    /// Of how many tensors the bucket is that a call of a program exchanges in place of one tensor;
-    /// none where it is one tensor.
+    /// Number of tensors of the bucket, if the call of a program exchanges a bucket; `None` for one
+    /// tensor.
     ///
-    /// The tensors lie one behind the other. An all-reduce updates them and has no results; a
-    /// reduce-scatter reads them and an all-gather writes them, and the slice of a rank is one
-    /// tensor of `m` elements: the bucket is `ranks · m` elements long, padding included. A
-    /// reduce-scatter that adds up micro-batches takes zeros for what a bucket is shorter by.
+    /// The tensors are contiguous. An all-reduce works in place and has no results. A
+    /// reduce-scatter reads the tensors, an all-gather writes them. The slice of a rank is one
+    /// tensor of `m` elements; the bucket has `ranks · m` elements, padding included. If the
+    /// tensors are shorter than the bucket, a reduce-scatter over micro-batches reads the rest as
+    /// zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<u32>,
-    /// Whether the tensors are not of a bucket but are each exchanged by itself, all at the same
-    /// time: an all-gather of as many slices, each to its own tensor.
+    /// Whether the tensors are gathered individually instead of as one bucket: several all-gathers
+    /// at the same time, each from one slice into one tensor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub each: bool,
 }
 
 impl Collective {
-    /// The names of all kinds; kernels are registered under them.
+    /// Names of all kinds, the keys under which kernels are registered.
     pub const NAMES: [&str; 8] = [
         "all_reduce",
         "reduce_scatter",
@@ -123,12 +123,12 @@ impl Collective {
         "recv",
     ];
 
-    /// An exchange of one tensor.
+    /// A collective on one tensor.
     pub fn new(kind: CollectiveKind, group: GroupId, ranks: u32) -> Collective {
         Collective { kind, group, ranks, bucket: None, each: false }
     }
 
-    /// An exchange of a bucket of `tensors` tensors.
+    /// A collective on a bucket of `tensors` tensors.
     pub fn of_bucket(
         kind: CollectiveKind,
         group: GroupId,
@@ -138,18 +138,18 @@ impl Collective {
         Collective { kind, group, ranks, bucket: Some(tensors as u32), each: false }
     }
 
-    /// Gathers of `tensors` tensors at the same time.
+    /// Simultaneous all-gathers of `tensors` tensors.
     pub fn gathers(group: GroupId, ranks: u32, tensors: usize) -> Collective {
         let gather = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, tensors);
         Collective { each: true, ..gather }
     }
 
-    /// Another kind among the same ranks.
+    /// A collective of another kind in the same group.
     fn with(&self, kind: CollectiveKind) -> Collective {
         Collective { kind, ..self.clone() }
     }
 
-    /// How the numbers are reduced, if they are.
+    /// The reduction, if the kind has one.
     pub fn reduction(&self) -> Option<Reduction> {
         match self.kind {
             CollectiveKind::AllReduce { reduction }
@@ -158,7 +158,7 @@ impl Collective {
         }
     }
 
-    /// The one other rank that it is about, by its place, or how many places it is away.
+    /// Place of the peer, or distance of a shift.
     fn peer(&self) -> Option<u32> {
         match self.kind {
             CollectiveKind::Broadcast { root } => Some(root),
@@ -169,11 +169,11 @@ impl Collective {
         }
     }
 
-    /// Checks the operands of a call, whose sizes are known: that slices are whole, and that what
-    /// comes out is as long as the exchange makes it.
+    /// Checks the operands of a call with known sizes: slices must be whole, and outputs must have
+    /// the size that the collective produces.
     ///
     /// # Errors
-    /// What was expected, and what is there.
+    /// The expected and the actual operands.
     pub fn check(&self, inputs: &[OperandType], outputs: &[OperandType]) -> Result<(), OpError> {
         if self.each {
             return self.check_each(inputs, outputs);
@@ -182,7 +182,7 @@ impl Collective {
             return self.check_bucket(tensors as usize, inputs, outputs);
         }
         if let CollectiveKind::Recv { dtype, .. } = self.kind {
-            // Its sizes are given by whoever made the call of a shape that depends on them.
+            // The caller evaluated the symbolic shape, so only the element type is checked.
             let fits = inputs.is_empty() && outputs.len() == 1 && outputs[0].dtype == dtype;
             let expected = format!("no operand and one result in {dtype}");
             let got = format!("{} and {outputs:?}", inputs.len());
@@ -200,7 +200,7 @@ impl Collective {
             .into_iter()
             .map(|output| OperandType {
                 dtype: output.dtype,
-                // Nothing but sizes went in.
+                // All input sizes are fixed, so output sizes are fixed.
                 shape: output.shape.as_fixed().unwrap_or_default(),
             })
             .collect();
@@ -283,8 +283,8 @@ impl Collective {
         }
     }
 
-    /// One slice of the first dimension, which has one for each rank. What depends on the batch is
-    /// checked once that is known, see [`Collective::check`].
+    /// One rank's slice of the first dimension. [`Collective::check`] checks symbolic sizes once
+    /// bound.
     fn slice(&self, whole: Dim) -> Result<Dim, OpError> {
         whole.part_of(self.ranks as usize).ok_or_else(|| {
             let expected = format!("a first dimension divisible by {} ranks", self.ranks);
@@ -293,16 +293,16 @@ impl Collective {
         })
     }
 
-    /// Bytes that pass through this rank's link in its busier direction.
+    /// Bytes over this rank's link in the busier direction.
     fn link_bytes(&self, operands: &[OperandType]) -> u64 {
         let bytes = |operand: &OperandType| operand.storage_bytes().unwrap_or(usize::MAX) as u64;
         let ranks = u64::from(self.ranks).max(1);
         let largest = match (&self.kind, self.bucket) {
-            // The tensors stand behind their slices.
+            // Inputs are the slices, outputs the tensors.
             _ if self.each => operands.iter().skip(operands.len() / 2).map(bytes).sum(),
             (_, None) => operands.iter().map(bytes).max().unwrap_or(0),
             (CollectiveKind::AllReduce { .. }, _) => operands.iter().map(bytes).sum(),
-            // The slice stands behind the bucket, or before it.
+            // The slice is the first operand of an all-gather, the last of a reduce-scatter.
             (CollectiveKind::AllGather, _) => operands.first().map_or(0, bytes) * ranks,
             _ => operands.last().map_or(0, bytes) * ranks,
         };

@@ -1,8 +1,9 @@
-//! Attention of ranks that have a part of each sequence (context parallelism): ring attention
-//! (Liu et al., arXiv 2310.01889), each rank with a chunk of the beginning and one of the end.
+//! Attention for context parallelism, where each rank holds a part of each sequence: ring attention
+//! (Liu et al., arXiv 2310.01889). Each rank holds one chunk from the beginning and one from the
+//! end.
 //!
-//! The pass [`context_parallel`](crate::context_parallel) makes these ops of attention and rotary
-//! positions, forward and backward; so none of them has a derivative of its own.
+//! The pass [`context_parallel`](crate::context_parallel) creates these ops from attention and
+//! rotary positions, forward and backward, so none of them needs a derivative.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +12,18 @@ use super::{Check, Rope, product};
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape};
 
-/// Which tokens of each sequence a rank has: of twice as many chunks as ranks, chunk `place` and
-/// chunk `2 ranks - 1 - place`, so that under a causal mask all ranks have equally many scores.
+/// Tokens of each sequence on a rank: of `2 · ranks` chunks, chunk `place` and chunk
+/// `2 ranks - 1 - place`, so that under a causal mask all ranks compute equally many scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Zigzag {
-    /// The rank's place among those that share a sequence.
+    /// Place of the rank in the context-parallel group.
     pub place: usize,
-    /// How many they are.
+    /// Number of ranks in the group.
     pub ranks: usize,
 }
 
 impl Zigzag {
-    /// Where in the whole sequence the rank's token `token` stands, of `seq` that it has.
+    /// Position in the whole sequence of the rank's token `token`, out of `seq` tokens on the rank.
     ///
     /// ```
     /// use deepwell_ir::ops::Zigzag;
@@ -39,7 +40,7 @@ impl Zigzag {
         }
     }
 
-    /// The rank's part of whole sequences of `seq` tokens, one behind the other.
+    /// The rank's tokens of consecutive whole sequences of `seq` tokens.
     pub fn part_of<T: Copy>(&self, whole: &[T], seq: usize) -> Vec<T> {
         let own = seq / self.ranks.max(1);
         let of_sequence =
@@ -48,16 +49,16 @@ impl Zigzag {
     }
 }
 
-/// Whose keys and values a rank's queries meet.
+/// Origin of the keys and values for a rank's queries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeySource {
-    /// Its own, under the causal mask.
+    /// The rank itself, under the causal mask.
     #[default]
     Own,
-    /// Those of an earlier place: all queries see the first half.
+    /// An earlier place: all queries attend to the first half of the keys.
     Earlier,
-    /// Those of a later place: the second half of the queries sees all.
+    /// A later place: the second half of the queries attends to all keys.
     Later,
 }
 
@@ -70,7 +71,8 @@ impl KeySource {
         }
     }
 
-    /// Keys that a query sees of so many; `causal` is for its own alone.
+    /// Number of keys that query `token` attends to, out of `seq`; `causal` matters only for the
+    /// rank's own keys.
     pub fn seen(self, token: usize, seq: usize, causal: bool) -> usize {
         match self {
             KeySource::Own if causal => token + 1,
@@ -83,7 +85,7 @@ impl KeySource {
 }
 
 impl AttentionHeads {
-    /// [`AttentionHeads::gemm_flops`] of the scores that a rank's queries see of a rank's keys.
+    /// [`AttentionHeads::gemm_flops`] for a rank's queries and a rank's keys.
     fn part_flops(&self, keys: KeySource, lse: &[usize], width: usize) -> u64 {
         let (heads, seq) = (lse[0] * lse[1], lse[2]);
         let scores: usize = (0..seq).map(|token| keys.seen(token, seq, self.causal)).sum();
@@ -96,12 +98,12 @@ fn attention_unit(operands: &[DType]) -> MathUnit {
 }
 
 /// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` of one rank → o f32 `[T, H·V]`, lse f32 `[B, H, S]`:
-/// attention to these keys alone. A query that sees none of them has zeros, and -∞ as lse.
+/// attention to these keys only. A query without keys gets zeros, and -∞ as lse.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionPart {
-    /// Heads and mask of the whole.
+    /// Heads and mask of the whole attention.
     pub heads: AttentionHeads,
-    /// Whose keys.
+    /// Origin of the keys.
     pub keys: KeySource,
 }
 
@@ -138,13 +140,13 @@ impl OpRule for AttentionPart {
     }
 }
 
-/// dout, q, k, v, o, lse → dq, dk, dv, all f32: what a rank's queries and a rank's keys give each
-/// other. o and lse are those of the whole attention.
+/// dout, q, k, v, o, lse → dq, dk, dv, all f32: contributions of one rank's queries and one rank's
+/// keys. o and lse are from the whole attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionPartBackward {
-    /// Heads and mask of the whole.
+    /// Heads and mask of the whole attention.
     pub heads: AttentionHeads,
-    /// Whose keys.
+    /// Origin of the keys.
     pub keys: KeySource,
 }
 
@@ -184,9 +186,8 @@ impl OpRule for AttentionPartBackward {
     }
 }
 
-/// o f32 `[T, H·V]` and lse f32 `[B, H, S]` of each of several sets of keys, one pair behind the
-/// other → o `[T, H·V]`, lse f32 of all keys together:
-/// `lse = ln Σ exp(lse_i)`, `o = Σ exp(lse_i - lse) o_i`.
+/// (o f32 `[T, H·V]`, lse f32 `[B, H, S]`) for each of several sets of keys → o `[T, H·V]`, lse f32
+/// for all keys together: `lse = ln Σ exp(lse_i)`, `o = Σ exp(lse_i - lse) o_i`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MergeAttention {
     /// Query heads.
@@ -236,14 +237,14 @@ impl OpRule for MergeAttention {
     }
 }
 
-/// [`Rope`], or its backward, where token `t` stands at the position of a part of the sequence.
+/// [`Rope`] or its backward for the token positions of a part of the sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeOfPart {
-    /// The rotation of the forward.
+    /// The rotation of the forward op.
     pub rope: Rope,
-    /// Whether it turns back.
+    /// Whether to rotate back.
     pub back: bool,
-    /// Which tokens these are.
+    /// Tokens of the rank.
     pub part: Zigzag,
 }
 

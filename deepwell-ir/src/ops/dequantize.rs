@@ -1,4 +1,4 @@
-//! From quantized data and scales back to a high-precision matrix.
+//! Quantized data and scales back to a high-precision matrix.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -10,24 +10,24 @@ use crate::{DType, OpError, Shape, Storage};
 
 /// The planes of x `[R, C]`, quantized rowwise or columnwise by a [`super::Quantize`] → `[R, C]`.
 ///
-/// Columnwise data lies transposed, `[C, R]`; the result has the layout of x again, so every op
-/// that reads x reads the result in its place.
+/// Columnwise data is stored transposed, `[C, R]`. The result has the layout of x, so ops can read
+/// the result in place of x.
 ///
-/// An element of MXFP8 is an E4M3 number times a power of two. It has four significant bits, so
-/// BF16 holds it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest
-/// number, is rounded to nearest even (a scale below 2^-124 and a small element), and from 2^128 on
-/// it is infinite (a scale above 2^119 and a large element). A block whose scale is NaN becomes
-/// NaN.
+/// An element of MXFP8 is an E4M3 number times a power of two. Such a number has four significant
+/// bits, so BF16 holds it exactly, with two exceptions: numbers with bits below 2^-133, BF16's
+/// smallest number, are rounded to nearest even (a scale below 2^-124 and a small element), and
+/// numbers from 2^128 on become infinite (a scale above 2^119 and a large element). A block whose
+/// scale is NaN becomes NaN.
 ///
-/// One of NVFP4 is the product of E2M1 and UE4M3, exact, times the tensor scale, rounded to FP32
-/// and then to the storage of the result.
+/// An element of NVFP4 is the exact product of E2M1 and UE4M3, times the tensor scale, rounded to
+/// FP32 and then to the storage type of the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dequantize {
-    /// How it was quantized.
+    /// Quantization format.
     pub format: QuantFormat,
-    /// Along which axis, [`Axis::Row`] or [`Axis::Column`].
+    /// Quantization axis, [`Axis::Row`] or [`Axis::Column`].
     pub axis: Axis,
-    /// Storage of the result, F32 or BF16.
+    /// Storage type of the result, F32 or BF16.
     pub to: DType,
 }
 
@@ -63,7 +63,7 @@ impl OpRule for Dequantize {
         }])
     }
 
-    /// A multiplication for each element; scales are decoded once for each block.
+    /// One multiplication per element; scales are decoded once per block.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         let elements = product(&shapes[0]);
         elements + elements / self.format.scale.stored_every() as u64

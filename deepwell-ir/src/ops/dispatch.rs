@@ -1,27 +1,28 @@
-//! Where each pair of token and expert goes in a buffer that is sorted by expert.
+//! Destination of each (token, expert) pair in a buffer sorted by expert.
 //!
 //! # Grouped rows
 //!
 //! Token `t` and its `k`-th expert are pair `t · K + k`. A matrix of grouped rows is `[R, C]`, one
-//! row for each pair, sorted by expert. `R` is fixed by the sizes and does not depend on the
-//! routing: it is the smaller of the rows for all pairs ([`GroupedRows::rows`]) and the rows of
-//! groups that are all full ([`GroupedRows::rows_within`]). On the device, so that the host waits
-//! for nothing, lie
+//! row per pair, sorted by expert. `R` is fixed by the sizes and does not depend on the routing: it
+//! is the minimum of the rows for all pairs ([`GroupedRows::rows`]) and the rows of full groups
+//! ([`GroupedRows::rows_within`]). The following tensors stay on the device, so that the host never
+//! waits:
 //!
 //! | name | type | holds |
 //! |---|---|---|
 //! | `offsets` | i32 `[E + 1]` | group `e` has the rows `offsets[e]..offsets[e + 1]` |
-//! | `load` | i32 `[2, E]` | pairs that chose each expert; those of them that have a row |
-//! | `rows` | i32 `[T, K]` | the row of each pair, -1 for one that was dropped |
-//! | `pairs` | i32 `[R]` | the pair of each row, -1 for a row without one |
+//! | `load` | i32 `[2, E]` | pairs that chose each expert; number of these pairs with a row |
+//! | `rows` | i32 `[T, K]` | the row of each pair, -1 for a dropped pair |
+//! | `pairs` | i32 `[R]` | the pair of each row, -1 for a row without a pair |
 //!
 //! - `offsets[0]` is 0, and every offset is a multiple of `align`: a block of 32 rows never crosses
-//!   groups, so a columnwise quantization of the whole matrix starts anew with each group. A group
-//!   without pairs has no rows.
-//! - The first `load[1][e]` rows of a group have its pairs, in ascending order; fewer than `align`
-//!   rows follow that have none, to the end of the group.
-//! - Rows without a pair are zero, those from `offsets[E]` to `R` too. Every op that writes grouped
-//!   rows writes these zeros, so no quantization counts, and no op reads, what nobody wrote.
+//!   groups, so a columnwise quantization of the whole matrix starts new blocks with each group. A
+//!   group without pairs has no rows.
+//! - The first `load[1][e]` rows of a group hold its pairs, in ascending order. Fewer than `align`
+//!   rows without a pair follow, up to the end of the group.
+//! - Rows without a pair are zero, including rows from `offsets[E]` to `R`. Every op that writes
+//!   grouped rows writes these zeros, so no op reads uninitialized rows and no quantization counts
+//!   them.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,12 +32,13 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// How many groups there are, and of which multiple of rows each takes.
+/// Number of groups and row alignment of each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupedRows {
     /// Groups: the experts of a layer, `E`.
     pub groups: usize,
-    /// Each group has a multiple of so many rows: of as many as share a scale along them.
+    /// Row alignment: every group has a multiple of `align` rows, the number of rows that share a
+    /// scale along the columns.
     pub align: usize,
     /// Whether the capacity of the groups, rather than the number of pairs, sizes a buffer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -49,12 +51,12 @@ impl GroupedRows {
         GroupedRows { groups, align, limited: false }
     }
 
-    /// Most rows that alignment adds, a multiple of it.
+    /// Upper bound of the padding rows that alignment adds, a multiple of `align`.
     pub const fn padding_max(&self) -> usize {
         (self.groups * self.align.saturating_sub(1)).next_multiple_of(self.align)
     }
 
-    /// Rows of a buffer that holds so many pairs, however they are spread; `None` for a number of
+    /// Rows of a buffer for `pairs` pairs, for any distribution over groups. `None` for a number of
     /// pairs that is counted in blocks.
     ///
     /// ```
@@ -69,7 +71,7 @@ impl GroupedRows {
     }
 
     /// [`GroupedRows::rows`] of groups with at most `of_group` pairs each. A limit of `pairs`
-    /// itself is left out: it comes from the same capacity, and full groups are the tighter bound.
+    /// itself is dropped: it comes from the same capacity, and full groups are the tighter bound.
     ///
     /// ```
     /// use deepwell_ir::{Binding, Dim, ops::GroupedRows};
@@ -84,8 +86,8 @@ impl GroupedRows {
         Some(self.rows(pairs.without_limit())?.at_most(all_full))
     }
 
-    /// The most pairs in a buffer, rounded up to `align`: the rows without padding. Full groups of
-    /// a capacity have next to no padding.
+    /// Upper bound of the pairs in a buffer, rounded up to `align`: the rows without padding. Full
+    /// groups of a capacity have almost no padding.
     pub const fn pairs_of(&self, rows: usize) -> usize {
         if self.limited { rows } else { rows.saturating_sub(self.padding_max()) }
     }
@@ -95,7 +97,7 @@ impl GroupedRows {
         format!("groups={} align={}{limited}", self.groups, self.align)
     }
 
-    /// Wants a number of groups and an alignment that are not zero.
+    /// Checks that the number of groups and the alignment are not zero.
     pub(super) fn check(&self, check: &Check<'_>) -> Result<(), OpError> {
         if self.groups == 0 || self.align == 0 {
             return Err(check.error("at least 1 group of a multiple of 1 row", self.describe()));
@@ -103,7 +105,7 @@ impl GroupedRows {
         Ok(())
     }
 
-    /// Wants input `index` to be `offsets`.
+    /// Checks that input `index` is `offsets`.
     pub(super) fn check_offsets(&self, check: &Check<'_>, index: usize) -> Result<(), OpError> {
         self.check(check)?;
         check.dtype(index, DType::I32)?;
@@ -111,22 +113,23 @@ impl GroupedRows {
     }
 }
 
-/// Which of the pairs have a row.
+/// Pairs that have a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowsOf {
     /// All pairs; each expert is a group.
     #[default]
     All,
-    /// Tokens are rows that ranks sent ([`super::DispatchToRanks`]): a row has one expert of this
-    /// rank at most, and the others of its `K` are -1, pairs without a row. `R` is of `T` pairs.
+    /// Tokens are rows received from other ranks ([`super::DispatchToRanks`]): a row has at most
+    /// one expert of this rank; its other `K` entries are -1, pairs without a row. `R` covers `T`
+    /// pairs.
     Sent {
-        /// Most rows that all ranks together send for one expert.
+        /// Maximum number of rows that all ranks together send for one expert.
         of_expert: Dim,
     },
-    /// Tokens are those of all ranks of a group, of which this one has the experts from `first` on,
-    /// a group each; pairs of other experts have no row. The experts of a token differ, so that `R`
-    /// is of `T · min(K, groups)` pairs, however tokens choose.
+    /// Tokens are from all ranks of a group; this rank has the experts from `first` on, one group
+    /// each, and pairs of other experts have no row. The experts of a token are distinct, so `R`
+    /// covers `T · min(K, groups)` pairs for any routing.
     Here {
         /// The first expert of this rank.
         first: usize,
@@ -142,26 +145,25 @@ impl RowsOf {
 }
 
 /// experts i32 `[T, K]` → offsets i32 `[E + 1]`, load i32 `[2, E]`, rows i32 `[T, K]`, pairs i32
-/// `[R]`, as the module's documentation has them. With [`RowsOf::Here`] `load` is of all experts of
-/// the layer; pairs of those elsewhere have no row.
+/// `[R]`, as defined in the module documentation. With [`RowsOf::Here`], `load` covers all experts
+/// of the layer, and pairs of experts on other ranks have no row.
 ///
-/// Pairs are sorted stably. With a capacity factor an expert takes
-/// `ceil(factor · T · K / E)` pairs at most, in ascending order; the gates of what is left are not
-/// renormalized.
+/// The sort is stable. With a capacity factor, an expert accepts at most `ceil(factor · T · K / E)`
+/// pairs, in ascending order. The gates of the remaining pairs are not renormalized.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dispatch {
     /// Groups and their alignment.
     pub grouped: GroupedRows,
-    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    /// Limits the pairs of an expert to a multiple of an even share; `None` drops no pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Which pairs have a row.
+    /// Pairs that have a row.
     #[serde(default, skip_serializing_if = "RowsOf::is_all")]
     pub rows_of: RowsOf,
 }
 
 impl Dispatch {
-    /// Experts that tokens choose from, which `load` is of.
+    /// Number of experts that tokens choose from, the length of `load`.
     pub const fn experts(&self) -> usize {
         match self.rows_of {
             RowsOf::Here { experts, .. } => experts,
@@ -169,7 +171,7 @@ impl Dispatch {
         }
     }
 
-    /// The experts whose pairs have rows, a group each.
+    /// Experts whose pairs have rows, one group each.
     pub const fn here(&self) -> std::ops::Range<usize> {
         match self.rows_of {
             RowsOf::Here { first, .. } => first..first + self.grouped.groups,
@@ -177,8 +179,8 @@ impl Dispatch {
         }
     }
 
-    /// Rows of the buffer for so many tokens with `top_k` experts each; `None` for tokens that are
-    /// counted in blocks.
+    /// Rows of the buffer for `tokens` with `top_k` experts each; `None` for a number of tokens
+    /// that is counted in blocks.
     pub fn buffer_rows(&self, tokens: Dim, top_k: usize) -> Option<Dim> {
         let grouped = &self.grouped;
         match (self.rows_of, self.capacity_factor) {
@@ -247,12 +249,12 @@ impl OpRule for Dispatch {
         4
     }
 
-    /// A comparison and an addition for each pair.
+    /// One comparison and one addition per pair.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         2 * product(&shapes[0])
     }
 
-    /// Neither a choice nor a place has a gradient.
+    /// Routing indices have no gradient.
     fn backward(&self, _node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         Ok(())
     }

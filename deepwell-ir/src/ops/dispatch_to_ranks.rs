@@ -1,17 +1,17 @@
-//! Where each pair of token and expert goes in a buffer that is cut among the ranks of an
+//! Destination of each (token, expert) pair in a buffer that is split among the ranks of an
 //! expert-parallel group.
 //!
 //! # Rows for ranks
 //!
-//! Of `n` ranks each has `E/n` experts, in their order. A buffer for all of them is `[n·C, ..]`:
-//! slab `p`, the rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C` is the largest number of
-//! pairs that a rank can keep for another: `T · min(K, E/n)`, or `E/n` times the capacity of an
-//! expert if a capacity factor makes this smaller. No size depends on the routing.
+//! Each of `n` ranks has `E/n` consecutive experts. A send buffer is `[n·C, ..]`: slab `p`, the
+//! rows `p·C..(p+1)·C`, goes to the rank at place `p`. `C` is the largest number of pairs that one
+//! rank can send to another: `T · min(K, E/n)`, or `E/n` times the capacity of an expert if a
+//! capacity factor makes this smaller. No size depends on the routing.
 //!
-//! A slab begins with its pairs, sorted by expert and then by pair; the rest of it has none. What
-//! is sent along says of each row which expert it is for, so that a receiver who sorts what came
-//! by expert ([`RowsOf::Sent`](super::RowsOf)) has each expert's rows in the order
-//! of the ranks and, within a rank, of the pairs: the order of one rank that has all the tokens.
+//! A slab begins with its pairs, sorted by expert and then by pair; the other rows are empty.
+//! `wanted` is sent along and names the expert of each row. A receiver that sorts its rows by
+//! expert ([`RowsOf::Sent`](super::RowsOf)) therefore has each expert's rows ordered by rank and,
+//! within a rank, by pair: the same order as on a single rank with all tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,27 +24,27 @@ use crate::{DType, Dim, IrError, Node, OpError, Shape};
 /// experts i32 `[T, K]` → rows i32 `[T, K]`, load i32 `[2, E]`, pairs i32 `[n·C]`, wanted i32
 /// `[n·C, K]`.
 ///
-/// `rows`, `load` and `pairs` are as [`Dispatch`](super::Dispatch) has them, for the rows of this
-/// module. `wanted[r][k]` is the expert of row `r`, counted from the first of its rank, where row
-/// `r` has the `k`-th pair of a token, and -1 elsewhere.
+/// `rows`, `load` and `pairs` are as in [`Dispatch`](super::Dispatch), for the rows of this module.
+/// `wanted[r][k]` is the expert of row `r`, counted from the first expert of the destination rank,
+/// if row `r` holds the `k`-th pair of a token, and -1 otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DispatchToRanks {
     /// Experts of the layer, on all ranks together.
     pub experts: usize,
-    /// Ranks that have some of them each.
+    /// Number of ranks that split the experts.
     pub ranks: usize,
-    /// As of [`Dispatch`](super::Dispatch), for the tokens of this rank.
+    /// As in [`Dispatch`](super::Dispatch), for the tokens of this rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
 }
 
 impl DispatchToRanks {
-    /// Experts of a rank.
+    /// Number of experts per rank.
     pub const fn experts_of_rank(&self) -> usize {
         self.experts / self.ranks
     }
 
-    /// Rows of the buffer for all ranks, of so many tokens with `top_k` experts each.
+    /// Rows of the send buffer for all ranks, for `tokens` with `top_k` experts each.
     pub fn rows(&self, tokens: Dim, top_k: usize) -> Dim {
         let rows = tokens.times(self.ranks * top_k.min(self.experts_of_rank()));
         match self.capacity_factor {
@@ -53,7 +53,7 @@ impl DispatchToRanks {
         }
     }
 
-    /// Most rows for one expert.
+    /// Maximum number of rows for one expert.
     pub fn capacity(&self, tokens: Dim, top_k: usize) -> Dim {
         self.capacity_factor.map_or(tokens, |factor| capacity(factor, self.experts, tokens, top_k))
     }
@@ -97,12 +97,12 @@ impl OpRule for DispatchToRanks {
         4
     }
 
-    /// A comparison and an addition for each pair.
+    /// One comparison and one addition per pair.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         2 * product(&shapes[0])
     }
 
-    /// Neither a choice nor a place has a gradient.
+    /// Routing indices have no gradient.
     fn backward(&self, _node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         Ok(())
     }

@@ -1,23 +1,23 @@
-//! Several GEMMs as one op: cores of fused kernels that a single GEMM cannot be.
+//! Several GEMMs as one op: cores of fused kernels beyond a single GEMM.
 
 use serde::{Deserialize, Serialize};
 
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Op, OpError};
 
-/// Two GEMMs of one and the same `a`, as the gate and up projections are: with a
-/// [`super::SwiGlu`] behind it, neither result is stored.
+/// Two GEMMs with the same `a`, for example gate and up projection: with a [`super::SwiGlu`]
+/// epilogue, neither result is stored.
 ///
-/// Takes what `gemm` takes, then once more what it takes beside the planes of `a`. Gives both
-/// results.
+/// Inputs: the inputs of `gemm`, then the inputs of the second `gemm` without the planes of `a`.
+/// Outputs: both results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DualGemm {
-    /// Each of both: a [`super::Linear`] or a [`super::ScaledGemm`].
+    /// Op of both GEMMs: a [`super::Linear`] or a [`super::ScaledGemm`].
     pub gemm: Box<Op>,
 }
 
 impl DualGemm {
-    /// How many operands of `gemm` are `a`; none for an op that is no GEMM of this kind.
+    /// Number of operands of `gemm` that form `a`; `None` for any other op.
     fn shared_inputs(&self) -> Option<usize> {
         match &*self.gemm {
             Op::Linear(_) => Some(1),
@@ -26,7 +26,7 @@ impl DualGemm {
         }
     }
 
-    /// Which operands the two GEMMs take of `inputs` inputs; none where they cannot be shared out.
+    /// Operand indices of the two GEMMs among `inputs` inputs; `None` if the number does not fit.
     pub fn operands(&self, inputs: usize) -> Option<[Vec<usize>; 2]> {
         let shared = self.shared_inputs()?;
         let own = inputs.checked_sub(shared).filter(|own| own.is_multiple_of(2))? / 2;

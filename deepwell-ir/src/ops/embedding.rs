@@ -10,17 +10,17 @@ use crate::{DType, IrError, Node, OpError, Shape};
 /// `out[t, :] = table[tokens[t], :]`: tokens i32 `[T]`, table `[V, D]` → `[T, D]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {
-    /// A row that lookups do not train, as PyTorch's `padding_idx`.
+    /// A row without gradient, as PyTorch's `padding_idx`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<usize>,
 }
 
-/// A row that gets no gradient, as an attribute.
+/// Attribute text of a row without gradient.
 pub(super) fn padding_text(padding: Option<usize>) -> String {
     padding.map_or(String::new(), |row| format!("padding={row}"))
 }
 
-/// Refuses a row that a table of `vocab` rows does not have.
+/// Rejects a padding row outside a table of `vocab` rows.
 pub(super) fn check_padding(
     check: &Check<'_>,
     padding: Option<usize>,
@@ -66,13 +66,13 @@ impl OpRule for Embedding {
     }
 }
 
-/// `dtable[v, :] (+)= sum of dout[t, :] over tokens[t] = v`, nothing for the padding row: tokens,
-/// dout → dtable f32 `[V, D]`.
+/// `dtable[v, :] (+)= sum of dout[t, :] over tokens[t] = v`, zero for the padding row: tokens, dout
+/// → dtable f32 `[V, D]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingBackward {
     /// Rows of the table.
     pub vocab: Option<usize>,
-    /// A row that gets nothing.
+    /// A row without gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<usize>,
 }

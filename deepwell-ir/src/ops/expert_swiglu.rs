@@ -1,4 +1,4 @@
-//! The gated activation of experts, with the gates of the router.
+//! The gated activation of experts, times the router's gates.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,10 +11,10 @@ use crate::{DType, IrError, Node, OpError, Shape};
 /// gate, up `[R, F]`, gates f32 `[T, K]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[R, F]`: the
 /// activation of each row times the gate of its pair, zero for a row without a pair.
 ///
-/// The gate multiplies what goes into the down projection, not what comes out of it (as in
-/// Megatron-LM, where transformers multiplies the output): in exact numbers the same, but the
-/// gradient of the gate is then `⟨dout, activation⟩`, for which no output of an expert is kept.
-/// In MXFP8 it is the product that is quantized.
+/// The gate multiplies the input of the down projection, not the output (as in Megatron-LM;
+/// transformers multiplies the output). In exact arithmetic both are equal, but here the gradient
+/// of the gate is `⟨dout, activation⟩`, so expert outputs need not be kept. In MXFP8, the gated
+/// activation is quantized.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSwiGlu {
     /// The activation.
@@ -23,7 +23,7 @@ pub struct ExpertSwiGlu {
 
 const OPERANDS: [&str; 5] = ["gate", "up", "gates", "rows", "pairs"];
 
-/// Wants inputs `first` and on to be those of the forward; gives the element type.
+/// Checks the forward operands from input `first` on; returns the element type.
 fn check_operands(check: &Check<'_>, first: usize) -> Result<DType, OpError> {
     let dtype = check.same_float(&[first, first + 1])?;
     let gate = check.rank(first, 2)?;
@@ -68,8 +68,8 @@ impl OpRule for ExpertSwiGlu {
 
 /// dout, gate, up `[R, F]`, gates, rows, pairs → dgate, dup `[R, F]`, dgates f32 `[T, K]`.
 ///
-/// dgates of a pair is the dot product of its row of `dout` with the activation of its row, made
-/// again; 0 for a pair that was dropped.
+/// The dgates entry of a pair is the dot product of the pair's row of `dout` with the recomputed
+/// activation of that row; 0 for a dropped pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSwiGluBackward {
     /// The activation.

@@ -1,4 +1,4 @@
-//! The experts of a mixture: many feed-forward blocks of one shape, of which a token visits few.
+//! The experts of a mixture: many feed-forward blocks of one shape; each token visits a few.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,24 +6,24 @@ use super::{Check, product};
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, OpError, Shape};
 
-/// What an expert computes between its projections.
+/// Activation between the projections of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertActivation {
     /// `silu(gate) · up`.
     SwiGlu,
     /// `g · sigmoid(alpha · g) · (u + 1)` with `g = min(gate, limit)` and `u` the up projection
-    /// held within `±limit` (gpt-oss).
+    /// clamped to `±limit` (gpt-oss).
     ClampedSwiGlu {
-        /// Multiplies the argument of the sigmoid.
+        /// Factor on the argument of the sigmoid.
         alpha: f64,
-        /// Bound of both factors.
+        /// Limit of both factors.
         limit: f64,
     },
 }
 
 impl ExpertActivation {
-    /// As it stands among attributes.
+    /// Attribute text.
     pub(super) fn describe(&self) -> String {
         match self {
             ExpertActivation::SwiGlu => "swiglu".to_string(),
@@ -35,19 +35,19 @@ impl ExpertActivation {
 }
 
 /// x `[T, D]`, gates f32 `[T, K]`, chosen i32 `[T, K]`, w_gate, w_up `[E, F, D]`, w_down
-/// `[E, D, F]` (, their biases `[E, F]`, `[E, F]`, `[E, D]`) → `[T, D]`: for each token the sum
-/// over its chosen experts of the gate times the expert's output.
+/// `[E, D, F]` (, biases `[E, F]`, `[E, F]`, `[E, D]`) → `[T, D]`: for each token the sum of gate
+/// times expert output over the chosen experts.
 ///
-/// The whole of a layer's experts as one node, as capture makes it: it holds a model's structure
-/// and counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it
-/// into ops that move the tokens.
+/// All experts of a layer as one node, created by capture to represent a model's structure and
+/// counts. The op has no kernel and no derivative: `deepwell_moe::expand` replaces it by ops that
+/// move the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
-    /// What stands between the projections.
+    /// Activation between the projections.
     pub activation: ExpertActivation,
     /// Whether the three projections have biases.
     pub bias: bool,
-    /// Limits the pairs of an expert, see [`super::Dispatch::capacity_factor`].
+    /// Limit of the pairs per expert, see [`super::Dispatch::capacity_factor`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
 }
@@ -98,7 +98,7 @@ impl OpRule for Experts {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Three GEMMs for each pair of token and expert, and the activation.
+        // Three GEMMs per (token, expert) pair, and the activation.
         let (pairs, width) = (product(&shapes[1]), shapes[3][1] as u64);
         pairs * width * (6 * shapes[0][1] as u64 + 5)
     }

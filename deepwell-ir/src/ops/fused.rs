@@ -1,4 +1,4 @@
-//! An op and what one kernel does behind it: a core and its epilogue, as data.
+//! Fused ops as data: a core op and an epilogue in one kernel.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,15 +10,17 @@ use super::{Add, Axis, Check, Gelu, GeluBackward, Quantize, SwiGlu, product};
 use crate::op::{MathUnit, OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, Op, OpError, OperandType, Shape};
 
-/// `core`, then the steps of `epilogue`, in one kernel that need not write what nobody else reads.
+/// `core`, then the steps of `epilogue`, in one kernel. Results that only the epilogue reads need
+/// not be written.
 ///
-/// Every op that is computed gives *results*: those of the core are numbered from 0, those of each
-/// step go on behind them. Takes the core's inputs, then those that each step has beside the
-/// results it reads ([`Epilogue::input_count`]). Gives all results in order, but for the `skipped`.
+/// The core and every step produce *results*, numbered in order: first the results of the core,
+/// from 0, then the results of each step. Inputs are the core's inputs, then the additional inputs
+/// of each step ([`Epilogue::input_count`]). Outputs are all results in order, except the `skipped`
+/// ones.
 ///
-/// The outputs are bit for bit those of the ops one after the other: a step sees a result as it
-/// would have been stored. A GEMM's own result, skipped, may be added to unrounded, so that the sum
-/// is rounded once.
+/// The outputs are bit-identical to running the ops one by one: a step reads a result as rounded
+/// for storage. Exception: a residual may be added to the unrounded, skipped result of a GEMM, so
+/// that the sum is rounded once.
 ///
 /// ```
 /// use deepwell_ir::ops::{Activation, Epilogue, Fused, Gelu, Linear};
@@ -31,53 +33,53 @@ use crate::{DType, Op, OpError, OperandType, Shape};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fused {
-    /// What is computed first.
+    /// The first op.
     pub core: Box<Op>,
-    /// The epilogue, in this order; at least one step.
+    /// The steps of the epilogue, in order; at least one.
     pub epilogue: Vec<Epilogue>,
-    /// Results that are not stored, in ascending order: only steps of the epilogue read them.
+    /// Results that are not stored, in ascending order: only epilogue steps read them.
     pub skipped: Vec<usize>,
 }
 
-/// One step behind a core. `of` is the number of the result that it reads.
+/// One step of an epilogue. `of` is the number of the result that the step reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Epilogue {
-    /// Adds a vector, one more input, to each row.
+    /// Adds a vector, an additional input, to each row.
     Bias {
-        /// The rows.
+        /// Result to add to.
         of: usize,
     },
-    /// A function of the elements.
+    /// An element-wise function.
     Activation {
-        /// What it is a function of: the first of two results for [`Activation::SwiGlu`].
+        /// Argument of the function; the first of two for [`Activation::SwiGlu`].
         of: usize,
-        /// Which function.
+        /// The function.
         function: Activation,
     },
-    /// Adds a matrix, one more input.
+    /// Adds a matrix, an additional input.
     Residual {
-        /// What it is added to.
+        /// Result to add to.
         of: usize,
     },
-    /// Block quantization, whose results are those of the [`Quantize`].
+    /// Block quantization, with the results of [`Quantize`].
     Quantize {
-        /// What is quantized.
+        /// Result to quantize.
         of: usize,
-        /// How.
+        /// Format and axes.
         quantize: Quantize,
     },
 }
 
-/// A function of elements.
+/// An element-wise function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// Of one result.
+    /// GELU of one result.
     Gelu(Gelu),
-    /// The gradient of it; what the forward pass took is one more input.
+    /// Gradient of GELU; the forward input is an additional input.
     GeluBackward(GeluBackward),
-    /// Of two results: the gate, and the one behind it.
+    /// SwiGLU of two consecutive results: gate, then up.
     SwiGlu(SwiGlu),
 }
 
@@ -90,7 +92,7 @@ impl Activation {
         }
     }
 
-    /// As an op of its own.
+    /// The function as a separate op.
     fn to_op(&self) -> Op {
         match self.clone() {
             Activation::Gelu(op) => op.into(),
@@ -101,7 +103,7 @@ impl Activation {
 }
 
 impl Epilogue {
-    /// The step that does what `op` does, reading result `of`; none for an op that is none.
+    /// The step equivalent to `op` on result `of`; `None` if no step is equivalent.
     pub fn of_op(op: &Op, of: usize) -> Option<Epilogue> {
         let activation = |function| Epilogue::Activation { of, function };
         Some(match op {
@@ -114,7 +116,7 @@ impl Epilogue {
         })
     }
 
-    /// The step as an op of its own; none for [`Epilogue::Bias`], which an op has as a part.
+    /// The step as a separate op; `None` for [`Epilogue::Bias`], which is a part of ops.
     pub fn to_op(&self) -> Option<Op> {
         Some(match self {
             Epilogue::Activation { function, .. } => function.to_op(),
@@ -134,7 +136,7 @@ impl Epilogue {
         }
     }
 
-    /// The results that it reads.
+    /// Numbers of the results that the step reads.
     pub fn reads(&self) -> Range<usize> {
         match *self {
             Epilogue::Activation { of, function: Activation::SwiGlu(_) } => of..of + 2,
@@ -145,7 +147,7 @@ impl Epilogue {
         }
     }
 
-    /// How many inputs of the fused op are its own.
+    /// Number of additional inputs of the fused op for this step.
     pub fn input_count(&self) -> usize {
         match self {
             Epilogue::Bias { .. } | Epilogue::Residual { .. } => 1,
@@ -154,7 +156,7 @@ impl Epilogue {
         }
     }
 
-    /// How many results it gives.
+    /// Number of results of the step.
     pub fn result_count(&self) -> usize {
         match self {
             Epilogue::Quantize { quantize, .. } => quantize.result_count(),
@@ -162,7 +164,8 @@ impl Epilogue {
         }
     }
 
-    /// Types of the results, from those of what it reads and of its own inputs.
+    /// Types of the step's results for the given operand types: results read, then additional
+    /// inputs.
     fn infer(&self, operands: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         match self {
             Epilogue::Activation { function, .. } => function.rule().infer(operands),
@@ -178,7 +181,7 @@ impl Epilogue {
         }
     }
 
-    /// Work on a result of this shape.
+    /// FLOPs for a result of this shape.
     fn flops(&self, shape: &[usize]) -> u64 {
         match self {
             Epilogue::Activation { function, .. } => function.rule().flops(&[shape.to_vec()]),
@@ -206,15 +209,15 @@ impl fmt::Display for Epilogue {
 pub struct QuantizeStep<'a> {
     /// The result that is quantized.
     pub of: usize,
-    /// How.
+    /// Format and axes.
     pub quantize: &'a Quantize,
-    /// Where its results stand among the outputs of the fused op.
+    /// Range of the quantized planes among the outputs of the fused op.
     pub positions: Range<usize>,
 }
 
 impl Fused {
-    /// Names of the core and of the steps, `scaled_gemm_gelu_quantize` for example; several
-    /// quantizations are named once.
+    /// Names of the core and of the steps, `scaled_gemm_gelu_quantize` for example; consecutive
+    /// equal names appear once.
     pub fn full_name(&self) -> String {
         let mut names = vec![self.core.rule().name()];
         names.extend(self.epilogue.iter().map(Epilogue::name));
@@ -222,13 +225,12 @@ impl Fused {
         names.join("_")
     }
 
-    /// How many results there are, of the core and of all steps.
+    /// Number of results of the core and of all steps.
     pub fn result_count(&self) -> usize {
         self.results_of(self.epilogue.len()).start
     }
 
-    /// The numbers of the results of step `step`; an empty range at the end of all of them for the
-    /// step behind the last.
+    /// Numbers of the results of step `step`; for the step count, an empty range at the end.
     pub fn results_of(&self, step: usize) -> Range<usize> {
         let before = self.epilogue[..step].iter().map(Epilogue::result_count).sum::<usize>();
         let start = self.core.rule().result_count() + before;
@@ -240,18 +242,18 @@ impl Fused {
         result < self.result_count() && !self.skipped.contains(&result)
     }
 
-    /// Where a result stands among the outputs; none where it is skipped.
+    /// Position of a result among the outputs; `None` if the result is skipped.
     pub fn position(&self, result: usize) -> Option<usize> {
         let earlier = self.skipped.iter().filter(|&&skipped| skipped < result).count();
         self.is_stored(result).then(|| result - earlier)
     }
 
-    /// How many of `inputs` inputs are the core's.
+    /// Number of core inputs among `inputs` inputs.
     pub fn core_input_count(&self, inputs: usize) -> usize {
         inputs.saturating_sub(self.epilogue.iter().map(Epilogue::input_count).sum())
     }
 
-    /// Which of `inputs` inputs are those of step `step`.
+    /// Range of the inputs of step `step` among `inputs` inputs.
     pub fn inputs_of(&self, step: usize, inputs: usize) -> Range<usize> {
         let before = self.epilogue[..step].iter().map(Epilogue::input_count).sum::<usize>();
         let start = self.core_input_count(inputs) + before;
@@ -263,14 +265,14 @@ impl Fused {
         self.epilogue.iter().enumerate().filter_map(|(step, epilogue)| {
             let Epilogue::Quantize { of, quantize } = epilogue else { return None };
             let results = self.results_of(step);
-            // Nobody reads what is quantized but other ops: all of it is stored.
+            // No step reads quantized results, so all of them are stored.
             let start = self.position(results.start)?;
             Some(QuantizeStep { of: *of, quantize, positions: start..start + results.len() })
         })
     }
 
-    /// Shapes of all results, from those of the outputs. One that is skipped has the shape of what
-    /// is made of it, or of its quantized data.
+    /// Shapes of all results, from the shapes of the outputs. A skipped result has the shape of the
+    /// step's result, or of the quantized data.
     pub fn result_shapes(&self, outputs: &[Vec<usize>]) -> Vec<Vec<usize>> {
         let count = self.result_count();
         let mut shapes: Vec<Vec<usize>> = (0..count)
@@ -294,7 +296,7 @@ impl Fused {
     /// Types of all results, from those of the inputs and of the outputs.
     ///
     /// # Errors
-    /// Inputs that the op does not take, or outputs that it does not give as many of.
+    /// Operands that the op does not accept, or a wrong number of outputs.
     pub fn result_types(
         &self,
         inputs: &[OperandType],
@@ -317,7 +319,7 @@ impl Fused {
                 Some(position) => outputs[position].clone(),
                 None => OperandType {
                     dtype: inferred.dtype,
-                    // Nothing but sizes went in.
+                    // All input sizes are fixed, so result sizes are fixed.
                     shape: inferred.shape.as_fixed().unwrap_or_default(),
                 },
             }
@@ -329,7 +331,7 @@ impl Fused {
         OpError { op: self.name(), expected: expected.into(), got: got.into() }
     }
 
-    /// What a fused op is made of, whatever its operands.
+    /// Checks the core, the steps and the skipped results, independent of operands.
     fn check_parts(&self) -> Result<(), OpError> {
         if let Op::Fused(core) = &*self.core {
             return Err(self.error("a core that is not fused itself", core.full_name()));
@@ -366,7 +368,7 @@ impl Fused {
                     let below = format!("results below {} for `{epilogue}`", results.len());
                     self.error(below, read.to_string())
                 })?;
-                // What moves activations gives some, too.
+                // `SameAsInput` results of ops that move activations are activations, too.
                 if !matches!(result.kind, OutputKind::Activation | OutputKind::SameAsInput) {
                     return Err(self.error(
                         format!("an activation as result {read} for `{epilogue}`"),
@@ -383,7 +385,7 @@ impl Fused {
             let parts = [suffix, epilogue.name()];
             let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
             let mut prefix = parts.join(".");
-            // A second step of the kind behind one result has another name.
+            // Number repeated steps of one kind on the same result.
             let is_same = |other: &&Epilogue| {
                 other.name() == epilogue.name() && other.reads() == epilogue.reads()
             };
@@ -404,7 +406,7 @@ impl Fused {
 }
 
 impl OpRule for Fused {
-    /// What errors call it; see [`Fused::full_name`].
+    /// Name in error messages; see [`Fused::full_name`].
     fn name(&self) -> &'static str {
         "fused"
     }
@@ -430,7 +432,7 @@ impl OpRule for Fused {
         self.result_count() - self.skipped.len()
     }
 
-    /// The sum of all.
+    /// Sum over the core and all steps.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         let outputs = OpRule::result_count(self).min(shapes.len());
         let (inputs, outputs) = shapes.split_at(shapes.len() - outputs);

@@ -7,15 +7,14 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{IrError, Node, OpError};
 
-/// x `[T, F]` → `x · Φ(x)`, Φ being the distribution function of the standard normal.
+/// x `[T, F]` → `x · Φ(x)`, where Φ is the distribution function of the standard normal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gelu {
-    /// Whether Φ(x) is `(1 + tanh(sqrt(2/π) (x + 0.044715 x³))) / 2`, as GPT-2 has it, in place
-    /// of the function itself.
+    /// Whether to approximate Φ(x) by `(1 + tanh(sqrt(2/π) (x + 0.044715 x³))) / 2`, as GPT-2 does.
     pub tanh: bool,
 }
 
-/// As text forms show it.
+/// Attribute text.
 fn attributes(tanh: bool) -> String {
     if tanh { "tanh".to_string() } else { String::new() }
 }
@@ -51,7 +50,7 @@ impl OpRule for Gelu {
 /// dy, x → dx.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GeluBackward {
-    /// Of which form, see [`Gelu::tanh`].
+    /// Whether to use the approximation, see [`Gelu::tanh`].
     pub tanh: bool,
 }
 

@@ -9,23 +9,23 @@ use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
 /// x `[R, N]`, bias `[E, N]`, offsets i32 `[E + 1]`, gates f32 `[T, K]`, rows i32 `[T, K]`, pairs
-/// i32 `[R]` → `[R, N]`: the bias of each row's group is added to it; a row without a pair stays
+/// i32 `[R]` → `[R, N]`: adds the bias of each row's group to the row; a row without a pair stays
 /// zero.
 ///
-/// Gated, the bias is first multiplied by the gate of the row's pair: that of a down projection,
+/// If gated, the bias is first multiplied by the gate of the row's pair: for a down projection,
 /// whose input [`super::ExpertSwiGlu`] has multiplied. Otherwise the gates are not read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupedBias {
     /// Groups and their alignment.
     pub grouped: GroupedRows,
-    /// Whether the gate of a pair multiplies its bias.
+    /// Whether the gate of a pair multiplies the bias.
     pub gated: bool,
 }
 
 const OPERANDS: [&str; 6] = ["x", "bias", "offsets", "gates", "rows", "pairs"];
 
 impl GroupedBias {
-    /// Wants inputs to be those of the forward, with a gradient of the result for x.
+    /// Checks the forward operands; in the backward op, x is the gradient of the result.
     fn check(&self, check: &Check<'_>) -> Result<DType, OpError> {
         let dtype = check.same_float(&[0, 1])?;
         self.grouped.check_offsets(check, 2)?;
@@ -80,11 +80,11 @@ impl OpRule for GroupedBias {
 /// dout `[R, N]`, bias, offsets, gates, rows, pairs → dbias f32 `[E, N]` `(+)=` (, dgates f32
 /// `[T, K]`, where the forward is gated).
 ///
-/// dgates of a pair is the dot product of its row of dout with its expert's bias; 0 for a pair that
-/// was dropped. The gradient of x is dout.
+/// The dgates entry of a pair is the dot product of the pair's row of dout with the expert's bias;
+/// 0 for a dropped pair. The gradient of x is dout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupedBiasBackward {
-    /// The op of the forward.
+    /// The forward op.
     pub forward: GroupedBias,
 }
 

@@ -1,7 +1,7 @@
 //! A GEMM for each group of rows: the projections of the experts of a mixture.
 //!
-//! Rows lie as [`super::Dispatch`] has them, `R` of them at most. Group `e` has the rows
-//! `offsets[e]..offsets[e + 1]`, multiples of `align`; below, `x_e` are those rows of `x`.
+//! Rows are laid out as in [`super::Dispatch`], at most `R` rows. Group `e` has the rows
+//! `offsets[e]..offsets[e + 1]`, multiples of `align`; below, `x_e` denotes the rows of group `e`.
 //!
 //! | op | for each group | written |
 //! |---|---|---|
@@ -9,12 +9,12 @@
 //! | dgrad, [`GroupedGemmInputGrad`] | `dx_e = dy_e · w[e]` | as fprop |
 //! | wgrad, [`GroupedGemmWeightGrad`] | `dw[e] (+)= dy_eᵀ · x_e` | all of `dw` |
 //!
-//! Where wgrad overwrites, the matrix of a group without rows becomes exactly 0; where it adds,
-//! that matrix stays as it was.
+//! For a group without rows, an overwriting wgrad sets the matrix to exactly 0, and an accumulating
+//! wgrad leaves the matrix unchanged.
 //!
-//! Rows of operands without a pair are zero, within groups and behind them; a kernel may multiply
-//! them, or leave them out and write zeros. `offsets` are values of the device and not known where
-//! a kernel is launched: a grid is sized for `R` rows.
+//! Operand rows without a pair are zero, within groups and after the last group; a kernel may
+//! multiply these rows, or skip them and write zeros. `offsets` are device values, unknown when a
+//! kernel is launched: a grid is sized for `R` rows.
 //!
 //! # Quantized operands
 //!
@@ -27,14 +27,13 @@
 //! | dgrad | dy rowwise `[R, N]` | `[R, N]` | w columnwise `[G, K, N]` | G times `[K, N]` |
 //! | wgrad | dy columnwise `[N, R]` | `[N, R]` | x columnwise `[K, R]` | `[K, R]` |
 //!
-//! The scales of `[M, K]` are tiles `[M/128, K/128, 512]`, quotients rounded up, G times with a
-//! leading `G`. Each matrix of a weight is quantized by itself: its tiles begin anew.
-//! Activations and gradients are quantized as one matrix of `R` rows. So the scales of row `r` of
-//! `x` are where those of row `r` of any matrix are, whatever its group, and a tile of 128 rows
-//! belongs to one group alone only where `align` is a multiple of 128. Of wgrad, block `j` along K
-//! is rows `32·j..32·j + 32` of the buffer; group `e` has the blocks
-//! `offsets[e]/32..offsets[e + 1]/32`.
-//! Where 128 elements share an exponent, `align` is a multiple of 128.
+//! The scales of `[M, K]` are tiles `[M/128, K/128, 512]`, quotients rounded up, with a leading `G`
+//! for G matrices. Each matrix of a weight is quantized separately: its tiles begin anew.
+//! Activations and gradients are quantized as one matrix of `R` rows. The scales of row `r` of `x`
+//! therefore have the same position in any grouping, and a tile of 128 rows belongs to a single
+//! group only if `align` is a multiple of 128. In wgrad, block `j` along K is rows
+//! `32·j..32·j + 32` of the buffer; group `e` has the blocks `offsets[e]/32..offsets[e + 1]/32`. If
+//! 128 elements share an exponent, `align` must be a multiple of 128.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -49,13 +48,14 @@ fn unit(operands: &[DType]) -> MathUnit {
     if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
 }
 
-/// Multiply-adds of the pairs, two each, without the rows that alignment adds: `rows`, and both
+/// FLOPs of all pairs, without padding rows: two per multiply-add, for `rows` rows and the two
 /// sizes of a matrix.
 fn flops(grouped: &GroupedRows, rows: usize, sizes: [usize; 2]) -> u64 {
     2 * grouped.pairs_of(rows) as u64 * sizes[0] as u64 * sizes[1] as u64
 }
 
-/// x `[R, K]`, w `[G, N, K]`, offsets i32 `[G + 1]` → `[R, N]`: rows of each group by its matrix.
+/// x `[R, K]`, w `[G, N, K]`, offsets i32 `[G + 1]` → `[R, N]`: rows of each group times the
+/// group's matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupedGemm {
     /// Groups and their alignment.
@@ -169,30 +169,30 @@ impl OpRule for GroupedGemmWeightGrad {
     }
 }
 
-/// The planes of a, those of b, offsets i32 `[G + 1]` → `[R, N]`, of wgrad dw f32 `[G, N, K]`
-/// `(+)=`: one of the three GEMMs on quantized operands, with FP32 accumulation. The module's
-/// documentation has the shapes.
+/// The planes of a, the planes of b, offsets i32 `[G + 1]` → `[R, N]`, or for wgrad dw f32
+/// `[G, N, K]` `(+)=`: one of the three GEMMs on quantized operands, with FP32 accumulation. See
+/// the module documentation for the shapes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScaledGroupedGemm {
-    /// Which GEMM of the layer.
+    /// GEMM of the linear layer.
     pub kind: GemmKind,
     /// Groups and their alignment.
     pub grouped: GroupedRows,
-    /// Storage of the result of fprop and dgrad.
+    /// Storage type of the result of fprop and dgrad.
     pub output: DType,
-    /// How `a` was quantized.
+    /// Quantization format of `a`.
     pub a: QuantFormat,
-    /// How `b` was quantized.
+    /// Quantization format of `b`.
     pub b: QuantFormat,
 }
 
 impl ScaledGroupedGemm {
-    /// Which input the data of `b` is; its scales follow.
+    /// Input index of the data of `b`; the scales follow.
     pub fn b_input(&self) -> usize {
         Storage::plane_count(&self.a)
     }
 
-    /// How many inputs are planes of operands; `offsets` are the next.
+    /// Number of inputs that are operand planes; `offsets` is the next input.
     pub fn plane_inputs(&self) -> usize {
         self.b_input() + Storage::plane_count(&self.b)
     }

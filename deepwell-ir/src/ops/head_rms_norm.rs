@@ -16,7 +16,7 @@ pub struct HeadRmsNorm {
     pub eps: f64,
 }
 
-/// `T·H` for operand `x` with a gain at operand `w`.
+/// `T·H` for operand `x` with gain `w`, given as operand indices.
 fn heads_of_all_rows(check: &Check<'_>, x: usize, w: usize) -> Result<Dim, OpError> {
     let rows = check.rank(x, 2)?[0];
     check.rank(w, 1)?;

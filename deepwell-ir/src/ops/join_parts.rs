@@ -1,4 +1,4 @@
-//! Matrices one behind the other put side by side.
+//! Concatenation of stacked matrices along columns.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use super::Check;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{OpError, Shape};
 
-/// x `[P·M, N, ..]` → `[M, P·N, ..]`: `P` matrices `[M, N, ..]` that lie one behind the other, put
-/// side by side. The last dimension is of whole bytes.
+/// x `[P·M, N, ..]` → `[M, P·N, ..]`: concatenates `P` consecutive matrices `[M, N, ..]` along
+/// columns. The last dimension must fill whole bytes.
 ///
-/// What ranks gather of a weight that is stored transposed is in such parts, for each has quantized
-/// some of its rows. There is no derivative: what is quantized has none.
+/// An all-gather of a weight with transposed storage yields such parts, because each rank has
+/// quantized some of the rows. The op has no derivative, because quantized tensors have none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JoinParts {
-    /// How many parts there are.
+    /// Number of parts.
     pub parts: usize,
 }
 

@@ -1,5 +1,6 @@
 //! Keys and values of latent attention (multi-head latent attention: DeepSeek-V2, arXiv 2405.04434,
-//! section 2.1.2 and 2.1.3): what comes of the latent, beside rotated columns that all heads share.
+//! section 2.1.2 and 2.1.3): projected columns of the latent, and rotated columns that all heads
+//! share.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +11,13 @@ use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
 /// kv `[T, H·(N+V)]`, k_rope `[T, R]` → k `[T, H·(N+R)]`, v `[T, H·V]`.
 ///
-/// A head of kv is `N` columns of its key and then its value. Its key is those `N` columns and then
-/// the `R` of k_rope, which are the same for all heads.
+/// A head of kv has `N` key columns and then its value. The key of a head consists of these `N`
+/// columns and the `R` columns of k_rope, which all heads share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatentKeyValue {
     /// Heads, `H`.
     pub heads: usize,
-    /// Columns of a key that are its head's own, `N`.
+    /// Columns of a key that are specific to the head, `N`.
     pub plain_dim: usize,
     /// Columns that all heads share, `R`.
     pub rope_dim: usize,
@@ -25,7 +26,7 @@ pub struct LatentKeyValue {
 }
 
 impl LatentKeyValue {
-    /// Wants inputs `first` and `first + 1` to be two matrices of these columns.
+    /// Checks that inputs `first` and `first + 1` are matrices with these numbers of columns.
     fn check(
         check: &Check<'_>,
         first: usize,
@@ -82,7 +83,7 @@ impl OpRule for LatentKeyValue {
 
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let gradients = [0, 1].map(|index| context.gradient_of(node.outputs[index]));
-        // An attention gives both or none.
+        // Attention gives gradients for both or none.
         let [Some(dk), Some(dv)] = gradients else { return Ok(()) };
         let op = LatentKeyValueBackward { forward: self.clone() };
         let gradients = context.emit_fresh(op, "", &[dk, dv])?;
@@ -96,7 +97,7 @@ impl OpRule for LatentKeyValue {
 /// dk `[T, H·(N+R)]`, dv `[T, H·V]` → dkv `[T, H·(N+V)]`, dk_rope `[T, R]`, the sum over heads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatentKeyValueBackward {
-    /// The op of the forward.
+    /// The forward op.
     pub forward: LatentKeyValue,
 }
 

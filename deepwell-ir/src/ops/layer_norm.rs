@@ -7,9 +7,9 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// `y = (x - mean) · rstd · w + b` with the mean and `rstd = 1 / sqrt(variance + eps)` of each
-/// row, the variance being that of the row itself (over D, not D - 1): x `[T, D]`, w `[D]`,
-/// b `[D]` → y `[T, D]`, mean f32 `[T]`, rstd f32 `[T]`.
+/// `y = (x - mean) · rstd · w + b` with the mean and `rstd = 1 / sqrt(variance + eps)` of each row,
+/// where the variance divides by D, not D - 1: x `[T, D]`, w `[D]`, b `[D]` → y `[T, D]`, mean f32
+/// `[T]`, rstd f32 `[T]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -54,7 +54,8 @@ impl OpRule for LayerNorm {
         let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let (x, w, b) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let (dw, db) = (context.parameter_gradient(w), context.parameter_gradient(b));
-        // The residual branch reaches `x` too and comes first in the backward: one pass adds both.
+        // The residual branch contributes to `x` before this op in backward order; the op adds that
+        // gradient.
         let residual = context.take_gradient(x);
         let mut inputs = vec![dy, x, w, node.outputs[1], node.outputs[2]];
         inputs.extend(residual);

@@ -1,5 +1,5 @@
-//! Output head and cross-entropy together, by chunks of tokens, so that all the logits never
-//! exist at once.
+//! Output head and cross-entropy in one op, by chunks of tokens, so that the full logits are never
+//! stored.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// A target with this value takes no part in the loss, as in PyTorch.
+/// Targets with this value do not count in the loss, as in PyTorch.
 pub const IGNORED_TARGET: i32 = -100;
 
 fn check<'a>(op: &'static str, inputs: &'a [TensorType]) -> Result<Check<'a>, OpError> {
@@ -31,7 +31,7 @@ fn unit(operands: &[DType]) -> MathUnit {
 /// x `[T, D]`, w `[V, D]`, targets i32 `[T]`, loss_scale f32 `[1]` →
 /// `loss (+)= loss_scale · sum over tokens of (lse - logit of the target)`.
 ///
-/// `loss_scale` is one over the tokens of the whole step, which makes the loss their mean.
+/// `loss_scale` is the reciprocal of the step's token count, which makes the loss a mean.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearCrossEntropy {}
 
@@ -54,8 +54,8 @@ impl OpRule for LinearCrossEntropy {
     }
 
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
-        // The loss is what is differentiated, so its own gradient is one and forward and backward
-        // are a single pass: the node is replaced.
+        // The gradient of the loss itself is one, so forward and backward are a single pass and the
+        // gradient node replaces this one.
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let dw = context.parameter_gradient(w);
         context.replace_forward();

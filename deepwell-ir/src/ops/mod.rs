@@ -98,14 +98,14 @@ pub use weight_copy::{CopyKind, WeightCopy};
 use crate::op::TensorType;
 use crate::{DType, Dim, OpError, PlaneType, Shape};
 
-/// Checks of operands that most ops share; every failure names the op.
+/// Operand checks shared by most ops; every error names the op.
 pub(crate) struct Check<'a> {
     pub(crate) op: &'static str,
     pub(crate) inputs: &'a [TensorType],
 }
 
 impl<'a> Check<'a> {
-    /// Wants one input per name.
+    /// Checks that there is one input per name.
     pub(crate) fn count(
         op: &'static str,
         inputs: &'a [TensorType],
@@ -125,7 +125,7 @@ impl<'a> Check<'a> {
         OpError { op: self.op, expected: expected.into(), got: got.into() }
     }
 
-    /// Wants input `index` to be of rank `rank`, and gives its dimensions.
+    /// Checks the rank of input `index` and returns its dimensions.
     pub(crate) fn rank(&self, index: usize, rank: usize) -> Result<&'a [Dim], OpError> {
         let shape = &self.inputs[index].shape;
         if shape.rank() != rank {
@@ -137,7 +137,7 @@ impl<'a> Check<'a> {
         Ok(&shape.0)
     }
 
-    /// Wants input `index` to have exactly this shape.
+    /// Checks the shape of input `index`.
     pub(crate) fn shape(&self, index: usize, expected: &Shape) -> Result<(), OpError> {
         let shape = &self.inputs[index].shape;
         if shape != expected {
@@ -146,7 +146,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Wants input `index` stored as `dtype`.
+    /// Checks the element type of input `index`.
     pub(crate) fn dtype(&self, index: usize, dtype: DType) -> Result<(), OpError> {
         let got = self.inputs[index].dtype;
         if got != dtype {
@@ -155,7 +155,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Wants the inputs from `first` on to be these planes.
+    /// Checks that the inputs from `first` on are these planes.
     pub(crate) fn planes(&self, first: usize, planes: &[PlaneType]) -> Result<(), OpError> {
         for (index, plane) in (first..).zip(planes) {
             self.dtype(index, plane.dtype)?;
@@ -164,7 +164,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Wants the inputs `indices` stored in one and the same type, F32 or BF16; gives it.
+    /// Checks that the inputs `indices` share one type, F32 or BF16, and returns the type.
     pub(crate) fn same_float(&self, indices: &[usize]) -> Result<DType, OpError> {
         let dtype = self.inputs[indices[0]].dtype;
         if !dtype.is_high_precision() {
@@ -176,7 +176,7 @@ impl<'a> Check<'a> {
         Ok(dtype)
     }
 
-    /// The inner dimension of input `index`, which must be known.
+    /// Size of dimension `axis` of input `index`, which must be fixed.
     pub(crate) fn fixed(&self, index: usize, axis: usize) -> Result<usize, OpError> {
         let dim = self.inputs[index].shape.0[axis];
         dim.as_fixed().ok_or_else(|| {
@@ -185,7 +185,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Product of sizes as FLOP counters take them.
+/// Product of sizes as u64, for FLOP counts.
 pub(crate) fn product(shape: &[usize]) -> u64 {
     shape.iter().map(|&n| n as u64).product()
 }

@@ -1,4 +1,4 @@
-//! A call of another framework that no op here stands for.
+//! A call of another framework without an equivalent op here.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,16 +15,15 @@ pub struct OpaqueOutput {
     pub dtype: DType,
 }
 
-/// A call that stays in a captured graph under the name that its framework has for it, so that what
-/// is around it can still be read. Nothing is known of what it computes: it is not run, it has no
-/// derivative, and it counts no FLOPs.
+/// A call kept in a captured graph under the name in the source framework, so that the surrounding
+/// graph stays readable. The op cannot be run, has no derivative and counts no FLOPs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opaque {
-    /// The op's name in its framework, `aten.sin.default` for example.
+    /// Name of the op in the source framework, `aten.sin.default` for example.
     pub target: String,
-    /// Its arguments that are no tensors, for people.
+    /// Non-tensor arguments, for display.
     pub arguments: String,
-    /// What it gives, as its framework says.
+    /// Outputs according to the source framework.
     pub outputs: Vec<OpaqueOutput>,
 }
 
@@ -42,7 +41,7 @@ impl OpRule for Opaque {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        // Activations follow the type that the policy gives to all of them.
+        // F32 outputs follow the policy's activation type.
         let narrow = inputs.iter().any(|input| input.dtype == DType::Bf16);
         let output = |(index, output): (usize, &OpaqueOutput)| OutputType {
             suffix: if index == 0 { String::new() } else { index.to_string() }.into(),

@@ -1,4 +1,4 @@
-//! Rows of tokens to rows of pairs and back, see [`super::Dispatch`].
+//! Token rows to pair rows and back, see [`super::Dispatch`].
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +7,8 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, IrError, Node, OpError, Shape};
 
-/// x `[T, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[R, D]`: each row is that of its pair's token,
-/// zero for a row without a pair.
+/// x `[T, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[R, D]`: each row is the row of the pair's
+/// token, zero without a pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Permute {}
 
@@ -40,9 +40,9 @@ impl OpRule for Permute {
 }
 
 /// y `[R, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[T, D]`: for each token the sum of the rows of
-/// its pairs, in ascending order, in FP32 and rounded once. A pair that was dropped adds nothing.
+/// its pairs, in ascending order, in FP32 and rounded once. A dropped pair adds nothing.
 ///
-/// Without gates: [`super::ExpertSwiGlu`] has multiplied by them.
+/// No gates are applied, as [`super::ExpertSwiGlu`] has already applied the gates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unpermute {}
 
@@ -61,7 +61,7 @@ impl OpRule for Unpermute {
         Ok(vec![like_rows(Shape(vec![tokens, y[1]]), dtype)])
     }
 
-    /// An addition for each element of each pair.
+    /// One addition per element of each pair.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         product(&shapes[1]) * shapes[0][1] as u64
     }
@@ -74,8 +74,8 @@ impl OpRule for Unpermute {
     }
 }
 
-/// y, z `[R, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[T, D]`: [`Unpermute`] of the sum of y and
-/// z as it would have been stored, which is not.
+/// y, z `[R, D]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[T, D]`: [`Unpermute`] of y + z, rounded to
+/// storage precision but not stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddUnpermute {}
 
@@ -95,18 +95,18 @@ impl OpRule for AddUnpermute {
         Ok(vec![like_rows(Shape(vec![tokens, y[1]]), dtype)])
     }
 
-    /// The sum, and an addition for each element of each pair.
+    /// The sum, and one addition per element of each pair.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         product(&shapes[0]) + product(&shapes[2]) * shapes[0][1] as u64
     }
 }
 
-/// Rows of activations are activations; gates, which move too, stay in FP32.
+/// Permuted activations are activations; permuted gates stay in FP32.
 fn like_rows(shape: Shape, dtype: DType) -> OutputType {
     OutputType { suffix: "".into(), shape, dtype, kind: OutputKind::SameAsInput }
 }
 
-/// Wants inputs `first` and the next to be `rows` and `pairs`.
+/// Checks that inputs `first` and `first + 1` are `rows` and `pairs`.
 pub(super) fn check_maps(check: &Check<'_>, first: usize) -> Result<(), OpError> {
     check.dtype(first, DType::I32)?;
     check.rank(first, 2)?;

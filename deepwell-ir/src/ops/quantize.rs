@@ -1,4 +1,4 @@
-//! Block quantization: the point where high precision becomes quantized data and scales.
+//! Block quantization: from high precision to quantized data and scales.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -7,21 +7,22 @@ use super::{Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, Dim, OpError, Plane, PlaneType, Shape, Storage};
 
-/// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the GEMM that
-/// reads the operand.
+/// Axis of a `[rows, columns]` matrix along which blocks extend: the contraction axis of the GEMM
+/// that reads the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Rowwise: blocks along a row; the operand keeps the shape.
+    /// Rowwise: blocks along a row; the operand keeps its shape.
     Row,
-    /// Columnwise: blocks down a column; the operand is stored transposed, contraction contiguous.
+    /// Columnwise: blocks down a column; the operand is stored transposed, contraction axis
+    /// contiguous.
     Column,
     /// Rowwise and columnwise, in one pass over the source.
     Both,
 }
 
 impl Axis {
-    /// The axis that serves both uses.
+    /// The axis that covers both uses.
     pub fn union(self, other: Axis) -> Axis {
         if self == other { self } else { Axis::Both }
     }
@@ -36,7 +37,7 @@ impl Axis {
     }
 }
 
-/// The planes of a matrix `[rows, columns]` along one axis, as an op's operands.
+/// Planes of a matrix `[rows, columns]` along one axis, as operand types.
 pub(super) fn planes_of(
     check: &Check<'_>,
     format: QuantFormat,
@@ -46,7 +47,7 @@ pub(super) fn planes_of(
     stacked_planes_of(check, format, axis, &[], shape)
 }
 
-/// The same of `stack` matrices, each quantized by itself; of one where `stack` is empty.
+/// [`planes_of`] for `stack` separately quantized matrices; for one matrix if `stack` is empty.
 pub(super) fn stacked_planes_of(
     check: &Check<'_>,
     format: QuantFormat,
@@ -68,7 +69,8 @@ pub(super) fn stacked_planes_of(
     Ok(planes)
 }
 
-/// The leading dimension of a stack of matrices, if there is one, and rows and columns of each.
+/// Leading dimension of a stack of matrices (empty for one matrix), and rows and columns of a
+/// matrix.
 pub(super) fn matrices<'a>(
     check: &Check<'a>,
     index: usize,
@@ -80,25 +82,25 @@ pub(super) fn matrices<'a>(
     }
 }
 
-/// x `[R, C]` → the planes of x quantized rowwise, `[R, C]`, and/or columnwise, `[C, R]`, as
-/// [`Storage::planes`] has them; always last the counters `[STATISTICS]` as u64.
+/// x `[R, C]` → the planes of x quantized rowwise, `[R, C]`, and/or columnwise, `[C, R]`, as in
+/// [`Storage::planes`]; the counters `[STATISTICS]` as u64 are always last.
 ///
-/// Of a stack of matrices, x `[G, R, C]` as experts have their weights, each is quantized by itself
-/// and planes have a leading `G`; the counters are of all.
+/// In a stack of matrices, x `[G, R, C]` (weights of experts), each matrix is quantized separately
+/// and planes have a leading `G`; the counters cover all matrices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
-    /// How; elements are rounded to nearest.
+    /// Quantization format; elements are rounded to nearest.
     pub format: QuantFormat,
-    /// Along which axes.
+    /// Quantization axes.
     pub axis: Axis,
 }
 
 impl Quantize {
-    /// Counters that a quantization leaves: bits of amax as f32, elements, underflows,
+    /// Number of counters of a quantization: bits of amax as f32, elements, underflows,
     /// saturations, scale clamps, non-finite values.
     pub const STATISTICS: usize = Storage::COUNTERS;
 
-    /// Each single axis that it quantizes along.
+    /// The single axes of this quantization.
     pub fn axes(&self) -> &'static [Axis] {
         match self.axis {
             Axis::Row => &[Axis::Row],
@@ -107,7 +109,7 @@ impl Quantize {
         }
     }
 
-    /// Which plane each output is and along which axis, in the order of the outputs.
+    /// Axis and plane of each output, in output order.
     pub fn planes(&self) -> Vec<(Axis, Plane)> {
         let of_operand = [Plane::Data, Plane::Scales, Plane::TensorScale];
         let of_operand = &of_operand[..Storage::plane_count(&self.format)];
@@ -116,7 +118,7 @@ impl Quantize {
         operands.chain([(self.axis, Plane::Counters)]).collect()
     }
 
-    /// How many outputs there are.
+    /// Number of outputs.
     pub fn output_count(&self) -> usize {
         self.axes().len() * Storage::plane_count(&self.format) + 1
     }
@@ -157,13 +159,13 @@ impl OpRule for Quantize {
         Ok(outputs)
     }
 
-    /// Data and scales of each operand, and the counters.
+    /// Data and scales per axis, and the counters (formats without tensor scale).
     fn result_count(&self) -> usize {
         if self.axis == Axis::Both { 5 } else { 3 }
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Largest magnitude, scaling and rounding of each element and operand.
+        // Amax, scaling and rounding for each element and axis.
         3 * self.axes().len() as u64 * product(&shapes[0])
     }
 }

@@ -47,7 +47,8 @@ impl OpRule for RmsNorm {
         let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let dw = context.parameter_gradient(w);
-        // The residual branch reaches `x` too and comes first in the backward: one pass adds both.
+        // The residual branch contributes to `x` before this op in backward order; the op adds that
+        // gradient.
         let residual = context.take_gradient(x);
         let mut inputs = vec![dy, x, w, node.outputs[1]];
         inputs.extend(residual);

@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., arXiv 2104.09864), as a rule in the half-split convention
-//! of Hugging Face's llama: element `i` of a head turns with element `i + head_dim / 2`.
+//! Rotary position embedding (Su et al., arXiv 2104.09864), by default in the half-split convention
+//! of Hugging Face's llama: element `i` of a head rotates with element `i + head_dim / 2`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,23 +8,22 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{IrError, Node, OpError, Shape};
 
-/// Rotates each head of x `[T, heads · head_dim]`; token `t` stands at position `t mod S`.
+/// Rotates each head of x `[T, heads · head_dim]`; token `t` has position `t mod S`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
-    /// Heads side by side in a row.
+    /// Number of heads in a row.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Columns at the beginning of a head that do not turn; an even number follows.
+    /// Leading columns of a head that are not rotated; an even number of columns follows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub plain_dim: usize,
-    /// Whether a pair is two neighbors (DeepSeek-V3), not an element of each half.
+    /// Whether adjacent elements form a pair (DeepSeek-V3), rather than elements of the two halves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub interleaved: bool,
-    /// Radians per position of each pair, `(head_dim - plain_dim) / 2` values, any scaling
-    /// included.
+    /// Radians per position for each pair, `(head_dim - plain_dim) / 2` values, scaling included.
     pub inverse_frequencies: Vec<f32>,
-    /// Multiplies sine and cosine; 1 unless the scaling rule says otherwise.
+    /// Factor on sine and cosine; 1 if the scaling rule sets none.
     pub attention_factor: f32,
 }
 
@@ -101,10 +100,10 @@ impl OpRule for Rope {
     }
 }
 
-/// The rotation by the negative angle: a rotation's transpose is its inverse.
+/// Rotation by the negative angle: the transpose of a rotation is its inverse.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeBackward {
-    /// The rotation of the forward.
+    /// The forward rotation.
     pub forward: Rope,
 }
 

@@ -1,7 +1,7 @@
-//! The choice of a mixture of experts: which experts a token visits, and with which weights.
+//! Router of a mixture of experts: selects the experts of a token and computes the gates.
 //!
 //! Sources: Mixtral, arXiv 2401.04088, section 2.1 (softmax); DeepSeek-V3, arXiv 2412.19437,
-//! equations 12 to 16 (sigmoid, a bias that takes part in the choice alone, groups of experts).
+//! equations 12 to 16 (sigmoid, a bias for selection only, groups of experts).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,30 +10,31 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// How router logits become scores.
+/// Function from router logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteScore {
-    /// `e^x` over the sum of `e^x` of all experts of the token.
+    /// Softmax over all experts of the token.
     Softmax,
-    /// `1 / (1 + e^-x)`, each expert by itself.
+    /// `1 / (1 + e^-x)`, independently for each expert.
     Sigmoid,
 }
 
-/// Experts in groups of equal size, of which a token may visit a few.
+/// Equal groups of experts; a token may visit experts of a few groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteGroups {
-    /// Groups; divides the number of experts.
+    /// Number of groups; divides the number of experts.
     pub count: usize,
-    /// Groups that a token may visit: those with the largest sum of their two best scores.
+    /// Number of groups that a token may visit: the groups with the largest sum of the two best
+    /// scores.
     pub chosen: usize,
 }
 
 /// logits f32 `[T, E]` (, selection bias f32 `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`,
 /// best first, ties to the lower index.
 ///
-/// The choice is by the score plus the bias; the gates are the scores without it, and have a
-/// gradient. The choice has none, nor has the bias: it is moved by counts of tokens, see
+/// Selection uses the score plus the bias. The gates are the scores without the bias and have a
+/// gradient; the selection and the bias have none. Token counts update the bias, see
 /// [`super::SelectionBiasUpdate`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Route {
@@ -41,23 +42,23 @@ pub struct Route {
     pub experts: usize,
     /// Experts that a token visits, `K`.
     pub top_k: usize,
-    /// How logits become scores.
+    /// Function from logits to scores.
     pub score: RouteScore,
     /// Whether the gates of a token are divided by their sum.
     pub normalize: bool,
-    /// Factor on the gates, after that division.
+    /// Factor on the gates, after normalization.
     pub scaling: f64,
-    /// Groups of experts, if the choice is limited to some of them.
+    /// Groups of experts, if selection is limited to some groups.
     pub groups: Option<RouteGroups>,
-    /// Whether there is a second operand, added to the scores for the choice alone.
+    /// Whether a second operand is added to the scores, for selection only.
     pub selection_bias: bool,
 }
 
 impl Route {
-    /// Checks that the settings fit each other.
+    /// Checks that the settings are consistent.
     ///
     /// # Errors
-    /// What was expected, and what is there.
+    /// The expected and the actual setting.
     pub fn check(&self) -> Result<(), OpError> {
         match self.misfit() {
             Some((expected, got)) => Err(OpError { op: self.name(), expected, got }),
@@ -65,7 +66,7 @@ impl Route {
         }
     }
 
-    /// What does not fit among the settings, if anything: expected and got.
+    /// First inconsistency of the settings, if any: expected and actual value.
     fn misfit(&self) -> Option<(String, String)> {
         if self.experts == 0 || self.top_k == 0 || self.top_k > self.experts {
             let expected = format!("1 to {} experts for each token", self.experts);
@@ -141,7 +142,7 @@ impl OpRule for Route {
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let (logits, experts) = (node.inputs[0], node.outputs[1]);
         if self.selection_bias {
-            // What moves the bias stands where others have a gradient.
+            // The counts take the place of the bias's gradient.
             let counts = context.parameter_gradient(node.inputs[1]);
             let op = super::CountExperts { experts: self.experts };
             context.emit(op, "counts", &[experts], &[counts])?;
@@ -156,7 +157,7 @@ impl OpRule for Route {
 /// dgates f32 `[T, K]`, logits f32 `[T, E]`, experts i32 `[T, K]` → dlogits f32 `[T, E]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteBackward {
-    /// The router.
+    /// The forward op.
     pub forward: Route,
 }
 
@@ -185,7 +186,7 @@ impl OpRule for RouteBackward {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // The score of each expert again, and its gradient.
+        // The recomputed score of each expert, and its gradient.
         9 * product(&shapes[1])
     }
 }

@@ -8,8 +8,8 @@ use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, MathUnit, Node, OpError, Shape};
 
 /// x `[T, D]`, w f32 `[E, D]` (, bias f32 `[E]`) → logits f32 `[T, E]`: the projection of a router,
-/// in FP32 whatever `x` is stored as, with the master weights. A choice by rounded logits would
-/// be another one for a few tokens of a hundred.
+/// computed in FP32 from the master weights for any storage type of `x`. Rounded logits would
+/// change the selection of a few percent of the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLogits {
     /// Whether a third operand is added to each row.
@@ -44,7 +44,7 @@ impl OpRule for RouterLogits {
         Ok(vec![OutputType::statistic("", Shape(vec![tokens, experts]), DType::F32)])
     }
 
-    /// Of FP32 accuracy, by BF16 parts of FP32 operands where there are tensor cores.
+    /// FP32 accuracy; on tensor cores, FP32 operands are split into BF16 parts.
     fn unit(&self, _operands: &[DType]) -> MathUnit {
         MathUnit::Bf16
     }

@@ -1,4 +1,4 @@
-//! The auxiliary losses of a router: load balance and z-loss.
+//! Auxiliary losses of a router: load balance and z-loss.
 //!
 //! Sources: load balance, Switch Transformers, arXiv 2101.03961, eq. 4 to 6; z-loss, ST-MoE, arXiv
 //! 2202.08906, eq. 5.
@@ -13,22 +13,22 @@ use crate::{DType, Dim, IrError, Node, OpError, Shape};
 /// logits f32 `[T, E]`, experts i32 `[T, K]`, targets i32 `[T]`, loss_scale f32 `[1]` →
 /// `loss (+)= share · (balance · E · sum over experts of f · P + z · mean of lse²)`.
 ///
-/// `f` is the part of all pairs that chose an expert, before any are dropped, without a gradient;
-/// `P` the mean over tokens of its probability; `lse` the logarithm of the sum of the exponentials
-/// of a token's logits. Per layer and micro-batch: balanced routing costs `balance` in each layer,
-/// and no layer hides behind another. `share` is the micro-batch's part of the step's tokens, the
-/// number of its targets that count times `loss_scale`, so that the losses of a step's
-/// micro-batches are averaged, however many there are.
+/// `f` is the fraction of all pairs that chose an expert, before dropping, without a gradient; `P`
+/// the mean over tokens of the expert's probability; `lse` the logsumexp of a token's logits. The
+/// loss is computed per layer and micro-batch, so balanced routing costs `balance` in each layer
+/// and imbalances of different layers do not cancel. `share` is the micro-batch's fraction of the
+/// step's tokens (number of targets that count, times `loss_scale`), so that the losses of a step's
+/// micro-batches are averaged for any number of micro-batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLoss {
-    /// How the router's logits become scores; sigmoid scores are divided by their sum first.
+    /// Function from logits to scores; sigmoid scores are first divided by their sum.
     pub score: RouteScore,
     /// Coefficient of the load balance.
     pub balance: f64,
     /// Coefficient of the z-loss.
     pub z: f64,
-    /// Ranks that each compute it of the same tokens, and then add up the gradients of the logits:
-    /// each gives its part of them. The loss counts whole on each.
+    /// Number of ranks that compute this loss for the same tokens and then sum the gradients of the
+    /// logits. Each rank's gradient is divided by `ranks`; the loss is not.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub ranks: u32,
 }
@@ -85,8 +85,8 @@ impl OpRule for RouterLoss {
     }
 
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
-        // Part of what is differentiated, so its own gradient is one. It adds to the loss behind
-        // the output head, which overwrites.
+        // Part of the differentiated loss, so its gradient is one. The op accumulates into the loss
+        // after the output head, which overwrites.
         context.replace_forward();
         let op = RouterLossGrad { forward: self.clone() };
         let outputs = [Some(node.outputs[0]), None];
@@ -95,10 +95,10 @@ impl OpRule for RouterLoss {
     }
 }
 
-/// As [`RouterLoss`], with dlogits f32 `[T, E]` in the same pass.
+/// Like [`RouterLoss`], with dlogits f32 `[T, E]` in the same pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLossGrad {
-    /// The losses.
+    /// The forward op.
     pub forward: RouterLoss,
 }
 

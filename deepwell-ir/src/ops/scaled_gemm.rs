@@ -8,32 +8,32 @@ use super::{Axis, Check, product};
 use crate::op::{GemmKind, MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape, Storage};
 
-/// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, those of b,
-/// each quantized along K (, bias `[N]`) → `[M, N]`. Planes are as [`Storage::planes`] has them.
+/// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, the planes of
+/// b, each quantized along K (, bias `[N]`) → `[M, N]`. Planes are as in [`Storage::planes`].
 ///
-/// All three GEMMs of a linear layer have this form once each operand is quantized along its own
-/// contraction. Wgrad accumulates into FP32; the others write the activation type.
+/// All three GEMMs of a linear layer have this form if each operand is quantized along the
+/// contraction axis. Wgrad accumulates into FP32; fprop and dgrad write the activation type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScaledGemm {
-    /// Which GEMM of the layer.
+    /// GEMM of the linear layer.
     pub kind: GemmKind,
-    /// Storage of the result of fprop and dgrad.
+    /// Storage type of the result of fprop and dgrad.
     pub output: DType,
     /// Whether a last operand is added to each row.
     pub bias: bool,
-    /// How `a` was quantized. Kernels that scale by larger blocks than the stored ones ask for it.
+    /// Quantization format of `a`. Some kernels require scale blocks larger than the stored blocks.
     pub a: QuantFormat,
-    /// How `b` was quantized.
+    /// Quantization format of `b`.
     pub b: QuantFormat,
 }
 
 impl ScaledGemm {
-    /// Which input the data of `b` is; the scales follow.
+    /// Input index of the data of `b`; the scales follow.
     pub fn b_input(&self) -> usize {
         Storage::plane_count(&self.a)
     }
 
-    /// How many inputs are planes of operands. The bias, if there is one, is the next.
+    /// Number of inputs that are operand planes. The bias, if present, is the next input.
     pub fn plane_inputs(&self) -> usize {
         self.b_input() + Storage::plane_count(&self.b)
     }
@@ -49,7 +49,7 @@ impl OpRule for ScaledGemm {
         if self.bias {
             text += " bias";
         }
-        // MXFP8 and the blocks of the format itself go without saying.
+        // MXFP8 and the format's own blocks are the default and not printed.
         let is_mxfp8 = self.a.is_of_family(&QuantFormat::MXFP8);
         if !is_mxfp8 {
             text += &format!(" {}", self.a.name());
@@ -103,7 +103,7 @@ impl OpRule for ScaledGemm {
     }
 }
 
-/// The unit that multiplies operands of a format.
+/// Unit that multiplies operands of a format.
 pub(super) fn unit_of(format: &QuantFormat) -> MathUnit {
     match (format.element, format.scale) {
         (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => MathUnit::Nvfp4,

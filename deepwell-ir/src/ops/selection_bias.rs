@@ -1,10 +1,10 @@
-//! Balancing without a loss: biases of a router that follow the load of its experts (Wang et al.,
-//! arXiv 2408.15664).
+//! Load balancing without a loss: selection biases of a router follow the load of the experts (Wang
+//! et al., arXiv 2408.15664).
 //!
-//! A selection bias takes part in the choice alone, so it has no gradient. What stands in the place
-//! of one is how often each expert was chosen: an accumulator like a gradient, added to by every
-//! micro-batch and summed over the ranks that split the batch. In place of AdamW,
-//! [`SelectionBiasUpdate`] moves the bias once for the whole step.
+//! A selection bias affects selection only, so it has no gradient. Its gradient accumulator instead
+//! counts how often each expert was chosen, accumulated over micro-batches and summed over the
+//! ranks that split the batch. [`SelectionBiasUpdate`] replaces AdamW and updates the bias once per
+//! step.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +12,8 @@ use super::{AdamWCoefficients, Check, product};
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape};
 
-/// experts i32 `[T, K]` → f32 `[E]` `(+)=`: how many pairs chose each expert, before any is
-/// dropped.
+/// experts i32 `[T, K]` → f32 `[E]` `(+)=`: number of pairs that chose each expert, before
+/// dropping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountExperts {
     /// Experts to choose from, `E`.
@@ -41,12 +41,12 @@ impl OpRule for CountExperts {
     }
 }
 
-/// Coefficients of [`AdamWCoefficients`], counts f32 `[E]`, and updated in place: bias f32 `[E]`.
-/// An expert that was chosen less often than the mean gains `rate`, one that was chosen more often
-/// loses it. A step that is skipped changes nothing.
+/// Inputs: coefficients of [`AdamWCoefficients`], counts f32 `[E]`, and, updated in place, bias f32
+/// `[E]`. The bias of an expert chosen less often than the mean grows by `rate`; if chosen more
+/// often, it shrinks by `rate`. A skipped step changes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelectionBiasUpdate {
-    /// By how much a bias moves in a step.
+    /// Change of a bias per step.
     pub rate: f32,
 }
 
@@ -71,7 +71,7 @@ impl OpRule for SelectionBiasUpdate {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // The sum, a comparison and a sum.
+        // Sum for the mean, comparison, update.
         3 * product(&shapes[1])
     }
 }

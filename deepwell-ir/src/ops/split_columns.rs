@@ -1,4 +1,4 @@
-//! One matrix taken apart into two side by side, and put together again.
+//! Splits a matrix into two column ranges, and joins them again.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
 use crate::{Dim, IrError, Node, OpError, Shape};
 
-/// x `[T, N]` → its first `columns` columns, and the rest.
+/// x `[T, N]` → the first `columns` columns, and the rest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SplitColumns {
     /// Columns of the first output.
@@ -55,7 +55,7 @@ impl OpRule for SplitColumns {
                 let dx = context.emit_fresh(JoinColumns {}, "", &[first, rest])?[0];
                 context.contribute(node.inputs[0], dx)
             }
-            // Nothing makes the zeros of the other part.
+            // No op creates zeros for the unused part.
             _ => Err(IrError::NotDifferentiable {
                 node: node.name.clone(),
                 op: format!("{} of which one part alone is used", self.name()),
@@ -64,7 +64,7 @@ impl OpRule for SplitColumns {
     }
 }
 
-/// first `[T, A]`, rest `[T, B]` → `[T, A + B]`: [`SplitColumns`] undone.
+/// first `[T, A]`, rest `[T, B]` → `[T, A + B]`: inverse of [`SplitColumns`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JoinColumns {}
 

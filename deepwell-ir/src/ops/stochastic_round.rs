@@ -1,4 +1,4 @@
-//! The elements of a quantized operand once more, rounded at random.
+//! Stochastic rounding of the elements of a quantized operand.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -8,33 +8,32 @@ use super::{Axis, Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, OpError, PlaneType, Shape, Storage};
 
-/// x `[R, C]`, the scales of x quantized along an axis (and the tensor scale, where the format has
-/// one), key u64 `[2]` → the data, `[R, C]` rowwise and
-/// `[C, R]` columnwise, each element rounded away from zero with a probability that makes its
-/// expectation the scaled value.
+/// x `[R, C]`, the scales of x quantized along an axis (and the tensor scale, if the format has
+/// one), key u64 `[2]` → the data, `[R, C]` rowwise and `[C, R]` columnwise. Each element is
+/// rounded away from zero with a probability that makes the expectation equal to the scaled value.
 ///
-/// Scales, and the counters that guards look at, are those of the [`super::Quantize`] before it,
-/// which need not know of chance and may be fused with the op that makes x.
+/// Scales, and the counters that guards read, come from the preceding [`super::Quantize`], which
+/// rounds to nearest and may be fused with the op that produces x.
 ///
-/// The random word of an element is that of [`deepwell_precision::Philox`] at its row-major index
-/// in the operand, under the seed `key[0]`, in a stream that the step `key[1]` (its low 32 bits)
-/// and the name of the call ([`StochasticRound::stream`]) tell apart. So a step repeats its bits on
-/// any number of threads and when a run is resumed, and no two operands share theirs.
+/// The random word of an element is [`deepwell_precision::Philox`] at the element's row-major index
+/// in the operand, with seed `key[0]` and a stream given by the step `key[1]` (low 32 bits) and the
+/// name of the call ([`StochasticRound::stream`]). A step is therefore reproducible bit for bit
+/// with any number of threads and after a resume, and no two operands share random words.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StochasticRound {
-    /// How; elements are rounded at random.
+    /// Quantization format; elements are rounded stochastically.
     pub format: QuantFormat,
-    /// Along which axis, [`Axis::Row`] or [`Axis::Column`].
+    /// Quantization axis, [`Axis::Row`] or [`Axis::Column`].
     pub axis: Axis,
 }
 
 impl StochasticRound {
-    /// Which input the key is: the last.
+    /// Input index of the key: the last input.
     pub fn key_input(&self) -> usize {
         Storage::plane_count(&self.format)
     }
 
-    /// The stream of a call without its step: a hash of the call's name in the upper 32 bits.
+    /// Stream of a call without the step: a hash of the call's name in the upper 32 bits.
     pub fn stream(call: &str) -> u64 {
         // FNV-1a.
         let hash = call
@@ -72,8 +71,8 @@ impl OpRule for StochasticRound {
         Ok(vec![OutputType { suffix: "".into(), shape, dtype, kind: OutputKind::Copy }])
     }
 
-    /// A multiplication, a comparison and an addition for each element; the random bits are no
-    /// floating-point operations.
+    /// One multiplication, comparison and addition per element; random bits are not floating-point
+    /// operations.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         3 * product(&shapes[0])
     }

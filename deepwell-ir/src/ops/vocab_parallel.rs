@@ -1,11 +1,11 @@
-//! Token embedding, output head and cross-entropy where each rank has some rows of the vocabulary
-//! (Shoeybi et al., arXiv 1909.08053, section 3).
+//! Token embedding, output head and cross-entropy with the vocabulary split over ranks (Shoeybi et
+//! al., arXiv 1909.08053, section 3).
 //!
-//! The logits of a token are spread over the ranks. [`VocabParallelSums`] makes of those that a
-//! rank has what all need of them, three numbers a token; ranks gather those, and with them
-//! [`VocabParallelCrossEntropyGrad`] makes the loss, which is equal on all ranks, and what a rank's
-//! rows add to the gradients. Logits are made twice: they never exist all at once, and no exchange
-//! stands between chunks of tokens.
+//! The logits of a token are spread over the ranks. [`VocabParallelSums`] reduces a rank's logits
+//! to three numbers per token, which an all-gather distributes. From these,
+//! [`VocabParallelCrossEntropyGrad`] computes the loss, equal on all ranks, and the gradient
+//! contributions of the rank's rows. Logits are computed twice, so the full logits are never stored
+//! and no collective runs between chunks of tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,25 +15,25 @@ use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// The rows of the vocabulary that a rank has.
+/// The vocabulary rows of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VocabSlice {
-    /// The first of them.
+    /// First row.
     pub first: usize,
-    /// How many.
+    /// Number of rows.
     pub rows: usize,
-    /// How many all ranks have.
+    /// Number of rows on all ranks.
     pub vocab: usize,
 }
 
 impl VocabSlice {
-    /// Slice `place` of `parts` equal ones; `None` where they would not be equal.
+    /// Slice `place` of `parts` equal slices; `None` if `parts` does not divide `vocab`.
     pub fn of(vocab: usize, place: usize, parts: usize) -> Option<VocabSlice> {
         let rows = (parts > 0 && vocab.is_multiple_of(parts)).then(|| vocab / parts)?;
         Some(VocabSlice { first: place * rows, rows, vocab })
     }
 
-    /// Where among its rows a rank has a token; `None` where another rank has it.
+    /// Row of a token within the slice; `None` if the token belongs to another rank.
     pub fn row_of(&self, token: i32) -> Option<usize> {
         let row = usize::try_from(token).ok()?.checked_sub(self.first)?;
         (row < self.rows).then_some(row)
@@ -48,7 +48,7 @@ impl VocabSlice {
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Wants operand `index` to have this slice's rows.
+    /// Checks that operand `index` has this slice's rows.
     fn check(&self, check: &Check<'_>, index: usize) -> Result<(), OpError> {
         let got = check.rank(index, 2)?[0];
         if got != Dim::fixed(self.rows) || self.first + self.rows > self.vocab {
@@ -58,13 +58,13 @@ impl VocabSlice {
     }
 }
 
-/// `out[t, :] = table[tokens[t] - first, :]`, and zeros for tokens of other ranks: tokens i32
-/// `[T]`, table `[rows, D]` → `[T, D]`. The sum over ranks is the embedding.
+/// `out[t, :] = table[tokens[t] - first, :]`, zero for tokens of other ranks: tokens i32 `[T]`,
+/// table `[rows, D]` → `[T, D]`. The embedding is the sum over ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VocabParallelEmbedding {
     /// The rows of the table.
     pub slice: VocabSlice,
-    /// A row of the whole table that gets no gradient.
+    /// A row of the whole table without gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<usize>,
 }
@@ -107,7 +107,7 @@ impl OpRule for VocabParallelEmbedding {
 pub struct VocabParallelEmbeddingBackward {
     /// The rows of the table.
     pub slice: VocabSlice,
-    /// A row of the whole table that gets no gradient.
+    /// A row of the whole table without gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<usize>,
 }
@@ -139,7 +139,7 @@ fn unit(operands: &[DType]) -> MathUnit {
     if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
 }
 
-/// Checks x `[T, D]`, w `[rows, D]` and targets i32 `[T]`; gives `T`.
+/// Checks x `[T, D]`, w `[rows, D]` and targets i32 `[T]`; returns `T`.
 fn check_head(check: &Check<'_>, slice: &VocabSlice) -> Result<Dim, OpError> {
     check.same_float(&[0, 1])?;
     let x = check.rank(0, 2)?;
@@ -150,9 +150,9 @@ fn check_head(check: &Check<'_>, slice: &VocabSlice) -> Result<Dim, OpError> {
     Ok(x[0])
 }
 
-/// x `[T, D]`, w `[rows, D]`, targets i32 `[T]` → f32 `[T, 3]`: of the logits `x · wᵀ` of each
-/// token the largest, the sum of `exp(logit - largest)`, and that of its target; zero where another
-/// rank has the target, or nobody.
+/// x `[T, D]`, w `[rows, D]`, targets i32 `[T]` → f32 `[T, 3]`: for the logits `x · wᵀ` of each
+/// token the maximum, the sum of `exp(logit - maximum)`, and the target's logit; the latter is zero
+/// if another rank or no rank has the target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VocabParallelSums {
     /// The rows of w.
@@ -160,7 +160,7 @@ pub struct VocabParallelSums {
 }
 
 impl VocabParallelSums {
-    /// Numbers of a token.
+    /// Numbers per token.
     pub const COUNT: usize = 3;
 }
 
@@ -188,7 +188,7 @@ impl OpRule for VocabParallelSums {
         unit(operands)
     }
 
-    /// Its gradients are those of [`VocabParallelCrossEntropy`], which are whole there.
+    /// [`VocabParallelCrossEntropy`] computes the complete gradients.
     fn backward(&self, _: &Node, _: &mut BackwardContext<'_>) -> Result<(), IrError> {
         Ok(())
     }
@@ -211,12 +211,12 @@ fn check_loss(
 
 /// x `[T, D]`, w `[rows, D]`, targets i32 `[T]`, loss_scale f32 `[1]`, the sums of all ranks f32
 /// `[ranks·T, 3]` → `loss (+)= loss_scale · sum over tokens of (lse - logit of the target)`, the
-/// same on all ranks. x and w are there for the gradients.
+/// same on all ranks. x and w are inputs for the gradients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VocabParallelCrossEntropy {
     /// The rows of w.
     pub slice: VocabSlice,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub ranks: usize,
 }
 
@@ -239,7 +239,7 @@ impl OpRule for VocabParallelCrossEntropy {
     }
 
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
-        // As of the loss on one rank, forward and backward are a single pass.
+        // As for the loss on one rank, forward and backward are a single pass.
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let dw = context.parameter_gradient(w);
         context.replace_forward();
@@ -251,12 +251,12 @@ impl OpRule for VocabParallelCrossEntropy {
 }
 
 /// Like [`VocabParallelCrossEntropy`], with dx `[T, D]` and dw f32 `[rows, D]` `(+)=` in the same
-/// pass. dx is what this rank's rows add; the sum over ranks is the gradient.
+/// pass. dx is the contribution of this rank's rows; the gradient is the sum over ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VocabParallelCrossEntropyGrad {
     /// The rows of w.
     pub slice: VocabSlice,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub ranks: usize,
 }
 

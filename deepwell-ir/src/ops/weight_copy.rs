@@ -1,4 +1,4 @@
-//! The compute copies of weights that an optimizer writes beside the weights.
+//! Compute copies that an optimizer writes in addition to the weights.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::{Cast, Quantize};
 use crate::op::{OpRule, TensorType};
 use crate::{Op, OpError, OperandType};
 
-/// How a compute copy is made of a master weight.
+/// Conversion of a master weight to a compute copy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyKind {
@@ -17,7 +17,7 @@ pub enum CopyKind {
 }
 
 impl CopyKind {
-    /// What an op makes of a weight, if that is a copy.
+    /// The conversion that an op performs, if any.
     pub fn of(op: &Op) -> Option<CopyKind> {
         match op {
             Op::Cast(cast) => Some(CopyKind::Cast(cast.clone())),
@@ -26,7 +26,7 @@ impl CopyKind {
         }
     }
 
-    /// The op that makes the copy by itself.
+    /// The op that performs the conversion.
     pub fn to_op(&self) -> Op {
         match self {
             CopyKind::Cast(cast) => cast.clone().into(),
@@ -34,7 +34,7 @@ impl CopyKind {
         }
     }
 
-    /// Tensors that it is made of, see [`Quantize`]; one of a cast.
+    /// Number of tensors of a copy: one for a cast, see [`Quantize`] otherwise.
     pub fn output_count(&self) -> usize {
         match self {
             CopyKind::Cast(_) => 1,
@@ -50,20 +50,20 @@ impl CopyKind {
     }
 }
 
-/// A compute copy that an update writes.
+/// A compute copy written by an optimizer update.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightCopy {
-    /// Of which parameter, counted from 0 in the order of the update's operands.
+    /// Index of the parameter in the order of the update's operands, from 0.
     pub parameter: usize,
-    /// How.
+    /// The conversion.
     pub kind: CopyKind,
 }
 
 impl WeightCopy {
-    /// What the copy of a weight is stored as.
+    /// Types of the copy's tensors for a weight.
     ///
     /// # Errors
-    /// A weight that cannot be copied so.
+    /// A weight that cannot be converted.
     pub fn outputs_of(&self, weight: &OperandType) -> Result<Vec<OperandType>, OpError> {
         self.kind.to_op().outputs_of(std::slice::from_ref(weight))
     }
