@@ -1,4 +1,4 @@
-//! How many ranks share a model in which way, as flags.
+//! Flags for the degrees of parallelism.
 
 use clap::Args;
 use deepwell_plan::Parallel;
@@ -42,17 +42,17 @@ pub struct Degrees {
     /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
     #[arg(long, value_name = "RANKS")]
     pub ep: Option<usize>,
-    /// Whether degrees that do not make up the ranks are chosen anew, as where a run goes on.
+    /// Whether degrees that do not divide the ranks are adjusted, as for a resumed run.
     #[arg(skip)]
     pub gives_way: bool,
 }
 
 impl Degrees {
-    /// How `ranks` ranks share a model, with the degrees that were asked for.
+    /// Returns the parallelism of `ranks` ranks with the requested degrees.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and what
-    /// [`Parallel::check`] refuses.
+    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and the errors of
+    /// [`Parallel::check`].
     pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
         let (chunks, schedule) = self.order()?;
         let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
@@ -60,7 +60,7 @@ impl Degrees {
             [self.tp, pp, self.ep, self.cp].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
         let others = tensor.max(1) * pipeline.max(1) * context.max(1);
-        // An order that no ranks can have, whatever they share.
+        // Reject schedules that are invalid with any number of ranks.
         Parallel { schedule, pipeline: 2, ..Parallel::default() }.check()?;
         if self.dp.is_none() && !self.gives_way && !ranks.is_multiple_of(others) {
             return Err(
@@ -87,7 +87,7 @@ impl Degrees {
         Ok(parallel)
     }
 
-    /// Degrees that no multiple of makes up the ranks.
+    /// Error for degrees whose product does not divide the ranks.
     fn not_among(&self, ranks: usize, degrees: [(&str, usize); 3]) -> TrainError {
         let asked: Vec<(&str, usize)> = degrees.into_iter().filter(|(_, it)| *it > 1).collect();
         let flags: Vec<&str> = asked.iter().map(|(flag, _)| *flag).collect();
@@ -108,7 +108,7 @@ impl Degrees {
         }
     }
 
-    /// Chunks of layers of each stage, and the order of its passes.
+    /// Returns the model chunks per stage, and the pipeline schedule.
     pub(crate) fn order(&self) -> Result<(usize, PipelineSchedule), TrainError> {
         let refuse = |setting, expected: &str, got: String| {
             let expected = expected.to_string();
@@ -125,7 +125,7 @@ impl Degrees {
                 refuse("vpp", "at least 2 for an interleaved schedule", "1".to_string())
             }
             (Some("interleaved"), chunks) => Ok((chunks.unwrap_or(2), whole)),
-            // What does not go with them, `Parallel::check` says.
+            // `Parallel::check` rejects unsupported combinations.
             (Some("zero-bubble" | "zb-h1"), chunks) => {
                 Ok((chunks.unwrap_or(1), PipelineSchedule::ZbH1))
             }
@@ -178,7 +178,7 @@ mod tests {
         check(4, [None, Some(0), None, None], Err("tensor-parallel ranks: expected at least 1"));
     }
 
-    /// Those that split sequences are among those that sum gradients.
+    /// Context-parallel ranks are a subset of the ranks that sum gradients.
     #[test]
     fn sequences_are_split_among_data_parallel_ranks() {
         let check = |degrees: Degrees, expected: Result<&str, &str>| {

@@ -1,4 +1,4 @@
-//! Token files as llm.c and modded-nanogpt write them.
+//! Token files in the format of llm.c and modded-nanogpt.
 //!
 //! ```text
 //! byte 0     256 x i32, little endian: [0] magic, [1] version, [2] number of tokens, rest 0
@@ -21,7 +21,7 @@ pub const HEADER_BYTES: u64 = 1024;
 const MAGIC_U16: i32 = 20_240_520;
 const MAGIC_U32: i32 = 20_240_801;
 
-/// What begins with other numbers: other files of llm.c.
+/// Magic numbers of llm.c's other file types.
 const OTHERS: [(i32, &str); 4] = [
     (20_240_326, "this is a model of llm.c"),
     (20_240_327, "this is a state of llm.c's optimizer"),
@@ -29,25 +29,25 @@ const OTHERS: [(i32, &str); 4] = [
     (20_240_522, "this is a set of questions of llm.c, such as HellaSwag"),
 ];
 
-/// Of a file that may be anything.
+/// Hint for a file of unknown type.
 const NO_HEADER: &str = "nanoGPT's files have no header: write 256 i32 before the tokens, which \
      are 20240520, 1, the number of tokens, and zeros; text files must not end in `.bin`";
 
-/// The versions that go with a magic number, for people.
+/// Text of the versions supported for a magic number.
 pub(crate) fn versions(magic: i32) -> &'static str {
     if magic == MAGIC_U32 { "7 or 1" } else { "1" }
 }
 
-/// What the header says.
+/// Contents of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BinHeader {
     /// Bytes a token: 2 or 4.
     pub width: u8,
-    /// Tokens behind the header.
+    /// Tokens after the header.
     pub tokens: u64,
 }
 
-/// True if a file that starts like this is a token file.
+/// Returns whether a file with this start is a token file.
 pub fn has_magic(start: &[u8]) -> bool {
     start
         .first_chunk::<4>()
@@ -55,7 +55,7 @@ pub fn has_magic(start: &[u8]) -> bool {
 }
 
 /// Reads and checks the header; `start` is the start of the file, `bytes_file` its length in bytes.
-/// `path` names it in errors.
+/// Errors name `path`.
 ///
 /// # Errors
 /// [`DataError::BinHeader`], [`DataError::BinMagic`], [`DataError::BinVersion`] and
@@ -81,7 +81,7 @@ pub fn parse_header(path: &Path, start: &[u8], bytes_file: u64) -> Result<BinHea
     if version != 1 && (magic, version) != (MAGIC_U32, 7) {
         return Err(DataError::BinVersion { path, magic, version });
     }
-    // The field is read as unsigned, so that files of 2^31 to 2^32 tokens are read too.
+    // Read as unsigned, so that files of 2^31 to 2^32 tokens can be read too.
     let tokens = u64::from(field(2) as u32);
     let expected = HEADER_BYTES + tokens * u64::from(width);
     if bytes_file != expected {
@@ -96,7 +96,7 @@ pub fn parse_header(path: &Path, start: &[u8], bytes_file: u64) -> Result<BinHea
     Ok(BinHeader { width, tokens })
 }
 
-/// Tokens of a block of the body, whose length is a multiple of `width`.
+/// Decodes a block of tokens whose length is a multiple of `width`.
 pub fn decode(block: &[u8], width: u8) -> Vec<u32> {
     match width {
         2 => block

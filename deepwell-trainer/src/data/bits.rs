@@ -1,6 +1,6 @@
-//! A bit for each token: whether it counts as a target.
+//! A bit for each token: whether the token counts as a target.
 
-/// Bits one after the other, the first in the lowest place of the first byte.
+/// A sequence of bits, the first bit in the lowest place of the first byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bits {
     bytes: Vec<u8>,
@@ -9,7 +9,7 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
-    /// So many ones.
+    /// Returns `len` ones.
     pub(crate) fn ones(len: u64) -> Self {
         let mut bytes = vec![0xff; len.div_ceil(8) as usize];
         if let Some(last) = bytes.last_mut().filter(|_| !len.is_multiple_of(8)) {
@@ -29,7 +29,7 @@ impl Bits {
         self.len += 1;
     }
 
-    /// Bits that are one.
+    /// Number of set bits.
     pub(crate) fn count(&self) -> u64 {
         self.ones
     }
@@ -43,7 +43,7 @@ impl Bits {
     }
 }
 
-/// Bit `index` of bytes as [`Bits`] has them.
+/// Returns bit `index` of bytes in the layout of [`Bits`].
 pub(crate) fn is_set(bytes: &[u8], index: usize) -> bool {
     bytes[index / 8] >> (index % 8) & 1 == 1
 }

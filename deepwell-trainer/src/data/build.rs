@@ -9,10 +9,10 @@ use super::source::{Document, Format};
 use super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, total};
 use super::{DataError, DataOptions, Progress, Split, Tokenizer};
 
-/// Tokens without which there is nothing to split: an input and a target in each part.
+/// Minimum number of tokens for a split: an input and a target in each part.
 const TOKENS_MIN: u64 = 4;
 
-/// What the cache of a corpus is made of.
+/// Inputs of the cache of a corpus.
 pub(crate) struct Build<'a> {
     pub(crate) documents: &'a [Document],
     pub(crate) choice: &'a Choice,
@@ -66,9 +66,9 @@ impl Build<'_> {
         self.finish(train, heldout)
     }
 
-    /// Holds whole records out: in an order that depends on their files' names and their places,
-    /// until the held-out part has 5 % of the tokens and as many as were asked for, and never half
-    /// of them.
+    /// Holds out whole records, in an order derived from their files' names and their indices,
+    /// until the held-out part has 5 % of the tokens and the requested number of tokens. At most
+    /// half of the tokens are held out.
     fn by_record(
         &self,
         mut train: TokenWriter,
@@ -76,7 +76,7 @@ impl Build<'_> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), DataError> {
         let mut spool = self.writer()?;
-        // The hash that ranks a record, and where its tokens end.
+        // The rank hash of a record, and the end of its tokens.
         let mut records: Vec<([u8; 8], u64)> = Vec::new();
         let mut bytes_done = 0;
         for document in self.documents {
@@ -161,7 +161,7 @@ impl Build<'_> {
         TokenWriter::new(&self.options.cache_dir, vocab)
     }
 
-    /// Adds documents to a part. `ended` is told behind each how many tokens the part has.
+    /// Adds documents to a part. After each document, `ended` receives the part's number of tokens.
     fn write(
         &self,
         documents: &[&Document],
@@ -185,7 +185,7 @@ impl Build<'_> {
             }
             Encoded::EndOfDocument { counts } => {
                 writer.end_document();
-                // A template may have ended its text itself.
+                // A template may already have ended the text with the separator.
                 let is_there = !counts && last == separator;
                 let end = separator.filter(|_| !is_there);
                 match counts {
@@ -202,7 +202,7 @@ impl Build<'_> {
     }
 }
 
-/// A number of tokens, at most 2^31, that decides on the width in which they are stored.
+/// A vocabulary size, at most 2^31, that determines the width of stored tokens.
 fn stored_vocab(documents: &[Document], tokenizer: &Tokenizer) -> u32 {
     let width = |document: &Document| match document.format {
         Format::Text | Format::Records(_) => None,

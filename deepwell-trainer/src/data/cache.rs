@@ -1,11 +1,11 @@
 //! Token files on disk, mapped into memory.
 //!
-//! One file for each part, named `<key>.train.tokens` and `<key>.heldout.tokens`: a header that
-//! `cache_header` draws, then the tokens.
+//! Each part has a file, `<key>.train.tokens` and `<key>.heldout.tokens`: a header (see
+//! `cache_header`), then the tokens.
 //!
 //! A file is written under a temporary name in the same folder, flushed to the disk, renamed, and
-//! never written again. Others must not write to it either: it is mapped. To get rid of the cache,
-//! delete its folder.
+//! never written again. Other programs must not write to the file either, because it is
+//! memory-mapped. To remove the cache, delete its folder.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::{DataError, Split};
 /// Names a data set: blake3 of content, tokenizer, split and format version.
 pub type Key = [u8; 32];
 
-/// Both parts of a tokenized data set, read from memory-mapped files or held in memory.
+/// Both parts of a tokenized data set, memory-mapped or held in memory.
 ///
 /// ```
 /// use deepwell_trainer::data::{Split, TokenCache};
@@ -42,9 +42,9 @@ struct Part {
     tokens: u64,
     token_max: u32,
     documents: u64,
-    /// Tokens that count as targets.
+    /// Number of tokens that count as targets.
     counted: u64,
-    /// Of the tokens as they are stored, and of what says which count.
+    /// Hash of the tokens as stored, and of the target bits.
     hash: [u8; 32],
 }
 
@@ -54,7 +54,7 @@ enum Store {
     Memory(Vec<u32>, Bits),
 }
 
-/// The tokens of one part as they are stored.
+/// The stored tokens of one part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tokens<'a> {
     /// Little-endian u16, whatever the machine.
@@ -84,13 +84,13 @@ impl Tokens<'_> {
 }
 
 impl TokenCache {
-    /// A data set in memory, for tests and for tokens that another program made.
+    /// A data set in memory, for tests and for tokens made by another program.
     pub fn in_memory(train: &[u32], heldout: &[u32]) -> Self {
         let all = |tokens: &[u32]| vec![true; tokens.len()];
         Self::in_memory_counted((train, &all(train)), (heldout, &all(heldout)))
     }
 
-    /// A data set in memory, each part with what says of each token whether it counts as a target.
+    /// A data set in memory; for each token of a part a flag says whether the token is a target.
     pub(crate) fn in_memory_counted(train: (&[u32], &[bool]), heldout: (&[u32], &[bool])) -> Self {
         let part = |(tokens, counts): (&[u32], &[bool])| {
             let mut bits = Bits::default();
@@ -110,7 +110,7 @@ impl TokenCache {
     /// Opens both files of `key` in a cache folder and checks every byte of them.
     ///
     /// # Errors
-    /// A file that is not there, or is not as it was written.
+    /// A file is missing, or differs from what was written.
     pub fn open(folder: &Path, key: &Key) -> Result<Self, Unusable> {
         Ok(Self {
             train: Part::open(folder, key, Split::Train)?,
@@ -133,17 +133,17 @@ impl TokenCache {
         self.part(split).token_max
     }
 
-    /// Number of documents that one part was made of.
+    /// Number of documents of one part.
     pub fn documents(&self, split: Split) -> u64 {
         self.part(split).documents
     }
 
-    /// Number of tokens of one part that count as targets: all, but for conversations.
+    /// Number of tokens of one part that count as targets: all tokens except in conversations.
     pub fn counted(&self, split: Split) -> u64 {
         self.part(split).counted
     }
 
-    /// Hash of the tokens of both parts, which were hashed when they were written or opened.
+    /// Hash of the tokens of both parts, computed when they were written or opened.
     pub fn content_hash(&self) -> String {
         let hash = blake3::hash(&[self.train.hash, self.heldout.hash].concat());
         hash.to_hex().to_string()
@@ -153,17 +153,17 @@ impl TokenCache {
     ///
     /// # Panics
     ///
-    /// If the part ends before `out` is full: a fault of the caller, who knows [`Self::len`].
+    /// If the part ends before `out` is full: the caller must respect [`Self::len`].
     pub fn copy_i32(&self, split: Split, start: u64, out: &mut [i32]) {
         let tokens = self.tokens(split);
         let start = start as usize;
         for (i, out) in out.iter_mut().enumerate() {
-            // Tokens are below 2^31: checked when they were written.
+            // Tokens are below 2^31: checked at writing.
             *out = tokens.get(start + i) as i32;
         }
     }
 
-    /// Copies the tokens from `start` on into `out` as targets: those that do not count are
+    /// Copies the tokens from `start` on into `out` as targets: tokens that do not count become
     /// [`IGNORED_TARGET`].
     ///
     /// # Panics
@@ -194,11 +194,11 @@ impl TokenCache {
         }
     }
 
-    /// Checks that every token is below `vocab`, the number of tokens that a model knows.
+    /// Checks that every token is below `vocab`, the model's vocabulary size.
     ///
     /// # Errors
     ///
-    /// [`DataError::TokenOutsideVocab`] names the first token that is not.
+    /// [`DataError::TokenOutsideVocab`] names the first token out of range.
     pub fn check_vocab(&self, vocab: u64) -> Result<(), DataError> {
         let vocab_needed = u64::from(self.train.token_max.max(self.heldout.token_max)) + 1;
         if vocab_needed <= vocab {
@@ -247,13 +247,13 @@ impl TokenCache {
     }
 }
 
-/// Why a file of the cache cannot be used; it is then made again.
+/// Reason why a file of the cache is rebuilt.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("not in the cache")]
     Absent,
-    /// It is not as it was written.
+    /// The file differs from what was written.
     #[error("damaged: {0}")]
     Damaged(String),
 }
@@ -289,7 +289,7 @@ impl Part {
     }
 }
 
-/// Where a part lies.
+/// Path of a part's file.
 pub(crate) fn file_path(folder: &Path, key: &Key, split: Split) -> PathBuf {
     let part = match split {
         Split::Train => "train",

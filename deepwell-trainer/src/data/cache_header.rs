@@ -19,7 +19,7 @@
 use super::Split;
 use super::cache::Key;
 
-/// Raised whenever the same input would give other files.
+/// Raised whenever the same input would give different files.
 pub(crate) const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"DWTOKENS";
@@ -29,7 +29,7 @@ const CRC_AT: usize = 124;
 
 const _: () = assert!(HEADER_BYTES.is_multiple_of(4) && CRC_AT + 4 == HEADER_BYTES);
 
-/// What the header says; the format is drawn above.
+/// Contents of the header; see the format above.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) width: u8,
@@ -43,7 +43,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Bytes that follow the header.
+    /// Number of bytes after the header.
     pub(crate) fn payload_bytes(&self) -> u64 {
         let bits = if self.counted < self.tokens { self.tokens.div_ceil(8) } else { 0 };
         self.tokens.saturating_mul(u64::from(self.width)).saturating_add(bits)

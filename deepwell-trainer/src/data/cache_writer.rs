@@ -14,8 +14,8 @@ use super::cache_header::{HEADER_BYTES, Header};
 use super::map::ReadMap;
 use super::{DataError, Split};
 
-/// Writes one file of the cache aside. Nothing shows under the final name before
-/// [`FinishedTokens::publish`]; dropped before that, it leaves nothing behind.
+/// Writes one file of the cache under a temporary name. [`FinishedTokens::publish`] renames the
+/// file; if dropped earlier, the file is deleted.
 #[derive(Debug)]
 pub(crate) struct TokenWriter {
     file: BufWriter<NamedTempFile>,
@@ -25,7 +25,7 @@ pub(crate) struct TokenWriter {
     tokens: u64,
     token_max: u32,
     documents: u64,
-    /// Which tokens count as targets, once one does not.
+    /// Target bits of the tokens, from the first token that is not a target.
     counts: Option<Bits>,
     bytes: Vec<u8>,
 }
@@ -69,7 +69,7 @@ impl TokenWriter {
         self.write(tokens)
     }
 
-    /// Adds tokens, and says for each whether it counts as a target.
+    /// Adds tokens with target flags.
     pub(crate) fn push_counted(
         &mut self,
         tokens: &[u32],
@@ -110,7 +110,7 @@ impl TokenWriter {
         Ok(head)
     }
 
-    /// What was written so far, to be read back.
+    /// Returns a reader of the tokens written so far.
     pub(crate) fn into_reader(mut self) -> Result<Written, DataError> {
         self.file.flush().map_err(|source| self.fail(source))?;
         let map = ReadMap::open(self.file.get_ref().path()).map_err(|source| self.fail(source))?;
@@ -154,13 +154,13 @@ impl TokenWriter {
         };
         write(&mut self.file).map_err(|source| self.fail(source))?;
         let path = file_path(&self.folder, key, split);
-        // Nothing is left in the buffer: it was flushed.
+        // The buffer is empty: it was flushed.
         let (file, _) = self.file.into_parts();
         Ok(FinishedTokens { file, path, folder: self.folder })
     }
 }
 
-/// Tokens that were written aside and are read back.
+/// Tokens read back from a temporary file.
 #[derive(Debug)]
 pub(crate) struct Written {
     map: ReadMap,
@@ -171,7 +171,7 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Adds the tokens of a range, with what counts of them, to another file.
+    /// Copies the tokens of a range, with their target flags, to another file.
     pub(crate) fn copy(&self, range: Range<u64>, to: &mut TokenWriter) -> Result<(), DataError> {
         let width = u64::from(self.width);
         let payload = &self.map.bytes()[HEADER_BYTES..];
@@ -190,7 +190,7 @@ impl Written {
     }
 }
 
-/// A complete file of the cache that still waits for its name.
+/// A complete file of the cache before its renaming.
 #[derive(Debug)]
 pub(crate) struct FinishedTokens {
     file: NamedTempFile,
@@ -199,12 +199,12 @@ pub(crate) struct FinishedTokens {
 }
 
 impl FinishedTokens {
-    /// Gives the file its name, in place of any file that had it.
+    /// Renames the file, and replaces an older file.
     pub(crate) fn publish(self) -> Result<(), DataError> {
         let fail =
             |source| DataError::WriteCache { path: self.folder.clone(), bytes_needed: 0, source };
         self.file.persist(&self.path).map_err(|error| fail(error.error))?;
-        // The name itself is on the disk once its folder is. Only Unix can sync a folder.
+        // The new name is durable after a sync of the folder. Only Unix can sync a folder.
         if cfg!(unix) {
             File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
         }

@@ -1,10 +1,10 @@
-//! Conversations to tokens: the chat template of a model's folder, and the loss on answers alone.
+//! Conversations to tokens: the chat template of a model's folder, with the loss on answers only.
 //!
-//! A template is Jinja, rendered as transformers does it. The tokens that count are those of the
-//! assistant's answers. Where they are is what the template says with `{% generation %}`; else an
-//! answer is what a rendering that ends with it has behind a rendering that ends before it and
-//! prompts for it. The second way holds for templates that render a message the same whatever
-//! comes after it, which is checked for each answer.
+//! A template is Jinja, rendered as in transformers. Only the tokens of the assistant's answers
+//! count as targets. A template may mark the answers with `{% generation %}`. Otherwise an answer
+//! is the difference of two renderings: the messages up to the answer, and the messages before the
+//! answer with a generation prompt. The second way needs templates that render a message
+//! independently of later messages; this is checked for each answer.
 
 mod jinja;
 mod template;
@@ -23,20 +23,20 @@ use template::Template;
 #[derive(Debug)]
 pub(crate) struct Chat {
     template: Template,
-    /// Without what would be put around a text, or trimmed off its places.
+    /// The tokenizer without its post-processor, which would add special tokens and trim offsets.
     tokenizer: Box<tokenizers::Tokenizer>,
 }
 
-/// Tokens, and which of them count in the loss.
+/// Tokens, with flags that say whether a token counts in the loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Encoded {
     pub(crate) tokens: Vec<u32>,
-    /// One for each token; none where all count.
+    /// A flag for each token; none if all tokens count.
     pub(crate) counts: Option<Vec<bool>>,
 }
 
 impl Chat {
-    /// Reads the template beside a `tokenizer.json`.
+    /// Reads the chat template in the folder of a `tokenizer.json`.
     pub(crate) fn beside(
         path: &Path,
         tokenizer: &tokenizers::Tokenizer,
@@ -46,12 +46,12 @@ impl Chat {
         Ok(Chat { template: Template::beside(path)?, tokenizer })
     }
 
-    /// Changes whenever the same conversation may give other tokens.
+    /// A hash that changes whenever the same conversation may give other tokens.
     pub(crate) fn hash(&self) -> blake3::Hash {
         self.template.hash()
     }
 
-    /// Tokens of a conversation; `path` is the file that holds it.
+    /// Tokenizes a conversation; `path` is its file.
     pub(crate) fn encode(
         &self,
         path: &Path,
@@ -71,7 +71,7 @@ impl Chat {
 }
 
 impl Chat {
-    /// Whether the template puts `end` behind each turn, and so within conversations.
+    /// Whether the template puts `end` after each turn, and so inside conversations.
     pub(crate) fn ends_turns_with(&self, end: u32) -> bool {
         let turn = |role: &str| {
             let fields = [("role", Value::from(role)), ("content", Value::from("a"))];
@@ -87,7 +87,7 @@ impl Chat {
     }
 }
 
-/// Whether a token has a part of an answer. `offsets` are where it begins and ends.
+/// Whether a token overlaps an answer. The pair is the start and end of the token.
 fn counts((begin, end): (usize, usize), answers: &[Range<usize>]) -> bool {
     answers.iter().any(|answer| match begin == end {
         true => answer.start < begin && begin <= answer.end,
@@ -95,7 +95,7 @@ fn counts((begin, end): (usize, usize), answers: &[Range<usize>]) -> bool {
     })
 }
 
-/// The folder whose template is looked for, for errors.
+/// The folder with the template, for errors.
 fn folder(tokenizer: &Path) -> PathBuf {
     match tokenizer.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),

@@ -1,4 +1,4 @@
-//! Files that are read through a decompressor, with the hash of what lies on the disk.
+//! Files read through a decompressor, with the hash of the bytes on disk.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
-/// How a file is compressed; its first bytes say so, whatever its name.
+/// Compression of a file, detected from its first bytes rather than its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
@@ -15,7 +15,7 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// Of a file that starts like this.
+    /// Compression of a file with this start.
     pub(crate) fn of(start: &[u8]) -> Compression {
         match start {
             [0x1f, 0x8b, 8, ..] => Compression::Gzip,
@@ -24,7 +24,7 @@ impl Compression {
         }
     }
 
-    /// The name without what says that the file is compressed.
+    /// The name without the suffix of the compression.
     pub(crate) fn stem(self, name: &str) -> &str {
         let endings: &[&str] = match self {
             Compression::None => &[],
@@ -42,7 +42,7 @@ pub(crate) enum Content {
     Zstd(Box<zstd::Decoder<'static, BufReader<Hashed>>>),
 }
 
-/// A file that is hashed as it is read.
+/// A file hashed during reading.
 pub(crate) struct Hashed {
     file: File,
     hasher: blake3::Hasher,
@@ -57,7 +57,7 @@ impl Content {
         Ok((Content::open_as(path, compression)?, compression))
     }
 
-    /// Opens a file that is compressed as it is known to be.
+    /// Opens a file of known compression.
     pub(crate) fn open_as(path: &Path, compression: Compression) -> io::Result<Content> {
         let hashed = Hashed { file: File::open(path)?, hasher: blake3::Hasher::new() };
         let buffered = |hashed| BufReader::with_capacity(1 << 18, hashed);
@@ -70,7 +70,7 @@ impl Content {
         })
     }
 
-    /// Reads what is left of the file, and gives the hash of all that lies on the disk.
+    /// Reads the rest of the file, and returns the hash of all bytes on disk.
     pub(crate) fn hash(self) -> io::Result<blake3::Hash> {
         let mut hashed = match self {
             Content::Plain(hashed) => *hashed,

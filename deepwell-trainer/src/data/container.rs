@@ -1,7 +1,7 @@
-//! Formats that hold text in a form of their own: to read them as text would train on the form.
+//! Container formats of text: reading these files as plain text would train on the container.
 
-/// What a file is that starts with `start`, if it is none that is read; `name` is in lower case.
-/// With what to do about it.
+/// Returns the format of an unsupported file that starts with `start`, with a hint; `name` is in
+/// lower case.
 pub(crate) fn known(name: &str, start: &[u8]) -> Option<(&'static str, &'static str)> {
     let by_start = SIGNS
         .iter()
@@ -64,7 +64,7 @@ const SIGNS: [Sign; 22] = [
     sign(b"\x7fELF", "a program", "give text"),
 ];
 
-/// Formats that have no sign of their own.
+/// Formats without a magic number.
 const ENDINGS: [(&str, &str, &str); 8] = [
     ("orc", "an ORC file", PARQUET),
     ("csv", "a table (CSV)", TABLE),

@@ -1,4 +1,4 @@
-//! The documents that inputs come to.
+//! The documents of the inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use super::skip::Skipped;
 use super::source::{self, Document};
 use super::{DataError, Progress, workspace};
 
-/// Documents of one or more inputs, each looked at once.
+/// Documents of one or more inputs, each scanned once.
 pub(crate) struct Corpus {
-    /// At least one.
+    /// Not empty.
     pub(crate) documents: Vec<Document>,
     /// The inputs, for people.
     pub(crate) source: String,
@@ -17,10 +17,10 @@ pub(crate) struct Corpus {
 }
 
 impl Corpus {
-    /// Reads `inputs`, or the default corpus of `workspace` if there are none. `needs_utf8`: what
-    /// is no UTF-8 is passed over.
+    /// Reads `inputs`, or the default corpus of `workspace` if `inputs` is empty. With
+    /// `needs_utf8`, files that are not UTF-8 are skipped.
     ///
-    /// `heldout` is held out whole.
+    /// `heldout` is held out entirely.
     pub(crate) fn open(
         inputs: &[PathBuf],
         heldout: &[PathBuf],

@@ -1,16 +1,16 @@
-//! Where a text may be cut so that the tokens of its parts are the tokens of the whole.
+//! Positions at which a text can be cut without changing its tokens.
 //!
-//! A tokenizer finds added tokens, normalizes what is between them, splits that into words and
-//! applies its model to each word. A cut keeps the tokens where no added token, no normalization
-//! and no word crosses it, and where neither part gains a prefix. This is proven here for a cut
-//! between a letter and a space that another letter follows, and for the normalizers and
-//! pre-tokenizers that are listed. Every other tokenizer gets each document in one part.
+//! A tokenizer finds added tokens, normalizes the text between them, splits the result into words
+//! and applies its model to each word. A cut keeps the tokens if no added token, normalization or
+//! word crosses the cut, and if neither part gains a prefix. This is proven here for a cut between
+//! a letter and a space followed by another letter, and for the listed normalizers and
+//! pre-tokenizers. With every other tokenizer, documents are not cut.
 //!
-//! Normalizers: the Unicode forms have a boundary before a space, the others that are listed map
-//! characters one by one. Pre-tokenizers: the patterns that are listed match no letter with a
-//! space behind it, look ahead from white space alone, and never look back. Models: a word is
-//! independent of the words around it. A BPE model without words (Llama 2, Gemma) has a boundary
-//! before a space as well, where no token of its vocabulary has a space behind anything else.
+//! Normalizers: the Unicode forms have a boundary before a space, the other listed normalizers map
+//! characters one by one. Pre-tokenizers: the listed patterns match no letter followed by a space,
+//! look ahead only from white space, and never look back. Models: a word is independent of the
+//! words around it. A BPE model without words (Llama 2, Gemma) also has a boundary before a space,
+//! if spaces in its vocabulary occur only at the start of tokens.
 
 use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizedString, Normalizer, Tokenizer};
@@ -18,9 +18,10 @@ use tokenizers::{ModelWrapper, NormalizedString, Normalizer, Tokenizer};
 /// Where the texts of a tokenizer may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cuts {
-    /// Behind each byte.
+    /// After each byte.
     Anywhere,
-    /// After a newline, else before a character: for counting words, where a cut does little.
+    /// After a newline, otherwise before a character: for counting words, where a cut hardly
+    /// matters.
     Lines,
     /// Before a space between two letters.
     Words(WordCuts),
@@ -31,11 +32,12 @@ pub(crate) enum Cuts {
 /// Cuts before a space between two letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordCuts {
-    /// The tokenizer puts a space before each text: the second part begins behind its own.
+    /// The tokenizer puts a space before each text: the second part begins after the space of the
+    /// cut.
     drops_space: bool,
-    /// Letters of ASCII alone, as the normalizer has a table of its own for others.
+    /// Only ASCII letters, because the normalizer has a character table.
     ascii: bool,
-    /// A comma or full stop of Chinese and Japanese serves as well as a space.
+    /// A Chinese or Japanese comma or full stop works like a space.
     ideographic: bool,
 }
 
@@ -47,7 +49,7 @@ pub(crate) struct Cut {
 }
 
 impl Cuts {
-    /// The last cut of `text` that begins at `from` or later. `text` may end within a character.
+    /// Returns the last cut of `text` at `from` or later. `text` may end within a character.
     pub(crate) fn last(self, text: &[u8], from: usize) -> Option<Cut> {
         match self {
             Cuts::Anywhere => Some(Cut { end: text.len(), start: text.len() }),
@@ -90,9 +92,9 @@ impl WordCuts {
 /// `、`, `。` and `，`, in UTF-8.
 const IDEOGRAPHIC_STOPS: [&[u8]; 3] = [b"\xe3\x80\x81", b"\xe3\x80\x82", b"\xef\xbc\x8c"];
 
-/// Letters (`\p{L}`) of every version of Unicode that a library of regular expressions may have:
-/// of ASCII, Greek, Cyrillic, Hebrew, Arabic, Hiragana, Katakana, Han and Hangul. None composes
-/// with a space or a stop behind it.
+/// Letters (`\p{L}`) in every version of Unicode that a regular-expression library may use: of
+/// ASCII, Greek, Cyrillic, Hebrew, Arabic, Hiragana, Katakana, Han and Hangul. None of these
+/// letters composes with a following space or stop.
 fn is_letter(letter: char) -> bool {
     matches!(letter,
         'a'..='z' | 'A'..='Z' | 'α'..='ω' | 'Α'..='Ρ' | 'А'..='я' | '\u{5d0}'..='\u{5ea}'
@@ -109,7 +111,7 @@ fn last_char(text: &[u8]) -> Option<char> {
     str::from_utf8(&text[start..]).ok()?.chars().next()
 }
 
-/// After the last newline of a full piece, else before its last character.
+/// Position after the last newline of a full piece, otherwise before its last character.
 fn after_newline(data: &[u8]) -> usize {
     if let Some(newline) = data.iter().rposition(|&byte| byte == b'\n') {
         return newline + 1;
@@ -122,7 +124,7 @@ fn after_newline(data: &[u8]) -> usize {
 }
 
 /// Patterns of words: GPT-2, its faster form, GPT-4 and Llama 3, Qwen 2, GPT-4o, DeepSeek V3, and
-/// `Whitespace`. None matches a letter with a space or an ideographic stop behind it.
+/// `Whitespace`. No pattern matches a letter followed by a space or an ideographic stop.
 const WORD_PATTERNS: [&str; 7] = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     concat!(
@@ -150,27 +152,27 @@ const WORD_PATTERNS: [&str; 7] = [
     r"\w+|[^\w\s]+",
 ];
 
-/// Patterns that match no space, and a letter only in a run of its script.
+/// Patterns that match no space, and letters only in a run of a script.
 const LOCAL_PATTERNS: [&str; 6] =
     [r"\p{N}{1,3}", r"\p{N}", r"\d", r"[0-9]", r"[一-龥぀-ゟ゠-ヿ]+", r"[一-龥\u3040-ゟ゠-ヿ]+"];
 
-/// What the steps of a tokenizer do, all of which are listed.
+/// Combined effect of a tokenizer's steps, all of which are listed.
 #[derive(Debug)]
 struct Rules {
-    /// What a space has become, behind the steps so far.
+    /// The character that represents a space after the steps so far.
     space: char,
-    /// The same behind the normalizer.
+    /// The character that represents a space after the normalizer.
     space_normalized: char,
-    /// A space is put before the text, and before the text behind each added token, whatever it
-    /// begins with.
+    /// A space is put before the text, and before the text after each added token, whatever its
+    /// first character.
     prepends: bool,
-    /// Some step may put a space before a text that begins with none.
+    /// A step may put a space before a text that begins with another character.
     prefixes: bool,
-    /// A word ends before each space behind a letter.
+    /// A word ends before each space that follows a letter.
     splits: bool,
-    /// A word ends before each ideographic stop behind a letter.
+    /// A word ends before each ideographic stop that follows a letter.
     splits_stops: bool,
-    /// The normalizer has a table of its own.
+    /// The normalizer has a character table.
     has_table: bool,
 }
 
@@ -189,7 +191,7 @@ impl Rules {
         if let Some(normalizer) = tokenizer.get_normalizer() {
             rules.normalizer(&serde_json::to_value(normalizer).ok()?)?;
         }
-        // What is put before a text has to be what a space in the text becomes.
+        // The prefix of a text has to be the character that represents a space.
         if rules.prepends && rules.space != METASPACE {
             return None;
         }
@@ -222,7 +224,7 @@ impl Rules {
                     self.space = METASPACE;
                     Some(())
                 }
-                // The space of a cut is alone.
+                // The space of a cut is a single space.
                 Pattern::Regex(" {2,}") => (self.space == ' ').then_some(()),
                 _ => None,
             },
@@ -313,7 +315,7 @@ impl Rules {
         })
     }
 
-    /// No added token crosses a cut, or looks across one.
+    /// Checks that no added token crosses a cut, or looks across a cut.
     fn added_tokens_allow(&self, tokenizer: &Tokenizer) -> bool {
         let normalizes = tokenizer.get_normalizer().is_some();
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
@@ -325,7 +327,8 @@ impl Rules {
             let mut pairs = content.chars().zip(content.chars().skip(1));
             let crosses = pairs.any(|(c, next)| c.is_alphabetic() && is_beside(next));
             let looks_around = token.lstrip || token.rstrip || token.single_word;
-            // The normalizer changes characters of such a token, and may put some before it.
+            // The normalizer changes the characters of such a token, and may put characters before
+            // it.
             let is_normalized = token.normalized && normalizes;
             !crosses
                 && !(looks_around && (begins_beside || ends_beside || is_normalized))
@@ -333,7 +336,8 @@ impl Rules {
         })
     }
 
-    /// A table of normalizations leaves the letters of ASCII letters, and the space between them.
+    /// Checks that a normalizer's table keeps ASCII letters letters, and the space between them a
+    /// space.
     fn table_allows(&self, tokenizer: &Tokenizer) -> bool {
         let Some(normalizer) = tokenizer.get_normalizer() else { return true };
         ('a'..='z').chain('A'..='Z').all(|letter| {
@@ -346,8 +350,8 @@ impl Rules {
         })
     }
 
-    /// Words do not depend on each other; where there are none, a BPE model merges nothing with a
-    /// space behind it.
+    /// Checks that words are tokenized independently; without words, that a BPE model merges
+    /// nothing with a following space.
     fn model_allows(&self, tokenizer: &Tokenizer) -> bool {
         let bpe = match tokenizer.get_model() {
             ModelWrapper::BPE(bpe) => bpe,
@@ -369,15 +373,15 @@ impl Rules {
     }
 }
 
-/// Spaces in all their forms, and ideographic stops.
+/// Whether `c` is a form of space or an ideographic stop.
 fn is_beside(c: char) -> bool {
     c.is_whitespace() || matches!(c, METASPACE | BYTE_LEVEL_SPACE | '、' | '。' | '，')
 }
 
-/// What stands for a space in vocabularies of SentencePiece.
+/// Representation of a space in SentencePiece vocabularies.
 const METASPACE: char = '\u{2581}';
 
-/// What stands for a space in vocabularies of bytes.
+/// Representation of a space in byte-level vocabularies.
 const BYTE_LEVEL_SPACE: char = '\u{120}';
 
 fn is_metaspace(text: &str) -> bool {

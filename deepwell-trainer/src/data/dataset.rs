@@ -13,32 +13,32 @@ use super::source::{Document, Format};
 use super::split::{Choice, HELDOUT_ONE_IN, choose, total};
 use super::{DataError, DatasetSummary, HeldoutWindows, Progress, Split, Tokenizer};
 
-/// Held-out tokens asked for by default: 131,072 to evaluate on, and half as many again, because
-/// evaluation takes whole batches.
+/// Default number of held-out tokens: 131,072 for an evaluation, and half as many again, because an
+/// evaluation reads whole batches.
 pub const HELDOUT_TOKENS_MIN: u64 = 131_072 + 65_536;
 
-/// What to read and how.
+/// Inputs and settings of a data set.
 #[derive(Clone, Debug)]
 pub struct DataOptions {
     /// Files and folders of text or of records, patterns such as `texts/**/*.txt`, or token files.
     /// Empty: the default corpus.
     pub inputs: Vec<PathBuf>,
-    /// More of the same that is held out whole, in place of a share of `inputs`.
+    /// Inputs that are held out entirely, in place of a share of `inputs`.
     pub heldout_inputs: Vec<PathBuf>,
-    /// Whether all of `inputs` is held out, for an evaluation alone.
+    /// Whether all of `inputs` is held out, for an evaluation only.
     pub holds_out_all: bool,
-    /// The field of a record that is its text or its messages; none takes the first of `text`,
-    /// `content`, `messages` and `conversations`.
+    /// Field of a record with its text or messages; by default the first of `text`, `content`,
+    /// `messages` and `conversations`.
     pub text_field: Option<String>,
     /// Cargo workspace whose locked dependencies are the default corpus.
     pub workspace: PathBuf,
-    /// Turns text into tokens. Token files do not use it.
+    /// Tokenizer of text; not used for token files.
     pub tokenizer: Tokenizer,
-    /// Folder of the token cache; it is made if need be. Its files are mapped into memory: nobody
-    /// else may write to them.
+    /// Folder of the token cache, created if needed. Its files are memory-mapped: other programs
+    /// must not write to them.
     pub cache_dir: PathBuf,
-    /// Tokens that the held-out part should have at least. It gets 5 % of the data if that is
-    /// more, and never more than half.
+    /// Minimum number of held-out tokens. The held-out part gets 5 % of the data if this is more,
+    /// and never more than half.
     pub heldout_tokens_min: u64,
 }
 
@@ -71,18 +71,18 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads the inputs, splits and tokenizes them, or takes the tokens from the cache if the
-    /// same content was tokenized before. `progress` is called for every file that is
-    /// scanned and for every few megabytes that are tokenized.
+    /// Reads, splits and tokenizes the inputs, or takes the tokens from the cache if the same
+    /// content was tokenized before. `progress` is called for every scanned file and for every few
+    /// megabytes tokenized.
     ///
-    /// After every document comes the separator of the tokenizer, if it has one. A single document
-    /// is split by position and gets none, and token files are taken as they are. A record is a
-    /// document; of a conversation only the answers count as targets.
+    /// The separator of the tokenizer, if any, follows every document. A single document is split
+    /// by position and gets no separator, and token files are used unchanged. A record is a
+    /// document; in a conversation only the answers count as targets.
     ///
     /// # Errors
     ///
-    /// [`DataError`]: inputs that are missing, unreadable, empty, too short or damaged; a default
-    /// corpus that is not there; a cache folder that cannot be written.
+    /// [`DataError`]: inputs that are missing, unreadable, empty, too short or damaged; a missing
+    /// default corpus; a cache folder that cannot be written.
     pub fn prepare(
         options: &DataOptions,
         progress: &mut dyn FnMut(Progress),
@@ -192,12 +192,12 @@ impl Dataset {
         &self.tokens
     }
 
-    /// Hash of the tokenizer: another one whenever the same text may give other tokens.
+    /// Hash of the tokenizer; it differs whenever the same text may give other tokens.
     pub fn tokenizer_hash(&self) -> String {
         blake3::Hash::from_bytes(self.tokenizer_hash).to_hex().to_string()
     }
 
-    /// Checks that there is a held-out token to predict.
+    /// Checks that the held-out part has a token to predict.
     ///
     /// # Errors
     ///
@@ -206,12 +206,12 @@ impl Dataset {
         HeldoutWindows::whole(Arc::clone(&self.tokens), 1, 1024)?.check_targets(None)
     }
 
-    /// What the data set is made of.
+    /// Returns the summary of the data set.
     pub fn summary(&self) -> &DatasetSummary {
         &self.summary
     }
 
-    /// The token behind each document of several, if the tokenizer has one.
+    /// The token after each of several documents, if the tokenizer has one.
     pub fn separator(&self) -> Option<u32> {
         self.separator
     }
@@ -226,12 +226,12 @@ impl Dataset {
         self.has_records
     }
 
-    /// Whether the tokens came from token files: nobody says what they stand for.
+    /// Whether the tokens came from token files, so that the tokenizer is unknown.
     pub fn has_token_files(&self) -> bool {
         self.summary.tokenizer == TOKEN_FILES
     }
 
-    /// Number of tokens that the tokenizer knows; for token files, the largest token plus one.
+    /// Size of the tokenizer's vocabulary; for token files, the largest token plus 1.
     pub fn vocab_size(&self) -> u64 {
         self.summary.vocab_size
     }

@@ -12,18 +12,18 @@ use super::records::{self, Conversation, Fields, Record, Turn};
 use super::source::{Document, Format, read_full};
 use super::{DataError, Progress, Stage, Tokenizer, bin};
 
-/// A longer text is cut into pieces of about this size, each tokenized by itself, where [`Cuts`]
-/// says that the tokens are those of the whole. Where there is no such cut a piece is longer.
+/// Approximate size of a piece. A longer text is cut into pieces, each tokenized by itself, where
+/// [`Cuts`] proves that this does not change the tokens. Without such a cut a piece is longer.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Text that is in memory at once, but for longer pieces.
+/// Bytes of text in memory at once, unless a piece is longer.
 const GROUP_BYTES: usize = 8 << 20;
 
-/// Something the encoder tells its sink, in document order.
+/// An event from the encoder to its sink, in document order.
 pub(crate) enum Encoded<'a> {
     /// The next tokens of the current document.
     Tokens(&'a Tokens),
-    /// The current document is complete. Whether its end counts as a target.
+    /// The current document is complete; `counts` says whether its end is a target.
     EndOfDocument { counts: bool },
 }
 
@@ -32,12 +32,12 @@ pub(crate) struct Piece<'a> {
     pub(crate) document: &'a Document,
     /// Text, or the tokens of a token file.
     pub(crate) data: Vec<u8>,
-    /// In place of a text, what a chat template makes one of.
+    /// A conversation for the chat template, in place of text.
     pub(crate) chat: Option<Box<Conversation>>,
     pub(crate) ends_document: bool,
 }
 
-/// What turns documents into tokens.
+/// Encodes documents as tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Encoder<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
@@ -49,8 +49,8 @@ pub(crate) struct Encoder<'a> {
 impl Encoder<'_> {
     /// Encodes `documents` in order. `bytes_done` and `bytes_total` are for the progress.
     ///
-    /// Every file is hashed again while it is read: [`DataError::Changed`] if it is not what the
-    /// scan saw.
+    /// Every file is hashed again while reading: [`DataError::Changed`] if it has changed since the
+    /// scan.
     pub(crate) fn encode(
         self,
         documents: &[&Document],
@@ -97,7 +97,7 @@ impl Encoder<'_> {
 }
 
 impl Piece<'_> {
-    /// The text, of a conversation what its messages say.
+    /// The text; for a conversation the concatenated texts of its messages.
     pub(crate) fn text(&self) -> Cow<'_, [u8]> {
         match &self.chat {
             None => Cow::Borrowed(&self.data),
@@ -116,8 +116,8 @@ impl Piece<'_> {
     }
 }
 
-/// Reads `documents` in order and hands them out in groups of pieces, some megabytes at a time, for
-/// work on all cores. The last group may be empty.
+/// Reads `documents` in order and passes on groups of pieces, some megabytes at a time, for work on
+/// all cores. The last group may be empty.
 pub(crate) fn for_each_group<'a>(
     documents: &[&'a Document],
     cuts: Cuts,
@@ -128,7 +128,7 @@ pub(crate) fn for_each_group<'a>(
     let mut group_bytes = 0;
     for &document in documents {
         for_each_piece(document, cuts, fields, &mut |piece| {
-            // A record is text, and something beside it.
+            // A constant for the overhead of a record.
             group_bytes += piece.bytes() + 64;
             group.push(piece);
             if group_bytes >= GROUP_BYTES {
@@ -142,7 +142,7 @@ pub(crate) fn for_each_group<'a>(
     work(&group)
 }
 
-/// Reads one file piece by piece.
+/// Reads one file in pieces.
 fn for_each_piece<'a>(
     document: &'a Document,
     cuts: Cuts,
@@ -186,7 +186,7 @@ fn for_each_piece<'a>(
     }
 }
 
-/// Reads the text or the tokens of a file piece by piece; the flag marks the last piece.
+/// Reads the text or the tokens of a file in pieces; the flag marks the last piece.
 fn for_each_text(
     document: &Document,
     cuts: Cuts,
@@ -202,7 +202,7 @@ fn for_each_text(
     }
     let mut data: Vec<u8> = Vec::new();
     while bytes_left > 0 {
-        // Before `start` there is no cut, but for the text that a cut left behind.
+        // No cut exists before `start`, except in the few bytes that a cut left behind.
         let start = data.len();
         let room = if start < PIECE_BYTES { PIECE_BYTES - start } else { PIECE_BYTES / 4 };
         let more = room.min(bytes_left as usize);
@@ -220,7 +220,7 @@ fn for_each_text(
             work(std::mem::replace(&mut data, after), false)?;
         }
     }
-    // Nothing may be handed out as whole from a file that grew or was rewritten.
+    // A file that grew or was rewritten must not be accepted as complete.
     let more = read_full(&mut file, &mut [0]).map_err(fail)?;
     if more > 0 || file.hash().map_err(fail)? != document.hash {
         return Err(changed());

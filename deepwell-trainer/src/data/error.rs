@@ -1,4 +1,4 @@
-//! What can be wrong with the data.
+//! Errors of the data pipeline.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use super::Split;
 use super::bpe::END_OF_TEXT;
 
 /// An error of the data pipeline. The message says what was expected, what was found and what to
-/// do; a `hint:` line follows where there is a way out.
+/// do; a `hint:` line follows if a remedy exists.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -17,7 +17,7 @@ pub enum DataError {
          them, patterns such as `texts/**/*.txt` and token files (`.bin`)", path.display()
     )]
     Missing {
-        /// The path as it was given.
+        /// The path as given.
         path: PathBuf,
     },
     /// A pattern for paths cannot be understood.
@@ -27,9 +27,9 @@ pub enum DataError {
         pattern.display()
     )]
     Pattern {
-        /// The pattern as it was given.
+        /// The pattern as given.
         pattern: PathBuf,
-        /// What the parser said.
+        /// Message of the parser.
         message: String,
     },
     /// The tokenizer file does not exist.
@@ -39,7 +39,7 @@ pub enum DataError {
         path.display()
     )]
     MissingTokenizer {
-        /// The path as it was given.
+        /// The path as given.
         path: PathBuf,
     },
     /// A file or folder could not be read.
@@ -47,7 +47,7 @@ pub enum DataError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The token cache could not be written, for example because the disk is full.
@@ -58,9 +58,9 @@ pub enum DataError {
     WriteCache {
         /// The file or folder.
         path: PathBuf,
-        /// Size of the file being written, as far as it is known.
+        /// Size of the file, as far as known.
         bytes_needed: u64,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file of an exported corpus cannot be written.
@@ -77,20 +77,20 @@ pub enum DataError {
     Empty {
         /// The inputs, as a list for people.
         inputs: String,
-        /// What was passed over and why, as a list for people.
+        /// Skipped files with their reasons, as text.
         skipped: String,
     },
-    /// A file that was given by its name is no text, and none of the formats that hold text.
+    /// A file given by name is not text, and has none of the supported formats.
     #[error("`{}` is {what}\nhint: {hint}", path.display())]
     NotText {
         /// The file.
         path: PathBuf,
-        /// What it is, for people.
+        /// Description of the file's format.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: String,
     },
-    /// A record has no field that is taken as its text.
+    /// A record has none of the fields that can be its text.
     #[error(
         "`{}`, {place}: expected {expected}, got {found}\nhint: `--text-field NAME` names the \
          field; a copy that ends in `.txt` is trained on as it is", path.display()
@@ -98,11 +98,11 @@ pub enum DataError {
     RecordField {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Position in the file.
         place: String,
-        /// What a record may be.
+        /// Expected fields of a record.
         expected: String,
-        /// The fields that it has, for people.
+        /// The record's fields, as text.
         found: String,
     },
     /// A file of records is damaged.
@@ -110,9 +110,9 @@ pub enum DataError {
     RecordSyntax {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Position in the file.
         place: String,
-        /// What the parser said.
+        /// Message of the parser.
         message: String,
     },
     /// Conversations need a chat template.
@@ -134,9 +134,9 @@ pub enum DataError {
     /// A chat template cannot be understood.
     #[error("chat template of `{}`: {message}", path.display())]
     ChatTemplate {
-        /// The file that holds it.
+        /// The file with the template.
         path: PathBuf,
-        /// What the parser said.
+        /// Message of the parser.
         message: String,
     },
     /// A conversation cannot be rendered, or its answers cannot be found.
@@ -144,21 +144,21 @@ pub enum DataError {
     Chat {
         /// The file of the record.
         path: PathBuf,
-        /// Where in it.
+        /// Position in the file.
         place: String,
-        /// What went wrong.
+        /// Description of the failure.
         message: String,
     },
-    /// An evaluation has tokens, and none of them is a target.
+    /// An evaluation has tokens, but no targets.
     #[error(
         "the {split} part has {tokens} tokens, and nothing to predict in the {windows} windows of \
          {seq} tokens that an evaluation reads: {why}\nhint: give other data to evaluate on with \
          `--eval-data`, or a larger `eval_tokens`"
     )]
     NothingToPredict {
-        /// Which part.
+        /// The part.
         split: Split,
-        /// How many tokens it has.
+        /// Number of tokens of the part.
         tokens: u64,
         /// Windows of an evaluation.
         windows: u64,
@@ -167,21 +167,21 @@ pub enum DataError {
         /// Why no target counts.
         why: &'static str,
     },
-    /// One part of the data is too short for one window (or one batch of them).
+    /// One part of the data is too short for a window or a batch of windows.
     #[error(
         "the {split} part has {found} tokens; {what} needs {needed}\nhint: give more data, or a \
          smaller `{smaller}`"
     )]
     TooShort {
-        /// Which part.
+        /// The part.
         split: Split,
-        /// How many tokens it has.
+        /// Number of tokens of the part.
         found: u64,
-        /// What the tokens are needed for.
+        /// Purpose of the tokens.
         what: String,
-        /// How many tokens that takes.
+        /// Number of tokens needed.
         needed: u64,
-        /// The setting that makes the need smaller.
+        /// Setting that reduces the need.
         smaller: &'static str,
     },
     /// Too few tokens for a training part and a held-out part of two tokens each.
@@ -190,7 +190,7 @@ pub enum DataError {
          {needed}\nhint: give more data"
     )]
     CannotSplit {
-        /// How many tokens there are.
+        /// Number of tokens in all.
         found: u64,
         /// How many a split takes.
         needed: u64,
@@ -204,16 +204,16 @@ pub enum DataError {
     TokenOutsideVocab {
         /// The token.
         token: u32,
-        /// Its place, counted from the start of the part.
+        /// Index of the token in the part.
         position: u64,
-        /// Which part.
+        /// The part.
         split: Split,
         /// The number of tokens the model knows.
         vocab: u64,
-        /// The smallest vocabulary that holds every token of the data.
+        /// The smallest vocabulary that covers every token of the data.
         vocab_needed: u64,
     },
-    /// A batch shape with a zero, or one whose size does not fit.
+    /// A batch shape has a zero, or its size overflows.
     #[error("a batch needs at least one row and one token a row, got {batch} x {seq}")]
     BatchShape {
         /// Rows.
@@ -221,7 +221,7 @@ pub enum DataError {
         /// Tokens a row.
         seq: usize,
     },
-    /// A token file does not start with a magic number that is known.
+    /// A token file does not start with a known magic number.
     #[error(
         "token file `{}`: expected magic number 20240520 (u16 tokens) or 20240801 (u32 tokens), \
          got {magic}\nhint: {hint}", path.display()
@@ -231,7 +231,7 @@ pub enum DataError {
         path: PathBuf,
         /// The first number of the file.
         magic: i32,
-        /// What the file may be.
+        /// Possible format of the file, with a remedy.
         hint: &'static str,
     },
     /// A token file has an unknown version.
@@ -247,7 +247,7 @@ pub enum DataError {
         /// The second number of the file.
         version: i32,
     },
-    /// A token file is shorter or longer than its header says.
+    /// The length of a token file contradicts its header.
     #[error(
         "token file `{}`: the header says {tokens} tokens of {width} bytes, so {expected} bytes in \
          all, but the file has {found}\nhint: the file is cut short or damaged; write it again",
@@ -260,12 +260,12 @@ pub enum DataError {
         tokens: u64,
         /// Bytes a token.
         width: u64,
-        /// Bytes that the file should have.
+        /// Expected length in bytes.
         expected: u64,
-        /// Bytes that it has.
+        /// Actual length in bytes.
         found: u64,
     },
-    /// A token file is too short to hold its header.
+    /// A token file is shorter than its header.
     #[error(
         "token file `{}`: expected a header of 1024 bytes, got a file of {found} bytes",
         path.display()
@@ -273,10 +273,10 @@ pub enum DataError {
     BinHeader {
         /// The file.
         path: PathBuf,
-        /// Bytes that it has.
+        /// Length of the file in bytes.
         found: u64,
     },
-    /// A token file holds a token that does not fit an i32, in which models take tokens.
+    /// A token does not fit an i32, the token type of models.
     #[error("token file `{}`: expected tokens below 2147483648, got {token}", path.display())]
     BinToken {
         /// The file.
@@ -295,7 +295,7 @@ pub enum DataError {
         /// One of the text files.
         text: PathBuf,
     },
-    /// A file changed between the two times it was read.
+    /// A file changed between its two reads.
     #[error(
         "`{}` changed while it was read\nhint: start again when nobody writes to it",
         path.display()
@@ -312,7 +312,7 @@ pub enum DataError {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// Message of the parser.
         message: String,
     },
     /// The tokenizer failed on a text.
@@ -320,10 +320,10 @@ pub enum DataError {
     Encode {
         /// The document.
         name: String,
-        /// What the tokenizer said.
+        /// Message of the tokenizer.
         message: String,
     },
-    /// A vocabulary that a byte-level tokenizer cannot have.
+    /// A byte-level tokenizer cannot have this vocabulary size.
     #[error(
         "vocab_size: expected {least} (256 bytes and `{END_OF_TEXT}`) to {most}, got {found}\n\
          hint: `--vocab-size 32000`",
@@ -331,10 +331,10 @@ pub enum DataError {
         most = super::bpe::VOCAB_SIZE_MAX
     )]
     VocabSize {
-        /// The size that was asked for.
+        /// The requested size.
         found: u32,
     },
-    /// There is a file where a tokenizer is to be written.
+    /// The output of a tokenizer exists already.
     #[error(
         "`{}` exists already\nhint: `--force` writes over it, `--out` names another file",
         path.display()
@@ -343,7 +343,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// There is a folder where a tokenizer is to be written.
+    /// The output of a tokenizer is a folder.
     #[error(
         "`{}` is a folder, expected the name of a file\nhint: `--out {}`",
         path.display(), path.join("tokenizer.json").display()
@@ -357,10 +357,10 @@ pub enum DataError {
     WriteTokenizer {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The folder that a tokenizer is to be written to names another end-of-text token.
+    /// The output folder's configuration names another end-of-text token.
     #[error(
         "the `tokenizer_config.json` beside `{}` names `{found}` as eos, expected \
          `{END_OF_TEXT}`\nhint: `--out` in a folder of its own", path.display()
@@ -368,7 +368,7 @@ pub enum DataError {
     OtherEndOfText {
         /// The tokenizer.
         path: PathBuf,
-        /// What the file names.
+        /// The name in the file.
         found: String,
     },
     /// A token file was given where text is needed.
@@ -393,7 +393,7 @@ pub enum DataError {
     /// Learning the merges failed.
     #[error("the tokenizer cannot be made: {message}")]
     Merges {
-        /// What failed.
+        /// Description of the failure.
         message: String,
     },
     /// A new tokenizer does not give a text back.
@@ -410,15 +410,15 @@ pub enum DataError {
     DefaultCorpus {
         /// The workspace.
         workspace: PathBuf,
-        /// What failed.
+        /// Description of the failure.
         message: String,
-        /// A way out.
+        /// Remedy.
         hint: String,
     },
-    /// The reading thread ended before its time.
+    /// The reading thread ended early.
     #[error("the thread that prepares batches stopped at batch {batch_index}")]
     LoaderStopped {
-        /// The batch that was asked for.
+        /// The requested batch.
         batch_index: u64,
     },
 }

@@ -8,20 +8,20 @@ use serde::Serialize;
 use super::skip::Skipped;
 use super::{DataError, workspace};
 
-/// What a folder got.
+/// Size of an exported corpus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CorpusFolder {
     /// Files.
     pub files: usize,
-    /// Bytes of their text.
+    /// Bytes of text.
     pub text_bytes: u64,
 }
 
-/// Copies the default corpus of a Cargo workspace into `folder`, each file under the name that it
-/// has in the corpus. Files that are no UTF-8 are left out.
+/// Copies the default corpus of a Cargo workspace into `folder`, each file under its name in the
+/// corpus. Files that are not UTF-8 are skipped.
 ///
 /// # Errors
-/// A workspace without locked dependencies, a file that cannot be read or written.
+/// The workspace has no locked dependencies, or a file cannot be read or written.
 pub fn export_default_corpus(workspace: &Path, folder: &Path) -> Result<CorpusFolder, DataError> {
     let (candidates, _) = workspace::list(workspace, &mut Skipped::default())?;
     let mut made = CorpusFolder::default();

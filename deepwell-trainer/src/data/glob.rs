@@ -9,11 +9,11 @@ use super::DataError;
 
 const WILDCARDS: [char; 3] = ['*', '?', '['];
 
-/// The files and folders that a pattern means, sorted; `None` for a path without wildcards.
+/// Returns the files and folders that match a pattern, sorted; `None` for a path without wildcards.
 ///
-/// `*`, `?` and `[…]` stay within one part of a path, `**` is any number of parts. A folder that
-/// matches stands for everything below it. Hidden entries are passed over unless the pattern has a
-/// part that starts with a dot.
+/// `*`, `?` and `[…]` match within one component of a path, `**` matches any number of components.
+/// A matching folder includes everything below it. Hidden entries are skipped unless a component of
+/// the pattern starts with a dot.
 pub(crate) fn expand(input: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
     let is_pattern =
         |part: &Component<'_>| part.as_os_str().to_string_lossy().contains(WILDCARDS.as_slice());
@@ -51,7 +51,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// `shown` is the folder as the paths that are found begin, `below` its path below the base.
+    /// Walks a folder; `shown` is the folder's prefix in the found paths, `below` its path below
+    /// the base.
     fn folder(
         &self,
         folder: &Path,

@@ -7,9 +7,9 @@ use deepwell_ir::ops::IGNORED_TARGET;
 use super::loader::check_shape;
 use super::{Batch, DataError, Split, TokenCache};
 
-/// Windows of the held-out part in order, in whole batches: the same for every model, precision
-/// and step. They do not overlap, and where they are less than the whole part they are spread
-/// evenly over it, because its start is a handful of files.
+/// Windows of the held-out part in order, in whole batches: the same for every model, precision and
+/// step. The windows do not overlap. If they do not cover the whole part, they are spread evenly
+/// over it, because its start is only a few files.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -30,20 +30,20 @@ pub struct HeldoutWindows {
     rows: usize,
     seq: usize,
     batches: u64,
-    /// Windows that the whole part has room for, the last of them cut short where all are read.
+    /// Number of windows that fit the whole part; if all are read, the last may be cut short.
     windows_all: u64,
-    /// All windows are read, and what a batch has no window for is not predicted.
+    /// All windows are read; places of a batch without a window are not predicted.
     is_whole: bool,
 }
 
 impl HeldoutWindows {
-    /// Batches of `rows` windows of `seq` tokens: as few as cover `tokens_min` predicted tokens,
-    /// or all that fit.
+    /// Batches of `rows` windows of `seq` tokens: the fewest that cover `tokens_min` predicted
+    /// tokens, or all that fit.
     ///
     /// # Errors
     ///
     /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] if the held-out part does not
-    /// fill one batch, or has less than `tokens_min` tokens to predict.
+    /// fill one batch, or has fewer than `tokens_min` tokens to predict.
     pub fn new(
         tokens: Arc<TokenCache>,
         rows: usize,
@@ -72,13 +72,13 @@ impl HeldoutWindows {
         Ok(Self { tokens, rows, seq, batches, windows_all, is_whole: false })
     }
 
-    /// Batches of `rows` windows of `seq` tokens that predict each token of the part but the first.
-    /// The last window may be shorter, and the last batch have fewer windows: what is missing is
-    /// filled with targets that do not count.
+    /// Batches of `rows` windows of `seq` tokens that predict each token of the part except the
+    /// first. The last window may be shorter, and the last batch may have fewer windows: the rest
+    /// is filled with targets that do not count.
     ///
     /// # Errors
     ///
-    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] for less than two tokens.
+    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] for fewer than two tokens.
     pub fn whole(tokens: Arc<TokenCache>, rows: usize, seq: usize) -> Result<Self, DataError> {
         check_shape(rows, seq)?;
         let found = tokens.len(Split::Heldout);
@@ -96,7 +96,7 @@ impl HeldoutWindows {
         Ok(Self { tokens, rows, seq, batches, windows_all, is_whole: true })
     }
 
-    /// [`Self::new`], or [`Self::whole`] where the part has less than `tokens_min` to predict.
+    /// [`Self::new`], or [`Self::whole`] if the part has fewer than `tokens_min` tokens to predict.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl HeldoutWindows {
         self.is_whole
     }
 
-    /// Checks that there is anything to predict. `end` is as in [`Self::counts`].
+    /// Checks that the batches have a target. `end` is as in [`Self::counts`].
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl HeldoutWindows {
         })
     }
 
-    /// Whether each place of each batch is a target that counts.
+    /// Whether every place of every batch is a target that counts.
     fn counts_all(&self) -> bool {
         let part = Split::Heldout;
         !self.is_whole && self.tokens.counted(part) == self.tokens.len(part)
@@ -164,8 +164,8 @@ impl HeldoutWindows {
         self.batches * self.rows as u64 * self.seq as u64
     }
 
-    /// Tokens that each batch predicts: the targets that count, and where documents are told apart
-    /// those behind any but an `end` token.
+    /// Number of counted targets of each batch; if documents are masked, targets after an `end`
+    /// token do not count.
     pub fn counts(&self, end: Option<i32>) -> Vec<u64> {
         if self.counts_all() && end.is_none() {
             return vec![self.rows as u64 * self.seq as u64; self.batches as usize];
@@ -178,7 +178,7 @@ impl HeldoutWindows {
         (0..self.batches).map(of_batch).collect()
     }
 
-    /// Tokens that the windows predict, as positions in the held-out part, in order.
+    /// Positions of the predicted tokens in the held-out part, in order.
     pub(crate) fn predictions(&self) -> impl Iterator<Item = usize> {
         let windows = (self.batches * self.rows as u64).min(self.windows_all);
         let found = self.tokens.len(Split::Heldout) as usize;
@@ -205,11 +205,11 @@ impl HeldoutWindows {
         Batch::zeros(self.rows, self.seq)
     }
 
-    /// Writes batch `index` into a batch that [`Self::buffer`] made.
+    /// Writes batch `index` into a batch from [`Self::buffer`].
     ///
     /// # Panics
     ///
-    /// If `index` is not below [`Self::len`], or `batch` is of another size.
+    /// If `index` is not below [`Self::len`], or the size of `batch` differs.
     pub fn fill(&self, index: u64, batch: &mut Batch) {
         assert!(index < self.batches, "batch {index} of {}", self.batches);
         batch.index = index;
@@ -287,7 +287,7 @@ mod tests {
             assert!(pairs.into_iter().eq((1..found as i32).map(|target| (target - 1, target))));
             assert!(windows.predictions().eq(1..found as usize));
             assert_eq!(windows.counts(None).iter().sum::<u64>(), u64::from(found) - 1);
-            // Token 0 ends a document: what is behind it is nobody's target.
+            // Token 0 ends a document: the token after it is no target.
             assert_eq!(windows.counts(Some(0)).iter().sum::<u64>(), u64::from(found) - 2);
         }
         assert!(HeldoutWindows::whole(counting(1), 1, 4).is_err());

@@ -1,11 +1,11 @@
-//! Training batches in a fixed pseudo-random order, made ahead of time on a thread.
+//! Training batches in a fixed pseudo-random order, prefetched by a thread.
 //!
 //! Order. One part of the data is cut into windows of `seq` tokens that do not overlap; an epoch
-//! visits each of them once in the order of a [`Permutation`], and every epoch cuts at another
-//! offset and permutes anew. Row *r* of batch *i* is sample `i * batch + r` of the endless sequence
-//! of epochs, so a batch is a function of (seed, *i*).
+//! visits each window once in the order of a [`Permutation`], and every epoch has another offset
+//! and permutation. Row *r* of batch *i* is sample `i * batch + r` of the endless sequence of
+//! epochs, so a batch is a function of (seed, *i*).
 //!
-//! Protocol. Two buffers go round between the caller and the thread:
+//! Protocol. Two buffers circulate between the caller and the thread:
 //!
 //! ```text
 //!            empty channel (room for 2)
@@ -14,10 +14,10 @@
 //!     └──────────── full channel (room for 2)
 //! ```
 //!
-//! A buffer belongs to whoever took it from a channel. The caller keeps the batch that it was
-//! given last and puts it into the empty channel when it asks for the next one. Neither side ever
-//! blocks on sending: there are as many places as buffers. The thread ends when the caller's ends
-//! of the channels are dropped; nothing is allocated after both buffers went round once.
+//! A buffer belongs to the side that received it from a channel. The caller keeps the last batch,
+//! and returns it through the empty channel when it requests the next batch. Sending never blocks,
+//! because each channel has room for both buffers. The thread ends when the caller drops its ends
+//! of the channels; after both buffers have circulated once, nothing is allocated.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -32,12 +32,12 @@ use super::{DataError, Split, TokenCache};
 /// One batch: `rows` windows of `seq` tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Which batch of its sequence.
+    /// Index of the batch.
     pub index: u64,
-    /// What goes into the model, `[rows * seq]`, one row after the other.
+    /// Inputs of the model, `[rows * seq]`, row by row.
     pub inputs: Vec<i32>,
-    /// The token after each input, `[rows * seq]`; `IGNORED_TARGET` of `deepwell_ir` where it does
-    /// not count in the loss.
+    /// The token after each input, `[rows * seq]`; `IGNORED_TARGET` of `deepwell_ir` if the token
+    /// does not count in the loss.
     pub targets: Vec<i32>,
 }
 
@@ -47,8 +47,8 @@ impl Batch {
         Self { index: 0, inputs: vec![0; rows * seq], targets: vec![0; rows * seq] }
     }
 
-    /// Targets that count: all but ignored ones, and where documents are told apart those behind
-    /// any but an `end` token.
+    /// Number of counted targets: all except ignored targets and, if documents are masked, targets
+    /// after an `end` token.
     pub fn counted(&self, end: Option<i32>) -> u64 {
         let pairs = self.inputs.iter().zip(&self.targets);
         let counts =
@@ -71,12 +71,12 @@ impl Batch {
     }
 }
 
-/// Draws training batches, prepared on a thread of its own.
+/// Draws training batches, prefetched by a separate thread.
 ///
 /// One part of the data is cut into windows of `seq` tokens that do not overlap. An epoch visits
-/// each of them once in a pseudo-random order; every epoch cuts at another offset and shuffles
-/// anew. Row *r* of batch *i* is sample `i * rows + r` of the endless sequence of epochs, so a
-/// batch is a function of the seed and *i* alone.
+/// each window once in a pseudo-random order; every epoch has another offset and order. Row *r* of
+/// batch *i* is sample `i * rows + r` of the endless sequence of epochs, so a batch is a function
+/// of only the seed and *i*.
 #[derive(Debug)]
 pub struct Loader {
     sampler: Sampler,
@@ -101,7 +101,7 @@ struct Sampler {
     seq: usize,
     seed: u64,
     windows_per_epoch: u64,
-    /// Offsets at which an epoch may start to cut: `0..offsets`.
+    /// Possible offsets of an epoch's first window: `0..offsets`.
     offsets: u64,
 }
 
@@ -110,7 +110,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] if the part has less than
+    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] if the part has fewer than
     /// `seq + 1` tokens.
     pub fn new(
         tokens: Arc<TokenCache>,
@@ -131,22 +131,23 @@ impl Loader {
                 smaller: "seq_len",
             });
         }
-        // As many windows as fit behind every offset, so that all epochs are of one length.
+        // The number of windows that fit after every offset, so that all epochs have the same
+        // length.
         let windows_per_epoch = ((found - window) / window).max(1);
         let offsets = (found - windows_per_epoch * window).min(window);
         let sampler = Sampler { tokens, split, rows, seq, seed, windows_per_epoch, offsets };
         Ok(Self { sampler, next_index: 0, current: None, worker: None })
     }
 
-    /// The next call of [`Self::next_batch`] gives batch `batch_index`, as if all before it had
-    /// been drawn.
+    /// Makes the next call of [`Self::next_batch`] return batch `batch_index`, as if all earlier
+    /// batches had been drawn.
     pub fn start_at(&mut self, batch_index: u64) {
         self.stop();
         self.next_index = batch_index;
     }
 
-    /// Number of the batch that the next call of [`Self::next_batch`] gives: the one thing to keep
-    /// in a checkpoint.
+    /// Number of the batch that the next call of [`Self::next_batch`] returns: the loader's only
+    /// state in a checkpoint.
     pub fn next_index(&self) -> u64 {
         self.next_index
     }
@@ -186,7 +187,7 @@ impl Loader {
         self.current = None;
         if let Some(Worker { full, empty, thread }) = self.worker.take() {
             drop((full, empty));
-            // A thread that panicked was reported by `next_batch`, or its batch is not wanted.
+            // A panic of the thread was reported by `next_batch`, or its batch is not needed.
             let _ = thread.join();
         }
     }
@@ -226,7 +227,7 @@ impl Sampler {
         let (full_to_caller, full) = sync_channel::<Batch>(2);
         let sampler = self.clone();
         for _ in 0..2 {
-            // There is room for two and the other end is still here.
+            // The channel has room for two, and the other end still exists.
             let _ = empty.send(Batch::zeros(self.rows, self.seq));
         }
         let thread = std::thread::Builder::new().name("batches".to_owned()).spawn(move || {
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Tokens that say where they are.
+    /// Tokens equal to their position.
     fn counting(train: u32) -> Arc<TokenCache> {
         let train: Vec<u32> = (0..train).collect();
         Arc::new(TokenCache::in_memory(&train, &[]))
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_order_is_pinned() {
-        // A change here changes every run: it has to be meant, and said in the change log.
+        // A change here changes every run: it must be intended, and listed in the change log.
         let mut loader = Loader::new(counting(1000), Split::Train, 2, 4, 42).unwrap();
         let firsts: Vec<[i32; 2]> = take(&mut loader, 3)
             .into_iter()

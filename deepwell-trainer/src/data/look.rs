@@ -1,4 +1,4 @@
-//! Reads a file once for its format, the bytes of text, and the hash.
+//! Reads a file once to determine its format, bytes of text, and hash.
 
 use super::DataError;
 use super::bin;
@@ -8,8 +8,8 @@ use super::records::{self, Fields, Record, RecordFormat};
 use super::skip::SkipReason;
 use super::source::{Candidate, Document, Format, Found, read_full};
 
-/// Reads a file from front to back. What is no text is a reason to pass a file of a folder over,
-/// and an error for a file that was given by its name.
+/// Scans a file. A file without text is skipped if it was found in a folder, and an error if it was
+/// given by name.
 pub(crate) fn look_at(
     candidate: Candidate,
     needs_utf8: bool,
@@ -40,7 +40,7 @@ pub(crate) fn look_at(
         hash: blake3::hash(b""),
     };
 
-    // A folder of text may hold other `.bin` files: those are judged like any file.
+    // A folder of text may contain other `.bin` files: treat them like any file.
     let is_plain = compression == Compression::None;
     let is_bin = is_plain && path.extension().is_some_and(|ending| ending == "bin");
     let is_tokens = is_bin && (found != Found::InFolder || bin::has_magic(start));
@@ -54,7 +54,7 @@ pub(crate) fn look_at(
         let bytes = header.tokens * u64::from(header.width);
         return Ok(Ok(Document { format: Format::Tokens(header), bytes, hash, ..document }));
     }
-    // Found in a folder, a `.json` is one text of many; data sets of records are named.
+    // In a folder, a `.json` file is one text among many; data sets of records are given by name.
     let is_records = |format: &RecordFormat| {
         count > 0 && (*format != RecordFormat::Json || found != Found::InFolder)
     };
@@ -114,12 +114,12 @@ fn look_at_records(
     }
 }
 
-/// UTF-8 validation of a text that comes in blocks: keeps the 0 to 3 bytes of a character that a
-/// block boundary cuts.
+/// UTF-8 validation of a text in blocks: keeps the 0 to 3 bytes of a character cut by a block
+/// boundary.
 #[derive(Default)]
 struct Utf8Check {
     tail: Vec<u8>,
-    /// Bytes that were judged, those of `tail` left out.
+    /// Number of validated bytes, without `tail`.
     done: u64,
 }
 

@@ -1,8 +1,8 @@
-//! The one memory map of the crate: a read-only view of a file of the token cache.
+//! The only memory map of the crate: a read-only view of a file of the token cache.
 //!
 //! Protocol. Files of the cache are written under a temporary name, flushed to the disk and then
-//! renamed, and never written again. A rebuilt file replaces the name, not the bytes, so a view
-//! that is open keeps the old bytes until it is dropped.
+//! renamed, and never written again. A rebuilt file replaces the name, not the bytes, so an open
+//! view keeps the old bytes until it is dropped.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,10 +19,10 @@ impl ReadMap {
     /// Maps the whole of `path`. An empty file gives an empty view.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        // SAFETY: the view is read-only and private to this process. Its bytes change only if
-        // somebody writes to or truncates a file of the cache, which this crate never does once
-        // the file has its name (see the module docs), and which the cache's documentation rules
-        // out for others. Only files of the cache are mapped, never files of the user.
+        // SAFETY: the view is read-only and private to this process. Its bytes change only if a
+        // file of the cache is written or truncated. This crate never does so after renaming the
+        // file (see the module docs), and the cache's documentation forbids it for other programs.
+        // Only files of the cache are mapped, never files of the user.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { map })
     }

@@ -3,12 +3,12 @@
 //! # Brief overview
 //!
 //! [`Dataset::prepare`] takes files and folders of text, llm.c-style token files (`.bin`), or the
-//! default corpus that needs no download; looks at every file once; holds whole files out; and
-//! tokenizes with a [`Tokenizer`] into a [`TokenCache`], two memory-mapped files that the next run
-//! finds again by the hash of the content. [`Loader`] draws training batches from it on a thread of
-//! its own: batch *i* depends on the seed and *i* alone, so a run that resumes needs no more state
-//! than the number of the next batch. [`HeldoutWindows`] gives the same held-out batches in the
-//! same order every time. [`bpe::train`] makes a tokenizer from the same inputs.
+//! default corpus, which needs no download; scans every file once; holds out whole files; and
+//! tokenizes with a [`Tokenizer`] into a [`TokenCache`]: two memory-mapped files that the next run
+//! finds by the hash of the content. [`Loader`] draws training batches from the cache on a separate
+//! thread: batch *i* depends only on the seed and *i*, so a resumed run needs no state except the
+//! number of the next batch. [`HeldoutWindows`] returns the same held-out batches in the same order
+//! every time. [`bpe::train`] makes a tokenizer from the same inputs.
 //!
 //! ```
 //! use deepwell_trainer::data::{DataOptions, Dataset, Loader, Split};
@@ -74,25 +74,25 @@ pub(crate) use summary::grouped;
 pub(crate) use token_files::are_token_files;
 pub use tokenizer::{TextStream, Tokenizer};
 
-/// What [`Dataset::prepare`] or [`bpe::train`] is busy with.
+/// Current work of [`Dataset::prepare`] or [`bpe::train`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Reading and hashing every file.
     Scan,
     /// Turning text into tokens.
     Tokenize,
-    /// Counting the words of the text that a tokenizer learns from.
+    /// Counting the words of a tokenizer's training text.
     Count,
-    /// Learning the merges of a tokenizer. How far it is, is not known: both numbers are 0.
+    /// Learning the merges of a tokenizer. The progress is unknown: both numbers are 0.
     Merge,
 }
 
 /// How far [`Dataset::prepare`] or [`bpe::train`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What it is busy with.
+    /// Current work.
     pub stage: Stage,
-    /// Bytes of input that are done.
+    /// Bytes of input done.
     pub bytes_done: u64,
     /// Bytes of input in all.
     pub bytes_total: u64,

@@ -4,10 +4,10 @@ use deepwell_precision::random::split_mix64 as mix;
 
 /// A permutation of `0..count`.
 ///
-/// A Feistel network of six rounds permutes the numbers of an even number of bits; an image that
-/// is not below `count` is permuted again until one is (the network has at most `4 * count`
-/// values, so this takes four turns on average at most). Nothing is stored: any element costs the
-/// same.
+/// A Feistel network of six rounds permutes the numbers of an even number of bits; an image that is
+/// not below `count` is permuted again until it is (the network has at most `4 * count` values, so
+/// the average is at most four rounds of the network). Nothing is stored, and every element costs
+/// the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     count: u64,
@@ -25,7 +25,7 @@ impl Permutation {
         Self { count, half_bits: bits.div_ceil(2).max(1), seed }
     }
 
-    /// Where `index`, below `count`, goes.
+    /// Image of `index`, which must be below `count`.
     pub(crate) fn get(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);
         let mut image = self.round_trip(index);
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn an_image_says_nothing_about_its_neighbour_or_its_seed() {
-        // Mean distance of neighbours in a random permutation of n is n / 3; with 4096 samples
-        // its standard error is about 0.4 % of n, so 2 % is five of them.
+        // The mean distance of neighbours in a random permutation of n is n / 3; with 4096 samples
+        // the standard error is about 0.4 % of n, so 2 % is five standard errors.
         let count = 4096u64;
         let mean = |pairs: &mut dyn Iterator<Item = (u64, u64)>| {
             let distances: Vec<u64> = pairs.map(|(a, b)| a.abs_diff(b)).collect();

@@ -15,9 +15,9 @@ pub(crate) use fields::{Fields, Turn};
 /// How records lie in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     JsonLines,
-    /// JSON objects one after the other, or a list of them.
+    /// Consecutive JSON objects, or a list of objects.
     Json,
     /// A table with a row for each record.
     Parquet,
@@ -38,17 +38,17 @@ impl RecordFormat {
     }
 }
 
-/// What a record holds.
+/// Contents of a record.
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     /// A document.
     Text(String),
-    /// A conversation: what a chat template gets.
+    /// A conversation, the input of a chat template.
     Chat(Box<Conversation>),
 }
 
 impl Record {
-    /// Bytes of its text.
+    /// Bytes of the record's text.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Record::Text(text) => text.len() as u64,
@@ -57,18 +57,18 @@ impl Record {
     }
 }
 
-/// Messages, and what else of the record a template looks at.
+/// Messages, with the other fields of the record that a template reads.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversation {
     pub(crate) turns: Vec<Turn>,
     /// `tools` of the record.
     pub(crate) tools: Value,
-    /// Where it stands, for errors: `line 7`.
+    /// Position in the file, for errors: `line 7`.
     pub(crate) place: String,
 }
 
-/// Hands out the records of a file in order, and gives the hash of what lies on the disk.
-/// Records without text are passed over.
+/// Passes on the records of a file in order, and returns the hash of the bytes on disk. Records
+/// without text are skipped.
 pub(crate) fn for_each(
     path: &Path,
     compression: Compression,

@@ -1,35 +1,35 @@
-//! What was passed over while looking for text, and why.
+//! Skipped files, with reasons.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Why a file or folder is not part of the corpus.
+/// Reason why a file or folder is not part of the corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// Its name starts with a dot. A hidden folder counts once.
+    /// The name starts with a dot. A hidden folder counts once.
     Hidden,
-    /// It holds a byte 0, so it is not text.
+    /// The file contains a zero byte, so it is not text.
     Binary,
-    /// It is not UTF-8, which the tokenizer needs.
+    /// The file is not UTF-8, which the tokenizer needs.
     NotUtf8,
-    /// It has no bytes.
+    /// The file is empty.
     Empty,
-    /// It is a pipe, a socket or a device.
+    /// A pipe, a socket or a device.
     NotRegular,
-    /// It is a symbolic link to a folder, which could lead in circles.
+    /// A symbolic link to a folder, which could form a cycle.
     LinkToFolder,
-    /// It was reached twice, for example by its own name and by its folder.
+    /// The file was reached twice, for example by name and in a folder.
     NamedTwice,
-    /// A program wrote it (default corpus only).
+    /// The file is generated (default corpus only).
     Generated,
-    /// Its package already gave as much text as one package may (default corpus only).
+    /// The package has reached its limit of text (default corpus only).
     OverPackageLimit,
     /// Another file has the same content (default corpus only).
     Copy,
-    /// It holds text in a form of its own: a zip archive, for example.
+    /// A container of text, for example a zip archive.
     Container(&'static str),
 }
 
@@ -51,13 +51,13 @@ impl fmt::Display for SkipReason {
     }
 }
 
-/// The files that were passed over, by reason. Serializes as an object from reason to count.
+/// The skipped files, by reason. Serializes as an object from reason to count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
     names: BTreeMap<SkipReason, Vec<String>>,
 }
 
-/// Files that are named for each reason where people read it.
+/// Number of files named for each reason in printed output.
 const NAMED_MAX: usize = 3;
 
 impl Skipped {
@@ -75,8 +75,8 @@ impl Skipped {
         self.names.values().map(|names| names.len() as u64).sum()
     }
 
-    /// All names by reason, sorted. Files that the rules of the
-    /// default corpus leave out are counted only.
+    /// All names by reason, sorted. Files excluded by the rules of the default corpus are only
+    /// counted.
     pub fn names(&self) -> BTreeMap<String, Vec<String>> {
         let is_rule = |reason: &SkipReason| {
             use SkipReason::{Copy, Generated, OverPackageLimit};

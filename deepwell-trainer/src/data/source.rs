@@ -1,4 +1,4 @@
-//! Finding the files of a corpus and looking at each of them once.
+//! Finds the files of a corpus and scans each once.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -10,16 +10,16 @@ use super::records::{Fields, RecordFormat};
 use super::skip::{SkipReason, Skipped};
 use super::{DataError, Progress, Stage, bin, glob};
 
-/// A file that may become part of the corpus.
+/// A possible file of the corpus.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// Name with `/` between folders, starting at the input it was found in, so that it does not
-    /// depend on where the input lies.
+    /// Name with `/` between folders, relative to the input that contains the file, so that the
+    /// name does not depend on the input's location.
     pub(crate) name: String,
-    /// What decides between training and held-out part.
+    /// Key that assigns the file to the training or the held-out part.
     pub(crate) split_key: String,
     pub(crate) path: PathBuf,
-    /// Size when it was found, for the progress only.
+    /// Size when found, for the progress only.
     pub(crate) bytes: u64,
     pub(crate) found: Found,
     /// Given as data to hold out.
@@ -29,7 +29,7 @@ pub(crate) struct Candidate {
 /// How a file was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// By its own name.
+    /// Given by name.
     Named,
     /// By a pattern.
     Matched,
@@ -37,7 +37,7 @@ pub(crate) enum Found {
     InFolder,
 }
 
-/// What a document is made of.
+/// Format of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,
@@ -53,21 +53,21 @@ pub(crate) struct Document {
     pub(crate) path: PathBuf,
     pub(crate) format: Format,
     pub(crate) compression: Compression,
-    /// Documents in it: 1, but for files of records.
+    /// Number of documents in the file: 1, except for files of records.
     pub(crate) records: u64,
-    /// Those of them that are conversations.
+    /// Number of these documents that are conversations.
     pub(crate) chats: u64,
     /// Given as data to hold out.
     pub(crate) is_heldout: bool,
     /// Bytes of the text, or of the tokens without the header.
     pub(crate) bytes: u64,
-    /// Of the whole file.
+    /// Hash of the whole file.
     pub(crate) hash: blake3::Hash,
 }
 
-/// Lists the files of `inputs`: files as they are, folders with everything below them, patterns as
-/// if each path that matches had been given, sorted by name. Hidden entries of folders, links to
-/// folders and special files are passed over.
+/// Lists the files of `inputs`: files, folders with everything below them, and patterns, each
+/// matching path treated like an input. Sorted by name. Hidden entries of folders, links to folders
+/// and special files are skipped.
 pub(crate) fn list(
     inputs: &[PathBuf],
     heldout: &[PathBuf],
@@ -75,9 +75,9 @@ pub(crate) fn list(
 ) -> Result<Vec<Candidate>, DataError> {
     let mut found = Vec::new();
     let of = |is_heldout| move |input| (input, is_heldout);
-    // What is held out comes first: it stays so where it was given twice.
+    // Held-out inputs come first, so that a file given twice stays held out.
     for (input, is_heldout) in heldout.iter().map(of(true)).chain(inputs.iter().map(of(false))) {
-        // A file whose own name looks like a pattern is meant by its name.
+        // An existing file whose name looks like a pattern is not expanded.
         let matches = if input.exists() { None } else { glob::expand(input)? };
         let how = if matches.is_none() { Found::Named } else { Found::Matched };
         for path in matches.as_deref().unwrap_or(std::slice::from_ref(input)) {
@@ -134,7 +134,7 @@ fn candidate(name: String, path: PathBuf, bytes: u64, found: Found) -> Candidate
     Candidate { split_key: name.clone(), name, path, bytes, found, is_heldout: false }
 }
 
-/// The last part of a path, also of `.` and `a/..`.
+/// The last component of a path, also for `.` and `a/..`.
 fn file_name(input: &Path) -> Result<String, DataError> {
     let name = match input.file_name() {
         Some(name) => name.to_string_lossy().into_owned(),
@@ -184,7 +184,7 @@ fn walk(
     Ok(())
 }
 
-/// Reads every candidate once: sorts out what is no text, and hashes the rest.
+/// Reads every candidate once: skips files that are not text, and hashes the others.
 pub(crate) fn scan(
     candidates: Vec<Candidate>,
     needs_utf8: bool,
@@ -264,7 +264,7 @@ mod tests {
             "2 hidden (`root/.git`, `root/b/.hidden`), 1 named twice (`root/b/a.txt`)"
         );
 
-        // A pattern stands for the paths that a shell would put in its place.
+        // A pattern gives the same files as its expansion by a shell.
         let names = |inputs: &[PathBuf]| -> Vec<String> {
             let found = list(inputs, &[], &mut Skipped::default()).unwrap();
             found.into_iter().map(|candidate| candidate.name).collect()

@@ -1,9 +1,10 @@
-//! Which documents are held out.
+//! Selects the held-out documents.
 //!
-//! Documents are ranked by blake3 of their name. From the top of the ranking they are held out
-//! until the held-out part has 5 % of the bytes and the number of tokens asked for. A document
-//! that would take the held-out part over half of all bytes is left to the training part. So the
-//! choice depends on names and sizes only, and a few files more or less move few others.
+//! Documents are ranked by the blake3 hash of their name. In this order, documents are held out
+//! until the held-out part has 5 % of the bytes and the requested number of tokens. A document that
+//! would push the held-out part over half of all bytes stays in the training part. The choice
+//! therefore depends only on names and sizes, and adding or removing a few files moves few other
+//! files.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +14,9 @@ use super::source::Document;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// What the model is trained on.
+    /// The training data.
     Train,
-    /// What the model never sees in training.
+    /// Data never seen in training.
     Heldout,
 }
 
@@ -28,18 +29,18 @@ impl std::fmt::Display for Split {
     }
 }
 
-/// Share of the data to hold out: one in this many.
+/// Share of held-out data: 1 in this number.
 pub(crate) const HELDOUT_ONE_IN: u64 = 20;
 
-/// How the two parts are told apart.
+/// Method of splitting the data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// By document: candidates for the held-out part in the order in which they are taken.
+    /// By document: candidates for the held-out part in ranked order.
     Ranked(Vec<usize>),
-    /// By name: what was given to hold out, or token files made for it, for example
+    /// By name: the inputs given as held-out, or token files named as validation data, such as
     /// `fineweb_val_000000.bin`.
     Named(Vec<usize>),
-    /// By position in the tokens, as there is no way to split by document.
+    /// By position in the tokens, because the data cannot be split by document.
     Position,
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn choose(documents: &[Document]) -> Choice {
     ranked.sort_unstable();
     let ranked: Vec<usize> = ranked.into_iter().map(|(_, i)| i).collect();
 
-    // Whether whole documents can make up 5 % without going over half is known before any token.
+    // Sizes alone decide whether whole documents can make up 5 % without exceeding half.
     let bytes_total = total(documents);
     let mut heldout = HeldoutBytes::new(bytes_total);
     for &i in &ranked {
@@ -96,12 +97,12 @@ impl HeldoutBytes {
         Self { taken: 0, total }
     }
 
-    /// At least one document, and 5 % of the bytes.
+    /// Whether at least one document and 5 % of the bytes are held out.
     pub(crate) fn has_share(&self) -> bool {
         self.taken > 0 && self.taken >= self.total / HELDOUT_ONE_IN
     }
 
-    /// Counts a document in, unless it leaves less than half of the bytes for training.
+    /// Holds out a document, unless less than half of the bytes would remain for training.
     pub(crate) fn take_if_it_fits(&mut self, bytes: u64) -> bool {
         let fits = self.taken + bytes <= self.total / 2;
         if fits {
@@ -162,7 +163,7 @@ mod tests {
         reversed.reverse();
         let Choice::Ranked(again) = choose(&documents(&reversed)) else { panic!("by document") };
         assert_eq!(ranked, again.into_iter().map(|i| reversed[i].0).collect::<Vec<_>>());
-        // Pins the ranking itself: another one would silently change every held-out part.
+        // Pins the ranking: a change would silently alter every held-out part.
         assert_eq!(ranked[..3], PINNED);
     }
     const PINNED: [&str; 3] = ["file 44", "file 14", "file 46"];

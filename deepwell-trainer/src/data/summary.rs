@@ -1,4 +1,4 @@
-//! What a data set is made of, as a table for people and a record for programs.
+//! Contents of a data set, as a table for people and a record for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,21 +8,21 @@ use serde::Serialize;
 
 use super::Skipped;
 
-/// What a data set is made of. `Display` prints a small table.
+/// Contents of a data set. `Display` prints a small table.
 #[derive(Clone, Debug, Serialize)]
 pub struct DatasetSummary {
     /// The inputs, for people.
     pub source: String,
     /// Files in all.
     pub files: u64,
-    /// Files of the training part (1 if one file was split by position).
+    /// Files of the training part (1 for a single file split by position).
     pub files_train: u64,
-    /// Files of the held-out part (1 if one file was split by position).
+    /// Files of the held-out part (1 for a single file split by position).
     pub files_heldout: u64,
     /// Documents of all files, where a file has several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Those of them that are conversations.
+    /// Number of these records that are conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversations: Option<u64>,
     /// Bytes of text, or of tokens without file headers.
@@ -31,20 +31,20 @@ pub struct DatasetSummary {
     pub tokens_train: u64,
     /// Tokens of the held-out part.
     pub tokens_heldout: u64,
-    /// Tokens of the training part that count in the loss: all, but for conversations.
+    /// Tokens of the training part that count in the loss: all tokens except in conversations.
     pub targets_train: u64,
-    /// The same of the held-out part.
+    /// Tokens of the held-out part that count in the loss.
     pub targets_heldout: u64,
     /// Every token is below this.
     pub vocab_size: u64,
-    /// Which tokenizer, for people.
+    /// Name of the tokenizer, as text.
     pub tokenizer: String,
-    /// Files that were passed over, by reason.
+    /// Skipped files, by reason.
     pub skipped: Skipped,
-    /// Their names, by reason.
+    /// Names of skipped files, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped_files: BTreeMap<String, Vec<String>>,
-    /// What the user should know, each a sentence without its full stop.
+    /// Notes for the user, each a sentence without its full stop.
     pub notes: Vec<String>,
     /// blake3 of all names and contents, in hexadecimal.
     pub content_hash: String,
@@ -55,8 +55,8 @@ pub struct DatasetSummary {
 }
 
 impl DatasetSummary {
-    /// How often a run of `steps` steps of `tokens_per_step` tokens reads the training part, for
-    /// people.
+    /// Text that says how often a run of `steps` steps of `tokens_per_step` tokens reads the
+    /// training part.
     pub fn epochs(&self, steps: u64, tokens_per_step: u64) -> String {
         let tokens = steps.saturating_mul(tokens_per_step);
         let epochs = tokens as f64 / self.tokens_train.max(1) as f64;

@@ -1,4 +1,4 @@
-//! Whether inputs are token files, before any of them is read as a whole.
+//! Detects token files among the inputs without reading whole files.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,8 +8,8 @@ use super::skip::Skipped;
 use super::source::Found;
 use super::{bin, source};
 
-/// Whether token files are among the inputs: text may not stand beside them, so that no tokenizer
-/// is needed.
+/// Whether the inputs are token files, so that no tokenizer is needed: token files and text cannot
+/// be mixed.
 pub(crate) fn are_token_files(inputs: &[PathBuf]) -> bool {
     let candidates = source::list(inputs, &[], &mut Skipped::default()).unwrap_or_default();
     candidates.iter().any(|candidate| {

@@ -10,15 +10,15 @@ use super::cuts::Cuts;
 
 /// Turns text into tokens.
 ///
-/// Byte level needs no file: token = byte, 256 tokens, and byte 0 separates documents (files
-/// that hold a byte 0 are not text and are never read). A Hugging Face tokenizer separates
+/// The byte level needs no file: token = byte, 256 tokens, and byte 0 separates documents (files
+/// that contain a byte 0 are not text and are never read). A Hugging Face tokenizer separates
 /// documents by its end-of-text token if it has one.
 #[derive(Clone)]
 pub struct Tokenizer {
     kind: Kind,
     vocab_size: u32,
     separator: Option<u32>,
-    /// What stands before a prompt where `tokenizer_config.json` says so in place of the template.
+    /// Token before a prompt, if `tokenizer_config.json` overrides the tokenizer's template.
     begin: Option<Option<u32>>,
     hash: [u8; 32],
     name: String,
@@ -37,8 +37,8 @@ struct HuggingFace {
     path: PathBuf,
 }
 
-/// Names that end a text in the common vocabularies, tried in this order when no
-/// `tokenizer_config.json` lies beside the tokenizer. `[SEP]` is BERT's.
+/// Common names of end-of-text tokens, tried in this order for a tokenizer without a
+/// `tokenizer_config.json`. `[SEP]` is BERT's.
 const END_OF_TEXT: [&str; 6] =
     ["</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[SEP]"];
 
@@ -57,10 +57,10 @@ impl Tokenizer {
 
     /// Reads a Hugging Face `tokenizer.json`.
     ///
-    /// Truncation and padding that the file asks for are switched off: they serve inference and
-    /// would cut documents here. No special tokens are put around a text but the separator, which
-    /// is the `eos_token` of a `tokenizer_config.json` in the same folder, else the first known
-    /// end-of-text name of the vocabulary, else none.
+    /// Truncation and padding in the file are disabled: they serve inference and would cut
+    /// documents here. No special token is added to a text except the separator: the `eos_token` of
+    /// a `tokenizer_config.json` in the same folder, otherwise the first known end-of-text name in
+    /// the vocabulary, otherwise none.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Tokenizer {
         Self::from_bytes(path, &read_file(path)?)
     }
 
-    /// Reads the text of a `tokenizer.json` that lies, or will lie, at `path`.
+    /// Parses the text of a `tokenizer.json` whose path is, or will be, `path`.
     pub(crate) fn from_bytes(path: &Path, text: &[u8]) -> Result<Self, DataError> {
         let fail = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(text))
@@ -131,17 +131,17 @@ impl Tokenizer {
         })
     }
 
-    /// Number of tokens: every token is below it.
+    /// Size of the vocabulary; every token is below this number.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// The token put after every document, if there is one.
+    /// The token after every document, if any.
     pub fn separator(&self) -> Option<u32> {
         self.separator
     }
 
-    /// The text that stands for a token in the vocabulary of a Hugging Face file.
+    /// Text of a token in the vocabulary of a Hugging Face file.
     pub fn token_text(&self, token: u32) -> Option<String> {
         match &self.kind {
             Kind::Bytes => None,
@@ -149,7 +149,7 @@ impl Tokenizer {
         }
     }
 
-    /// Says which tokenizer it is, for people.
+    /// Name of the tokenizer, as text.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -159,12 +159,12 @@ impl Tokenizer {
         matches!(self.kind, Kind::HuggingFace(_))
     }
 
-    /// Changes whenever the same text may give other tokens.
+    /// A hash that changes whenever the same text may give other tokens.
     pub(crate) fn hash(&self) -> &[u8; 32] {
         &self.hash
     }
 
-    /// Where a text may be cut so that the tokens of its pieces are those of the whole.
+    /// Positions at which a text can be cut without changing its tokens.
     pub(crate) fn cuts(&self) -> Cuts {
         match &self.kind {
             Kind::Bytes => Cuts::Anywhere,
@@ -172,7 +172,7 @@ impl Tokenizer {
         }
     }
 
-    /// What turns conversations into tokens.
+    /// Returns the encoder of conversations.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens of one piece of text, without the separator. `name` is for the error.
+    /// Tokenizes one piece of text, without the separator. Errors contain `name`.
     pub(crate) fn encode(&self, name: &str, text: &[u8]) -> Result<Vec<u32>, DataError> {
         match &self.kind {
             Kind::Bytes => Ok(text.iter().map(|&byte| u32::from(byte)).collect()),
@@ -199,9 +199,9 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
-    /// Tokens of a prompt. A Hugging Face tokenizer puts the special tokens of its template before
-    /// the text. As in transformers, `add_bos_token` of the `tokenizer_config.json` beside the file
-    /// replaces the template.
+    /// Tokenizes a prompt. A Hugging Face tokenizer puts the special tokens of its template before
+    /// the text. As in transformers, `add_bos_token` of the `tokenizer_config.json` in the same
+    /// folder replaces the template.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl Tokenizer {
                 let encoding = guarded(|| it.inner.encode_fast(text, true))
                     .map_err(|message| DataError::Encode { name: "prompt".to_owned(), message })?;
                 let mut tokens = encoding.get_ids().to_vec();
-                // BERT-like templates close a text too; what is to go on is not closed.
+                // BERT-like templates also end a text with a separator; a prompt must stay open.
                 if tokens.len() > 1 && tokens.last().copied() == self.separator {
                     tokens.pop();
                 }
@@ -226,7 +226,7 @@ impl Tokenizer {
         }
     }
 
-    /// Turns tokens into text one by one, behind those of a prompt.
+    /// Decodes tokens one by one, after the tokens of a prompt.
     pub fn text_stream(&self, prompt: &[u32]) -> TextStream<'_> {
         let seen = match self.kind {
             Kind::Bytes => Vec::new(),
@@ -235,7 +235,7 @@ impl Tokenizer {
         TextStream { tokenizer: self, seen, prefix: String::new(), prefix_index: 0 }
     }
 
-    /// The text of tokens that [`Self::encode`] gave. `name` is for the error.
+    /// Decodes tokens from [`Self::encode`]. Errors contain `name`.
     pub(crate) fn decode(&self, name: &str, tokens: &[u32]) -> Result<Vec<u8>, DataError> {
         match &self.kind {
             Kind::Bytes => Ok(tokens.iter().map(|&token| token as u8).collect()),
@@ -246,7 +246,7 @@ impl Tokenizer {
     }
 }
 
-/// Text as its tokens come: see [`Tokenizer::text_stream`].
+/// Incremental decoding of tokens: see [`Tokenizer::text_stream`].
 ///
 /// ```
 /// use deepwell_trainer::data::Tokenizer;
@@ -260,15 +260,15 @@ impl Tokenizer {
 #[derive(Clone, Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Tokens that the text of the next depends on.
+    /// Earlier tokens on which the text of the next token depends.
     seen: Vec<u32>,
     prefix: String,
     prefix_index: usize,
 }
 
 impl TextStream<'_> {
-    /// The bytes that a token adds. None may come until a character is whole; a byte-level token
-    /// is its byte, be it part of a character or not.
+    /// Returns the bytes of a token. The result may be empty until a character is complete; a
+    /// byte-level token always returns its byte.
     ///
     /// # Errors
     ///
@@ -302,9 +302,9 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Runs a function of `tokenizers`, which panics on some of what a file may say.
+/// Runs a function of `tokenizers`, which panics on some invalid files.
 pub(super) fn guarded<T, E: fmt::Display>(run: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    // What it leaves behind is looked at through its own functions only, and those are guarded too.
+    // After a panic the state is only used through its own functions, which are guarded too.
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(_) => Err("the library that reads tokenizers has failed on it".to_owned()),
@@ -318,7 +318,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     })
 }
 
-/// The `tokenizer_config.json` beside a tokenizer; null if there is none.
+/// Reads the `tokenizer_config.json` in the folder of a tokenizer; null if missing.
 fn read_config(tokenizer: &Path) -> Result<serde_json::Value, DataError> {
     let path: PathBuf = tokenizer.with_file_name("tokenizer_config.json");
     let text = match std::fs::read(&path) {
@@ -338,7 +338,7 @@ fn special_token(config: &serde_json::Value, key: &str) -> Option<String> {
     token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
 }
 
-/// `eos_token` of the `tokenizer_config.json` beside the tokenizer.
+/// `eos_token` of the `tokenizer_config.json` in the folder of the tokenizer.
 pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
     Ok(special_token(&read_config(tokenizer)?, "eos_token"))
 }
@@ -347,8 +347,7 @@ pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataErr
 pub(crate) mod tests {
     use super::*;
 
-    /// A word-level tokenizer of five words that truncates and pads, as files made for inference
-    /// do.
+    /// A word-level tokenizer of five words, with truncation and padding as in files for inference.
     pub(crate) fn write_word_level(folder: &Path) -> PathBuf {
         let path = folder.join("tokenizer.json");
         let json = r#"{"version": "1.0",
@@ -383,7 +382,7 @@ pub(crate) mod tests {
         assert_eq!(tokenizer.encode("x", b"deep").unwrap(), [3]);
     }
 
-    /// `tokenizers` 0.23 panics when it says what is wrong with a decoder whose text is not ASCII.
+    /// `tokenizers` 0.23 panics while reporting an invalid decoder with non-ASCII text.
     #[test]
     fn a_file_that_the_library_panics_on_is_an_error() {
         let decoder = "\u{fffd}".repeat(81);

@@ -1,8 +1,8 @@
 //! The default corpus: hand-written Rust sources of a workspace's locked dependencies.
 //!
-//! `cargo metadata` for the host platform says which packages the workspace uses; their sources
-//! are on the disk because the workspace was built from them. What else the registry folder holds
-//! plays no role, so one `Cargo.lock` gives one corpus on every machine of a platform.
+//! `cargo metadata` for the host platform lists the packages of the workspace; their sources are on
+//! the disk because the workspace was built from them. Other contents of the registry folder are
+//! ignored, so a `Cargo.lock` gives the same corpus on every machine of a platform.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -15,10 +15,10 @@ use super::DataError;
 use super::skip::{SkipReason, Skipped};
 use super::source::{Candidate, Found, read_full};
 
-/// Text that one package gives at most, so that a few large ones do not drown the rest.
+/// Maximum text per package, so that a few large packages do not dominate.
 pub(crate) const PACKAGE_BYTES_MAX: u64 = 256 << 10;
 
-/// How much of a file is searched for signs that a program wrote it.
+/// Bytes of a file searched for signs of generated code.
 const HEAD_BYTES: usize = 1024;
 
 /// Signs in the head of a file, in lower case.
@@ -49,7 +49,7 @@ struct Package {
     name: String,
     version: String,
     id: String,
-    /// None for packages that lie in a folder of the user: their text is not locked.
+    /// None for packages in local folders: their text is not locked.
     source: Option<String>,
     manifest_path: PathBuf,
 }
@@ -65,7 +65,7 @@ struct Node {
     dependencies: Vec<String>,
 }
 
-/// The files of the default corpus in order, and how many packages they come from.
+/// Returns the files of the default corpus in order, and the number of their packages.
 pub(crate) fn list(
     workspace: &Path,
     skipped: &mut Skipped,
@@ -101,7 +101,8 @@ fn cargo_metadata(workspace: &Path) -> Result<Metadata, DataError> {
     }
     let host = rustc_host(workspace)?;
     let mut cargo = command("CARGO", "cargo", workspace);
-    // `--locked`, so that a lock file out of date is an error and not silently another corpus.
+    // `--locked`, so that an outdated lock file is an error and does not silently change the
+    // corpus.
     cargo.args(["metadata", "--offline", "--locked", "--format-version", "1"]);
     cargo.args(["--filter-platform", &host]);
     let output = run(cargo, "cargo", workspace)?;
@@ -122,7 +123,7 @@ fn command(variable: &str, name: &str, workspace: &Path) -> Command {
     let program = std::env::var_os(variable).unwrap_or_else(|| name.into());
     let mut command = Command::new(program);
     command.current_dir(workspace);
-    // Flags may switch on a `cfg` that a dependency hangs on; a target would replace the host.
+    // Flags may enable a `cfg` that adds a dependency; a target would replace the host.
     for variable in
         ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_RUSTFLAGS", "CARGO_BUILD_TARGET"]
     {
@@ -147,7 +148,7 @@ fn run(mut command: Command, name: &str, workspace: &Path) -> Result<Vec<u8>, Da
     Err(fail(workspace, format!("`{name}` failed: {first}"), hint))
 }
 
-/// Packages that the workspace reaches, without its own, sorted by name and version.
+/// Packages reachable from the workspace, without its own packages, sorted by name and version.
 fn locked_packages(metadata: Metadata) -> Vec<Package> {
     let nodes: HashMap<&str, &Node> = metadata
         .resolve
@@ -173,7 +174,7 @@ fn locked_packages(metadata: Metadata) -> Vec<Package> {
     packages
 }
 
-/// Files of one package in the order of their names, until it has given its share.
+/// Files of one package in the order of their names, up to the limit of a package.
 fn list_package(
     package: &Package,
     candidates: &mut Vec<Candidate>,
@@ -195,8 +196,8 @@ fn list_package(
             bytes_package += bytes;
             candidates.push(Candidate {
                 name: full_name(package, &name),
-                // Without the version: two versions of a package share most of their text, which
-                // must not be trained on in one and tested in the other.
+                // Without the version: two versions of a package share most of their text, and must
+                // not be split between training and held-out part.
                 split_key: format!("{}/{name}", package.name),
                 path,
                 bytes,
@@ -213,7 +214,7 @@ fn full_name(package: &Package, name: &str) -> String {
     format!("{}-{}/{name}", package.name, package.version)
 }
 
-/// Every `.rs` file below a folder, hidden ones left out, with its name relative to `root`.
+/// Collects every `.rs` file below a folder, except hidden files, with its name relative to `root`.
 fn rust_files(
     folder: &Path,
     prefix: &str,
@@ -327,7 +328,7 @@ mod tests {
         let mut skipped = Skipped::default();
         list_package(&package, &mut candidates, &mut skipped).unwrap();
         let names: Vec<_> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
-        // 200 + 56 KiB are exactly the limit; b.rs alone would go over it.
+        // 200 + 56 KiB are exactly the limit; b.rs alone would exceed it.
         assert_eq!(names, ["alpha-1.0.0/build.rs", "alpha-1.0.0/src/a.rs", "alpha-1.0.0/src/c.rs"]);
         assert_eq!(candidates[1].split_key, "alpha/src/a.rs");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! How well a tokenizer does on text that it did not learn from.
+//! Measures a tokenizer on held-out text.
 
 use rayon::prelude::*;
 
@@ -8,14 +8,14 @@ use super::parts::{Extent, Part};
 /// Enough to know bytes per token to three digits, and a few seconds at most.
 const MEASURED_BYTES_MAX: u64 = 16 << 20;
 
-/// What a held-out text came to.
+/// Result of tokenizing a held-out text.
 pub(super) struct Measured {
     pub(super) extent: Extent,
     pub(super) tokens: u64,
 }
 
-/// Tokenizes `heldout`, or its first [`MEASURED_BYTES_MAX`] bytes, and turns the tokens back into
-/// text, which must be the same.
+/// Tokenizes `heldout`, or its first [`MEASURED_BYTES_MAX`] bytes, and decodes the tokens, which
+/// must give the same text.
 pub(super) fn measure(
     heldout: &Part<'_>,
     tokenizer: &Tokenizer,

@@ -20,8 +20,8 @@ pub(super) struct Learned {
     pub(super) merges: u32,
 }
 
-/// Learns merges until the vocabulary has `vocab_size` tokens or no pair comes `min_frequency`
-/// times: [`END_OF_TEXT`] is token 0, the bytes follow, then what each merge makes.
+/// Learns merges until the vocabulary has `vocab_size` tokens or no pair occurs `min_frequency`
+/// times. [`END_OF_TEXT`] is token 0, followed by the bytes and the merged tokens.
 pub(super) fn learn(
     words: WordCounts,
     vocab_size: u32,
@@ -33,7 +33,7 @@ pub(super) fn learn(
         .vocab_size(vocab_size as usize)
         .min_frequency(min_frequency)
         .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-        // Every byte has a token, whether the text has it or not.
+        // Every byte has a token, whether or not the byte occurs in the text.
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .show_progress(false)
         .progress_format(ProgressFormat::Silent)
@@ -52,7 +52,7 @@ pub(super) fn learn(
     Ok(Learned { json, vocab_size, merges })
 }
 
-/// What is counted in a `tokenizer.json`.
+/// The counted parts of a `tokenizer.json`.
 #[derive(Deserialize)]
 struct File {
     model: FileModel,
@@ -63,8 +63,8 @@ struct FileModel {
     merges: Vec<IgnoredAny>,
 }
 
-/// The crate counts pairs in 32 bits. No pair of tokens comes more often than the two bytes where
-/// they meet, so it is enough to look at bytes.
+/// Checks that pair counts fit the 32 bits that the crate uses. A pair of tokens occurs at most as
+/// often as the two bytes where the tokens meet, so counting byte pairs is enough.
 fn check_counts(words: &WordCounts) -> Result<(), DataError> {
     let mut pairs: HashMap<(char, char), u64> = HashMap::new();
     for (word, &count) in words {
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn merges_are_learned_in_order_of_their_counts() {
-        // Worked by hand: `ll` comes 12 times, `we` 7, `well` then 7, and `fall` 5 in two steps:
-        // `fa` before `fall`, as `al` is `a` + `ll` by then, and as often.
+        // Worked by hand: `ll` occurs 12 times, `we` 7, `well` then 7, and `fall` 5 in two steps:
+        // `fa` before `fall`, because `al` is `a` + `ll` by then, and as frequent.
         let learned = learn(words(&[("well", 7), ("fall", 5), ("x", 90)]), 300, 2).unwrap();
         let file: serde_json::Value = serde_json::from_str(&learned.json).unwrap();
         assert_eq!(

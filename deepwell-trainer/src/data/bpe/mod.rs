@@ -1,11 +1,11 @@
 //! A byte-level BPE tokenizer learned from text.
 //!
-//! [`train`] takes the inputs that [`Dataset::prepare`](super::Dataset::prepare) takes, keeps the
-//! files aside that every data set of them holds out first, counts the words of the rest, learns
-//! merges of byte pairs (Sennrich et al. 2016, on bytes as in GPT-2) with the `tokenizers` crate,
-//! measures the result on what was kept aside, and writes a `tokenizer.json`. The same text gives
-//! the same file, byte for byte, on any number of threads: merges are learned from exact counts,
-//! and of pairs that come equally often the one whose tokens are older goes first.
+//! [`train`] takes the same inputs as [`Dataset::prepare`](super::Dataset::prepare), sets aside the
+//! files that every data set of these inputs holds out first, counts the words of the remaining
+//! files, learns merges of byte pairs (Sennrich et al. 2016, on bytes as in GPT-2) with the
+//! `tokenizers` crate, measures the result on the held-out files, and writes a `tokenizer.json`.
+//! The same text gives the same file, byte for byte, on any number of threads: merges are learned
+//! from exact counts, and among equally frequent pairs the pair with older tokens is merged first.
 //!
 //! ```
 //! use deepwell_trainer::data::Tokenizer;
@@ -48,41 +48,40 @@ use super::{DataError, Progress, Stage, Tokenizer};
 use measure::measure;
 use parts::Parts;
 
-/// Name of the token that ends a text; its number is 0.
+/// Name of the end-of-text token, token 0.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// The smallest vocabulary: 256 bytes and [`END_OF_TEXT`].
 pub const VOCAB_SIZE_MIN: u32 = 257;
 
-/// The largest vocabulary, about four times that of the largest in use.
+/// The largest supported vocabulary, about four times the largest in use.
 pub const VOCAB_SIZE_MAX: u32 = 1 << 20;
 
-/// What to learn from, and what to make.
+/// Inputs and settings of the training.
 #[derive(Clone, Debug)]
 pub struct BpeOptions {
     /// Files and folders of text, and patterns such as `texts/**/*.txt`. Empty: the default corpus.
     pub inputs: Vec<PathBuf>,
-    /// The field of a record that is its text or its messages, as in
-    /// [`DataOptions`](super::DataOptions).
+    /// Field of a record with its text or messages, as in [`DataOptions`](super::DataOptions).
     pub text_field: Option<String>,
     /// Cargo workspace whose locked dependencies are the default corpus.
     pub workspace: PathBuf,
     /// Tokens of the vocabulary; fewer if the text has no more pairs to merge.
     pub vocab_size: u32,
-    /// How often a pair must come to be merged.
+    /// Minimum number of occurrences of a merged pair.
     pub min_frequency: u64,
-    /// Bytes of text to learn from at most. Files are taken in an order that depends on their
-    /// names alone, the last one up to the limit. `None` takes all.
+    /// Maximum bytes of text to learn from. The order of the files depends only on their names; the
+    /// last file is used up to the limit. `None` takes all.
     pub bytes_max: Option<u64>,
     /// The file to write.
     pub out: PathBuf,
-    /// Whether a file that is there is written over.
+    /// Whether an existing file is overwritten.
     pub force: bool,
 }
 
 impl Default for BpeOptions {
     /// 32,000 tokens from the default corpus of the workspace in the current folder, from pairs
-    /// that come twice or more, to `tokenizer.json`.
+    /// that occur at least twice, to `tokenizer.json`.
     fn default() -> Self {
         Self {
             inputs: Vec::new(),
@@ -97,14 +96,14 @@ impl Default for BpeOptions {
     }
 }
 
-/// Learns a tokenizer and writes it. `progress` is called for every file that is scanned and for
-/// every few megabytes that are counted or tokenized.
+/// Learns a tokenizer and writes it. `progress` is called for every scanned file, and for every few
+/// megabytes counted or tokenized.
 ///
 /// # Errors
 ///
-/// [`DataError`]: a vocabulary that cannot be; an output that is there already or cannot be
-/// written; inputs that are missing, unreadable, empty or no text. What can be known before the
-/// text is read is said before, and nothing is written unless all went well.
+/// [`DataError`]: an impossible vocabulary size; an output that exists or cannot be written; inputs
+/// that are missing, unreadable, empty or not text. Errors that do not depend on the text are
+/// reported before the text is read, and a failed training writes nothing.
 pub fn train(
     options: &BpeOptions,
     progress: &mut dyn FnMut(Progress),
@@ -135,7 +134,7 @@ pub fn train(
     let merge_s = merging.elapsed().as_secs_f64();
 
     let measuring = Instant::now();
-    // What is measured is what a later run reads.
+    // Measure the tokenizer as a later run will read it.
     let tokenizer = Tokenizer::from_bytes(&options.out, learned.json.as_bytes())?;
     let measured = measure(&parts.heldout, &tokenizer, progress)?;
     output::write(&options.out, learned.json.as_bytes(), options.force)?;

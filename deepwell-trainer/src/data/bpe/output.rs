@@ -30,13 +30,13 @@ pub(super) fn check(path: &Path, force: bool) -> Result<(), DataError> {
     }
 }
 
-/// Makes the folder of `path` and a file in it that goes again, so that a folder that cannot be
-/// written to is known before the work.
+/// Creates the folder of `path` and a temporary file in it, so that an unwritable folder is
+/// reported before the work.
 pub(super) fn try_folder(path: &Path) -> Result<(), DataError> {
     aside(path).map(drop).map_err(|source| fail(path, source))
 }
 
-/// Writes the file beside its place, brings it to the disk and gives it its name.
+/// Writes and syncs a temporary file in the same folder, and renames it to `path`.
 pub(super) fn write(path: &Path, text: &[u8], force: bool) -> Result<(), DataError> {
     let write = || {
         let mut file = aside(path)?;
@@ -63,7 +63,7 @@ fn aside(path: &Path) -> io::Result<NamedTempFile> {
     std::fs::create_dir_all(folder)?;
     let mut builder = Builder::new();
     builder.prefix(".tokenizer-");
-    // What a temporary file is kept to, its owner, is not what a tokenizer should be.
+    // Temporary files are private to their owner; a tokenizer should have the usual permissions.
     #[cfg(unix)]
     let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! Which bytes a tokenizer learns from, and which it is measured on.
+//! Selects the text that a tokenizer learns from, and the text to measure it on.
 
 use super::super::DataError;
 use super::super::cuts::Cuts;
@@ -7,9 +7,8 @@ use super::super::records::Fields;
 use super::super::source::Document;
 use super::super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
 
-/// The two parts of a corpus: documents, of which a stretch counts. Each part is the bytes
-/// `start..end` of its documents put one after the other, with `start` and `end` moved on to the
-/// next line.
+/// The two parts of a corpus. Each part is the bytes `start..end` of its concatenated documents,
+/// with `start` and `end` moved forward to the next line.
 pub(super) struct Parts<'a> {
     pub(super) train: Part<'a>,
     pub(super) heldout: Part<'a>,
@@ -22,7 +21,7 @@ pub(super) struct Part<'a> {
     end: u64,
 }
 
-/// What was read of a part.
+/// Files and bytes read from a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) files: u64,
@@ -30,9 +29,10 @@ pub(super) struct Extent {
 }
 
 impl<'a> Parts<'a> {
-    /// Splits as a data set does: the documents that are first in its order of holding out, up to
-    /// 5 % of the bytes; a text that cannot be split by document is split by position. A data set
-    /// of the same inputs holds these out too, and, where 5 % are too few tokens for it, more.
+    /// Splits the corpus like a data set: held out are the documents that are first in the data
+    /// set's held-out order, up to 5 % of the bytes. A text that cannot be split by document is
+    /// split by position. A data set of the same inputs holds out these documents too, and more if
+    /// 5 % are too few tokens.
     pub(super) fn new(
         documents: &'a [Document],
         fields: &'a Fields,
@@ -42,7 +42,7 @@ impl<'a> Parts<'a> {
         let bytes_max = bytes_max.unwrap_or(u64::MAX);
         let ranked = match choose(documents) {
             Choice::Ranked(ranked) => ranked,
-            // Named parts are those of token files, which are refused before.
+            // Named parts exist only for token files, which were rejected before.
             Choice::Position | Choice::Named(_) => {
                 let cut = bytes_total - bytes_total / HELDOUT_ONE_IN;
                 let documents: Vec<&Document> = documents.iter().collect();
@@ -70,7 +70,7 @@ impl<'a> Parts<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// The first `bytes` of this part, to the end of a line.
+    /// The first `bytes` of this part, extended to the end of a line.
     pub(super) fn up_to(&self, bytes: u64) -> Self {
         let end = self.end.min(self.start.saturating_add(bytes));
         Self { documents: self.documents.clone(), end, ..*self }
@@ -82,7 +82,7 @@ impl<'a> Part<'a> {
         self.end.min(all) - self.start.min(all)
     }
 
-    /// Reads this part in order, as groups of pieces that hold whole lines where there are any.
+    /// Reads this part in order, as groups of pieces that are cut at line ends if possible.
     pub(super) fn read(
         &self,
         work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
@@ -124,7 +124,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The start of a line at `place` or after it, else of a character; the end if there is none.
+/// Returns the first start of a line at or after `place`, otherwise of a character; the end if
+/// none.
 fn line_after(data: &[u8], place: u64) -> usize {
     let mut place = match usize::try_from(place) {
         Ok(0) => return 0,

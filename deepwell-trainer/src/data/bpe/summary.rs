@@ -1,4 +1,4 @@
-//! What a tokenizer was made of and what it does, as a table for people and a record for programs.
+//! Origin and quality of a trained tokenizer, as a table for people and a record for programs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,40 +8,40 @@ use serde::Serialize;
 use super::super::Skipped;
 use super::super::summary::grouped;
 
-/// What [`train`](super::train) made. `Display` prints a small table.
+/// Result of [`train`](super::train). `Display` prints a small table.
 #[derive(Clone, Debug, Serialize)]
 pub struct BpeSummary {
     /// The file.
     pub path: PathBuf,
     /// The inputs, for people.
     pub source: String,
-    /// Files that were passed over, by reason.
+    /// Skipped files, by reason.
     pub skipped: Skipped,
     /// Files of text in all.
     pub files: u64,
-    /// Files that were learned from.
+    /// Number of training files.
     pub files_train: u64,
-    /// Bytes that were learned from.
+    /// Number of training bytes.
     pub bytes_train: u64,
-    /// Different words among them.
+    /// Number of distinct words in the training text.
     pub distinct_words: u64,
     /// Tokens of the vocabulary.
     pub vocab_size: u32,
-    /// Tokens that were asked for.
+    /// Requested size of the vocabulary.
     pub vocab_size_asked: u32,
-    /// How often a pair had to come to be merged.
+    /// Minimum number of occurrences of a merged pair.
     pub min_frequency: u64,
-    /// Rules that make one token of two.
+    /// Number of merge rules.
     pub merges: u32,
-    /// Name of the token that ends a text; its number is 0.
+    /// Name of the end-of-text token, token 0.
     pub end_of_text: String,
-    /// Files of the part that it was measured on and did not learn from.
+    /// Number of held-out files, used for the measurement only.
     pub files_heldout: u64,
-    /// Bytes of that part; as many tokens at byte level.
+    /// Held-out bytes; also the number of tokens at byte level.
     pub bytes_heldout: u64,
-    /// Tokens of that part.
+    /// Held-out tokens.
     pub tokens_heldout: u64,
-    /// Bytes of that part over its tokens, 1 at byte level; `None` if it is empty.
+    /// Held-out bytes per token, 1 at byte level; `None` without held-out text.
     pub bytes_per_token: Option<f64>,
     /// blake3 of the file, in hexadecimal.
     pub hash: String,
@@ -58,9 +58,9 @@ pub struct BpeTimes {
     pub count_s: f64,
     /// Learning merges.
     pub merge_s: f64,
-    /// Tokenizing the part that was kept aside, and writing the file.
+    /// Seconds to tokenize the held-out text and write the file.
     pub measure_s: f64,
-    /// All of it.
+    /// Total seconds.
     pub total_s: f64,
 }
 

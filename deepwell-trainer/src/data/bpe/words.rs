@@ -1,4 +1,4 @@
-//! The words of a text with how often each comes.
+//! Counts the words of a text.
 
 use std::collections::HashMap;
 
@@ -10,19 +10,21 @@ use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer
 use super::super::{DataError, Progress, Stage};
 use super::parts::{Extent, Part};
 
-/// Words, each byte as one character of the byte-level alphabet.
+/// Counts of words, with each byte mapped to one character of the byte-level alphabet.
 pub(super) type WordCounts = HashMap<String, u64>;
 
-/// Longer words, such as a megabyte of base64, are counted in stretches of this many bytes: a merge
-/// costs the square of a word's length. Only pairs across such a cut go uncounted.
+/// Longer words, such as a megabyte of base64, are counted in stretches of this many bytes, because
+/// the cost of a merge is quadratic in the word length. Only pairs across such a cut are not
+/// counted.
 const WORD_BYTES_MAX: usize = 256;
 
-/// GPT-2's words but for one rule, that the last of several spaces goes with the word after them.
-/// That one needs to look ahead, which makes a search several times slower; [`Splitter`] adds it.
+/// GPT-2's word pattern without the rule that the last of several spaces belongs to the next word.
+/// This rule needs look-ahead, which makes the search several times slower; [`Splitter`] applies
+/// the rule.
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 
-/// What splits text into words, within which merges stay: GPT-2's rules, and no space put in
-/// front of a text.
+/// Pre-tokenizer that splits text into words, the limits of merges: GPT-2's rules, without a space
+/// before a text.
 pub(super) fn byte_level() -> ByteLevel {
     ByteLevel::new(false, false, true)
 }
@@ -65,8 +67,7 @@ pub(super) fn count(
     Ok((in_alphabet(counts)?, extent))
 }
 
-/// Splits text as [`byte_level`] does: it reads a text only to count, and so need not keep track
-/// of where each byte came from.
+/// Splits text like [`byte_level`], but faster: counting does not need the offset of each byte.
 struct Splitter {
     words: SysRegex,
 }
@@ -90,7 +91,8 @@ impl Splitter {
                 let word = &rest[start..end];
                 let mut characters = word.chars();
                 let last = characters.next_back();
-                // Only a stretch of space ends in a space, and what follows one is none.
+                // Only a whitespace match ends in whitespace, and the next match starts with
+                // another character.
                 if end < rest.len() && last.is_some_and(char::is_whitespace) {
                     let before = characters.as_str();
                     if !before.is_empty() {
@@ -124,14 +126,14 @@ fn in_alphabet(counts: HashMap<String, u64>) -> Result<WordCounts, DataError> {
     Ok(words)
 }
 
-/// A word in stretches of at most [`WORD_BYTES_MAX`] characters, each of which is a byte.
+/// Splits a word into stretches of at most [`WORD_BYTES_MAX`] characters, each a byte.
 fn stretches(word: &str) -> impl Iterator<Item = &str> {
     let mut rest = word;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
-        // A character takes one byte or two: most words need no walk.
+        // A character takes one or two bytes: most words need no character count.
         let end = if rest.len() <= WORD_BYTES_MAX {
             rest.len()
         } else {
@@ -165,7 +167,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// The pre-tokenizer of the tokenizer that is written splits the same.
+        /// The written tokenizer's pre-tokenizer splits the text in the same way.
         #[test]
         fn words_are_those_of_the_pre_tokenizer(
             text in "([ \n\t\u{a0}\u{3000}\u{85}]{0,3}\

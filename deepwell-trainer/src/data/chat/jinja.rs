@@ -1,4 +1,4 @@
-//! Jinja as transformers sets it up: what templates find beside their variables.
+//! The Jinja environment of chat templates, set up as in transformers.
 
 use std::fmt::Write;
 use std::io;
@@ -10,7 +10,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// Stand for where an answer begins and ends in a rendering: no characters, by Unicode.
+/// Markers of the start and end of an answer in a rendering: Unicode noncharacters.
 pub(super) const BEGIN: char = '\u{fdd0}';
 pub(super) const END: char = '\u{fdd1}';
 
@@ -26,7 +26,7 @@ pub(super) fn environment() -> Environment<'static> {
             ValueKind::None => out.write_str("None"),
             ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
             ValueKind::String | ValueKind::Number => write!(out, "{value}"),
-            // Python would write its own notation, which no template means to.
+            // Python would write its own notation here; no template intends that.
             kind => {
                 let what = format!("the template writes a {kind}, expected a text");
                 return Err(Error::new(ErrorKind::InvalidOperation, what));
@@ -42,8 +42,8 @@ pub(super) fn environment() -> Environment<'static> {
     environment
 }
 
-/// The template with `{% generation %}` as blocks that write [`BEGIN`] and [`END`], and whether it
-/// has any.
+/// Replaces `{% generation %}` tags by blocks that write [`BEGIN`] and [`END`], and returns whether
+/// any tag was found.
 pub(super) fn with_marks(template: &str) -> (String, bool) {
     let mut text = String::with_capacity(template.len());
     let (mut rest, mut has_any) = (template, false);
@@ -59,7 +59,7 @@ pub(super) fn with_marks(template: &str) -> (String, bool) {
         };
         text.push_str(&rest[..start]);
         match mark {
-            // A block, so that lines of it alone are left out as before.
+            // A block, so that a line with only the tag is still removed.
             Some(mark) => {
                 let sign = |c: Option<char>| c.filter(|c| "-+".contains(*c)).map(String::from);
                 let before = sign(inner.chars().next()).unwrap_or_default();
@@ -75,10 +75,10 @@ pub(super) fn with_marks(template: &str) -> (String, bool) {
     (text, has_any)
 }
 
-/// JSON as Python's `json.dumps` writes it, of keys in their order and of characters as they are.
+/// Writes JSON like Python's `json.dumps`, with keys in order and without escaping non-ASCII.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // What transformers takes as well; its default is ours.
+    // transformers also takes this option; only its default is implemented.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut text = Vec::new();
@@ -96,7 +96,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(text))
 }
 
-/// A space behind each comma and colon.
+/// Formatter with a space after each comma and colon.
 struct Spaced;
 
 impl Formatter for Spaced {

@@ -1,4 +1,4 @@
-//! The chat template of a model's folder, and where the answers are in what it renders.
+//! The chat template of a model's folder, and the positions of answers in rendered text.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use super::super::records::{Conversation, Turn};
 use super::folder;
 use super::jinja::{BEGIN, END, environment, with_marks};
 
-/// A template with the variables that it gets.
+/// A template with its variables.
 pub(super) struct Template {
     environment: Environment<'static>,
-    /// Whether it says by itself where answers are.
+    /// Whether the template marks answers.
     has_marks: bool,
     /// Special tokens by name, such as `bos_token`.
     variables: Vec<(String, Value)>,
@@ -24,8 +24,8 @@ pub(super) struct Template {
 const NAME: &str = "chat";
 
 impl Template {
-    /// The template beside a `tokenizer.json`: `chat_template.jinja`, else `chat_template` of
-    /// `tokenizer_config.json`.
+    /// Reads the template in the folder of a `tokenizer.json`: `chat_template.jinja`, otherwise
+    /// `chat_template` of `tokenizer_config.json`.
     pub(super) fn beside(tokenizer: &Path) -> Result<Template, DataError> {
         let folder = folder(tokenizer);
         let config_path = folder.join("tokenizer_config.json");
@@ -77,7 +77,7 @@ impl Template {
         self.hash
     }
 
-    /// The text of a conversation, and where its answers are.
+    /// Renders a conversation, and returns the text with the ranges of its answers.
     pub(super) fn answers(
         &self,
         conversation: &Conversation,
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Template {
     }
 }
 
-/// A rendering without its marks, and what was between them.
+/// Removes the marks from a rendering, and returns the text with the ranges between marks.
 fn split_marks(marked: &str) -> Result<(String, Vec<Range<usize>>), String> {
     let mut text = String::with_capacity(marked.len());
     let mut answers = Vec::new();
@@ -158,8 +158,8 @@ fn split_marks(marked: &str) -> Result<(String, Vec<Range<usize>>), String> {
     }
 }
 
-/// `chat_template` of a `tokenizer_config.json`: a text, or a list of named ones, of which the
-/// default is taken.
+/// Returns `chat_template` of a `tokenizer_config.json`: a text, or the default of a list of named
+/// templates.
 fn of_config(config: &Value) -> Option<String> {
     let template = config.get_attr("chat_template").ok()?;
     if let Some(text) = template.as_str() {
@@ -181,7 +181,7 @@ fn read(path: &PathBuf) -> Result<Option<String>, DataError> {
     }
 }
 
-/// What went wrong, without the lines of the template.
+/// Describes an error without the template's source lines.
 fn describe(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     match error.line() {

@@ -1,4 +1,4 @@
-//! Which field of a record is its text, and which are messages.
+//! Fields of a record with its text or its messages.
 
 use std::path::Path;
 
@@ -8,25 +8,25 @@ use minijinja::value::ValueKind;
 use super::super::DataError;
 use super::{Conversation, Record};
 
-/// Fields that are taken as the text, in this order.
+/// Possible text fields, in order of preference.
 const TEXTS: [&str; 2] = ["text", "content"];
 
-/// Fields that are taken as messages, in this order.
+/// Possible message fields, in order of preference.
 const MESSAGES: [&str; 2] = ["messages", "conversations"];
 
-/// The field that holds the text of a record.
+/// The field with the text of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fields {
-    /// The one that was asked for; else `text`, `content`, `messages` or `conversations`.
+    /// The requested field; by default `text`, `content`, `messages` or `conversations`.
     pub(crate) text: Option<String>,
 }
 
-/// A message of a conversation: an object with `role` and `content`, as templates want it.
+/// A message of a conversation: an object with `role` and `content`, as templates expect.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn(pub(crate) Value);
 
 impl Turn {
-    /// What it says.
+    /// Text of the message.
     pub(crate) fn text(&self) -> String {
         let content = field(&self.0, "content");
         match content.as_str() {
@@ -46,7 +46,7 @@ impl Turn {
 }
 
 impl Fields {
-    /// The fields that may be taken, in order.
+    /// Possible fields, in order.
     pub(crate) fn names(&self) -> Vec<&str> {
         match &self.text {
             Some(name) => vec![name],
@@ -54,7 +54,7 @@ impl Fields {
         }
     }
 
-    /// The text or the conversation of a record; none where it is empty.
+    /// Returns the text or the conversation of a record; none if empty.
     pub(crate) fn record(
         &self,
         record: &Value,
@@ -99,7 +99,7 @@ impl Fields {
     }
 }
 
-/// A field of an object; undefined where there is none.
+/// Returns a field of an object, or undefined.
 fn field(object: &Value, name: &str) -> Value {
     object.get_item(&Value::from(name)).unwrap_or_default()
 }
@@ -108,7 +108,7 @@ fn is_list(value: &Value) -> bool {
     value.kind() == ValueKind::Seq
 }
 
-/// A message with `role` and `content`, or one of ShareGPT with `from` and `value`.
+/// Converts a message with `role` and `content`, or a ShareGPT message with `from` and `value`.
 fn turn(message: Value) -> Result<Turn, String> {
     if message.kind() != ValueKind::Map {
         return Err(format!("{} as a message", kind(&message)));

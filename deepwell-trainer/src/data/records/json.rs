@@ -11,7 +11,7 @@ use super::super::DataError;
 
 type Work<'a> = dyn FnMut(&Value, &str) -> Result<(), DataError> + 'a;
 
-/// One value a line; blank lines are passed over.
+/// Reads one value per line; blank lines are skipped.
 pub(super) fn lines(
     path: &Path,
     content: &mut impl Read,
@@ -39,7 +39,7 @@ pub(super) fn lines(
     Ok(())
 }
 
-/// Values one after the other, or a list of them.
+/// Reads consecutive values, or a list of values.
 pub(super) fn values(
     path: &Path,
     content: &mut impl Read,
@@ -64,7 +64,7 @@ pub(super) fn values(
     Ok(())
 }
 
-/// Without the byte order mark that some editors put before a text.
+/// Removes the byte order mark that some editors put at the start of a text.
 fn without_mark(text: &[u8], is_start: bool) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").filter(|_| is_start).unwrap_or(text)
 }

@@ -13,7 +13,7 @@ use super::Fields;
 
 type Work<'a> = dyn FnMut(&Value, &str) -> Result<(), DataError> + 'a;
 
-/// Rows of the columns that may hold the text.
+/// Reads the rows of the columns that may contain the text.
 pub(super) fn rows(path: &Path, fields: &Fields, work: &mut Work<'_>) -> Result<(), DataError> {
     let broken = |place: &str, message: String| DataError::RecordSyntax {
         path: path.to_owned(),
@@ -22,7 +22,7 @@ pub(super) fn rows(path: &Path, fields: &Fields, work: &mut Work<'_>) -> Result<
     };
     let file =
         File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-    // The library panics on some of what a damaged file may say.
+    // The library panics on some damaged files.
     let reader = guarded(|| SerializedFileReader::new(file))
         .map_err(|message| broken("Parquet", message))?;
     let schema = reader.metadata().file_metadata().schema();
@@ -32,7 +32,7 @@ pub(super) fn rows(path: &Path, fields: &Fields, work: &mut Work<'_>) -> Result<
     let wanted: Vec<_> =
         columns.iter().filter(|column| names.contains(&column.name())).cloned().collect();
     if !wanted.iter().any(|column| column.name() != "tools") {
-        // Says which columns there are.
+        // The error lists the columns.
         let nulls = columns.iter().map(|column| (column.name(), Value::from(())));
         let object = Value::from_pairs(nulls);
         return fields.record(&object, "schema", path).map(|_| ());
@@ -56,7 +56,7 @@ fn object(row: &Row) -> Value {
     Value::from_pairs(row.get_column_iter().map(|(name, field)| (name.as_str(), value(field))))
 }
 
-/// What of a field a template or a text may be made of.
+/// Converts a field to a value for a template or a text.
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::from(()),
@@ -72,7 +72,7 @@ fn value(field: &Field) -> Value {
         Field::Long(number) => Value::from(*number),
         Field::Float(number) => Value::from(*number),
         Field::Double(number) => Value::from(*number),
-        // Numbers of other widths, times, decimals: no message holds one.
+        // Numbers of other widths, times, decimals: messages do not contain them.
         other => Value::from(other.to_string()),
     }
 }
