@@ -1,6 +1,6 @@
-//! Elements of tensors, as a tensor map names them.
+//! Element types of tensor maps.
 
-/// The type of a tensor's elements.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum ElementType {
@@ -12,26 +12,27 @@ pub enum ElementType {
     S64,
     F16,
     F32,
-    /// Subnormal values become zero on the way.
+    /// Subnormal values are flushed to zero during the copy.
     F32FlushToZero,
     F64,
     Bf16,
-    /// Values are rounded to TF32 on the way into shared memory. No guide says how; here to the
-    /// nearest, ties away from zero, as `cvt.rna` does. Not compared with a machine.
+    /// Values are rounded to TF32 when copied to shared memory. The rounding is undocumented; the
+    /// emulator rounds to nearest, ties away from zero, like `cvt.rna`. Not compared with hardware.
     Tf32,
-    /// [`ElementType::Tf32`], and subnormal values become zero.
+    /// [`ElementType::Tf32`] with subnormal values flushed to zero.
     Tf32FlushToZero,
-    /// 4 bits, packed on both sides (`16U4_ALIGN8B`, `.b4x16`).
+    /// 4 bits, packed in both memories (`16U4_ALIGN8B`, `.b4x16`).
     B4x16,
-    /// 4 bits; in shared memory 8 bytes of padding follow 16 elements (`16U4_ALIGN16B`,
+    /// 4 bits; in shared memory, 16 elements are followed by 8 bytes of padding (`16U4_ALIGN16B`,
     /// `.b4x16_p64`).
     B4x16Pad64,
-    /// 6 bits. Into shared memory: 4 bytes of padding follow 16 elements (`.b6x16_p32`). Out of
-    /// shared memory: each element is a byte, of which 6 bits are taken (`.b6p2x16`).
+    /// 6 bits. Loads: in shared memory, 16 elements are followed by 4 bytes of padding
+    /// (`.b6x16_p32`). Stores: each element is the low 6 bits of a byte of shared memory
+    /// (`.b6p2x16`).
     B6x16Pad32,
 }
 
-/// By the codes of `tensormap.replace.elemtype`.
+/// Types by the codes of `tensormap.replace.elemtype`.
 const BY_PTX_CODE: [ElementType; 16] = [
     ElementType::U8,
     ElementType::U16,
@@ -52,7 +53,7 @@ const BY_PTX_CODE: [ElementType; 16] = [
 ];
 
 impl ElementType {
-    /// By the number of `CUtensorMapDataType`, which orders F64 and BF16 otherwise than PTX.
+    /// Returns the type of a `CUtensorMapDataType` value. F64 and BF16 have another order in PTX.
     pub fn from_driver(code: u32) -> Option<ElementType> {
         let ptx = match code {
             0..=7 | 11..=15 => code,
@@ -64,12 +65,12 @@ impl ElementType {
         ElementType::from_ptx(ptx)
     }
 
-    /// By the number of `tensormap.replace.elemtype`.
+    /// Returns the type of a `tensormap.replace.elemtype` code.
     pub fn from_ptx(code: u32) -> Option<ElementType> {
         BY_PTX_CODE.get(code as usize).copied()
     }
 
-    /// The number of `tensormap.replace.elemtype`.
+    /// Returns the `tensormap.replace.elemtype` code.
     pub fn ptx_code(self) -> u8 {
         BY_PTX_CODE.iter().position(|&element| element == self).unwrap_or(0) as u8
     }
@@ -86,12 +87,12 @@ impl ElementType {
         }
     }
 
-    /// Bits of one element in shared memory, padding included.
+    /// Bits of one element in shared memory, including padding.
     pub fn shared_bits(self) -> u64 {
         if self.is_padded() { 8 } else { self.global_bits() }
     }
 
-    /// Whether shared memory holds padding.
+    /// Whether elements have padding in shared memory.
     pub fn is_padded(self) -> bool {
         matches!(self, ElementType::B4x16Pad64 | ElementType::B6x16Pad32)
     }
@@ -101,13 +102,13 @@ impl ElementType {
         self.global_bits() < 8
     }
 
-    /// Whether the fill with NaN is possible.
+    /// Whether a map may fill out-of-bounds elements with NaN.
     pub fn is_float(self) -> bool {
         self.not_a_number().is_some()
     }
 
-    /// The bytes that the fill with NaN writes, low byte first. The guides only speak of a special
-    /// NaN; that it is the canonical one was not compared with a machine.
+    /// Bytes of the NaN fill, low byte first. The documentation only mentions a special NaN; the
+    /// canonical NaN used here was not compared with hardware.
     pub fn not_a_number(self) -> Option<&'static [u8]> {
         match self {
             ElementType::F16 | ElementType::Bf16 => Some(&[0xff, 0x7f]),
@@ -120,7 +121,7 @@ impl ElementType {
         }
     }
 
-    /// What a load makes of the bytes of in-bounds elements.
+    /// Applies the conversion of a load to the bytes of in-bounds elements.
     pub(super) fn convert_on_load(self, bytes: &mut [u8]) {
         let (round, flush) = match self {
             ElementType::F32FlushToZero => (false, true),
@@ -141,8 +142,8 @@ impl ElementType {
     }
 }
 
-/// Nearest value with 10 mantissa bits, of two equally near the one farther from zero. Infinities
-/// and NaNs keep their upper bits.
+/// Rounds to 10 mantissa bits, to nearest, ties away from zero. Infinities and NaNs keep their
+/// upper bits.
 fn round_to_tf32(bits: u32) -> u32 {
     if bits & 0x7f80_0000 == 0x7f80_0000 {
         return bits;

@@ -1,10 +1,10 @@
-//! Copies of plain bytes.
+//! Bulk copies of bytes.
 
 use super::reduction::{ReduceElement, ReduceOperation};
 use crate::error::Fault;
 use crate::place::{Memory, Place};
 
-/// Addresses and sizes are multiples of this.
+/// Alignment of addresses and sizes.
 const ALIGNMENT: u32 = 16;
 
 fn check(source: u64, target: u64, bytes: u32) -> Result<(), Fault> {
@@ -28,11 +28,11 @@ fn check(source: u64, target: u64, bytes: u32) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `cp.async.bulk` from global memory to the same byte of the shared memory of all `ranks`.
-/// Returns the bytes that the barrier of each rank counts.
+/// `cp.async.bulk` from global memory to the same offset in the shared memory of all `ranks`.
+/// Returns the bytes counted by the mbarrier of each rank.
 ///
 /// # Errors
-/// `bulk-copy-alignment`, `bulk-copy-size`, and what the memory refuses.
+/// `bulk-copy-alignment`, `bulk-copy-size`, and the errors of the memory.
 pub fn copy_to_shared(
     source: u64,
     ranks: &[u32],
@@ -49,11 +49,11 @@ pub fn copy_to_shared(
     Ok(bytes)
 }
 
-/// `cp.async.bulk` from shared to global memory. Of each 16 bytes those are copied whose bit of
-/// `byte_mask` is set. Returns the bytes that were written.
+/// `cp.async.bulk` from shared to global memory. Bit `i` of `byte_mask` enables byte `i` of every
+/// 16 bytes. Returns the number of bytes written.
 ///
 /// # Errors
-/// As [`copy_to_shared`].
+/// The errors of [`copy_to_shared`].
 pub fn copy_to_global(
     (rank, offset): (u32, u32),
     target: u64,
@@ -78,11 +78,11 @@ pub fn copy_to_global(
     Ok(bytes_written)
 }
 
-/// `cp.async.bulk` from the shared memory of one CTA to that of another one of the cluster.
-/// Places are pairs of a rank and a byte. Returns the bytes that the barrier counts.
+/// `cp.async.bulk` from the shared memory of one CTA to another CTA of the cluster. Locations are
+/// pairs of a rank and an offset. Returns the bytes counted by the mbarrier.
 ///
 /// # Errors
-/// As [`copy_to_shared`]; `bulk-copy-same-cta` for a target in the own CTA of the source.
+/// The errors of [`copy_to_shared`]; `bulk-copy-same-cta` if source and target are in one CTA.
 pub fn copy_between_shared(
     source: (u32, u32),
     target: (u32, u32),
@@ -94,10 +94,10 @@ pub fn copy_between_shared(
     Ok(bytes)
 }
 
-/// `cp.reduce.async.bulk` from shared to global memory. Returns the bytes that were combined.
+/// `cp.reduce.async.bulk` from shared to global memory. Returns the number of bytes combined.
 ///
 /// # Errors
-/// As [`copy_to_global`]; `bulk-reduce-type` for a type that the operation does not know.
+/// The errors of [`copy_to_global`]; `bulk-reduce-type` for an illegal type of the operation.
 pub fn reduce_to_global(
     (rank, offset): (u32, u32),
     target: u64,
@@ -114,11 +114,11 @@ pub fn reduce_to_global(
     Ok(u64::from(bytes))
 }
 
-/// `cp.reduce.async.bulk` from the shared memory of one CTA to that of another. Returns the bytes
-/// that the barrier counts.
+/// `cp.reduce.async.bulk` from the shared memory of one CTA to another CTA. Returns the bytes
+/// counted by the mbarrier.
 ///
 /// # Errors
-/// As [`copy_between_shared`] and [`reduce_to_global`].
+/// The errors of [`copy_between_shared`] and [`reduce_to_global`].
 pub fn reduce_to_shared(
     source: (u32, u32),
     target: (u32, u32),

@@ -2,16 +2,16 @@
 //!
 //! # Brief overview
 //!
-//! What the copy engine of Hopper and Blackwell does, on any [`crate::place::Memory`]. Copies of
-//! plain bytes are functions ([`copy_to_shared`], [`copy_to_global`], [`copy_between_shared`],
-//! [`reduce_to_global`], [`reduce_to_shared`]). Copies of boxes of a tensor take a [`TensorMap`],
-//! whose 128 bytes ([`TensorMap::encode`], [`TensorMap::decode`]) are an encoding of this crate
-//! and nobody else's; [`replace_field`] is `tensormap.replace` on them. [`TensorMap::load`],
+//! The bulk copy engine (TMA) of Hopper and Blackwell, on any [`crate::place::Memory`]. Functions
+//! copy plain bytes ([`copy_to_shared`], [`copy_to_global`], [`copy_between_shared`],
+//! [`reduce_to_global`], [`reduce_to_shared`]). A [`TensorMap`] copies boxes of a tensor. Its 128
+//! bytes ([`TensorMap::encode`], [`TensorMap::decode`]) use an encoding private to this crate;
+//! [`replace_field`] is `tensormap.replace` on these bytes. [`TensorMap::load`],
 //! [`TensorMap::store`] and [`TensorMap::reduce`] move one box, [`TensorMap::gather4`] and
 //! [`TensorMap::scatter4`] four rows.
 //!
-//! Every rule that the driver's `cuTensorMapEncodeTiled` and the PTX ISA state is checked, and the
-//! error names it. Functions return the bytes that a barrier is to count for each destination.
+//! All rules of the driver's `cuTensorMapEncodeTiled` and of the PTX ISA are checked, and an error
+//! names the broken rule. Functions return the bytes that an mbarrier counts for each destination.
 //!
 //! # Example
 //!

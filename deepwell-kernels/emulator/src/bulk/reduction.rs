@@ -4,14 +4,14 @@ use super::element::ElementType;
 use crate::error::Fault;
 use crate::number::{Format, Rounding, decode, encode_f64};
 
-/// How a new value and the one in memory become one.
+/// Operations that combine a new value with the value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOperation {
-    /// Sum; floating point to nearest even.
+    /// Sum; floating point rounds to nearest even.
     Add,
-    /// The lesser one; of a number and a NaN the number.
+    /// Minimum; of a number and a NaN, the number.
     Min,
-    /// The greater one; of a number and a NaN the number.
+    /// Maximum; of a number and a NaN, the number.
     Max,
     /// `old >= new ? 0 : old + 1`.
     Increment,
@@ -25,7 +25,7 @@ pub enum ReduceOperation {
     Xor,
 }
 
-/// Type of the values.
+/// Element types of reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum ReduceElement {
@@ -42,7 +42,7 @@ pub enum ReduceElement {
 }
 
 impl ReduceElement {
-    /// How the elements of a map reduce.
+    /// Returns the reduction type of a map's elements.
     pub(super) fn of_map(element: ElementType) -> Option<ReduceElement> {
         Some(match element {
             ElementType::U32 => ReduceElement::U32,
@@ -67,7 +67,7 @@ impl ReduceElement {
         }
     }
 
-    /// The table of operations and types of the ISA.
+    /// Checks the operation and the type against the table of the ISA.
     pub(super) fn check(self, operation: ReduceOperation, to_global: bool) -> Result<(), Fault> {
         use ReduceElement::{B32, B64, Bf16, F16, F32, F64, S32, S64, U32, U64};
         use ReduceOperation::{Add, And, Decrement, Increment, Max, Min, Or, Xor};
@@ -92,7 +92,7 @@ impl ReduceElement {
         ))
     }
 
-    /// Combines values in place.
+    /// Combines `new` into `old`.
     pub(super) fn combine(self, operation: ReduceOperation, old: &mut [u8], new: &[u8]) {
         let size = self.bytes();
         for (old, new) in old.chunks_exact_mut(size).zip(new.chunks_exact(size)) {
@@ -150,7 +150,7 @@ fn select(old: u64, new: u64, is_new_greater: bool, wants_greater: bool) -> u64 
     if is_new_greater == wants_greater { new } else { old }
 }
 
-/// Of equal zeros the negative one is the lesser. Two NaNs give the canonical NaN.
+/// Selects the lesser or greater half; -0 is less than +0. Two NaNs give the canonical NaN.
 fn select_half(format: Format, old: u64, new: u64, wants_greater: bool) -> u64 {
     let (old_value, new_value) = (decode(format, old as u32), decode(format, new as u32));
     match (old_value.is_nan(), new_value.is_nan()) {
@@ -165,8 +165,8 @@ fn select_half(format: Format, old: u64, new: u64, wants_greater: bool) -> u64 {
 }
 
 fn add_half(format: Format, old: u64, new: u64) -> u64 {
-    // Both formats have so few bits that the sum in f64 either is exact or has a far smaller
-    // summand that cannot decide a tie.
+    // The formats have so few bits that the sum in f64 is exact, or one summand is too small to
+    // decide a tie.
     let sum = f64::from(decode(format, old as u32)) + f64::from(decode(format, new as u32));
     if sum.is_nan() {
         return 0x7fff;
@@ -174,7 +174,7 @@ fn add_half(format: Format, old: u64, new: u64) -> u64 {
     u64::from(encode_f64(format, sum, Rounding::NearestEven, false, false))
 }
 
-/// Subnormal inputs and results stay what they are on an H200.
+/// Adds without flushing subnormal inputs and results, as on an H200.
 fn add_single(old: u32, new: u32) -> u32 {
     let sum = f32::from_bits(old) + f32::from_bits(new);
     if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() }

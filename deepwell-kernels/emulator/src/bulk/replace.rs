@@ -7,39 +7,39 @@ use super::tensor_map::{
 };
 use crate::error::Fault;
 
-/// A field of a map. Fields with an ordinal have one value for each dimension.
+/// Fields of a map. Fields with an ordinal have one value per dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MapField {
     /// First byte of the tensor.
     GlobalAddress,
-    /// One less than the dimensions.
+    /// Number of dimensions minus one.
     Rank,
-    /// Elements of a box.
+    /// Elements of a box along a dimension.
     BoxDimension(u32),
-    /// Elements of the tensor.
+    /// Elements of the tensor along a dimension.
     GlobalDimension(u32),
-    /// Bytes from one element to the next along dimension ordinal + 1.
+    /// Bytes between neighbors along dimension ordinal + 1.
     GlobalStride(u32),
-    /// One of so many elements is taken.
+    /// Step between copied elements.
     ElementStride(u32),
     /// Code of the element type.
     ElementType,
-    /// Code of the layout of channels.
+    /// Code of the channel interleave layout.
     InterleaveLayout,
-    /// Code of the swizzle's span.
+    /// Code of the swizzle span.
     SwizzleMode,
-    /// Code of the swizzle's atom.
+    /// Code of the swizzle atom.
     SwizzleAtomicity,
-    /// Code of the fill.
+    /// Code of the out-of-bounds fill.
     FillMode,
 }
 
-/// Sets one field of an encoded map. The rules among fields are checked when the map is used, as
-/// several replacements may belong together.
+/// Sets one field of an encoded map. Constraints between fields are checked when the map is used,
+/// because several replacements may belong together.
 ///
 /// # Errors
-/// `tensor-map-invalid` for bytes that are no map; `tensor-map-replace` for an ordinal that no
-/// map has, or a value that no field of the kind can hold.
+/// `tensor-map-invalid` for bytes that are not a map; `tensor-map-replace` for an ordinal or a
+/// value out of the field's range.
 pub fn replace_field(
     bytes: &mut [u8; TENSOR_MAP_BYTES],
     field: MapField,

@@ -1,4 +1,4 @@
-//! What a tensor map must keep to.
+//! Validity rules of tensor maps.
 //!
 //! Source: CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, tensors.
 
@@ -11,7 +11,7 @@ fn broken<T>(rule: &'static str, message: String) -> Result<T, Fault> {
     Err(Fault::new(rule, message))
 }
 
-/// Checks all rules that hold for copies in any direction.
+/// Checks all rules that apply to copies in either direction.
 pub(super) fn check(spec: &TensorMapSpec) -> Result<(), Fault> {
     check_rank(spec)?;
     if spec.interleave != Interleave::None {
@@ -151,12 +151,12 @@ fn check_box(spec: &TensorMapSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Shared memory that one CTA can have, in bytes, on all machines that copy boxes.
+/// Most shared memory of a CTA, in bytes, on all architectures with tensor copies.
 const SHARED_BYTES_MAX: u64 = 227 * 1024;
 
-/// A box has room in shared memory. The driver counts an extent divided by its element stride,
-/// remainders dropped, as elements, dimension 0 included; the guides do not say so, but an H200's
-/// driver accepts exactly these (`tests/golden/h200_tensor_map_rules.txt`).
+/// Checks that a box fits in shared memory. Per dimension, dimension 0 included, the driver counts
+/// extent / element stride elements, rounded down. This is undocumented, but an H200's driver
+/// accepts exactly these maps (`tests/golden/h200_tensor_map_rules.txt`).
 fn check_room(spec: &TensorMapSpec) -> Result<(), Fault> {
     let elements: u64 = spec
         .box_dimensions
@@ -174,7 +174,7 @@ fn check_room(spec: &TensorMapSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What only later machines know.
+/// Rejects features that the target lacks.
 pub(super) fn check_target(spec: &TensorMapSpec, target: u32) -> Result<(), Fault> {
     if target >= 100 {
         return Ok(());

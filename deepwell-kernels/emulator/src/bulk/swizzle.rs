@@ -1,21 +1,21 @@
-//! How bytes are spread over the banks of shared memory.
+//! Swizzle patterns of tensor copies in shared memory.
 
-/// The unit that [`Swizzle`] keeps together.
+/// Atoms, the contiguous units of [`Swizzle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum SwizzleAtom {
     Bytes16,
     Bytes32,
-    /// As [`SwizzleAtom::Bytes32`]; the halves of every 16 bytes change places in every second line
-    /// of 128 bytes.
+    /// [`SwizzleAtom::Bytes32`], with the halves of every 16 bytes exchanged in every second
+    /// 128-byte line.
     Bytes32Flip8,
     Bytes64,
 }
 
-/// The pattern of a box in shared memory.
+/// Swizzle pattern of a box in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Swizzle {
-    /// Bytes in order.
+    /// No swizzle.
     #[default]
     None,
     /// 16-byte atoms within 32 bytes.
@@ -33,7 +33,7 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// All of them, in the order of `CUtensorMapSwizzle`.
+    /// All patterns, in the order of `CUtensorMapSwizzle`.
     pub const ALL: [Swizzle; 7] = [
         Swizzle::None,
         Swizzle::Bytes32,
@@ -44,13 +44,13 @@ impl Swizzle {
         Swizzle::Bytes128Atom64,
     ];
 
-    /// By the number of `CUtensorMapSwizzle`.
+    /// Returns the pattern of a `CUtensorMapSwizzle` value.
     pub fn from_driver(code: u32) -> Option<Swizzle> {
         Swizzle::ALL.get(code as usize).copied()
     }
 
-    /// Bytes among which atoms change places; the largest inner extent of a box. `None` without
-    /// swizzle.
+    /// Bytes within which atoms are permuted; also the largest inner extent of a box. `None`
+    /// without swizzle.
     pub fn span_bytes(self) -> Option<u32> {
         match self {
             Swizzle::None => None,
@@ -60,7 +60,7 @@ impl Swizzle {
         }
     }
 
-    /// The codes of `tensormap.replace`: swizzle mode and atomicity.
+    /// Returns the codes of `tensormap.replace`: swizzle mode and atomicity.
     pub(super) fn ptx_codes(self) -> (u8, u8) {
         match self {
             Swizzle::None => (0, 0),
@@ -78,7 +78,7 @@ impl Swizzle {
         Swizzle::ALL.into_iter().find(|swizzle| swizzle.ptx_codes() == (mode, atomicity))
     }
 
-    /// The unit that stays together.
+    /// Returns the atom of the pattern.
     pub fn atom(self) -> SwizzleAtom {
         match self {
             Swizzle::Bytes128Atom32 => SwizzleAtom::Bytes32,
@@ -89,12 +89,12 @@ impl Swizzle {
     }
 }
 
-/// Where the byte that has an address in the unswizzled image is: bits of the number of the
-/// 128-byte line (address bits 7 and up) are added without carry to the number of the atom. The
-/// address is that in shared memory, so a box that does not begin at the pattern's boundary begins
-/// in the middle of the pattern (PTX ISA, swizzling modes: `base offset`).
+/// Returns the swizzled address of a byte. Bits of the 128-byte line number (address bits 7 and up)
+/// are XORed into the atom index. `address` is the address in shared memory, so that a box that
+/// does not begin at a pattern boundary begins inside the pattern (PTX ISA, swizzling modes: `base
+/// offset`).
 ///
-/// The map is its own inverse.
+/// The function is its own inverse.
 pub fn swizzle_address(swizzle: Swizzle, address: u32) -> u32 {
     let line = address >> 7;
     match swizzle {

@@ -1,4 +1,4 @@
-//! Copies of boxes.
+//! Tensor copies of boxes and rows.
 
 use super::element::ElementType;
 use super::reduction::{ReduceElement, ReduceOperation};
@@ -7,41 +7,42 @@ use super::tensor_map::{Fill, TensorMap};
 use crate::error::Fault;
 use crate::place::{Memory, Place};
 
-/// Boxes begin at multiples of so many bytes of shared memory.
+/// Alignment of a box in shared memory.
 const SHARED_ALIGNMENT: u32 = 128;
-/// A line of the swizzle patterns.
+/// Bytes of a line of the swizzle patterns.
 const LINE_BYTES: usize = 128;
-/// What stays together in all patterns but for the flip of its halves.
+/// Bytes that all patterns keep together, except for the exchange of halves.
 const CHUNK_BYTES: usize = 16;
-/// What a load leaves in padding, whose bytes are undefined: nothing may lean on them.
+/// Value of padding after a load. The padding is undefined, so kernels must not depend on it.
 const PADDING: u8 = 0xdb;
 
-/// One row of a box: where it is in the tensor.
+/// One row of a box, located in the tensor.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    /// Byte of the element with coordinate 0 of this row.
+    /// Address of the element with innermost coordinate 0 of this row.
     base: i128,
-    /// All coordinates but the innermost are inside of the tensor.
+    /// Whether all coordinates but the innermost are inside of the tensor.
     inside: bool,
 }
 
-/// Elements of a row that are inside of the tensor, and where.
+/// The in-bounds elements of a row.
 struct Inside {
-    /// The first byte in global memory.
+    /// Address of the first in-bounds byte in global memory.
     address: u64,
-    /// Bytes of the packed row before the first and up to the last.
+    /// Range of the in-bounds bytes in the packed row.
     range: std::ops::Range<usize>,
 }
 
-/// Which way.
+/// Direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Load,
     Store,
 }
 
-/// A box that is stored may reach over the tensor's far borders alone. The ISA does not say so; the
-/// CUDA programming guide does (asynchronous copies of tensors, negative indices).
+/// Checks that a stored box begins inside of the tensor; only the far borders may be exceeded. This
+/// rule is not in the ISA but in the CUDA programming guide (asynchronous copies of tensors,
+/// negative indices).
 fn check_corner(coordinates: &[i32], direction: Direction) -> Result<(), Fault> {
     if direction == Direction::Load || coordinates.iter().all(|&at| at >= 0) {
         return Ok(());
@@ -56,7 +57,7 @@ fn check_corner(coordinates: &[i32], direction: Direction) -> Result<(), Fault> 
 }
 
 impl TensorMap {
-    /// Bytes of one row of a box in shared memory, padding of elements included.
+    /// Bytes of one row of a box in shared memory, including padding of elements.
     fn row_bytes(&self) -> usize {
         (u64::from(self.spec.box_dimensions[0]) * self.spec.element.shared_bits() / 8) as usize
     }
@@ -71,28 +72,27 @@ impl TensorMap {
         (u64::from(self.spec.box_dimensions[0]) * self.spec.element.global_bits() / 8) as usize
     }
 
-    /// Elements that a box takes along a dimension, skipped ones not counted.
+    /// Elements of a box along a dimension, without skipped elements.
     fn taken(&self, dimension: usize) -> u32 {
         let stride = if dimension == 0 { 1 } else { self.spec.element_strides[dimension] };
         self.spec.box_dimensions[dimension].div_ceil(stride)
     }
 
-    /// Bytes that a box fills in shared memory, elements outside of the tensor and padding
-    /// included.
+    /// Bytes of a box in shared memory, including out-of-bounds elements and padding.
     pub fn shared_bytes(&self) -> u32 {
         let rows: u32 = (1..self.rank()).map(|dimension| self.taken(dimension)).product();
         rows * self.row_pitch() as u32
     }
 
-    /// Global to shared memory: the box that begins at `coordinates` (innermost first, may be
-    /// negative or beyond the end) goes to byte `offset` of the shared memory of each of `ranks`.
-    /// Returns the bytes that the barrier of each rank counts: those of the box's elements, outside
-    /// of the tensor or not, without padding. The ISA does not say that padding is left out;
-    /// libraries whose kernels run on such machines expect so (CUTLASS and DeepGEMM alike).
+    /// Copies a box from global to shared memory. The box begins at `coordinates` (innermost first;
+    /// may be negative or beyond the end) and is written to `offset` in the shared memory of each
+    /// of `ranks`. Returns the bytes counted by the mbarrier of each rank: all elements of the box,
+    /// including out-of-bounds elements, without padding. The ISA does not mention padding; CUTLASS
+    /// and DeepGEMM both expect that it does not count.
     ///
     /// # Errors
     /// `tensor-copy-rank`, `tensor-copy-shared-alignment`, `tensor-copy-coordinate`,
-    /// `tensor-copy-direction`, and what the memory refuses.
+    /// `tensor-copy-direction`, and the errors of the memory.
     pub fn load(
         &self,
         coordinates: &[i32],
@@ -104,12 +104,13 @@ impl TensorMap {
         self.load_rows(coordinates[0], &self.rows(coordinates), ranks, offset, memory)
     }
 
-    /// Shared to global memory. Elements outside of the tensor are not written, but those of the 16
-    /// bytes in which one of its rows ends. Returns the bytes that were written.
+    /// Copies a box from shared to global memory. Out-of-bounds elements are not written, except up
+    /// to the end of the 16 bytes in which a row of the tensor ends. Returns the number of bytes
+    /// written.
     ///
     /// # Errors
-    /// As [`TensorMap::load`]; `tensor-store-negative-corner` for a box that begins before the
-    /// tensor.
+    /// The errors of [`TensorMap::load`]; `tensor-store-negative-corner` for a box that begins
+    /// before the tensor.
     pub fn store(
         &self,
         coordinates: &[i32],
@@ -121,10 +122,10 @@ impl TensorMap {
         self.store_rows(coordinates[0], &self.rows(coordinates), (rank, offset), None, memory)
     }
 
-    /// [`TensorMap::store`] that combines each element with what is there.
+    /// [`TensorMap::store`] that combines each element with the value in memory.
     ///
     /// # Errors
-    /// As [`TensorMap::store`]; `bulk-reduce-type` for elements that the operation does not know.
+    /// The errors of [`TensorMap::store`]; `bulk-reduce-type` for an illegal element type.
     pub fn reduce(
         &self,
         coordinates: &[i32],
@@ -141,12 +142,12 @@ impl TensorMap {
         self.store_rows(coordinates[0], &rows, (rank, offset), reduction, memory)
     }
 
-    /// `.tile::gather4`: a load of four rows of a tensor of two dimensions. `coordinates` are the
-    /// column, then four rows.
+    /// `.tile::gather4`: loads four rows of a two-dimensional tensor. `coordinates` holds the
+    /// column, then the four rows.
     ///
     /// # Errors
-    /// As [`TensorMap::load`]; `tensor-copy-gather` for a map of other than two dimensions or a box
-    /// of more than one row.
+    /// The errors of [`TensorMap::load`]; `tensor-copy-gather` for a map of other than two
+    /// dimensions or a box of more than one row.
     pub fn gather4(
         &self,
         coordinates: &[i32],
@@ -158,10 +159,10 @@ impl TensorMap {
         self.load_rows(coordinates[0], &rows, ranks, offset, memory)
     }
 
-    /// `.tile::scatter4`: a store of four rows; see [`TensorMap::gather4`].
+    /// `.tile::scatter4`: stores four rows; see [`TensorMap::gather4`].
     ///
     /// # Errors
-    /// As [`TensorMap::gather4`].
+    /// The errors of [`TensorMap::gather4`].
     pub fn scatter4(
         &self,
         coordinates: &[i32],
@@ -194,7 +195,7 @@ impl TensorMap {
                 self.spec.box_dimensions[1]
             ));
         }
-        // Each row is on its own: nothing says that a scattered one must not be before the tensor.
+        // Rows are checked separately. No rule forbids a scattered row before the tensor.
         self.check(&[coordinates[0], 0], offset, direction)?;
         let row = |&at: &i32| self.rows(&[coordinates[0], at])[0];
         Ok(coordinates[1..].iter().map(row).collect())
@@ -222,8 +223,8 @@ impl TensorMap {
             ));
         }
         let element = self.spec.element;
-        // The ISA has the address of a box be a multiple of 16 bytes. The driver guide does not
-        // say so, but an H200 stops with an illegal instruction.
+        // The ISA requires that the address of a box is a multiple of 16 bytes. The driver guide
+        // omits this rule, but an H200 stops with an illegal instruction.
         let multiple = if element.is_padded() { 128 } else { 128 / element.global_bits() as i32 };
         if coordinates[0] % multiple != 0 {
             return Err(Fault::new(
@@ -266,7 +267,7 @@ impl TensorMap {
         Ok(())
     }
 
-    /// All rows of the box, in the order of shared memory.
+    /// Returns all rows of the box, in the order of shared memory.
     fn rows(&self, coordinates: &[i32]) -> Vec<Row> {
         let spec = &self.spec;
         let mut rows = vec![Row { base: i128::from(spec.global_address), inside: true }];
@@ -291,7 +292,7 @@ impl TensorMap {
         rows
     }
 
-    /// The part of a row that is inside of the tensor.
+    /// Returns the in-bounds part of a row.
     fn inside(&self, row: Row, first: i32) -> Option<Inside> {
         let extent = i128::from(self.spec.global_dimensions[0]);
         let width = i128::from(self.spec.box_dimensions[0]);
@@ -303,8 +304,8 @@ impl TensorMap {
         }
         let bits = i128::from(self.spec.element.global_bits());
         Some(Inside {
-            // Inside of the tensor nothing is negative; addresses beyond 64 bits wrap, and the
-            // memory refuses them.
+            // In-bounds offsets are not negative. Addresses beyond 64 bits wrap, and the memory
+            // rejects them.
             address: (row.base + (first + begin) * bits / 8) as u64,
             range: (begin * bits / 8) as usize..(end * bits / 8) as usize,
         })
@@ -363,8 +364,8 @@ impl TensorMap {
         for (&row, source) in rows.iter().zip(image.chunks_exact(self.row_pitch())) {
             let Some(mut inside) = self.inside(row, first) else { continue };
             if reduction.is_none() && !self.spec.element.is_padded() {
-                // As an H200 does: what is stored of a row ends with 16 bytes, and the tensor has
-                // room for them, as its rows are multiples of 16 bytes apart.
+                // An H200 stores whole 16-byte units at the end of a row. The tensor has room
+                // because its rows are multiples of 16 bytes apart.
                 let whole = inside.range.end.next_multiple_of(CHUNK_BYTES);
                 inside.range.end = whole.min(packed.len());
             }
@@ -383,7 +384,7 @@ impl TensorMap {
         Ok(bytes_written)
     }
 
-    /// A box in shared memory, in the order of the tensor.
+    /// Reads a box from shared memory into tensor order.
     fn read_image(
         &self,
         image_bytes: usize,
@@ -419,7 +420,7 @@ impl TensorMap {
     }
 }
 
-/// Bytes that go to neighboring addresses.
+/// Contiguous bytes of shared memory.
 struct Line {
     address: u32,
     bytes: Vec<u8>,
@@ -429,7 +430,7 @@ fn is_flipped(swizzle: Swizzle, address: u32) -> bool {
     swizzle.atom() == SwizzleAtom::Bytes32Flip8 && (address >> 7) & 1 == 1
 }
 
-/// Where the bytes of an image in tensor order go. Runs of bytes that stay neighbors are one write.
+/// Swizzles an image in tensor order. A run of bytes that stays contiguous is one write.
 fn swizzle_lines(swizzle: Swizzle, offset: u32, image: Vec<u8>, row_bytes: usize) -> Vec<Line> {
     debug_assert!(row_bytes.is_multiple_of(CHUNK_BYTES));
     if swizzle == Swizzle::None {
@@ -465,7 +466,7 @@ fn swizzle_lines(swizzle: Swizzle, offset: u32, image: Vec<u8>, row_bytes: usize
     lines
 }
 
-/// From the packed bytes of global memory to those of shared memory.
+/// Converts packed bytes of global memory to the layout of shared memory.
 fn unpack(element: ElementType, packed: &[u8], target: &mut [u8]) {
     if !element.is_padded() {
         target.copy_from_slice(packed);
@@ -478,8 +479,8 @@ fn unpack(element: ElementType, packed: &[u8], target: &mut [u8]) {
     }
 }
 
-/// From the bytes of shared memory to the packed bytes of global memory. Elements of 6 bits are the
-/// low bits of a byte each.
+/// Converts bytes of shared memory to the packed layout of global memory. Each 6-bit element is in
+/// the low bits of a byte.
 fn pack(element: ElementType, source: &[u8], packed: &mut [u8]) {
     if element != ElementType::B6x16Pad32 {
         packed.copy_from_slice(source);

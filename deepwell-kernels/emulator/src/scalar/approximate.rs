@@ -1,31 +1,31 @@
-//! The approximate instructions of binary32, each as the instructions that ptxas makes of it for
-//! Hopper: one of the interpolator, and scaling around it where subnormal numbers are kept.
+//! Approximate binary32 instructions, as the sequences that ptxas emits for Hopper: one
+//! interpolator instruction, with scaling to support subnormal numbers.
 
 use super::ieee::{bits32, flush};
 use super::interpolator;
 use crate::decode::FloatFunction;
 
-/// 2^24, by which subnormal arguments are scaled.
+/// 2^24, the scale of subnormal arguments.
 const SCALE: f32 = 16_777_216.0;
-/// 2^126: reciprocals of larger numbers are subnormal.
+/// 2^126; the reciprocals of larger numbers are subnormal.
 const LARGE: f32 = 8.507_059e37;
-/// What angles in radians are multiplied by.
+/// 1 / (2 pi), which converts radians to revolutions.
 const REVOLUTIONS: f32 = 0.159_154_94;
 
-/// A product, with its zeros and NaN as an instruction gives them.
+/// Product with the hardware's NaN.
 #[inline]
 fn product(a: f32, b: f32) -> f32 {
     f32::from_bits(bits32(a * b))
 }
 
-/// A function of the interpolator.
+/// Applies an interpolator function to a float.
 #[inline]
 fn of(function: fn(u32) -> u32, value: f32) -> f32 {
     f32::from_bits(function(value.to_bits()))
 }
 
-/// A function of binary32 numbers, with or without subnormal ones; of those that have no
-/// approximation, the number itself.
+/// Evaluates a binary32 function, with or without flushing subnormal numbers. Functions without an
+/// approximation return the argument.
 #[inline]
 pub(super) fn function(function: FloatFunction, bits: u32, flushes: bool) -> u32 {
     let value = f32::from_bits(bits);
@@ -71,7 +71,7 @@ pub(super) fn exponential2(bits: u32, flushes: bool) -> u32 {
     (root * root).to_bits()
 }
 
-/// The product with a constant, toward zero.
+/// Converts radians to revolutions, rounding toward zero.
 #[inline]
 fn revolutions(value: f32) -> u32 {
     let exact = f64::from(value) * f64::from(REVOLUTIONS);

@@ -1,4 +1,4 @@
-//! Comparisons and what follows from them.
+//! Comparisons, selection and tests.
 
 use super::half::Half;
 use super::ieee::flush;
@@ -32,11 +32,11 @@ macro_rules! integers {
     }};
 }
 
-/// The result of a comparison of floats.
+/// Compares two floats.
 #[inline(always)]
 fn floats<T: PartialOrd>(comparison: Comparison, a: T, b: T) -> bool {
     use Comparison as C;
-    // A value that does not equal itself is NaN.
+    // A value that differs from itself is NaN.
     #[allow(clippy::eq_op)]
     let unordered = a != a || b != b;
     match comparison {
@@ -61,7 +61,7 @@ fn half_of(value_type: Type) -> Half {
     if matches!(value_type, Type::F16 | Type::F16x2) { Half::F16 } else { Half::Bf16 }
 }
 
-/// Lanes of a comparison of floats, with the comparison chosen once.
+/// Compares floats in all lanes; the comparison is chosen once for the row.
 macro_rules! compare_floats {
     ($registers:expr, $test:ident, $sources:expr, $comparison:expr, $of:expr) => {{
         let of = $of;
@@ -82,7 +82,7 @@ macro_rules! compare_floats {
     }};
 }
 
-/// A comparison of halves at a position in words; `.ftz` is only there for F16.
+/// Compares the halves at one bit position of words; `.ftz` exists for F16 only.
 fn halves(
     registers: &Registers,
     sources: [Source; 2],
@@ -101,7 +101,8 @@ fn halves(
     })
 }
 
-/// Lanes where a comparison holds; for packed types of the lower and of the upper halves.
+/// Returns the mask of lanes in which a comparison holds; for packed types, of the low and the high
+/// halves.
 pub(super) fn compare(
     registers: &Registers,
     comparison: Comparison,

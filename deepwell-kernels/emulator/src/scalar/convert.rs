@@ -8,7 +8,7 @@ use super::small;
 use crate::decode::{Conversion, FloatRounding, IntegerRounding, Register, Source, Type};
 use crate::number::{self, Format, Rounding};
 
-/// `cvt` on 32 lanes.
+/// Executes `cvt` on 32 lanes.
 pub(super) fn convert(
     r: &mut Registers,
     mask: u32,
@@ -21,7 +21,7 @@ pub(super) fn convert(
     if is_integer(to) && is_integer(from) {
         return integers(r, mask, conversion, d, sources[0]);
     }
-    // What conversions of activations and gradients are made of.
+    // Fast paths for the conversions of activations and gradients.
     let plain = !conversion.saturate_finite && !conversion.relu;
     let nearest = conversion.float_rounding == Some(FloatRounding::NearestEven);
     match (to, from) {
@@ -43,8 +43,7 @@ pub(super) fn convert(
         (Type::F32, Type::F16) if !conversion.saturate => {
             return words1(r, mask, d, sources[0], |a| bits32(Half::F16.value(a as u16)));
         }
-        // The upper half of the same number: a NaN's bits are moved as all others, as an H200
-        // does it.
+        // A BF16 is the upper half of an F32. NaN bits are copied unchanged, as on an H200.
         (Type::F32, Type::Bf16) if !conversion.saturate => {
             return words1(r, mask, d, sources[0], |a| a << 16);
         }
@@ -71,7 +70,8 @@ pub(super) fn convert(
     r.set_row64(d, &out, mask);
 }
 
-/// Conversions between single precision and integers of 32 bits; whether it was one.
+/// Converts between single precision and 32-bit integers. Returns whether the conversion was
+/// handled.
 fn scalar_of_32_bits(
     r: &mut Registers,
     mask: u32,
@@ -87,7 +87,7 @@ fn scalar_of_32_bits(
         (Type::F32, Type::S32, None) if nearest && !conversion.saturate => {
             words1(r, mask, d, a, |a| (a as i32 as f32).to_bits());
         }
-        // The conversions of Rust saturate and make zero of NaN.
+        // Rust's conversions saturate and convert NaN to zero.
         (Type::S32, Type::F32, Some(rounding)) if !conversion.flush_subnormals => {
             words1(r, mask, d, a, |a| {
                 integral(f64::from(f32::from_bits(a)), rounding) as i32 as u32
@@ -105,7 +105,7 @@ fn is_integer(value_type: Type) -> bool {
     value_type.is_integer()
 }
 
-/// Two or four values in one.
+/// Whether a type packs two or four values.
 fn is_packed(value_type: Type) -> bool {
     use Type as T;
     matches!(value_type, T::F16x2 | T::Bf16x2 | T::Ue8m0x2)
@@ -113,7 +113,7 @@ fn is_packed(value_type: Type) -> bool {
         || matches!(value_type, T::E4m3x4 | T::E5m2x4 | T::E3m2x4 | T::E2m3x4 | T::E2m1x4)
 }
 
-/// An integer of so many bits.
+/// Returns the integer value of `value_type`.
 #[inline]
 fn integer(bits: u64, value_type: Type) -> i128 {
     let shift = 64 - value_type.bits();
@@ -124,7 +124,7 @@ fn integer(bits: u64, value_type: Type) -> i128 {
     }
 }
 
-/// The smallest and the largest value of an integer type.
+/// Returns the smallest and the largest value of an integer type.
 fn range(value_type: Type) -> (i128, i128) {
     let bits = value_type.bits();
     if value_type.is_signed() {
@@ -140,7 +140,7 @@ fn integers(r: &mut Registers, mask: u32, conversion: &Conversion, d: Register, 
         let (least, most) = range(to);
         return longs1(r, mask, d, a, |a| integer(a, from).clamp(least, most) as u64);
     }
-    // The source's type extends to 64 bits, the target's cuts and extends again.
+    // Extends from the source type to 64 bits, then truncates to and extends from the target type.
     let (first, second) = (64 - from.bits(), 64 - to.bits());
     match (from.is_signed(), to.is_signed()) {
         (false, false) if d.bits() <= 32 => {
@@ -165,7 +165,7 @@ fn integers(r: &mut Registers, mask: u32, conversion: &Conversion, d: Register, 
     }
 }
 
-/// The exact value of a float of a scalar type.
+/// Returns the exact value of a float of a scalar type.
 #[inline]
 fn float_value(bits: u64, value_type: Type, flush_subnormals: bool) -> f64 {
     match value_type {
@@ -193,19 +193,19 @@ fn float_to_integer(bits: u64, conversion: &Conversion) -> u64 {
     let (to, from) = (conversion.to, conversion.from);
     let value = float_value(bits, from, conversion.flush_subnormals);
     if value.is_nan() {
-        // Zero, save where one of the types has 64 bits.
+        // NaN converts to zero, or to only the top bit set if a type has 64 bits.
         return if from == Type::F64 || to.bits() == 64 { 1 << (to.bits() - 1) } else { 0 };
     }
     let rounding = conversion.integer_rounding.unwrap_or(IntegerRounding::TowardZero);
     let (least, most) = range(to);
-    // A conversion of Rust saturates at the 128 bits.
+    // Rust's conversion saturates to 128 bits.
     (integral(value, rounding) as i128).clamp(least, most) as u64
 }
 
 fn integer_to_float(bits: u64, conversion: &Conversion) -> u64 {
     let value = integer(bits, conversion.from);
     let rounding = conversion.float_rounding.unwrap_or(FloatRounding::NearestEven);
-    // An integer of 64 bits as a sum of two doubles.
+    // A 64-bit integer is the sum of two doubles.
     let high = value as f64;
     let low = (value - high as i128) as f64;
     match conversion.to {
@@ -253,8 +253,8 @@ fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
     }
 }
 
-/// A NaN keeps its sign and payload where one of the formats is binary64, and quietens, as on an
-/// H200; other results are canonical.
+/// NaN results that are not canonical. If one format is binary64, a NaN becomes quiet and keeps its
+/// sign and payload, as on an H200.
 fn nan_with_payload(bits: u64, conversion: &Conversion) -> Option<u64> {
     if conversion.saturate || !float_value(bits, conversion.from, false).is_nan() {
         return None;
@@ -269,10 +269,10 @@ fn nan_with_payload(bits: u64, conversion: &Conversion) -> Option<u64> {
     }
 }
 
-/// F16 or BF16 of a value that is exact or rounded to odd.
+/// Encodes an exact or round-to-odd value as F16 or BF16.
 fn encode_half(value: f64, to: Type, conversion: &Conversion) -> u32 {
     let format = if to == Type::F16 { Format::F16 } else { Format::BF16 };
-    // NaN is saturated to zero.
+    // Saturation maps NaN to zero.
     let inside = if value > 0.0 { value.min(1.0) } else { 0.0 };
     let value = if conversion.saturate { inside } else { value };
     let rounding = match conversion.float_rounding {
@@ -293,7 +293,7 @@ fn number_rounding(rounding: FloatRounding, random: u32) -> Rounding {
     }
 }
 
-/// The format of a type's parts, and how many bits apart they are.
+/// Returns the format of a type's parts, and the bits from part to part.
 fn parts_of(value_type: Type) -> Option<(Format, u32)> {
     Some(match value_type {
         Type::F16x2 | Type::F16 => (Format::F16, 16),
@@ -310,9 +310,9 @@ fn parts_of(value_type: Type) -> Option<(Format, u32)> {
     })
 }
 
-/// The random bits of one part, counted from the uppermost: two halves of a word, each for one
-/// pair of an F8 or F6 result and for one value of an F16 or BF16 one; for F4 the bytes of the
-/// halves are dealt out, the upper ones to the first pair.
+/// Returns the random bits of one part, counted from the uppermost. F8 and F6: each half of the
+/// word serves one pair of results. F16 and BF16: each half serves one result. F4: the upper bytes
+/// of both halves serve the first pair, the lower bytes the second.
 fn random_of(random: u32, to: Type, part: usize, count: usize) -> u32 {
     let half = |upper: bool| if upper { random >> 16 } else { random & 0xffff };
     match (to, count) {
@@ -345,7 +345,7 @@ fn packed(
     let mut out = [0u32; LANES];
     let part_mask = if from_bits == 32 { u32::MAX } else { (1 << from_bits) - 1 };
     for part in 0..count {
-        // The first part is the uppermost.
+        // Part 0 is the uppermost.
         let place = (count - 1 - part) as u32;
         let (row, shift) = if sources.len() == count {
             (r.row32(sources[part]), 0)
@@ -356,8 +356,8 @@ fn packed(
             let code = row[lane] >> shift & part_mask;
             let value = number::decode(from_format, code);
             if rounding == FloatRounding::NearestAway && to == Type::Tf32 && value.is_nan() {
-                // Only this rounding leaves a NaN as it is, less its low bits: an infinity, if
-                // nothing else was set.
+                // Only this rounding truncates a NaN's low bits, which gives an infinity if no
+                // other payload bit is set.
                 out[lane] = code & !0x1fff;
                 continue;
             }

@@ -1,11 +1,11 @@
-//! From an instruction to the functions on rows.
+//! Dispatch of instructions to functions on rows.
 
 use super::registers::{LANES, Registers};
 use super::rows::longs2;
 use super::{compare, convert, float, integer, integer_ternary};
 use crate::decode::{Register, ScalarInstruction, Source};
 
-/// Runs one instruction on the lanes of `mask`; the others keep what they have.
+/// Executes one instruction on the lanes of `mask`. Other lanes keep their values.
 pub fn execute(instruction: &ScalarInstruction, registers: &mut Registers, mask: u32) {
     use ScalarInstruction as S;
     let r = registers;

@@ -1,4 +1,4 @@
-//! Float arithmetic of every type, 32 lanes at a time.
+//! Float arithmetic of all types, 32 lanes at a time.
 
 use super::approximate::{full_quotient, quotient};
 use super::half::{Half, pair1, pair2, pair3};
@@ -10,7 +10,7 @@ use crate::decode::{
     TernaryOperation, Type, UnaryOperation,
 };
 
-/// Arithmetic of two operands.
+/// Arithmetic operations of two operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Add,
@@ -19,7 +19,7 @@ enum Kind {
     Divide,
 }
 
-/// The half format of a type, and whether there are two of them in a word.
+/// Returns the half format of a type, and whether a word packs two values.
 fn half_of(value_type: Type) -> Option<(Half, bool)> {
     Some(match value_type {
         Type::F16 => (Half::F16, false),
@@ -120,7 +120,7 @@ fn simple(
     }
 }
 
-/// `min` and `max` of single precision.
+/// `min` and `max` in single precision.
 #[inline(always)]
 fn extremum32(a: u32, b: u32, maximum: bool, modifiers: ExtremumModifiers) -> u32 {
     let clean = |bits: u32| {
@@ -134,7 +134,7 @@ fn extremum32(a: u32, b: u32, maximum: bool, modifiers: ExtremumModifiers) -> u3
     let sign = if modifiers.xor_sign { (a ^ b) & 0x8000_0000 } else { 0 };
     let (a, b) = (clean(a), clean(b));
     let is_nan = |bits: u32| bits & 0x7fff_ffff > 0x7f80_0000;
-    // Order of the bit patterns, with -0 below 0.
+    // Orders bit patterns, with -0 below +0.
     let order = |bits: u32| if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits };
     let first = (order(a) > order(b)) == maximum;
     let value = (if first { a } else { b }) | sign;
@@ -186,7 +186,7 @@ fn extremum(
     }
 }
 
-/// Two operands; whether the operation is one of floats.
+/// Executes an operation of two operands. Returns whether it was a float operation.
 pub(super) fn binary(
     r: &mut Registers,
     mask: u32,
@@ -230,7 +230,7 @@ fn fma_single(a: u32, b: u32, c: u32, modifiers: FloatModifiers) -> u32 {
     finish(ieee::fma32(a, b, c, modifiers.rounding), modifiers)
 }
 
-/// The plain `fma.rn.f32`: lanes whose double rounding is doubtful are done again.
+/// Executes a plain `fma.rn.f32`. Rows with a possible double-rounding error are recomputed.
 fn fma_row(r: &mut Registers, mask: u32, d: Register, [a, b, c]: [Source; 3]) {
     let (a, b, c) = (r.row32(a), r.row32(b), r.row32(c));
     let mut out = [0u32; LANES];
@@ -250,7 +250,7 @@ fn fma_row(r: &mut Registers, mask: u32, d: Register, [a, b, c]: [Source; 3]) {
     r.set_row32(d, &out, mask);
 }
 
-/// Three operands; whether the operation is one of floats.
+/// Executes an operation of three operands. Returns whether it was a float operation.
 pub(super) fn ternary(
     r: &mut Registers,
     mask: u32,
@@ -309,7 +309,7 @@ pub(super) fn ternary(
     true
 }
 
-/// A fused difference: signs are turned, then it is a sum.
+/// Executes a fused difference as a sum with flipped signs.
 fn multiply_subtract(
     r: &mut Registers,
     mask: u32,
@@ -342,7 +342,7 @@ fn multiply_subtract(
     }
 }
 
-/// `slct`: not negative; -0 is not, NaN is.
+/// Condition of `slct`: `condition >= 0`. True for -0, false for NaN.
 fn chooses_first(condition: u32, float: bool, flush_subnormals: bool) -> bool {
     if float {
         let value = f32::from_bits(condition);
@@ -353,8 +353,7 @@ fn chooses_first(condition: u32, float: bool, flush_subnormals: bool) -> bool {
     }
 }
 
-/// What a tensor copy writes beyond a tensor where it is asked for NaN: counts as zero in
-/// `fma.oob`.
+/// The NaN with which a tensor copy fills out-of-bounds elements; `fma.oob` treats it as zero.
 const OUT_OF_BOUNDS: u16 = 0x7fff;
 
 fn half_fma(
@@ -380,7 +379,7 @@ fn half_fma(
     }
 }
 
-/// One operand; whether the operation is one of floats.
+/// Executes an operation of one operand. Returns whether it was a float operation.
 pub(super) fn unary(
     r: &mut Registers,
     mask: u32,
@@ -423,7 +422,7 @@ pub(super) fn unary(
     true
 }
 
-/// `add.f32.f16` and its kin.
+/// `add.f32.f16` and related mixed-precision instructions.
 pub(super) fn mixed(
     r: &mut Registers,
     mask: u32,

@@ -1,7 +1,7 @@
 //! Functions of one float.
 //!
-//! The ISA bounds the error of the approximate ones and leaves their bits open: here are those of
-//! an H200, but for `rsqrt.approx.f64`, which is computed in binary64.
+//! The ISA bounds the error of approximate functions but does not define their bits. The emulator
+//! returns the bits of an H200, except for `rsqrt.approx.f64`, which is computed in binary64.
 
 use super::approximate;
 use super::half::{Half, pair1};
@@ -11,7 +11,7 @@ use super::registers::Registers;
 use super::rows::{longs1, words1};
 use crate::decode::{FloatFunction, FloatModifiers, Register, Source, Type};
 
-/// One function on 32 lanes.
+/// Evaluates one function on 32 lanes.
 pub(super) fn unary(
     r: &mut Registers,
     mask: u32,

@@ -1,20 +1,20 @@
-//! Arithmetic of F16 and BF16, single and in pairs.
+//! Arithmetic of F16 and BF16, scalar and packed.
 
 use super::ieee;
 use crate::decode::{ExtremumModifiers, FloatModifiers, FloatRounding};
 
-/// Which of the two.
+/// The two half formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {
     F16,
     Bf16,
 }
 
-/// What operations give for a NaN, in both formats.
+/// NaN result of operations in both formats.
 pub(super) const NAN16: u16 = 0x7fff;
 
 impl Half {
-    /// The value of a code.
+    /// Returns the value of a code.
     #[inline]
     pub(super) fn value(self, code: u16) -> f32 {
         match self {
@@ -24,7 +24,7 @@ impl Half {
                 let scaled = if magnitude >= 0x7c00 {
                     f32::from_bits(0x7f80_0000 | (magnitude & 0x3ff) << 13)
                 } else {
-                    // Exponents differ by 112, also for subnormal numbers.
+                    // Exponent biases differ by 112, also for subnormal numbers.
                     f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)
                 };
                 if code & 0x8000 == 0 { scaled } else { -scaled }
@@ -32,7 +32,7 @@ impl Half {
         }
     }
 
-    /// The code of a value that is exact or rounded to odd, to nearest even.
+    /// Rounds a value, exact or rounded to odd, to nearest even.
     #[inline]
     pub(super) fn code(self, value: f32) -> u16 {
         if value.is_nan() {
@@ -48,11 +48,11 @@ impl Half {
                 let sign = (bits >> 16 & 0x8000) as u16;
                 let magnitude = bits & 0x7fff_ffff;
                 if magnitude >= 0x4780_0000 {
-                    // 65536 and more.
+                    // 65536 and above.
                     return sign | 0x7c00;
                 }
                 if magnitude < 0x3880_0000 {
-                    // Below the normal numbers steps are 2^-24: the sum's last bit is one.
+                    // Below the normal numbers the step is 2^-24, which is the last bit of the sum.
                     let sum = f32::from_bits(magnitude) + 0.5;
                     return sign | (sum.to_bits() - 0x3f00_0000) as u16;
                 }
@@ -62,7 +62,7 @@ impl Half {
         }
     }
 
-    /// The code of a value, cut off.
+    /// Rounds a value toward zero.
     #[inline]
     pub(super) fn cut(self, bits: u32) -> u16 {
         let magnitude = bits & 0x7fff_ffff;
@@ -72,9 +72,9 @@ impl Half {
         let sign = (bits >> 16 & 0x8000) as u16;
         sign | match self {
             Half::Bf16 => (magnitude >> 16) as u16,
-            // 65536 and more.
+            // 65536 and above.
             Half::F16 if magnitude >= 0x4780_0000 => 0x7c00,
-            // Below the normal numbers steps are 2^-24.
+            // Below the normal numbers the step is 2^-24.
             Half::F16 if magnitude < 0x3880_0000 => {
                 (f32::from_bits(magnitude) * 16_777_216.0) as u16
             }
@@ -82,7 +82,7 @@ impl Half {
         }
     }
 
-    /// The largest code below this is finite.
+    /// Returns the code of infinity; all smaller codes are finite.
     #[inline]
     pub(super) fn infinity(self) -> u16 {
         match self {
@@ -96,7 +96,7 @@ impl Half {
         code & 0x7fff > self.infinity()
     }
 
-    /// Zero for subnormal bit patterns.
+    /// Flushes subnormal codes to zero.
     #[inline]
     fn flush(self, code: u16) -> u16 {
         let exponent = self.infinity();
@@ -124,7 +124,7 @@ impl Half {
         self.value(if modifiers.flush_subnormals { self.flush(code) } else { code })
     }
 
-    /// `a + b`: 24 bits hold enough for a second rounding to 11 or 8 to be right.
+    /// `a + b`: 24 bits are enough for a correct second rounding to 11 or 8 bits.
     #[inline]
     pub(super) fn add(self, a: u16, b: u16, modifiers: FloatModifiers) -> u16 {
         let sum = self.operand(a, modifiers) + self.operand(b, modifiers);
@@ -138,7 +138,7 @@ impl Half {
         let product = match self {
             Half::F16 => a * b,
             Half::Bf16 => {
-                // 16 bits: only small products are no binary32 numbers.
+                // The product has 16 bits; only small products are inexact in binary32.
                 let product = a * b;
                 if product.abs() < 1e-30 {
                     odd_single(f64::from(a) * f64::from(b))
@@ -201,7 +201,7 @@ impl Half {
     }
 }
 
-/// Binary64 to binary32 by rounding to odd.
+/// Converts binary64 to binary32 with rounding to odd.
 #[inline]
 fn odd_single(value: f64) -> f32 {
     let nearest = value as f32;
@@ -214,24 +214,24 @@ fn odd_single(value: f64) -> f32 {
     f32::from_bits(truncated | 1)
 }
 
-/// Binary64 to binary32 with any rounding but the stochastic one.
+/// Converts binary64 to binary32 with any rounding except stochastic.
 pub(super) fn single_from_double(value: f64, rounding: FloatRounding) -> f32 {
     ieee::to_single(value, 0.0, rounding)
 }
 
-/// A function of both halves.
+/// Applies a function to both halves.
 #[inline]
 pub(super) fn pair1(a: u32, f: impl Fn(u16) -> u16) -> u32 {
     u32::from(f(a as u16)) | u32::from(f((a >> 16) as u16)) << 16
 }
 
-/// A function of both halves of two words.
+/// Applies a function to both halves of two words.
 #[inline]
 pub(super) fn pair2(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
     u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
-/// A function of both halves of three words.
+/// Applies a function to both halves of three words.
 #[inline]
 pub(super) fn pair3(a: u32, b: u32, c: u32, f: impl Fn(u16, u16, u16) -> u16) -> u32 {
     let low = f(a as u16, b as u16, c as u16);

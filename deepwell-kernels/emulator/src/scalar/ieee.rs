@@ -1,34 +1,33 @@
-//! Arithmetic of binary32 and binary64 with one rounding.
+//! Correctly rounded arithmetic of binary32 and binary64.
 //!
-//! Directed roundings start from the nearest value and the sign of what it is off by, which
-//! error-free transformations give exactly. For binary64 they are exact as long as the error
-//! itself is no subnormal number.
+//! Directed roundings start from the nearest value and the sign of its error. Error-free
+//! transformations compute the error exactly; in binary64, only if the error is not subnormal.
 
 use crate::decode::FloatRounding;
 
-/// What single-precision operations give for a NaN.
+/// NaN result of single-precision operations.
 pub(super) const NAN32: u32 = 0x7fff_ffff;
 
-/// Zero with its sign for subnormal numbers.
+/// Flushes subnormal numbers to zero, keeping the sign.
 #[inline]
 pub(super) fn flush(value: f32) -> f32 {
     let bits = value.to_bits();
     if bits & 0x7f80_0000 == 0 { f32::from_bits(bits & 0x8000_0000) } else { value }
 }
 
-/// Bits of a result.
+/// Returns the bits of a result, with the canonical NaN.
 #[inline]
 pub(super) fn bits32(value: f32) -> u32 {
     if value.is_nan() { NAN32 } else { value.to_bits() }
 }
 
-/// Clamped to 0 .. 1, NaN and -0 to 0.
+/// Clamps to 0 .. 1; NaN and -0 become 0.
 #[inline]
 pub(super) fn saturate(value: f32) -> f32 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
-/// Moves a nearest value by what it is off: the sign of (exact - nearest).
+/// Adjusts the nearest value for a directed rounding. `off` has the sign of (exact - nearest).
 #[inline]
 fn direct32(nearest: f32, off: f64, rounding: FloatRounding) -> f32 {
     match rounding {
@@ -51,7 +50,7 @@ fn direct64(nearest: f64, off: f64, rounding: FloatRounding) -> f64 {
     }
 }
 
-/// Sum and what it is off by.
+/// Returns the sum and its rounding error.
 #[inline]
 pub(super) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
@@ -59,8 +58,8 @@ pub(super) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// `high + low`, where `high` is the sum rounded to nearest, as binary32. Underflow is exact:
-/// binary64 holds every value that binary32 rounds.
+/// Rounds `high + low`, where `high` is the sum rounded to nearest, to binary32. Underflow is
+/// exact, because binary64 holds every value that is rounded to binary32.
 #[inline]
 pub(super) fn to_single(high: f64, low: f64, rounding: FloatRounding) -> f32 {
     if rounding == FloatRounding::NearestEven {
@@ -70,7 +69,7 @@ pub(super) fn to_single(high: f64, low: f64, rounding: FloatRounding) -> f32 {
         return high as f32;
     }
     let nearest = odd(high, low) as f32;
-    // What is left decides; `low` does where nothing is.
+    // The error of `nearest`; if zero, `low` decides.
     let off = high - f64::from(nearest);
     let off = if nearest.is_infinite() {
         -f64::from(nearest)
@@ -82,7 +81,7 @@ pub(super) fn to_single(high: f64, low: f64, rounding: FloatRounding) -> f32 {
     direct32(nearest, off, rounding)
 }
 
-/// Rounds `high + low` to odd: a later rounding to fewer bits is then right.
+/// Rounds `high + low` to odd, so that a later rounding to fewer bits is correct.
 #[inline]
 pub(super) fn odd(high: f64, low: f64) -> f64 {
     let bits = high.to_bits();
@@ -90,11 +89,11 @@ pub(super) fn odd(high: f64, low: f64) -> f64 {
         return high;
     }
     let toward_zero = (low < 0.0) != (high < 0.0);
-    // An even significand is never at the end of a binade on its odd side.
+    // Adding one to an even significand never leaves the binade.
     f64::from_bits(if toward_zero { bits - 1 } else { bits + 1 })
 }
 
-/// The sign of an exact zero sum of values that are not both zeros of one sign.
+/// Sign of an exact zero sum whose terms are not both zeros of one sign.
 #[inline]
 fn zero_sum(a_negative: bool, b_negative: bool, rounding: FloatRounding) -> bool {
     if a_negative == b_negative { a_negative } else { rounding == FloatRounding::Down }
@@ -141,8 +140,8 @@ pub(super) fn fma32(a: f32, b: f32, c: f32, rounding: FloatRounding) -> f32 {
     to_single(high, low, rounding)
 }
 
-/// The product is exact in binary64, so only the sum is rounded, and a second time only where the
-/// first one met the middle of two binary32 numbers.
+/// The product is exact in binary64, so that only the sum is rounded. A second rounding is needed
+/// only if the first result is halfway between two binary32 numbers.
 #[inline]
 pub(super) fn fma_nearest(a: f32, b: f32, c: f32) -> f32 {
     let product = f64::from(a) * f64::from(b);
@@ -154,7 +153,7 @@ pub(super) fn fma_nearest(a: f32, b: f32, c: f32) -> f32 {
     sum as f32
 }
 
-/// Whether rounding `sum` again may go wrong: it is a middle, or near the subnormal numbers.
+/// Whether rounding `sum` again may be wrong: halfway between two numbers, or near the subnormals.
 #[inline]
 pub(super) fn fma_is_doubtful(sum: f64) -> bool {
     let bits = sum.to_bits();
@@ -180,7 +179,7 @@ pub(super) fn div32(a: f32, b: f32, rounding: FloatRounding) -> f32 {
     direct32(nearest, if b < 0.0 { -rest } else { rest }, rounding)
 }
 
-/// What is beyond the largest finite number.
+/// Returns the result of an overflow.
 #[inline]
 fn overflow32(infinity: f32, rounding: FloatRounding) -> f32 {
     let stays = match rounding {
@@ -267,7 +266,7 @@ pub(super) fn fma64(a: f64, b: f64, c: f64, rounding: FloatRounding) -> f64 {
     direct64(nearest, off, rounding)
 }
 
-/// A value with the sign of an exact sum: the largest part of its expansion.
+/// Returns a value with the sign of an exact sum: the largest component of its expansion.
 fn exact_sign(terms: [f64; 4]) -> f64 {
     let mut expansion = [0.0; 4];
     for (count, term) in terms.into_iter().enumerate() {

@@ -1,22 +1,22 @@
-//! Integers and bits: one and two operands.
+//! Integer and bit operations with one and two operands.
 
 use super::registers::Registers;
 use super::rows::{longs1, longs2, words1, words2};
 use crate::decode::{BinaryOperation, MultiplyPart, Register, Source, Type, UnaryOperation};
 
-/// Sign-extends the low bits of a word of 16 or 32.
+/// Sign-extends the low 16 bits of a word to 32 bits.
 #[inline]
 fn extend16(value: u32) -> u32 {
     value as u16 as i16 as i32 as u32
 }
 
-/// A value of 16 bits as an integer of its signedness.
+/// Extends a 16-bit value according to its signedness.
 #[inline]
 pub(super) fn widen16(value: u32, signed: bool) -> u32 {
     if signed { extend16(value) } else { value & 0xffff }
 }
 
-/// One operand.
+/// Executes an operation of one operand.
 pub(super) fn unary(
     registers: &mut Registers,
     mask: u32,
@@ -76,7 +76,7 @@ fn find_bit(value: u64, bits: u32, shift_amount: bool) -> u64 {
     u64::from(if shift_amount { bits - 1 - position } else { position })
 }
 
-/// Two operands.
+/// Executes an operation of two operands.
 pub(super) fn binary(
     registers: &mut Registers,
     mask: u32,
@@ -205,7 +205,7 @@ fn longs(
         B::And => longs2(r, mask, d, s, |a, b| a & b),
         B::Or => longs2(r, mask, d, s, |a, b| a | b),
         B::Xor => longs2(r, mask, d, s, |a, b| a ^ b),
-        // Shifts are by 32 bits.
+        // Shift amounts have 32 bits.
         B::ShiftLeft => longs2(r, mask, d, s, |a, b| {
             let b = b as u32;
             if b < 64 { a << b } else { 0 }
@@ -294,7 +294,7 @@ fn packed(
     }
 }
 
-/// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a difference is a borrow.
+/// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a subtraction is a borrow.
 fn carry_chain(
     r: &mut Registers,
     mask: u32,

@@ -1,11 +1,11 @@
-//! Integers and bits: three operands, and fields.
+//! Integer and bit operations with three operands, and bit fields.
 
 use super::integer::{product24, widen16};
 use super::registers::Registers;
 use super::rows::{longs3, words3};
 use crate::decode::{MultiplyPart, PermuteMode, Register, Source, TernaryOperation, Type};
 
-/// Three operands.
+/// Executes an operation of three operands.
 pub(super) fn ternary(
     r: &mut Registers,
     mask: u32,
@@ -145,7 +145,7 @@ fn product_chain(
     }
 }
 
-/// A value of so many bits as an integer of its signedness.
+/// Extends a value of `bits` bits according to its signedness.
 fn widen(value: u64, bits: u32, signed: bool) -> i128 {
     let shift = 64 - bits.min(64);
     if signed {
@@ -177,7 +177,7 @@ fn permute(a: u32, b: u32, control: u32, mode: PermuteMode) -> u32 {
         for place in 0..4 {
             let selector = control >> (4 * place) & 15;
             let byte = pick(selector);
-            // The top bit of a selector takes the byte's sign instead of the byte.
+            // The top bit of a selector replicates the byte's sign.
             let byte = if selector & 8 == 0 { byte } else { (byte >> 7) * 0xff };
             result |= byte << (8 * place);
         }

@@ -1,13 +1,13 @@
-//! The unit for approximate functions, as an H200 has it.
+//! The interpolator, the hardware unit for approximate functions, of an H200.
 //!
-//! It takes the upper bits of a reduced argument to choose three coefficients, and gives
-//! `constant + linear * x + square * x^2` of the lower bits `x`, in fixed point. Products are
-//! exact; the square, of a fraction of 16 bits, leaves out all partial products of two bits below
-//! 2^-15; then a constant is added and the sum is cut off.
+//! The upper bits of the reduced argument select three coefficients. The result is `constant +
+//! linear * x + square * x^2` of the lower bits `x`, in fixed point. Products are exact. The square
+//! of a 16-bit fraction omits all partial products of two bits below 2^-15. A constant is then
+//! added and the sum is truncated.
 //!
-//! Coefficients and constants were found from an H200's results for all arguments of a binade;
-//! the tests hold sums over its results for all 2^32 arguments. The units of other machines may
-//! give other bits.
+//! Coefficients and constants were derived from an H200's results for all arguments of a binade.
+//! The tests compare checksums of its results for all 2^32 arguments. Other GPUs may give other
+//! bits.
 
 use super::interpolator_tables::{
     Coefficients, EXPONENTIAL, HYPERBOLIC_TANGENT, INVERSE_ROOT_EVEN, INVERSE_ROOT_ODD, LOGARITHM,
@@ -18,23 +18,23 @@ const NAN: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 const SIGN: u32 = 1 << 31;
 const ONE: u32 = 0x3f80_0000;
-/// The bits of a fraction.
+/// Fraction bits of a float.
 const FRACTION: u32 = 0x7f_ffff;
 
-/// Where a number's parts lie in a word.
+/// Layout of a float in a word.
 struct Format {
     exponent_bias: i32,
-    /// Bits of a fraction that the word lacks of a float's 23.
+    /// Fraction bits, of a float's 23, that the word lacks.
     missing_bits: u32,
     infinity: u32,
 }
 
 const FLOAT: Format = Format { exponent_bias: 127, missing_bits: 0, infinity: INFINITY };
-/// The upper half of a binary64 number: the same unit's results, cut to 21 bits.
+/// The upper half of a binary64 number: results of the same unit, truncated to 21 bits.
 const UPPER_HALF: Format = Format { exponent_bias: 1023, missing_bits: 3, infinity: 0x7ff0_0000 };
 
 impl Format {
-    /// Sign, magnitude, biased exponent, and fraction as of a float.
+    /// Splits into sign, magnitude, biased exponent, and fraction scaled to 23 bits.
     #[inline]
     fn parts(&self, bits: u32) -> (u32, u32, i32, u32) {
         let (sign, magnitude) = (bits & SIGN, bits & !SIGN);
@@ -42,8 +42,8 @@ impl Format {
         (sign, magnitude, exponent, magnitude << self.missing_bits & FRACTION)
     }
 
-    /// A number of 24 bits of a significand and a biased exponent; zero below the normal numbers,
-    /// infinity above them.
+    /// Builds a number from a 24-bit significand and a biased exponent. Subnormal results become
+    /// zero, overflows infinity.
     #[inline]
     fn number(&self, sign: u32, exponent: i32, significand: u32) -> u32 {
         let magnitude = if exponent <= 0 {
@@ -58,17 +58,17 @@ impl Format {
     }
 }
 
-/// How a polynomial's three terms are added.
+/// Fixed-point scales of a polynomial.
 struct Layout {
-    /// Bits of the argument below those that choose.
+    /// Bits of the argument below the selecting bits.
     low_bits: u32,
-    /// Weight of a constant's last bit, as a power of two of the sum's last.
+    /// Left shift of the constant, relative to the last bit of the sum.
     constant_shift: u32,
-    /// Likewise for the square.
+    /// Left shift of the square term.
     square_shift: u32,
-    /// Is added before the sum is cut off.
+    /// Added before the sum is truncated.
     bias: i64,
-    /// Bits that are cut off.
+    /// Number of truncated bits.
     cut: u32,
 }
 
@@ -87,16 +87,16 @@ const SINE_LAYOUT: Layout =
 const HYPERBOLIC_TANGENT_LAYOUT: Layout =
     Layout { low_bits: 17, constant_shift: 15, square_shift: 1, bias: 0, cut: 0 };
 
-/// For arguments of 2^-8 to 8, by exponent: the first part, and the last bits that are left out.
+/// For arguments from 2^-8 to 8, by exponent: the first part, and the number of dropped low bits.
 const HYPERBOLIC_TANGENT_PARTS: [(u32, u32); 11] =
     [(0, 6), (1, 6), (2, 6), (3, 5), (5, 5), (7, 4), (11, 4), (15, 4), (19, 3), (27, 2), (43, 3)];
 
-/// The square of 16 bits over 2^17, without the partial products that weigh less than one.
+/// The square of 16 bits divided by 2^17, without partial products that weigh less than one.
 #[inline]
 fn truncated_square(x: u32) -> u32 {
     let (high, low) = (x >> 8, x & 0xff);
-    // The upper half's square lacks only its last bit's own; of the products of a bit of the upper
-    // half and one of the lower, those whose places add up to 16 and more are left.
+    // In the square of the upper half, only the last bit's own square is dropped. Products of a bit
+    // of the upper and a bit of the lower half are kept if their places add up to 16 or more.
     let mut sum = (high * high - (high & 1)) >> 1;
     for place in 1..8 {
         sum += (high >> (8 - place) & 1) * (low >> place);
@@ -117,13 +117,13 @@ impl Layout {
     }
 }
 
-/// Without the sign, zero if it is subnormal.
+/// Returns the magnitude, zero for subnormal numbers.
 #[inline]
 fn magnitude(bits: u32) -> u32 {
     if bits & INFINITY == 0 { 0 } else { bits & !SIGN }
 }
 
-/// A float of a fixed-point number with so many bits of a fraction, cut off.
+/// Converts a fixed-point number with `fraction_bits` fraction bits to a float, truncating.
 #[inline]
 fn from_fixed(sign: u32, value: u64, fraction_bits: i32) -> u32 {
     if value == 0 {
@@ -134,13 +134,13 @@ fn from_fixed(sign: u32, value: u64, fraction_bits: i32) -> u32 {
     FLOAT.number(sign, length - fraction_bits + 127, significand as u32)
 }
 
-/// Of 1 to 2, not of 1 itself: 24 bits of a number of half to 1.
+/// Reciprocal of a number in (1, 2): 24 bits of a significand in [1/2, 1).
 #[inline]
 fn reciprocal_significand(fraction: u32) -> u32 {
     RECIPROCAL_LAYOUT.sum(&RECIPROCAL, fraction) as u32
 }
 
-/// Likewise of 1 to 2, or of 2 to 4 where the exponent is odd.
+/// Reciprocal square root of a number in (1, 2), or in [2, 4) if the exponent is odd.
 #[inline]
 fn inverse_root_significand(is_odd: bool, fraction: u32) -> u32 {
     let table = if is_odd { &INVERSE_ROOT_ODD } else { &INVERSE_ROOT_EVEN };
@@ -237,7 +237,7 @@ pub(super) fn exponential2(bits: u32) -> u32 {
     if exponent >= 127 + 8 {
         return if is_negative { 0 } else { INFINITY };
     }
-    // In fixed point with 23 bits of a fraction; what is below is cut off.
+    // Fixed point with 23 fraction bits; lower bits are truncated.
     let significand = magnitude & FRACTION | 1 << 23;
     let shift = exponent - 127;
     let fixed = match shift {
@@ -245,7 +245,7 @@ pub(super) fn exponential2(bits: u32) -> u32 {
         -24..0 => significand >> -shift,
         _ => 0,
     };
-    // Negative ones are complemented, but for those that are whole by now.
+    // Negative numbers are complemented, except for those that are integers after truncation.
     let is_whole = fixed & FRACTION == 0;
     let fixed = match (is_negative, is_whole) {
         (false, _) => fixed as i32,
@@ -256,7 +256,7 @@ pub(super) fn exponential2(bits: u32) -> u32 {
     FLOAT.number(0, (fixed >> 23) + 127, sum as u32)
 }
 
-/// The binary logarithm.
+/// Binary logarithm.
 #[inline]
 pub(super) fn logarithm2(bits: u32) -> u32 {
     let (sign, magnitude) = (bits & SIGN, magnitude(bits));
@@ -271,15 +271,15 @@ pub(super) fn logarithm2(bits: u32) -> u32 {
     }
     let exponent = i64::from(magnitude >> 23) - 127;
     let value = (exponent << 36) + LOGARITHM_LAYOUT.sum(&LOGARITHM, magnitude & FRACTION);
-    // A negative one is complemented.
+    // A negative value is complemented.
     if value < 0 { from_fixed(SIGN, !value as u64, 36) } else { from_fixed(0, value as u64, 36) }
 }
 
-/// Quarters of a revolution, and a fraction of 23 bits of one.
+/// Returns quarters of a revolution, and a 23-bit fraction of a quarter.
 #[inline]
 fn revolutions(magnitude: u32) -> (u32, u32) {
     let significand = u64::from(magnitude & FRACTION | 1 << 23);
-    // 25 bits of a fraction; what is below is cut off, and whole revolutions are left out.
+    // Fixed point with 25 fraction bits. Lower bits and whole revolutions are dropped.
     let fixed = match (magnitude >> 23) as i32 - 125 {
         shift @ 0..40 => significand << shift,
         shift @ -24..0 => significand >> -shift,
@@ -288,13 +288,13 @@ fn revolutions(magnitude: u32) -> (u32, u32) {
     (fixed as u32 >> 23 & 3, fixed as u32 & FRACTION)
 }
 
-/// The sine within the first quarter; it is cut off.
+/// Sine within the first quarter, truncated.
 #[inline]
 fn quarter(sign: u32, fraction: u32) -> u32 {
     from_fixed(sign, SINE_LAYOUT.sum(&SINE, fraction) as u64, 37)
 }
 
-/// The sine of so many revolutions.
+/// Sine of an angle in revolutions.
 #[inline]
 pub(super) fn sine(bits: u32) -> u32 {
     let (sign, magnitude) = (bits & SIGN, magnitude(bits));
@@ -306,7 +306,7 @@ pub(super) fn sine(bits: u32) -> u32 {
     quarter(sign, if quarters & 1 == 0 { fraction } else { FRACTION - fraction })
 }
 
-/// The cosine of so many revolutions.
+/// Cosine of an angle in revolutions.
 #[inline]
 pub(super) fn cosine(bits: u32) -> u32 {
     let magnitude = magnitude(bits);
@@ -318,7 +318,7 @@ pub(super) fn cosine(bits: u32) -> u32 {
     quarter(sign, if quarters & 1 == 0 { FRACTION - fraction } else { fraction })
 }
 
-/// The hyperbolic tangent. Small numbers are their own, subnormal ones, too.
+/// Hyperbolic tangent. Small arguments, also subnormal ones, are returned unchanged.
 #[inline]
 pub(super) fn hyperbolic_tangent(bits: u32) -> u32 {
     let (sign, magnitude) = (bits & SIGN, bits & !SIGN);

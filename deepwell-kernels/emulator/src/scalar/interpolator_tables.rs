@@ -1,13 +1,13 @@
 //! Coefficients of the interpolator.
 
-/// A quadratic polynomial for each part of a function's range.
+/// A quadratic polynomial for each part of a function's domain.
 pub(super) struct Coefficients<const PARTS: usize> {
     pub(super) constant: [i32; PARTS],
     pub(super) linear: [i32; PARTS],
     pub(super) square: [i32; PARTS],
 }
 
-/// Reciprocals of 1 to 2.
+/// Reciprocal on 1 to 2.
 pub(super) static RECIPROCAL: Coefficients<128> = Coefficients {
     constant: [
         67_108_864, 66_588_642, 66_076_422, 65_572_021, 65_075_262, 64_585_976, 64_103_992,
@@ -56,7 +56,7 @@ pub(super) static RECIPROCAL: Coefficients<128> = Coefficients {
     ],
 };
 
-/// Inverse roots of 1 to 2.
+/// Reciprocal square root on 1 to 2.
 pub(super) static INVERSE_ROOT_EVEN: Coefficients<64> = Coefficients {
     constant: [
         67_108_862, 66_590_638, 66_084_240, 65_589_220, 65_105_161, 64_631_662, 64_168_346,
@@ -86,7 +86,7 @@ pub(super) static INVERSE_ROOT_EVEN: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Inverse roots of 2 to 4.
+/// Reciprocal square root on 2 to 4.
 pub(super) static INVERSE_ROOT_ODD: Coefficients<64> = Coefficients {
     constant: [
         47_453_130, 47_086_691, 46_728_615, 46_378_582, 46_036_299, 45_701_485, 45_373_874,
@@ -116,7 +116,7 @@ pub(super) static INVERSE_ROOT_ODD: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Roots of 1 to 2.
+/// Square root on 1 to 2.
 pub(super) static ROOT_EVEN: Coefficients<64> = Coefficients {
     constant: [
         33_554_432, 33_815_560, 34_074_687, 34_331_858, 34_587_117, 34_840_506, 35_092_065,
@@ -146,7 +146,7 @@ pub(super) static ROOT_EVEN: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Roots of 2 to 4.
+/// Square root on 2 to 4.
 pub(super) static ROOT_ODD: Coefficients<64> = Coefficients {
     constant: [
         47_453_133, 47_822_424, 48_188_884, 48_552_579, 48_913_570, 49_271_916, 49_627_674,
@@ -176,7 +176,7 @@ pub(super) static ROOT_ODD: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Powers of 2 with exponents of 0 to 1.
+/// 2^x on 0 to 1.
 pub(super) static EXPONENTIAL: Coefficients<64> = Coefficients {
     constant: [
         33_554_435, 33_919_818, 34_289_182, 34_662_565, 35_040_018, 35_421_577, 35_807_292,
@@ -205,7 +205,7 @@ pub(super) static EXPONENTIAL: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Binary logarithms of 1 to 2.
+/// Binary logarithm on 1 to 2.
 pub(super) static LOGARITHM: Coefficients<64> = Coefficients {
     constant: [
         7, 1_501_082, 2_979_248, 4_435_178, 5_869_541, 7_282_962, 8_676_044, 10_049_363,
@@ -234,7 +234,7 @@ pub(super) static LOGARITHM: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Sines of a quarter of a revolution.
+/// Sine on a quarter of a revolution.
 pub(super) static SINE: Coefficients<64> = Coefficients {
     constant: [
         0, 823_463, 1_646_436, 2_468_414, 3_288_906, 4_107_418, 4_923_453, 5_736_526, 6_546_141,
@@ -263,7 +263,7 @@ pub(super) static SINE: Coefficients<64> = Coefficients {
     ],
 };
 
-/// Hyperbolic tangents of 2^-8 to 8; below 1 over the power of 2 above the argument.
+/// Hyperbolic tangent on 2^-8 to 8; below 1, divided by the power of 2 above the argument.
 pub(super) static HYPERBOLIC_TANGENT: Coefficients<51> = Coefficients {
     constant: [
         8_388_608, 8_388_480, 8_387_968, 8_385_888, 12_573_728, 8_377_696, 12_546_144, 8_345_192,

@@ -2,13 +2,12 @@
 //!
 //! # Brief overview
 //!
-//! [`Registers`] holds the rows of one warp, and [`execute`] runs a
-//! [`ScalarInstruction`](crate::decode::ScalarInstruction) on some of its lanes. Nothing here can
-//! fail, and nothing is allocated. Floats are bit-exact as far as the ISA says what they are:
-//! one rounding, `.ftz`, `.sat`, NaN as `0x7fffffff` (binary32) and `0x7fff` (F16, BF16). What it
-//! leaves open are the functions of [`crate::decode::FloatFunction`], which are an H200's here,
-//! and division of integers by zero, which gives all ones, as the instructions that ptxas makes of
-//! it do.
+//! [`Registers`] holds the registers of one warp, and [`execute`] runs a
+//! [`ScalarInstruction`](crate::decode::ScalarInstruction) on some of its lanes. Execution cannot
+//! fail and does not allocate. Floats are bit-exact where the ISA defines the bits: one rounding,
+//! `.ftz`, `.sat`, NaN as `0x7fffffff` (binary32) and `0x7fff` (F16, BF16). Where the ISA does not,
+//! functions of [`crate::decode::FloatFunction`] return the bits of an H200, and integer division
+//! by zero returns all ones, as the code that ptxas emits.
 
 mod approximate;
 mod compare;

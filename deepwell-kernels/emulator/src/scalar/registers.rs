@@ -1,11 +1,11 @@
-//! The registers of one warp.
+//! Registers of one warp.
 
 use crate::decode::{PredicateSource, Program, Register, Source};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
 
-/// The registers of one warp: a row of 32 lanes for each.
+/// Registers of one warp: 32 lanes per register.
 #[derive(Clone, Debug)]
 pub struct Registers {
     /// Predicates; bit `i` is lane `i`.
@@ -19,12 +19,12 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Zeros, as many as `program` needs.
+    /// Creates the registers of `program`, set to zero.
     pub fn new(program: &Program) -> Registers {
         Registers::with_counts(program.predicate_count, program.word_count, program.long_count)
     }
 
-    /// Zeros.
+    /// Creates registers set to zero.
     pub fn with_counts(predicates: u32, words: u32, longs: u32) -> Registers {
         Registers {
             predicates: vec![0; predicates as usize],
@@ -34,7 +34,7 @@ impl Registers {
         }
     }
 
-    /// Mask of the lanes in which `source` is true.
+    /// Returns the mask of lanes in which `source` is true.
     #[inline]
     pub fn predicate(&self, source: PredicateSource) -> u32 {
         match source {
@@ -50,14 +50,14 @@ impl Registers {
         }
     }
 
-    /// Writes the lanes of `mask` of a predicate.
+    /// Writes a predicate in the lanes of `mask`.
     #[inline]
     pub fn set_predicate(&mut self, index: u32, values: u32, mask: u32) {
         let row = &mut self.predicates[index as usize];
         *row = (*row & !mask) | (values & mask);
     }
 
-    /// One lane of a value, zero-extended from the register's width.
+    /// Returns one lane of a value, zero-extended from the register's width.
     #[inline]
     pub fn lane(&self, source: Source, lane: usize) -> u64 {
         match source {
@@ -69,7 +69,7 @@ impl Registers {
         }
     }
 
-    /// Writes one lane, cut to the register's width.
+    /// Writes one lane, truncated to the register's width.
     #[inline]
     pub fn set_lane(&mut self, register: Register, lane: usize, value: u64) {
         match register {
@@ -81,7 +81,7 @@ impl Registers {
         }
     }
 
-    /// All lanes of a value, cut to 32 bits.
+    /// Returns all lanes of a value, truncated to 32 bits.
     #[inline]
     pub fn row32(&self, source: Source) -> [u32; LANES] {
         match source {
@@ -96,7 +96,7 @@ impl Registers {
         }
     }
 
-    /// All lanes of a value, zero-extended from the register's width.
+    /// Returns all lanes of a value, zero-extended from the register's width.
     #[inline]
     pub fn row64(&self, source: Source) -> [u64; LANES] {
         match source {
@@ -109,7 +109,7 @@ impl Registers {
         }
     }
 
-    /// Writes the lanes of `mask`, cut to the register's width.
+    /// Writes the lanes of `mask`, truncated to the register's width.
     #[inline]
     pub fn set_row32(&mut self, register: Register, values: &[u32; LANES], mask: u32) {
         match register {
@@ -133,7 +133,7 @@ impl Registers {
         }
     }
 
-    /// Writes the lanes of `mask`, cut to the register's width.
+    /// Writes the lanes of `mask`, truncated to the register's width.
     #[inline]
     pub fn set_row64(&mut self, register: Register, values: &[u64; LANES], mask: u32) {
         match register {

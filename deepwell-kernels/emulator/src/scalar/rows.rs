@@ -1,9 +1,9 @@
-//! Functions of one lane, applied to 32.
+//! Application of a function of one lane to 32 lanes.
 
 use super::registers::{LANES, Registers};
 use crate::decode::{Register, Source};
 
-/// 32 bits from 32 bits.
+/// 32-bit result of one 32-bit operand.
 #[inline]
 pub(super) fn words1(
     registers: &mut Registers,
@@ -17,7 +17,7 @@ pub(super) fn words1(
     registers.set_row32(destination, &out, mask);
 }
 
-/// 32 bits from two of 32 bits.
+/// 32-bit result of two 32-bit operands.
 #[inline]
 pub(super) fn words2(
     registers: &mut Registers,
@@ -31,7 +31,7 @@ pub(super) fn words2(
     registers.set_row32(destination, &out, mask);
 }
 
-/// 32 bits from three of 32 bits.
+/// 32-bit result of three 32-bit operands.
 #[inline]
 pub(super) fn words3(
     registers: &mut Registers,
@@ -45,7 +45,7 @@ pub(super) fn words3(
     registers.set_row32(destination, &out, mask);
 }
 
-/// 64 bits from 64 bits.
+/// 64-bit result of one 64-bit operand.
 #[inline]
 pub(super) fn longs1(
     registers: &mut Registers,
@@ -59,7 +59,7 @@ pub(super) fn longs1(
     registers.set_row64(destination, &out, mask);
 }
 
-/// 64 bits from two of 64 bits.
+/// 64-bit result of two 64-bit operands.
 #[inline]
 pub(super) fn longs2(
     registers: &mut Registers,
@@ -73,7 +73,7 @@ pub(super) fn longs2(
     registers.set_row64(destination, &out, mask);
 }
 
-/// 64 bits from three of 64 bits.
+/// 64-bit result of three 64-bit operands.
 #[inline]
 pub(super) fn longs3(
     registers: &mut Registers,
@@ -87,7 +87,7 @@ pub(super) fn longs3(
     registers.set_row64(destination, &out, mask);
 }
 
-/// A mask from two of 32 bits.
+/// Mask of the lanes in which a predicate of two 32-bit operands holds.
 #[inline]
 pub(super) fn test_words(
     registers: &Registers,
@@ -99,7 +99,7 @@ pub(super) fn test_words(
     bits.iter().fold(0, |all, bit| all | bit)
 }
 
-/// A mask from two of 64 bits.
+/// Mask of the lanes in which a predicate of two 64-bit operands holds.
 #[inline]
 pub(super) fn test_longs(
     registers: &Registers,

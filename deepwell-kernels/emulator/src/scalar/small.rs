@@ -1,13 +1,13 @@
-//! Two single-precision values to two of eight bits or fewer, to nearest, saturated: what
-//! quantization is made of.
+//! Saturating conversion of two single-precision values to two values of eight bits or fewer, to
+//! nearest. Quantization uses these conversions.
 
 use super::registers::LANES;
 use crate::decode::{Conversion, FloatRounding, Type};
 
-/// A small format by the numbers that conversions need.
+/// Parameters of a small format for conversion.
 pub(super) struct Kernel {
     mantissa_bits: u32,
-    /// Of the smallest normal number.
+    /// Exponent of the smallest normal number.
     exponent_min: i32,
     max_finite: u32,
     nan: u32,
@@ -17,7 +17,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel of a conversion, if it is one of these.
+    /// Returns the kernel of a conversion, if the conversion has this form.
     pub(super) fn of(conversion: &Conversion) -> Option<Kernel> {
         let (mantissa_bits, exponent_min, max_finite, nan, sign, part_bits) = match conversion.to {
             Type::E4m3x2 => (3, -6, 0x7e, 0x7f, 0x80, 8),
@@ -35,11 +35,11 @@ impl Kernel {
         Some(Kernel { mantissa_bits, exponent_min, max_finite, nan, sign, part_bits, relu })
     }
 
-    /// 32 results; `a` goes to the upper parts.
+    /// Converts 32 pairs of values; `a` goes to the upper parts.
     #[inline]
     pub(super) fn row(&self, a: &[u32; LANES], b: &[u32; LANES]) -> [u32; LANES] {
         let shift = 23 - self.mantissa_bits;
-        // A sum with this has steps of the smallest subnormal number.
+        // A sum with this number is rounded to steps of the smallest subnormal number.
         let magic = f32::from_bits(((self.exponent_min + shift as i32 + 127) as u32) << 23);
         let smallest_normal = ((self.exponent_min + 127) as u32) << 23;
         let bias = ((self.exponent_min + 126) as u32) << self.mantissa_bits;

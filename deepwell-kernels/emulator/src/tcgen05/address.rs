@@ -5,20 +5,20 @@ use std::fmt;
 use crate::error::Fault;
 use crate::place::{Place, TENSOR_COLUMNS, TENSOR_LANES};
 
-/// A lane and a column: the upper and the lower half of a 32-bit address.
+/// Tensor-memory address: the lane is the upper half of the 32 bits, the column the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorAddress {
-    /// Of [`TENSOR_LANES`].
+    /// Lane, below [`TENSOR_LANES`].
     pub lane: u32,
-    /// Of [`TENSOR_COLUMNS`].
+    /// Column, below [`TENSOR_COLUMNS`].
     pub column: u32,
 }
 
 impl TensorAddress {
-    /// Takes an address apart.
+    /// Decodes an address.
     ///
     /// # Errors
-    /// A lane or a column that is not there.
+    /// A lane or a column outside of tensor memory.
     pub fn decode(bits: u32) -> Result<TensorAddress, Fault> {
         let address = TensorAddress { lane: bits >> 16, column: bits & 0xffff };
         if address.lane >= TENSOR_LANES || address.column >= TENSOR_COLUMNS {
@@ -33,20 +33,20 @@ impl TensorAddress {
         Ok(address)
     }
 
-    /// The 32 bits of it.
+    /// Returns the 32-bit encoding.
     pub fn encode(self) -> u32 {
         self.lane << 16 | self.column
     }
 
-    /// Where it is in one CTA.
+    /// Returns the place of the address in the CTA `rank`.
     pub fn place(self, rank: u32) -> Place {
         Place::Tensor { rank, lane: self.lane, column: self.column }
     }
 
-    /// That `columns` columns from here on are there.
+    /// Checks that `columns` columns from this address on exist.
     ///
     /// # Errors
-    /// They are not.
+    /// A column outside of tensor memory.
     pub fn check_columns(self, what: &str, columns: u32) -> Result<(), Fault> {
         if self.column + columns > TENSOR_COLUMNS {
             return Err(Fault::new(
@@ -61,10 +61,10 @@ impl TensorAddress {
         Ok(())
     }
 
-    /// That the lane is one of `allowed`.
+    /// Checks that the lane is one of `allowed`.
     ///
     /// # Errors
-    /// It is another.
+    /// Any other lane.
     pub fn check_lane(self, what: &str, allowed: &[u32]) -> Result<(), Fault> {
         if allowed.contains(&self.lane) {
             return Ok(());

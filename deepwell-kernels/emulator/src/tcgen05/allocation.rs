@@ -1,13 +1,13 @@
-//! Who owns which columns of tensor memory.
+//! Allocation of tensor-memory columns.
 
 use super::address::TensorAddress;
 use crate::error::Fault;
 use crate::place::TENSOR_COLUMNS;
 
-/// Columns come in units of this.
+/// Allocation unit, in columns.
 pub const COLUMNS_MIN: u32 = 32;
 
-/// The columns that one CTA has allocated, and what it may still do.
+/// The columns allocated by one CTA, and its permit to allocate more.
 ///
 /// ```
 /// use deepwell_emulator::tcgen05::Allocator;
@@ -23,25 +23,25 @@ pub const COLUMNS_MIN: u32 = 32;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
-    /// First column and count, in the order of allocation.
+    /// First column and number of columns, in the order of allocation.
     live: Vec<(u32, u32)>,
-    /// Of the last allocation.
+    /// Number of columns of the last allocation.
     columns_last: Option<u32>,
     relinquished: bool,
     group: Option<u32>,
 }
 
 impl Allocator {
-    /// A CTA that has allocated nothing.
+    /// Creates the state of a CTA without allocations.
     pub fn new() -> Allocator {
         Allocator::default()
     }
 
-    /// Notes that an instruction with `.cta_group::<group>` runs: all of a kernel must have the
-    /// same one.
+    /// Records an instruction with `.cta_group::<group>`. All instructions of a kernel must use the
+    /// same group.
     ///
     /// # Errors
-    /// An earlier instruction had another.
+    /// An earlier instruction used another group.
     pub fn use_group(&mut self, group: u32) -> Result<(), Fault> {
         match self.group {
             Some(earlier) if earlier != group => Err(Fault::new(
@@ -58,10 +58,11 @@ impl Allocator {
         }
     }
 
-    /// `tcgen05.alloc` of a single CTA: the address, or nothing if the warp has to wait.
+    /// `tcgen05.alloc` of a single CTA: returns the address, or `None` if the warp has to wait.
     ///
     /// # Errors
-    /// An illegal count, one that is larger than before, or a permit that was given up.
+    /// An illegal count, a count larger than the previous one, or an allocation after the permit
+    /// was relinquished.
     pub fn allocate(&mut self, group: u32, columns: u32) -> Result<Option<u32>, Fault> {
         self.check_allocate(group, columns)?;
         let Some(column) = free_columns(&[self], columns) else { return Ok(None) };
@@ -69,11 +70,11 @@ impl Allocator {
         Ok(Some(column))
     }
 
-    /// `tcgen05.alloc.cta_group::2`, once both CTAs of a pair have come to it: the address that
-    /// both get, or nothing if they have to wait.
+    /// `tcgen05.alloc.cta_group::2`, after both CTAs of a pair have reached it: returns the address
+    /// for both CTAs, or `None` if they have to wait.
     ///
     /// # Errors
-    /// As for [`Allocator::allocate`], for one of the CTAs.
+    /// The errors of [`Allocator::allocate`], for either CTA.
     pub fn allocate_pair(
         even: &mut Allocator,
         odd: &mut Allocator,
@@ -87,10 +88,10 @@ impl Allocator {
         Ok(Some(column))
     }
 
-    /// `tcgen05.dealloc`, for each CTA of the group.
+    /// `tcgen05.dealloc`, called for each CTA of the group.
     ///
     /// # Errors
-    /// No allocation of so many columns begins there.
+    /// There is no allocation with this address and number of columns.
     pub fn deallocate(&mut self, group: u32, address: u32, columns: u32) -> Result<(), Fault> {
         self.use_group(group)?;
         check_count(columns)?;
@@ -112,23 +113,23 @@ impl Allocator {
         }
     }
 
-    /// `tcgen05.relinquish_alloc_permit`: the CTA allocates no more.
+    /// `tcgen05.relinquish_alloc_permit`: the CTA may not allocate any more.
     ///
     /// # Errors
-    /// Another group than before.
+    /// An earlier instruction used another group.
     pub fn relinquish(&mut self, group: u32) -> Result<(), Fault> {
         self.use_group(group)?;
         self.relinquished = true;
         Ok(())
     }
 
-    /// That the CTA owns these columns.
+    /// Checks that the CTA owns these columns.
     ///
     /// # Errors
-    /// It does not.
+    /// A column that the CTA does not own.
     pub fn check_access(&self, column: u32, columns: u32) -> Result<(), Fault> {
         let end = column + columns.max(1);
-        // Allocations may be neighbors: go from one to the next.
+        // The range may span adjacent allocations.
         let mut reached = column;
         while reached < end {
             let owner = self.live.iter().find(|(at, n)| (*at..at + n).contains(&reached));
@@ -149,10 +150,10 @@ impl Allocator {
         Ok(())
     }
 
-    /// That nothing is left when the CTA ends.
+    /// Checks that the CTA has freed all columns when it ends.
     ///
     /// # Errors
-    /// Something is.
+    /// Columns that are still allocated.
     pub fn check_exit(&self) -> Result<(), Fault> {
         if self.live.is_empty() {
             return Ok(());
@@ -163,7 +164,7 @@ impl Allocator {
         ))
     }
 
-    /// Columns that are allocated.
+    /// Number of allocated columns.
     pub fn columns_live(&self) -> u32 {
         self.live.iter().map(|(_, columns)| columns).sum()
     }
@@ -215,7 +216,7 @@ fn check_count(columns: u32) -> Result<(), Fault> {
     ))
 }
 
-/// The first range that is free in all CTAs. It begins at a multiple of its size.
+/// Returns the first range that is free in all CTAs. The start is a multiple of the size.
 fn free_columns(ctas: &[&Allocator], columns: u32) -> Option<u32> {
     (0..TENSOR_COLUMNS).step_by(columns as usize).find(|&at| {
         let taken = ctas.iter().flat_map(|cta| &cta.live);

@@ -1,4 +1,4 @@
-//! `tcgen05.cp`: from shared to tensor memory.
+//! `tcgen05.cp`: copies from shared to tensor memory.
 
 use super::address::TensorAddress;
 use super::elements::{Container, bits6};
@@ -8,14 +8,15 @@ use crate::decode::{Tcgen05CopyFormat, Tcgen05CopyShape};
 use crate::error::Fault;
 use crate::place::{Memory, Place};
 
-/// One `tcgen05.cp` with the values of its operands.
+/// One `tcgen05.cp` with its operand values.
 ///
-/// With a pair, each CTA copies from its own shared memory to its own tensor memory.
+/// With `.cta_group::2`, each CTA of the pair copies from its own shared memory to its own tensor
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
     /// `.cta_group`: 1 or 2.
     pub group: u32,
-    /// Rank of the CTA that issues it.
+    /// Rank of the issuing CTA.
     pub rank: u32,
     /// Shape and multicast.
     pub shape: Tcgen05CopyShape,
@@ -27,7 +28,7 @@ pub struct CopyRequest {
     pub descriptor: u64,
 }
 
-/// A copy that is legal.
+/// A legal copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyPlan {
     request: CopyRequest,
@@ -35,7 +36,7 @@ pub struct CopyPlan {
     tile: SharedTile,
 }
 
-/// Rows and chunks of 16 bytes that a shape takes.
+/// Rows, and 16-byte chunks per row, of a shape.
 fn extent(shape: Tcgen05CopyShape) -> (u32, u32) {
     match shape {
         Tcgen05CopyShape::Rows128Bits256 => (128, 2),
@@ -47,7 +48,7 @@ fn extent(shape: Tcgen05CopyShape) -> (u32, u32) {
     }
 }
 
-/// Lanes that get a row, counted from the target's.
+/// Destination lanes of a row, relative to the target's lane.
 fn lanes(shape: Tcgen05CopyShape, row: u32) -> Vec<u32> {
     match shape {
         Tcgen05CopyShape::Rows128Bits256 | Tcgen05CopyShape::Rows128Bits128 => vec![row],
@@ -63,10 +64,10 @@ fn lanes(shape: Tcgen05CopyShape, row: u32) -> Vec<u32> {
 }
 
 impl CopyRequest {
-    /// Whether the instruction is legal, whatever memory holds.
+    /// Checks that the instruction is legal, independently of memory contents.
     ///
     /// # Errors
-    /// The rule that is broken: those of [`SharedDescriptor::decode`], [`SharedTile::check`] and
+    /// The broken rule: those of [`SharedDescriptor::decode`], [`SharedTile::check`] and
     /// [`TensorAddress`].
     pub fn check(&self) -> Result<CopyPlan, Fault> {
         let target = TensorAddress::decode(self.target)?;
@@ -94,7 +95,7 @@ impl CopyRequest {
 }
 
 impl CopyPlan {
-    /// First column and count that are written.
+    /// First column and number of columns written.
     pub fn columns(&self) -> (u32, u32) {
         (self.target.column, extent(self.request.shape).1 * CHUNK_BYTES / 4)
     }
@@ -106,10 +107,10 @@ impl CopyPlan {
         u64::from(rows * chunks * self.request.group) * bytes
     }
 
-    /// Copies.
+    /// Executes the copy.
     ///
     /// # Errors
-    /// Those of `memory`.
+    /// The errors of `memory`.
     pub fn run(&self, memory: &mut dyn Memory) -> Result<(), Fault> {
         let CopyRequest { group, rank, shape, .. } = self.request;
         let first = if group == 2 { rank & !1 } else { rank };
@@ -136,8 +137,9 @@ impl CopyPlan {
     }
 }
 
-/// 16 bytes of one chunk: as they are, or 16 elements of 6 bits to the lower bits of 16 bytes, or
-/// of 4 bits to bits 2 to 5, which is how A of 8-bit kinds is packed in tensor memory.
+/// Expands one chunk to 16 bytes: unchanged, or 16 elements of 6 bits into the low bits of 16
+/// bytes, or 16 elements of 4 bits into bits 2 to 5. The latter are the layouts of A of 8-bit kinds
+/// in tensor memory.
 fn decompress(format: Tcgen05CopyFormat, from: &[u8], to: &mut [u8]) {
     for (i, to) in to.iter_mut().enumerate() {
         *to = match format {
@@ -148,10 +150,10 @@ fn decompress(format: Tcgen05CopyFormat, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// [`CopyRequest::check`] and [`CopyPlan::run`] at once.
+/// [`CopyRequest::check`] followed by [`CopyPlan::run`].
 ///
 /// # Errors
-/// Those of both.
+/// The errors of both.
 pub fn copy(request: &CopyRequest, memory: &mut dyn Memory) -> Result<CopyPlan, Fault> {
     let plan = request.check()?;
     plan.run(memory)?;

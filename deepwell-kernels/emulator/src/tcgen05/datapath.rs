@@ -1,41 +1,40 @@
-//! Which lane and column holds which element of the accumulator.
+//! Layout of accumulator elements over lanes and columns.
 
 use std::ops::Range;
 
-/// How D is spread over lanes. The letters are those of the instruction set; C is for sparse MMAs
-/// only.
+/// Layout of D over lanes. The letters are those of the instruction set; C is for sparse MMAs only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataPath {
-    /// M = 256 of a pair: 128 rows in each CTA, row `m` in lane `m % 128`.
+    /// M = 256 of a CTA pair: 128 rows in each CTA, row `m` in lane `m % 128`.
     A,
-    /// M = 128 of a pair: 64 rows in each CTA. The first half of the columns is in lanes 0 to
+    /// M = 128 of a CTA pair: 64 rows in each CTA. The first half of the columns is in lanes 0 to
     /// 63, the second half in lanes 64 to 127 of the same tensor-memory columns.
     B,
     /// M = 128: row `m` in lane `m`.
     D,
-    /// M = 64, weight stationary: halves of the columns as in [`DataPath::B`].
+    /// M = 64, weight stationary: column halves as in [`DataPath::B`].
     E,
-    /// M = 64: 16 rows in every 32 lanes, in the first or in the second 16.
+    /// M = 64: 16 rows in every group of 32 lanes, in its first or second 16 lanes.
     F,
-    /// M = 32, weight stationary: a quarter of the columns in every 32 lanes.
+    /// M = 32, weight stationary: a quarter of the columns in every group of 32 lanes.
     G,
 }
 
-/// A part of D whose rows are in one CTA and whose columns are consecutive in each lane.
+/// A part of D with rows in one CTA and consecutive columns in each lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// 0, or 1 for the odd CTA of a pair.
+    /// CTA of the pair: 0, or 1 for the odd CTA.
     pub block: u32,
     /// Rows of D.
     pub rows: Range<u32>,
-    /// Columns of D. They begin at the first tensor-memory column of D.
+    /// Columns of D, starting at the first tensor-memory column of D.
     pub columns: Range<u32>,
-    /// Which of the parts with the same rows, which differ in lanes.
+    /// Index among the parts with the same rows; each has other lanes.
     pub slice: u32,
 }
 
 impl DataPath {
-    /// The layout of an accumulator of `m` rows. Nothing if there is none.
+    /// Returns the layout of an accumulator of `m` rows, or `None` for an illegal `m`.
     pub fn select(m: u32, group: u32, weight_stationary: bool) -> Option<DataPath> {
         match (m, group, weight_stationary) {
             (256, 2, false) => Some(DataPath::A),
@@ -48,17 +47,17 @@ impl DataPath {
         }
     }
 
-    /// Lanes at which D (and A, if it is in tensor memory) may begin.
+    /// First lanes that D (and A, if it is in tensor memory) may have.
     pub fn first_lanes(self) -> &'static [u32] {
         if self == DataPath::F { &[0, 16] } else { &[0] }
     }
 
-    /// CTAs that hold rows.
+    /// Number of CTAs that hold rows.
     pub fn blocks(self) -> u32 {
         if matches!(self, DataPath::A | DataPath::B) { 2 } else { 1 }
     }
 
-    /// Parts of the columns that share tensor-memory columns.
+    /// Number of column parts that share tensor-memory columns.
     pub fn slices(self) -> u32 {
         match self {
             DataPath::B | DataPath::E => 2,
@@ -67,7 +66,7 @@ impl DataPath {
         }
     }
 
-    /// Lane of a row of a part, counted from the part's first row and from D's first lane.
+    /// Returns the lane of a row, with both relative to the first of the part and of D.
     pub fn lane(self, slice: u32, row: u32) -> u32 {
         match self {
             DataPath::A | DataPath::D => row,
@@ -77,7 +76,7 @@ impl DataPath {
         }
     }
 
-    /// D in parts.
+    /// Splits D into parts.
     pub fn parts(self, m: u32, n: u32) -> Vec<Part> {
         let (rows, columns) = (m / self.blocks(), n / self.slices());
         let mut parts = Vec::new();

@@ -1,9 +1,9 @@
-//! How elements are packed in chunks of 16 bytes.
+//! Packing of elements in 16-byte chunks.
 
 use crate::number::Format;
 use crate::numerics::ElementBits;
 
-/// What a chunk of 16 bytes in shared memory, or four columns of a lane of tensor memory, hold.
+/// Contents of a 16-byte chunk in shared memory, or of four columns of a tensor-memory lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Container {
     /// 4 words of 32 bits.
@@ -16,17 +16,17 @@ pub enum Container {
     Bytes6,
     /// 16 bytes with a 4-bit element in bits 2 to 5 of each; tensor memory.
     Bytes4,
-    /// 16 elements of 6 bits one after the other, and 4 bytes that nobody reads; shared memory.
+    /// 16 packed elements of 6 bits, and 4 bytes of padding; shared memory.
     Padded6,
-    /// 16 elements of 4 bits one after the other, and 8 bytes that nobody reads; shared memory.
+    /// 16 packed elements of 4 bits, and 8 bytes of padding; shared memory.
     Padded4,
-    /// 32 elements of 4 bits, the first in the lower half of its byte.
+    /// 32 elements of 4 bits, the first one in the low half of its byte.
     Packed4,
 }
 
 impl Container {
-    /// For elements of `format` in shared memory. `packed`: of a kind whose 4-bit elements are
-    /// packed without padding (`mxf4`, `mxf4nvf4`).
+    /// Returns the container of `format` in shared memory. `packed` is true for kinds whose 4-bit
+    /// elements have no padding (`mxf4`, `mxf4nvf4`).
     pub fn shared(format: Format, packed: bool) -> Container {
         match format.bits() {
             32 => Container::Words,
@@ -38,7 +38,7 @@ impl Container {
         }
     }
 
-    /// The same for tensor memory.
+    /// Returns the container of `format` in tensor memory.
     pub fn tensor(format: Format, packed: bool) -> Container {
         match Container::shared(format, packed) {
             Container::Padded6 => Container::Bytes6,
@@ -57,7 +57,7 @@ impl Container {
         }
     }
 
-    /// Bytes of a chunk that are read.
+    /// Bytes of a chunk without padding.
     pub fn chunk_bytes(self) -> usize {
         match self {
             Container::Padded6 => 12,
@@ -66,12 +66,12 @@ impl Container {
         }
     }
 
-    /// Puts all elements of a chunk at `at`, `at + step`, and so on.
+    /// Unpacks all elements of a chunk to `at`, `at + step`, and so on.
     pub fn unpack(self, data: &[u8], element_bits: &mut CodeBuffer, at: usize, step: usize) {
         self.unpack_some(data, self.per_chunk() as usize, element_bits, at, step);
     }
 
-    /// The same for the first `take` elements.
+    /// Unpacks the first `take` elements of a chunk.
     pub fn unpack_some(
         self,
         data: &[u8],
@@ -110,14 +110,14 @@ impl Container {
     }
 }
 
-/// Element `i` of packed elements of 6 bits.
+/// Returns element `i` of packed 6-bit elements.
 pub(super) fn bits6(data: &[u8], i: usize) -> u8 {
     let (byte, shift) = (i * 6 / 8, i * 6 % 8);
     let next = data.get(byte + 1).copied().unwrap_or(0);
     (u16::from_le_bytes([data[byte], next]) >> shift) as u8 & 0x3f
 }
 
-/// Bit patterns of a matrix, row after row, in the narrowest integers that hold them.
+/// Row-major bit patterns of a matrix, in the narrowest integers that hold them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeBuffer {
     element_bits: Buffer,
@@ -132,7 +132,7 @@ enum Buffer {
 }
 
 impl CodeBuffer {
-    /// `rows` x `k` zeros.
+    /// Creates `rows` x `k` zeros.
     pub fn new(format: Format, rows: u32, k: u32) -> CodeBuffer {
         let count = (rows * k) as usize;
         let element_bits = match format.bits() {
@@ -143,12 +143,12 @@ impl CodeBuffer {
         CodeBuffer { element_bits, k: k as usize }
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// `count` rows from `first` on.
+    /// Returns `count` rows starting at `first`.
     pub fn rows(&self, first: u32, count: u32) -> ElementBits<'_> {
         let range = first as usize * self.k..(first + count) as usize * self.k;
         match &self.element_bits {

@@ -1,4 +1,4 @@
-//! Descriptors of MMAs: 32 bits that say which types and which shape.
+//! Instruction descriptors of MMAs: 32 bits with element types and shape.
 //!
 //! ```text
 //! bit        31 30 29 28   24 23 22   17 16 15 14 13 12 10 9  7  6 5  4  3  2 1  0
@@ -19,32 +19,32 @@ pub struct InstructionDescriptor {
     pub m: u32,
     /// Columns of D.
     pub n: u32,
-    /// Elements of A.
+    /// Element format of A.
     pub a: Format,
-    /// Elements of B.
+    /// Element format of B.
     pub b: Format,
-    /// Elements of D.
+    /// Element format of D.
     pub accumulate: Accumulate,
-    /// Signs of A are inverted.
+    /// Whether A is negated.
     pub negate_a: bool,
-    /// Signs of B are inverted.
+    /// Whether B is negated.
     pub negate_b: bool,
-    /// Direction of A.
+    /// Major direction of A.
     pub major_a: Major,
-    /// Direction of B.
+    /// Major direction of B.
     pub major_b: Major,
-    /// Of the kinds with block scales.
+    /// Scale fields, for kinds with block scales.
     pub scales: Option<ScaleFields>,
 }
 
-/// What a descriptor says about block scales.
+/// Fields for block scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleFields {
-    /// Of both matrices.
+    /// Scale format of both operands.
     pub format: Format,
-    /// First byte of A's scales in their columns.
+    /// Byte within a column of A's first scale.
     pub id_a: u32,
-    /// First byte of B's scales in their columns.
+    /// Byte within a column of B's first scale.
     pub id_b: u32,
 }
 
@@ -68,7 +68,7 @@ pub fn k_of(kind: MmaKind) -> u32 {
     }
 }
 
-/// The kind of arithmetic.
+/// Returns the arithmetic of a kind.
 pub fn mma_kind(kind: MmaKind, a: Format) -> Kind {
     match kind {
         MmaKind::F16 if a == Format::BF16 => Kind::Bf16,
@@ -81,7 +81,7 @@ pub fn mma_kind(kind: MmaKind, a: Format) -> Kind {
     }
 }
 
-/// A type code of the kind.
+/// Returns the element format of a type code.
 fn element(kind: MmaKind, code: u32) -> Option<Format> {
     match (kind, code) {
         (MmaKind::F16, 0) => Some(Format::F16),
@@ -100,11 +100,11 @@ fn element(kind: MmaKind, code: u32) -> Option<Format> {
 }
 
 impl InstructionDescriptor {
-    /// Takes the descriptor of an MMA of `kind` apart. Shapes are checked apart from it.
+    /// Decodes the descriptor of an MMA of `kind`. Shapes are checked separately.
     ///
     /// # Errors
     /// `instruction-descriptor-reserved`, `-sparse` (bit 2; sparse MMAs are not supported, and a
-    /// dense instruction must not say sparse), `-saturate` (other than `i8`), `-shift` (other than
+    /// dense instruction must not set it), `-saturate` (only for `i8`), `-shift` (only for
     /// weight-stationary MMAs), `-type`, `-negate` (`i8`), `-transpose` (`mxf4`, `mxf4nvf4`),
     /// `-scale-format`, and `-k96` (sm_103a only).
     pub fn decode(

@@ -1,4 +1,4 @@
-//! The tables of which MMAs exist.
+//! Tables of legal MMAs.
 
 use super::instruction_descriptor::{InstructionDescriptor, has_scales};
 use super::shared_descriptor::Swizzle;
@@ -7,7 +7,7 @@ use crate::decode::MmaKind;
 use crate::error::Fault;
 use crate::number::Format;
 
-/// M and N of dense MMAs, by kind, group and whether they are weight stationary.
+/// Checks M and N of a dense MMA for its kind, group and weight-stationary flag.
 ///
 /// # Errors
 /// `mma-weight-stationary`, `mma-shape-m`, `mma-shape-n`.
@@ -62,7 +62,7 @@ fn steps(value: u32, from: u32, to: u32, step: u32) -> bool {
     (from..=to).contains(&value) && (value - from).is_multiple_of(step)
 }
 
-/// N of a transposed B of 8-bit containers.
+/// Checks N of a transposed B in 8-bit containers.
 ///
 /// # Errors
 /// `mma-transpose-n`.
@@ -86,8 +86,8 @@ pub fn check_transposed_n(
     Ok(())
 }
 
-/// Which swizzles a transposed matrix may have. The 4-bit and 6-bit elements of `f8f6f4` kinds
-/// are in 8-bit containers and count as such.
+/// Checks the swizzle of a transposed matrix. The 4-bit and 6-bit elements of `f8f6f4` kinds are in
+/// 8-bit containers and count as 8-bit elements.
 ///
 /// # Errors
 /// `swizzle-major`.
@@ -116,10 +116,10 @@ pub fn check_swizzle(
     ))
 }
 
-/// Scales along K of one MMA for each legal combination of kind, format and block size.
+/// Returns the number of scales along K of one MMA, for a legal kind, format and block size.
 ///
 /// # Errors
-/// `scale-vector`: no such combination.
+/// `scale-vector`: the combination is illegal.
 pub fn scales_along_k(kind: MmaKind, format: Format, block: u32) -> Result<u32, Fault> {
     match (kind, format, block) {
         (MmaKind::Mxf8f6f4, Format::UE8M0, 32) => Ok(1),
@@ -132,10 +132,10 @@ pub fn scales_along_k(kind: MmaKind, format: Format, block: u32) -> Result<u32, 
     }
 }
 
-/// The byte of a column where the scales of one row begin.
+/// Checks the byte of a column at which the scales of one row begin.
 ///
 /// # Errors
-/// `scale-id`: 1 scale may begin at 0 to 3, 2 at 0 or 2, 4 at 0.
+/// `scale-id`: 1 scale may begin at bytes 0 to 3, 2 scales at 0 or 2, 4 scales at 0.
 pub fn check_scale_id(what: &str, count: u32, id: u32) -> Result<(), Fault> {
     if id.is_multiple_of(count) && id + count <= 4 {
         return Ok(());

@@ -1,8 +1,8 @@
-//! `tcgen05.ld` and `tcgen05.st`: between tensor memory and registers.
+//! `tcgen05.ld` and `tcgen05.st`: transfers between tensor memory and registers.
 //!
-//! Both see the words of a lane in order; word `w` is column `w`, or with `.pack::16b` and
-//! `.unpack::16b` the lower halves of columns `2 w` and `2 w + 1`. Thread `t` of a warp and its
-//! register `r` hold:
+//! Both instructions access the words of a lane in order. Word `w` is column `w`; with `.pack::16b`
+//! and `.unpack::16b`, the low halves of columns `2 w` and `2 w + 1`. Register `r` of thread `t` of
+//! a warp holds:
 //!
 //! | shape | lane | word |
 //! |---|---|---|
@@ -17,20 +17,21 @@ use crate::decode::Tcgen05Shape;
 use crate::error::Fault;
 use crate::place::{Memory, TENSOR_COLUMNS};
 
-/// Registers of one warp: for each register its 32 lanes.
+/// Registers of one warp: 32 lanes for each register.
 pub type WarpRegisters = Vec<[u32; 32]>;
 
-/// What is done about an address whose lane belongs to another warp.
+/// Treatment of an address whose lane belongs to another warp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaneBits {
-    /// A fault, as the instruction set has it: a warp reaches the 32 lanes of its place among four.
+    /// A fault, as in the instruction set: a warp reaches only the 32 lanes of its position among
+    /// four warps.
     #[default]
     Checked,
-    /// Nothing: bits 5 and 6 of the lane are replaced by the warp's, as machines are said to do.
+    /// Bits 5 and 6 of the lane are replaced by the warp's, as hardware is said to do.
     Ignored,
 }
 
-/// A `tcgen05.ld` or `tcgen05.st` with the values of its operands.
+/// A `tcgen05.ld` or `tcgen05.st` with its operand values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterAccess {
     /// `.shape`.
@@ -39,33 +40,33 @@ pub struct RegisterAccess {
     pub repeat: u32,
     /// `.pack::16b`, `.unpack::16b`.
     pub halves: bool,
-    /// What is added to the address for the second half of `.16x32bx2`.
+    /// Offset from the address to the second half of `.16x32bx2`.
     pub half_offset: u32,
     /// Tensor-memory address.
     pub address: u32,
     /// Rank of the CTA.
     pub rank: u32,
-    /// The warp's number in its CTA.
+    /// Index of the warp in its CTA.
     pub warp: u32,
-    /// About foreign lanes.
+    /// Treatment of another warp's lanes.
     pub lane_bits: LaneBits,
 }
 
-/// An access that is legal.
+/// A legal access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisterPlan {
     access: RegisterAccess,
-    /// First lane and column; two for `.16x32bx2`.
+    /// First lane and column of each access; two for `.16x32bx2`.
     starts: Vec<TensorAddress>,
 }
 
 impl RegisterAccess {
-    /// Registers that each thread has.
+    /// Registers per thread.
     pub fn registers(&self) -> u32 {
         self.shape.registers() * self.repeat
     }
 
-    /// Words of one lane that one of the accesses moves.
+    /// Words per lane of one access.
     fn words(&self) -> u32 {
         match self.shape {
             Tcgen05Shape::S32x32b | Tcgen05Shape::S16x32bx2 => self.repeat,
@@ -75,12 +76,12 @@ impl RegisterAccess {
         }
     }
 
-    /// Columns of one lane that one of the accesses moves.
+    /// Columns per lane of one access.
     pub fn columns(&self) -> u32 {
         self.words() * if self.halves { 2 } else { 1 }
     }
 
-    /// Whether the instruction is legal.
+    /// Checks that the instruction is legal.
     ///
     /// # Errors
     /// `tensor-access-repeat`, `tensor-lane-of-another-warp`, `tensor-lane-alignment`,
@@ -127,7 +128,7 @@ impl RegisterAccess {
         Ok(address)
     }
 
-    /// Lane (from the first) and word of a register of a thread.
+    /// Lane (relative to the first) and word of a register of a thread.
     fn position(&self, thread: u32, register: u32) -> (u32, u32) {
         match self.shape {
             Tcgen05Shape::S32x32b => (thread, register),
@@ -149,14 +150,14 @@ impl RegisterAccess {
 }
 
 impl RegisterPlan {
-    /// First lane, lanes, first column, columns of each access.
+    /// Returns first lane, lanes, first column and columns of each access.
     pub fn extents(&self) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {
         let (lanes, columns) = (self.access.lanes(), self.access.columns());
         self.starts.iter().map(move |start| (start.lane, lanes, start.column, columns))
     }
 
-    /// Calls `each` with the index of a word among those of all accesses and lanes, the register
-    /// and the thread that has it.
+    /// Calls `each` with the index of a word over all accesses and lanes, and with the register and
+    /// the thread of the word.
     fn for_each(&self, mut each: impl FnMut(usize, usize, usize)) {
         let access = &self.access;
         for thread in 0..32 {
@@ -170,7 +171,8 @@ impl RegisterPlan {
         }
     }
 
-    /// Places of all lanes of all accesses, in the order of [`RegisterPlan::for_each`].
+    /// Returns the addresses of all lanes of all accesses, in the order of
+    /// [`RegisterPlan::for_each`].
     fn lanes(&self) -> impl Iterator<Item = TensorAddress> + '_ {
         let lanes = self.access.lanes();
         self.starts.iter().flat_map(move |start| {
@@ -181,7 +183,7 @@ impl RegisterPlan {
     /// `tcgen05.ld`.
     ///
     /// # Errors
-    /// Those of `memory`.
+    /// The errors of `memory`.
     pub fn load(&self, memory: &mut dyn Memory) -> Result<WarpRegisters, Fault> {
         let access = &self.access;
         let mut words = Vec::with_capacity(self.starts.len() * 32 * access.words() as usize);
@@ -201,10 +203,10 @@ impl RegisterPlan {
         Ok(registers)
     }
 
-    /// `tcgen05.st`. With `.unpack::16b`, the upper halves of columns get zeros.
+    /// `tcgen05.st`. `.unpack::16b` writes zeros to the upper halves of columns.
     ///
     /// # Errors
-    /// Those of `memory`; `tensor-access-registers`: not as many registers as the shape has.
+    /// The errors of `memory`; `tensor-access-registers` for a wrong number of registers.
     pub fn store(&self, registers: &[[u32; 32]], memory: &mut dyn Memory) -> Result<(), Fault> {
         let access = &self.access;
         if registers.len() != access.registers() as usize {
@@ -233,18 +235,18 @@ impl RegisterPlan {
     }
 }
 
-/// `tcgen05.ld` at once.
+/// Checks and executes a `tcgen05.ld`.
 ///
 /// # Errors
-/// Those of [`RegisterAccess::check`] and [`RegisterPlan::load`].
+/// The errors of [`RegisterAccess::check`] and [`RegisterPlan::load`].
 pub fn load(access: &RegisterAccess, memory: &mut dyn Memory) -> Result<WarpRegisters, Fault> {
     access.check()?.load(memory)
 }
 
-/// `tcgen05.st` at once.
+/// Checks and executes a `tcgen05.st`.
 ///
 /// # Errors
-/// Those of [`RegisterAccess::check`] and [`RegisterPlan::store`].
+/// The errors of [`RegisterAccess::check`] and [`RegisterPlan::store`].
 pub fn store(
     access: &RegisterAccess,
     registers: &[[u32; 32]],

@@ -15,22 +15,22 @@ use crate::number::{Format, Rounding, decode, encode};
 use crate::numerics::{Accumulate, MmaSpec, Operand, ResultMode, TensorCore, multiply};
 use crate::place::Memory;
 
-/// Columns of tensor memory that A takes: 32 bytes of every row.
+/// Tensor-memory columns of A: 32 bytes per row.
 pub const A_COLUMNS: u32 = 8;
 
-/// An MMA that is legal: what [`MmaRequest::check`] leaves to do.
+/// A legal MMA, ready to run; returned by [`MmaRequest::check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MmaPlan {
     pub(super) kind: MmaKind,
     pub(super) group: u32,
-    /// Of the even CTA of a pair.
+    /// Rank of the CTA; of the even CTA of a pair.
     pub(super) rank: u32,
     pub(super) path: DataPath,
     pub(super) descriptor: InstructionDescriptor,
     pub(super) d: TensorAddress,
     pub(super) a: PlannedA,
     pub(super) b: SharedTile,
-    /// Elements with one scale, A's and B's.
+    /// Elements per scale, and the scales of A and B.
     pub(super) scales: Option<(u32, ScaleTile, ScaleTile)>,
     pub(super) accumulate: bool,
     pub(super) scale_input_d: u32,
@@ -43,7 +43,7 @@ pub(super) enum PlannedA {
     Tensor(TensorAddress, Container),
 }
 
-/// One part of D with all that its MMA takes.
+/// Operands of one part of D.
 struct Work {
     part: Part,
     a: usize,
@@ -52,24 +52,24 @@ struct Work {
 }
 
 impl MmaPlan {
-    /// Multiplications of two elements in it.
+    /// Multiply-adds of the MMA.
     pub fn multiply_adds(&self) -> u64 {
         let shape = [self.descriptor.m, self.descriptor.n, k_of(self.kind)];
         shape.iter().map(|&n| u64::from(n)).product()
     }
 
-    /// Bytes of A and B that it reads from shared memory.
+    /// Bytes of A and B read from shared memory.
     pub fn bytes_shared(&self) -> u64 {
         let a = if matches!(self.a, PlannedA::Shared(_)) { self.descriptor.m } else { 0 };
         u64::from(a + self.descriptor.n) * 32
     }
 
-    /// The types and the shape.
+    /// The decoded instruction descriptor.
     pub fn descriptor(&self) -> &InstructionDescriptor {
         &self.descriptor
     }
 
-    /// Columns of the operands in tensor memory: name, first, count.
+    /// Columns of the operands in tensor memory: name, first column, number of columns.
     pub fn tensor_columns(&self) -> Vec<(&'static str, u32, u32)> {
         let mut columns = vec![("D", self.d.column, self.descriptor.n / self.path.slices())];
         if let PlannedA::Tensor(a, _) = self.a {
@@ -84,7 +84,7 @@ impl MmaPlan {
         columns
     }
 
-    /// D must not lie on what it is computed from.
+    /// Checks that D does not overlap the operands in tensor memory.
     pub(super) fn check_overlap(&self) -> Result<(), Fault> {
         let columns = self.tensor_columns();
         let (_, d, d_count) = columns[0];
@@ -103,17 +103,17 @@ impl MmaPlan {
         Ok(())
     }
 
-    /// Reads the operands, multiplies and writes D.
+    /// Reads the operands, computes and writes D.
     ///
     /// # Errors
-    /// Those of `memory`; `scale-copies-differ`.
+    /// The errors of `memory`; `scale-copies-differ`.
     pub fn run(&self, model: ResultMode, memory: &mut dyn Memory) -> Result<(), Fault> {
         let k = k_of(self.kind);
         let b = self.read_b(k, memory)?;
         let mut a = Vec::new();
         let mut work = Vec::new();
         for part in self.path.parts(self.descriptor.m, self.descriptor.n) {
-            // A in tensor memory has a copy for each slice; in shared memory all slices share it.
+            // In tensor memory, A has a copy for each slice; in shared memory all slices share A.
             if part.slice == 0 || matches!(self.a, PlannedA::Tensor(..)) {
                 a.push(self.read_a(&part, k, memory)?);
             }
@@ -178,7 +178,7 @@ impl MmaPlan {
         })
     }
 
-    /// All of B; with a pair, each CTA has half of its columns.
+    /// Reads all of B. Each CTA of a pair holds half of the columns.
     fn read_b(&self, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
         let rows = self.descriptor.n / self.group;
         let mut element_bits = CodeBuffer::new(self.descriptor.b, self.descriptor.n, k);
@@ -209,7 +209,7 @@ impl MmaPlan {
         Ok(element_bits)
     }
 
-    /// Lanes of a part that are written, with their rows counted from the part's first.
+    /// Written lanes of a part, with row indices relative to the part's first row.
     fn lanes(&self, part: &Part) -> impl Iterator<Item = (usize, u32)> + '_ {
         let (block, slice) = (part.block, part.slice);
         (0..part.rows.len()).filter_map(move |row| {
@@ -219,7 +219,7 @@ impl MmaPlan {
         })
     }
 
-    /// The accumulator of a part, row after row; zeros if it is not added.
+    /// Reads the accumulator of a part, row-major; zeros if the MMA does not accumulate.
     fn read_d(&self, part: &Part, memory: &mut dyn Memory) -> Result<Vec<u32>, Fault> {
         let columns = part.columns.len();
         let mut sum = vec![0; part.rows.len() * columns];
@@ -238,7 +238,7 @@ impl MmaPlan {
         Ok(sum)
     }
 
-    /// An element of D times 2 to the minus `scale_input_d`.
+    /// Returns an element of D times 2^-`scale_input_d`.
     fn scaled_down(&self, bits: u32) -> u32 {
         if self.scale_input_d == 0 {
             return bits;
@@ -255,7 +255,7 @@ impl MmaPlan {
 
     fn write_d(&self, item: &Work, memory: &mut dyn Memory) -> Result<(), Fault> {
         let columns = item.part.columns.len();
-        // Elements of 16 bits are in the lower halves of their columns.
+        // 16-bit elements are in the low halves of columns.
         let mask = if self.descriptor.accumulate == Accumulate::F16 { 0xffff } else { u32::MAX };
         let mut data = Vec::with_capacity(columns * 4);
         for (row, lane) in self.lanes(&item.part) {
@@ -269,10 +269,10 @@ impl MmaPlan {
     }
 }
 
-/// [`MmaRequest::check`] and [`MmaPlan::run`] at once.
+/// [`MmaRequest::check`] followed by [`MmaPlan::run`].
 ///
 /// # Errors
-/// Those of both.
+/// The errors of both.
 pub fn mma(
     request: &MmaRequest,
     model: ResultMode,

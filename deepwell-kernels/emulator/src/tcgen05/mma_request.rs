@@ -1,4 +1,4 @@
-//! Which `tcgen05.mma` are legal.
+//! Legality of `tcgen05.mma`.
 
 use super::address::TensorAddress;
 use super::datapath::DataPath;
@@ -14,34 +14,34 @@ use super::tile::{Major, SharedTile};
 use crate::decode::MmaKind;
 use crate::error::Fault;
 
-/// Where A is.
+/// Location of A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixA {
-    /// In shared memory: its descriptor.
+    /// Shared memory, with a matrix descriptor.
     Shared(u64),
-    /// In tensor memory: its address.
+    /// Tensor memory, with an address.
     Tensor(u32),
 }
 
-/// Block scales of an instruction.
+/// Block-scale operands of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleOperands {
-    /// Elements along K with one scale: 16 or 32.
+    /// Elements along K per scale: 16 or 32.
     pub block: u32,
-    /// Tensor-memory address of A's.
+    /// Tensor-memory address of the scales of A.
     pub a: u32,
-    /// Tensor-memory address of B's.
+    /// Tensor-memory address of the scales of B.
     pub b: u32,
 }
 
-/// One `tcgen05.mma` with the values of its operands.
+/// One `tcgen05.mma` with its operand values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmaRequest {
     /// `.kind`.
     pub kind: MmaKind,
     /// `.cta_group`: 1 or 2.
     pub group: u32,
-    /// Rank of the CTA that issues it.
+    /// Rank of the issuing CTA.
     pub rank: u32,
     /// `.ws`.
     pub weight_stationary: bool,
@@ -49,27 +49,27 @@ pub struct MmaRequest {
     pub d: u32,
     /// A.
     pub a: MatrixA,
-    /// B's descriptor.
+    /// Matrix descriptor of B.
     pub b: u64,
     /// Instruction descriptor.
     pub instruction: u32,
     /// `.block_scale`.
     pub scales: Option<ScaleOperands>,
-    /// `enable-input-d`: D is added.
+    /// `enable-input-d`: accumulate into D.
     pub accumulate: bool,
-    /// D is first multiplied by 2 to the minus this.
+    /// D is multiplied by 2^-`scale_input_d` before accumulation.
     pub scale_input_d: u32,
-    /// A bit for each lane of D that is not to be written: 128 bits for each CTA.
+    /// Bit mask of lanes of D that are not written: 128 bits for each CTA.
     pub disabled_lanes: [u32; 8],
     /// `.ashift`.
     pub shift_a: bool,
 }
 
 impl MmaRequest {
-    /// Whether the instruction is legal, whatever memory holds.
+    /// Checks that the instruction is legal, independently of memory contents.
     ///
     /// # Errors
-    /// The rule that is broken: those of [`InstructionDescriptor::decode`],
+    /// The broken rule: those of [`InstructionDescriptor::decode`],
     /// [`SharedDescriptor::decode`], [`SharedTile::check`], [`check_shape`], [`check_swizzle`],
     /// [`check_transposed_n`], [`scales_along_k`], [`check_scale_id`], [`ScaleTile::decode`] and
     /// [`TensorAddress`]; `mma-scales`, `mma-scale-input-d`, `mma-shift-a`, `mma-disabled-lanes`,

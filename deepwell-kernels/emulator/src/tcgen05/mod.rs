@@ -1,13 +1,14 @@
-//! The fifth-generation tensor cores: what `tcgen05` instructions do.
+//! Fifth-generation tensor cores: the `tcgen05` instructions.
 //!
 //! # Brief overview
 //!
-//! Nothing here knows the engine. An instruction with the values of its operands is a request
-//! ([`MmaRequest`], [`CopyRequest`], [`RegisterAccess`]); its `check` says whether it is legal,
-//! whatever memory holds, and gives a plan; the plan's `run` (`load`, `store`) does it, at once or
-//! later, through [`Memory`](crate::place::Memory). [`Allocator`] keeps the columns of one CTA.
+//! This module is independent of the engine. An instruction with its operand values is a request
+//! ([`MmaRequest`], [`CopyRequest`], [`RegisterAccess`]). Its `check` decides legality,
+//! independently of memory contents, and returns a plan. The plan's `run` (`load`, `store`)
+//! executes the instruction, immediately or later, through [`Memory`](crate::place::Memory).
+//! [`Allocator`] manages the columns of one CTA.
 //!
-//! Every rule that is broken has a name, which [`Fault::rule`](crate::error::Fault) gives.
+//! Every rule has a name, which [`Fault::rule`](crate::error::Fault) holds when the rule is broken.
 //!
 //! ```
 //! use deepwell_emulator::decode::MmaKind;

@@ -1,10 +1,10 @@
 //! Block scales in tensor memory.
 //!
-//! A column of 32 bits holds up to four scales of one row. Row `r` is in lane `r % 32` of column
-//! `r / 32`, and in the same lanes of the other three groups of 32: every group of lanes has its
-//! own copy. In the layout [`DataPath::B`], where the lower 64 lanes of D have the first half of
-//! its columns, so do the scales of B: lanes 0 to 63 hold two copies for the first half of N,
-//! lanes 64 to 127 for the second.
+//! A 32-bit column holds up to four scales of one row. The scales of row `r` are in lane `r % 32`
+//! of column `r / 32`, and in the same lane of the other three groups of 32 lanes: every group of
+//! lanes has its own copy. In the layout [`DataPath::B`], lanes 0 to 63 hold the first half of D's
+//! columns, lanes 64 to 127 the second half. The scales of B follow: lanes 0 to 63 hold two copies
+//! for the first half of N, lanes 64 to 127 for the second half.
 
 use super::address::TensorAddress;
 use super::datapath::{DataPath, Part};
@@ -14,22 +14,23 @@ use crate::place::Memory;
 /// Lanes of one copy.
 const LANES: u32 = 32;
 
-/// The scales of one matrix.
+/// The scales of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleTile {
     /// First column.
     pub address: TensorAddress,
     /// First byte in a column.
     pub id: u32,
-    /// Scales of one row.
+    /// Scales per row.
     pub count: u32,
 }
 
 impl ScaleTile {
-    /// Takes the address of scales apart. Its two upper bits may repeat the byte `id`.
+    /// Decodes the address of scales. Its two upper bits are zero or repeat the byte `id`.
     ///
     /// # Errors
-    /// `scale-address-id`: they say another byte. `tensor-lane-alignment`: it is not lane 0.
+    /// `scale-address-id`: the upper bits name another byte. `tensor-lane-alignment`: the lane is
+    /// not 0.
     pub fn decode(what: &str, bits: u32, id: u32, count: u32) -> Result<ScaleTile, Fault> {
         let upper = bits >> 30;
         if upper != 0 && upper != id {
@@ -46,15 +47,15 @@ impl ScaleTile {
         Ok(ScaleTile { address, id, count })
     }
 
-    /// Columns that hold the scales of `rows` rows.
+    /// Number of columns for the scales of `rows` rows.
     pub fn columns(rows: u32) -> u32 {
         rows.div_ceil(LANES)
     }
 
-    /// Scales of the rows of A that a part has.
+    /// Reads the scales of the rows of A in a part.
     ///
     /// # Errors
-    /// Those of `memory`; `scale-copies-differ`.
+    /// The errors of `memory`; `scale-copies-differ`.
     pub fn read_a(
         &self,
         part: &Part,
@@ -65,10 +66,10 @@ impl ScaleTile {
         self.read("the scales of A", rows, &[0, 1, 2, 3], rank, memory)
     }
 
-    /// Scales of the columns of B that a part has.
+    /// Reads the scales of the columns of B in a part.
     ///
     /// # Errors
-    /// Those of `memory`; `scale-copies-differ`.
+    /// The errors of `memory`; `scale-copies-differ`.
     pub fn read_b(
         &self,
         path: DataPath,
@@ -85,7 +86,7 @@ impl ScaleTile {
         self.read("the scales of B", columns, copies, rank, memory)
     }
 
-    /// Scales of `rows` rows, row after row, which all copies must have alike.
+    /// Reads the scales of `rows` rows, row-major. All copies must be equal.
     fn read(
         &self,
         what: &str,

@@ -1,26 +1,26 @@
-//! Descriptors of matrices in shared memory.
+//! Matrix descriptors of shared memory.
 
 use std::fmt;
 
 use crate::error::Fault;
 
-/// How the 16-byte chunks of a matrix are permuted in shared memory.
+/// Permutation of the 16-byte chunks of a matrix in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Swizzle {
-    /// Not at all.
+    /// No permutation.
     None,
-    /// In rows of 32 bytes.
+    /// Within rows of 32 bytes.
     Bytes32,
-    /// In rows of 64 bytes.
+    /// Within rows of 64 bytes.
     Bytes64,
-    /// In rows of 128 bytes.
+    /// Within rows of 128 bytes.
     Bytes128,
-    /// In rows of 128 bytes, two chunks at a time.
+    /// Within rows of 128 bytes, in atoms of 32 bytes.
     Bytes128Atom32,
 }
 
 impl Swizzle {
-    /// Bytes of one row of the pattern; 16 without one.
+    /// Bytes of a row of the pattern; 16 for no swizzle.
     pub fn row_bytes(self) -> u32 {
         match self {
             Swizzle::None => 16,
@@ -30,9 +30,9 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte goes that would be at `address` without the permutation: some address bits
-    /// from bit 4 (5 for the 32-byte atom) on are inverted where bits from bit 7 on are set.
-    /// `base_offset` is the pattern's first 128-byte row, modulo 8.
+    /// Returns the swizzled address of the byte at `address`. Address bits from bit 4 (5 for the
+    /// 32-byte atom) on are XORed with bits from bit 7 on. `base_offset` is the pattern's first
+    /// 128-byte row, modulo 8.
     pub fn apply(self, address: u32, base_offset: u32) -> u32 {
         let (mask, shift) = match self {
             Swizzle::None => return address,
@@ -78,13 +78,13 @@ pub struct SharedDescriptor {
 }
 
 impl SharedDescriptor {
-    /// Takes a descriptor apart.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// `shared-descriptor-version` (bits 46 to 48), `shared-descriptor-reserved` (bits 14, 15,
-    /// 30, 31, 53 to 60), `shared-descriptor-swizzle` (bit patterns 3, 5, 7),
-    /// `shared-descriptor-leading-mode` (an absolute leading address, which only MMAs of K = 96 of
-    /// sm_103a have), `shared-descriptor-base-offset` (one without a pattern).
+    /// `shared-descriptor-version` (bits 46 to 48), `shared-descriptor-reserved` (bits 14, 15, 30,
+    /// 31, 53 to 60), `shared-descriptor-swizzle` (bit patterns 3, 5, 7),
+    /// `shared-descriptor-leading-mode` (an absolute leading address, only for MMAs of K = 96 on
+    /// sm_103a), `shared-descriptor-base-offset` (a base offset without a swizzle).
     pub fn decode(what: &str, bits: u64) -> Result<SharedDescriptor, Fault> {
         let field = |at: u32, width: u32| (bits >> at) as u32 & ((1 << width) - 1);
         let fault = |rule, why: String| {
@@ -144,7 +144,7 @@ impl SharedDescriptor {
         })
     }
 
-    /// The 64 bits of it.
+    /// Returns the 64-bit encoding.
     pub fn encode(&self) -> u64 {
         let swizzle = match self.swizzle {
             Swizzle::None => 0,
@@ -188,7 +188,7 @@ mod tests {
             let descriptor = SharedDescriptor { swizzle, base_offset, ..PLAIN };
             assert_eq!(SharedDescriptor::decode("A", descriptor.encode()).unwrap(), descriptor);
         }
-        // As hand-written kernels build it.
+        // The encoding that hand-written kernels use.
         assert_eq!(PLAIN.encode(), 0x2040 | 1 << 16 | 64 << 32 | 1 << 46 | 2 << 61);
     }
 
@@ -227,7 +227,7 @@ mod tests {
                     let to = swizzle.apply(address, base_offset);
                     assert_eq!(to / swizzle.row_bytes(), address / swizzle.row_bytes());
                     assert!(!std::mem::replace(&mut seen[to as usize], true));
-                    // A pattern that begins one row later is the same, moved.
+                    // A pattern that begins one row later is the same pattern, shifted by a row.
                     let moved = swizzle.apply(address + 128 * base_offset, base_offset);
                     assert_eq!(moved, swizzle.apply(address, 0) + 128 * base_offset);
                 }

@@ -1,7 +1,6 @@
-//! Where the elements of A and B are in shared memory.
+//! Layout of A and B in shared memory.
 //!
-//! One MMA takes 32 bytes of K of every row: two chunks of 16 bytes, which are the units of all
-//! layouts.
+//! One MMA reads 32 bytes along K of every row: two 16-byte chunks, the units of all layouts.
 //!
 //! K-major, row `r`, chunk `c` (0 or 1) along K:
 //!
@@ -19,8 +18,8 @@
 //!
 //! with `c = w / 16` chunks in a row and groups of `g = 8` along K, 4 with 32-byte atoms.
 //!
-//! The byte is added to the start address, and the sum is permuted ([`Swizzle::apply`]): patterns
-//! are a matter of addresses, so that a start inside of one advances along K.
+//! The offset is added to the start address, and the sum is swizzled ([`Swizzle::apply`]). Patterns
+//! depend on addresses, so that a start address inside a pattern advances along K.
 
 use super::elements::{CodeBuffer, Container};
 use super::shared_descriptor::{SharedDescriptor, Swizzle};
@@ -29,10 +28,10 @@ use crate::place::{Memory, Place};
 
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: u32 = 16;
-/// Chunks along K in one MMA.
+/// Chunks along K of one MMA.
 pub const K_CHUNKS: u32 = 2;
 
-/// Along which index elements are neighbors.
+/// The index along which elements are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
     /// Along K ("no transpose").
@@ -41,23 +40,23 @@ pub enum Major {
     Mn,
 }
 
-/// A matrix of one MMA in shared memory.
+/// An operand of one MMA in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedTile {
-    /// Where.
+    /// Matrix descriptor.
     pub descriptor: SharedDescriptor,
-    /// In which direction.
+    /// Major direction.
     pub major: Major,
-    /// How elements are packed.
+    /// Packing of the elements.
     pub container: Container,
 }
 
 impl SharedTile {
-    /// Whether the layout goes with the start address and `rows` rows.
+    /// Checks that the layout is legal for the start address and `rows` rows.
     ///
     /// # Errors
-    /// `swizzle-major`: 32-byte atoms have no K-major layout. `shared-tile-crosses-pattern`: from
-    /// this start address on, the chunks do not fit in one row of the swizzle pattern.
+    /// `swizzle-major`: 32-byte atoms have no K-major layout. `shared-tile-crosses-pattern`: the
+    /// chunks at this start address do not fit in one row of the swizzle pattern.
     pub fn check(&self, what: &str, rows: u32) -> Result<(), Fault> {
         let swizzle = self.descriptor.swizzle;
         if self.major == Major::K && swizzle == Swizzle::Bytes128Atom32 {
@@ -88,8 +87,8 @@ impl SharedTile {
         Ok(())
     }
 
-    /// Address of a chunk: `outer` along M or N (rows when K-major, chunks when MN-major) and
-    /// `inner` along K (chunks when K-major, elements when MN-major).
+    /// Returns the address of a chunk. `outer` counts along M or N (rows if K-major, chunks if
+    /// MN-major), `inner` along K (chunks if K-major, elements if MN-major).
     pub fn chunk_address(&self, outer: u32, inner: u32) -> u32 {
         let SharedDescriptor { start, leading, stride, base_offset, swizzle } = self.descriptor;
         let row = swizzle.row_bytes();
@@ -112,11 +111,11 @@ impl SharedTile {
         swizzle.apply(start + offset, base_offset)
     }
 
-    /// Reads `rows` rows from the shared memory of CTA `rank` to `element_bits`, from row `first`
-    /// on.
+    /// Reads `rows` rows from the shared memory of CTA `rank` into `element_bits`, starting at row
+    /// `first`.
     ///
     /// # Errors
-    /// Those of `memory`.
+    /// The errors of `memory`.
     pub fn read(
         &self,
         rank: u32,
@@ -147,7 +146,7 @@ impl SharedTile {
             let [low, high] = [0, 1].map(|chunk| self.chunk_address(row, chunk));
             let at = (first + row) as usize * element_bits.k();
             if whole && low.abs_diff(high) == CHUNK_BYTES {
-                // Neighbors in either order: one access.
+                // Adjacent chunks in either order are one access.
                 memory.read(Place::Shared { rank, offset: low.min(high) }, &mut data)?;
                 let (one, other) = data.split_at(CHUNK_BYTES as usize);
                 let (one, other) = if low < high { (one, other) } else { (other, one) };
@@ -176,7 +175,7 @@ impl SharedTile {
         let mut data = [0; CHUNK_BYTES as usize];
         let k_count = element_bits.k();
         for chunk in 0..rows.div_ceil(per_chunk) {
-            // The last chunk may be half used: it is read all the same, as the machine reads it.
+            // The last chunk may be half used. The whole chunk is read, as on hardware.
             let take = per_chunk.min(rows - chunk * per_chunk) as usize;
             for k in 0..k_count {
                 let offset = self.chunk_address(chunk, k as u32);

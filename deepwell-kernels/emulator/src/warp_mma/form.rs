@@ -13,7 +13,7 @@ use crate::numerics::{
     Accumulate, ElementBits, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
-/// One form of `mma.sync`.
+/// One variant of `mma.sync`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarpMmaForm {
     /// m16n8kK.
@@ -32,12 +32,11 @@ pub struct WarpMmaForm {
     pub scales: Option<MmaScales>,
 }
 
-/// Whose arithmetic the `mma.sync` of a target has; `target` is the number in its name.
+/// Returns the arithmetic of `mma.sync` on a target; `target` is the number in its name.
 ///
-/// MMAs of 8-bit floats are what the assembler makes of them: on sm_90, sm_100 and sm_103 a
-/// conversion to F16 and two MMAs of F16 (`F2FP` and `HMMA` in SASS), on sm_89 and sm_120 one MMA
-/// (`QMMA`). That of sm_120 has the bits of fraction that are published for Blackwell; it has not
-/// been compared with a machine.
+/// For 8-bit floats, the assembler decides: on sm_90, sm_100 and sm_103 a conversion to F16 and two
+/// F16 MMAs (`F2FP` and `HMMA` in SASS), on sm_89 and sm_120 one MMA (`QMMA`). On sm_120 the
+/// fraction bits are those published for Blackwell; they were not compared with hardware.
 pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
     match target {
         0..=88 => TensorCore::Ampere,
@@ -49,10 +48,10 @@ pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
 }
 
 impl WarpMmaForm {
-    /// The form of a decoded instruction.
+    /// Returns the form of a decoded instruction.
     ///
     /// # Errors
-    /// `mma-form` for layouts other than row by column and for C of another type than D.
+    /// `mma-form` for layouts other than row by column, and for different types of C and D.
     pub fn of(instruction: &WarpMma) -> Result<WarpMmaForm, Fault> {
         if !instruction.a_is_row || instruction.b_is_row {
             return Err(Fault::new("mma-form", "expected `.row.col`, got another layout"));
@@ -80,7 +79,7 @@ impl WarpMmaForm {
         })
     }
 
-    /// Whether the form exists on a target; `target` is the number in its name, such as 90.
+    /// Checks that the form exists on a target; `target` is the number in its name, such as 90.
     ///
     /// # Errors
     /// `mma-form`, `mma-target`.
@@ -111,7 +110,7 @@ impl WarpMmaForm {
         Ok(())
     }
 
-    /// Bits of a register that an element of A or B takes.
+    /// Register bits per element of A or B.
     fn container_bits(&self, element: Type) -> u32 {
         match self.kind {
             Some(MmaKind::Mxf4 | MmaKind::Mxf4nvf4) => 4,
@@ -119,7 +118,7 @@ impl WarpMmaForm {
         }
     }
 
-    /// Registers of A, of B, and of C or D.
+    /// Registers of A, of B, and of C or D per thread.
     pub fn registers(&self) -> (usize, usize, usize) {
         let k = self.shape.k as usize;
         let words = |rows: usize, element| rows * k * self.container_bits(element) as usize / 32;
@@ -131,12 +130,12 @@ impl WarpMmaForm {
         )
     }
 
-    /// D of a warp. Registers of lanes are as [`super::fragment`] says; `scales` come with a form
-    /// that has them.
+    /// Computes D of a warp. [`super::fragment`] defines the register layout. `scales` are required
+    /// if and only if the form has scales.
     ///
     /// # Errors
-    /// [`WarpMmaForm::check`]; `mma-registers` for another number of registers; those of scale
-    /// selectors.
+    /// The errors of [`WarpMmaForm::check`] and of scale selectors; `mma-registers` for a wrong
+    /// number of registers.
     pub fn run(
         &self,
         target: u32,
@@ -205,7 +204,8 @@ impl WarpMmaForm {
         Ok(d)
     }
 
-    /// Elements smaller than their bytes: 4 bits lie in bits 2 to 5, 6 bits in bits 0 to 5.
+    /// Extracts elements smaller than their bytes: 4-bit elements are in bits 2 to 5, 6-bit
+    /// elements in bits 0 to 5.
     fn element_bits(&self, mut element_bits: Vec<u32>, element: Type) -> Vec<u32> {
         if matches!(self.kind, Some(MmaKind::F8f6f4 | MmaKind::Mxf8f6f4)) {
             for code in &mut element_bits {

@@ -1,7 +1,7 @@
-//! Which lane holds which element of a matrix.
+//! Layout of matrix elements over the lanes of a warp.
 //!
-//! Lane `l` belongs to group `l / 4` and is number `l % 4` in it. Registers hold `32 / bits`
-//! elements, low bits first. With E elements to a register:
+//! Lane `l` is number `l % 4` of group `l / 4`. A register holds `32 / bits` elements, low bits
+//! first. With E elements per register:
 //!
 //! | matrix | register `r`, element `i` of it |
 //! |---|---|
@@ -10,15 +10,15 @@
 //! | C and D, 32 bits | row `group + 8 (r / 2 % 2)`, column `2 (l % 4) + r % 2 + 8 (r / 4)` |
 //! | C and D, 16 bits | row `group + 8 (r % 2)`, column `2 (l % 4) + i + 8 (r / 2)` |
 //!
-//! These are the index formulas of the ISA's fragments for `mma.m16n8k4` to `m16n8k64` in one; D
-//! goes on along N as `wgmma` has it.
+//! These formulas cover the fragments of `mma.m16n8k4` to `m16n8k64` in the ISA. D continues along
+//! N as in `wgmma`.
 
 use super::{LANES, Row};
 
-/// Rows of A and D that a warp holds.
+/// Rows of A and D in a warp.
 pub const WARP_ROWS: usize = 16;
 
-/// Elements of A as `[16, k]`, each in the low bits.
+/// Gathers A as `[16, k]`, each element in the low bits.
 pub fn gather_a(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     let per_register = (32 / bits) as usize;
     let mut element_bits = vec![0; WARP_ROWS * k];
@@ -32,7 +32,7 @@ pub fn gather_a(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     element_bits
 }
 
-/// Elements of B as `[8, k]` (so B transposed), each in the low bits.
+/// Gathers B as `[8, k]` (B transposed), each element in the low bits.
 pub fn gather_b(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     let per_register = (32 / bits) as usize;
     let mut element_bits = vec![0; 8 * k];
@@ -57,7 +57,7 @@ fn put(target: &mut [u32], word: u32, bits: u32) {
     }
 }
 
-/// Elements of C or D as `[16, n]`, each in the low bits. `bits` is 16 or 32.
+/// Gathers C or D as `[16, n]`, each element in the low bits. `bits` is 16 or 32.
 pub fn gather_accumulator(registers: &[Row], bits: u32, n: usize) -> Vec<u32> {
     let mut element_bits = vec![0; WARP_ROWS * n];
     for (index, register) in registers.iter().enumerate() {
@@ -88,7 +88,7 @@ pub fn scatter_accumulator(element_bits: &[u32], bits: u32, n: usize, registers:
     }
 }
 
-/// Registers of an accumulator with `n` columns.
+/// Registers per thread of an accumulator with `n` columns.
 pub fn accumulator_registers(bits: u32, n: usize) -> usize {
     WARP_ROWS * n * bits as usize / 32 / LANES
 }

@@ -5,36 +5,36 @@ use crate::decode::{MatrixElement, MatrixShape};
 use crate::error::Fault;
 use crate::place::{Memory, Place};
 
-/// Bytes of a row of a matrix in shared memory, padding included.
+/// Bytes of a matrix row in shared memory, including padding.
 const ROW_BYTES: usize = 16;
 
-/// The qualifiers of `ldmatrix` and `stmatrix`.
+/// Qualifiers of `ldmatrix` and `stmatrix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixAccess {
-    /// Of one matrix.
+    /// Shape of one matrix.
     pub shape: MatrixShape,
-    /// Matrices: 1, 2 or 4.
+    /// Number of matrices: 1, 2 or 4.
     pub count: u32,
     /// `.trans`.
     pub transpose: bool,
-    /// Elements.
+    /// Element type.
     pub element: MatrixElement,
 }
 
 impl MatrixAccess {
-    /// Lanes whose addresses count: those of the first `8 count` or `16 count` lanes.
+    /// Number of lanes whose addresses are used: the first `8 count` or `16 count` lanes.
     pub fn addresses(&self) -> usize {
         let rows = if self.shape == MatrixShape::M16n16 { 16 } else { 8 };
         rows * self.count as usize
     }
 
-    /// Registers of 32 bits.
+    /// Number of 32-bit registers per thread.
     pub fn registers(&self) -> usize {
         let each = if self.shape == MatrixShape::M16n16 { 2 } else { 1 };
         each * self.count as usize
     }
 
-    /// The table of shapes, elements and counts for loads.
+    /// Checks shape, element and count of a load.
     ///
     /// # Errors
     /// `matrix-load-form`.
@@ -53,7 +53,7 @@ impl MatrixAccess {
         self.refuse_unless(is_legal, "matrix-load-form", "ldmatrix")
     }
 
-    /// The table of shapes, elements and counts for stores.
+    /// Checks shape, element and count of a store.
     ///
     /// # Errors
     /// `matrix-store-form`.
@@ -84,11 +84,12 @@ impl MatrixAccess {
     }
 }
 
-/// `ldmatrix`. `rows` are, by lane, the rank and the byte in shared memory of a matrix row; of them
-/// the first [`MatrixAccess::addresses`] count. Gives [`MatrixAccess::registers`] registers.
+/// `ldmatrix`. `rows` holds, by lane, the rank and the shared-memory offset of a matrix row; only
+/// the first [`MatrixAccess::addresses`] rows are used. Returns [`MatrixAccess::registers`]
+/// registers.
 ///
 /// # Errors
-/// [`MatrixAccess::check_load`], `matrix-row-alignment`, and what the memory refuses.
+/// The errors of [`MatrixAccess::check_load`] and of the memory; `matrix-row-alignment`.
 pub fn load_matrix(
     access: MatrixAccess,
     rows: &[(u32, u32); LANES],
@@ -115,7 +116,7 @@ pub fn load_matrix(
     Ok(registers)
 }
 
-/// Elements of 6 or 4 bits, packed at the front of a row, become bytes.
+/// Expands 6-bit or 4-bit elements, packed at the start of a row, to bytes.
 fn widen(element: MatrixElement, row: &mut [u8; ROW_BYTES]) {
     let bits = match element {
         MatrixElement::B8FromB6 => 6,
@@ -137,7 +138,7 @@ fn loaded_word(
     let (group, number) = (lane / 4, lane % 4);
     match (access.shape, access.transpose) {
         (MatrixShape::M16n16, _) => {
-            // Registers come in pairs: of one matrix columns 0 to 7, then 8 to 15.
+            // Each matrix has two registers: columns 0 to 7, then 8 to 15.
             let column = group + 8 * (index % 2);
             let first = 16 * (index / 2) + 4 * number;
             u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[first + i][column]))
@@ -153,11 +154,11 @@ fn loaded_word(
     }
 }
 
-/// `stmatrix`. `rows` as in [`load_matrix`].
+/// `stmatrix`, with `rows` as in [`load_matrix`].
 ///
 /// # Errors
-/// [`MatrixAccess::check_store`], `matrix-row-alignment`, `matrix-registers` for another number of
-/// registers, and what the memory refuses.
+/// The errors of [`MatrixAccess::check_store`] and of the memory; `matrix-row-alignment`;
+/// `matrix-registers` for a wrong number of registers.
 pub fn store_matrix(
     access: MatrixAccess,
     rows: &[(u32, u32); LANES],
@@ -178,7 +179,8 @@ pub fn store_matrix(
             let (group, number) = (lane / 4, lane % 4);
             for (i, byte) in word.to_le_bytes().into_iter().enumerate() {
                 let (row, column) = match (access.shape, access.transpose) {
-                    // Elements 0 and 1 are of row `group`, 2 and 3 of the row 8 further.
+                    // Elements 0 and 1 go to column `group` in memory, elements 2 and 3 to `group +
+                    // 8`.
                     (MatrixShape::M16n8, _) => (2 * number + i % 2, group + 8 * (i / 2)),
                     (_, false) => (group, 4 * number + i),
                     (_, true) => (2 * number + i / 2, 2 * group + i % 2),

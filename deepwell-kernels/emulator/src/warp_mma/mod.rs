@@ -2,12 +2,12 @@
 //!
 //! # Brief overview
 //!
-//! `ldmatrix`, `stmatrix` and `movmatrix` are [`load_matrix`], [`store_matrix`] and
-//! [`transpose_matrix`]; `mma.sync` is a [`WarpMmaForm`], whose [`WarpMmaForm::check`] is the table
-//! of shapes and types and whose [`WarpMmaForm::run`] computes D. Registers are rows of 32 lanes.
+//! [`load_matrix`], [`store_matrix`] and [`transpose_matrix`] are `ldmatrix`, `stmatrix` and
+//! `movmatrix`. A [`WarpMmaForm`] is a variant of `mma.sync`: [`WarpMmaForm::check`] holds the
+//! table of shapes and types, [`WarpMmaForm::run`] computes D. A register is a row of 32 lanes.
 //!
-//! How the elements of a matrix lie in the registers of a warp is in [`fragment`]; `wgmma` uses it
-//! too, since each of its four warps holds 16 rows in the same way.
+//! [`fragment`] defines the layout of matrix elements in the registers of a warp. `wgmma` uses the
+//! same layout: each of its four warps holds 16 rows.
 
 mod form;
 pub mod fragment;

@@ -5,16 +5,16 @@ use crate::decode::Type;
 use crate::error::Fault;
 use crate::number::Format;
 
-/// Which of a warp's scale registers give the scales: `{byte-id, thread-id}`.
+/// Selects the lanes and bytes of a warp's scale registers: `{byte-id, thread-id}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleSelector {
-    /// The first byte of the register.
+    /// First byte of the register.
     pub byte: u32,
-    /// Of A: which pair of lanes of four (0, 1). Of B: which lane of four.
+    /// For A, the pair of lanes within four (0, 1). For B, the lane within four.
     pub thread: u32,
 }
 
-/// What an instruction says about scales.
+/// Scale qualifiers of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmaScales {
     /// Scales along K: 1, 2 or 4 (`.scale_vec`).
@@ -23,16 +23,16 @@ pub struct MmaScales {
     pub scale_type: Type,
 }
 
-/// Registers with scales and which bytes of them count.
+/// Scale registers of a warp, and the selected bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarpScales {
-    /// Of A.
+    /// Scales of A.
     pub a: Row,
-    /// Of A.
+    /// Selector of A.
     pub a_selector: ScaleSelector,
-    /// Of B.
+    /// Scales of B.
     pub b: Row,
-    /// Of B.
+    /// Selector of B.
     pub b_selector: ScaleSelector,
 }
 
@@ -42,15 +42,15 @@ impl MmaScales {
         if self.scale_type == Type::Ue4m3 { Format::UE4M3 } else { Format::UE8M0 }
     }
 
-    /// Scales of A as `[16, vector]`: the even lane of the pair gives those of row `group`, the odd
-    /// one those of row `group + 8`.
+    /// Returns the scales of A as `[16, vector]`. The even lane of the pair holds those of row
+    /// `group`, the odd lane those of row `group + 8`.
     pub(super) fn of_a(self, scales: &WarpScales) -> Result<Vec<u8>, Fault> {
         self.check("a", scales.a_selector, 2)?;
         let lane = |row: usize| 4 * (row % 8) + 2 * scales.a_selector.thread as usize + row / 8;
         Ok((0..16).flat_map(|row| self.bytes(scales.a[lane(row)], scales.a_selector)).collect())
     }
 
-    /// Scales of B as `[8, vector]`.
+    /// Returns the scales of B as `[8, vector]`.
     pub(super) fn of_b(self, scales: &WarpScales) -> Result<Vec<u8>, Fault> {
         self.check("b", scales.b_selector, 4)?;
         let lane = |column: usize| 4 * column + scales.b_selector.thread as usize;
@@ -63,7 +63,7 @@ impl MmaScales {
         (0..self.vector).map(move |i| (word >> (8 * (selector.byte + i))) as u8)
     }
 
-    /// The table of selectors.
+    /// Checks a selector.
     fn check(self, name: &str, selector: ScaleSelector, threads: u32) -> Result<(), Fault> {
         let step = self.vector;
         if selector.byte >= 4 || !selector.byte.is_multiple_of(step) {

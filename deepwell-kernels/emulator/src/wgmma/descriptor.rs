@@ -1,12 +1,12 @@
-//! Matrices in shared memory.
+//! Matrix descriptors of `wgmma`.
 
 use crate::error::Fault;
 use crate::place::{Memory, Place};
 
-/// Rows of 16 bytes that stay together.
+/// Bytes of a chunk, the unit of swizzling.
 const CHUNK_BYTES: usize = 16;
 
-/// Pattern of a matrix in shared memory, 16-byte chunks within so many bytes.
+/// Swizzle pattern of a matrix in shared memory, by the bytes of a pattern row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Swizzle {
@@ -17,11 +17,11 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// By the code of a descriptor.
+    /// Patterns by descriptor code.
     const BY_CODE: [Swizzle; 4] =
         [Swizzle::None, Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32];
 
-    /// Chunks of 16 bytes among which the pattern moves them.
+    /// Number of 16-byte chunks in a row of the pattern.
     pub fn chunks(self) -> u32 {
         match self {
             Swizzle::None => 1,
@@ -32,7 +32,7 @@ impl Swizzle {
     }
 }
 
-/// The 64 bits that describe a matrix of `wgmma`. All sizes are multiples of 16 below 2^18.
+/// The 64-bit matrix descriptor of `wgmma`. All sizes are multiples of 16 below 2^18.
 ///
 /// | bits | field |
 /// |---|---|
@@ -49,19 +49,20 @@ pub struct Descriptor {
     pub leading_bytes: u32,
     /// Stride dimension byte offset.
     pub stride_bytes: u32,
-    /// Which 128-byte line of the pattern the matrix begins in, 0 to 7.
+    /// The 128-byte line of the pattern at which the matrix begins, 0 to 7.
     pub base_offset: u32,
-    /// Pattern.
+    /// Swizzle pattern.
     pub swizzle: Swizzle,
 }
 
 const RESERVED: u64 = !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 0x7 << 49 | 0x3 << 62);
 
 impl Descriptor {
-    /// Reads a descriptor.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// `wgmma-descriptor` for bits that no field has, and for a base offset without swizzle.
+    /// `wgmma-descriptor` for set bits outside of all fields, and for a base offset without
+    /// swizzle.
     pub fn decode(bits: u64) -> Result<Descriptor, Fault> {
         if bits & RESERVED != 0 {
             return Err(Fault::new(
@@ -92,7 +93,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The 64 bits. Sizes are cut to what the fields hold.
+    /// Returns the 64-bit encoding. Sizes are truncated to their fields.
     pub fn encode(&self) -> u64 {
         let field = |bytes: u32| u64::from(bytes >> 4 & 0x3fff);
         let swizzle = Swizzle::BY_CODE.iter().position(|&one| one == self.swizzle).unwrap_or(0);
@@ -103,33 +104,32 @@ impl Descriptor {
             | (swizzle as u64) << 62
     }
 
-    /// Where a chunk is that lies at an address of the unswizzled image: the number of its 128-byte
-    /// line, counted from the base offset, is added without carry to its place in the pattern.
+    /// Returns the swizzled address of a chunk. The number of its 128-byte line, relative to the
+    /// base offset, is XORed into its position in the pattern.
     fn swizzled(&self, address: u32) -> u32 {
         let line = (address >> 7).wrapping_sub(self.base_offset);
         address ^ (line & (self.swizzle.chunks() - 1)) << 4
     }
 }
 
-/// A matrix of an instruction: A as `[M, K]` or B as `[N, K]`, K being 32 bytes.
+/// An operand of an instruction: A as `[M, K]` or B as `[N, K]`, where K is 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Where it is.
+    /// Matrix descriptor.
     pub descriptor: Descriptor,
     /// M or N.
     pub rows: u32,
     /// Bytes of an element: 1, 2 or 4.
     pub element_bytes: u32,
-    /// Elements are neighbors along M or N, not along K (`imm-trans`).
+    /// Whether elements are contiguous along M or N instead of K (`imm-trans`).
     pub is_transposed: bool,
 }
 
 impl Tile {
-    /// Addresses of the chunks of 16 bytes that hold the elements. K-major: for every row two, with
-    /// 16 bytes of K each. Transposed: for every 16 bytes of M or N the elements of K one after the
-    /// other.
+    /// Returns the address of a 16-byte chunk. K-major: two chunks per row, with 16 bytes of K
+    /// each. Transposed: for every 16 bytes of M or N, one chunk per element of K.
     ///
-    /// Canonical layouts, T being the elements of a chunk and W [`Swizzle::chunks`], in bytes:
+    /// Canonical layouts in bytes, where W is [`Swizzle::chunks`]:
     ///
     /// | | row `r`, chunk `c` of K | chunk `c` of rows, element `k` of K |
     /// |---|---|---|
@@ -156,10 +156,10 @@ impl Tile {
         self.descriptor.swizzled(start + offset)
     }
 
-    /// Reads rows `first` to `first + count` as bit patterns `[count, K]`. `rank` is the CTA's.
+    /// Reads rows `first` to `first + count` of CTA `rank` as bit patterns `[count, K]`.
     ///
     /// # Errors
-    /// What the memory refuses.
+    /// The errors of the memory.
     pub fn read(
         &self,
         rank: u32,

@@ -12,10 +12,10 @@ use crate::warp_mma::fragment::{
 };
 use crate::warp_mma::{Row, format_of, mma_kind};
 
-/// Registers of A of one warp.
+/// Registers of A per thread.
 const A_REGISTERS: usize = 4;
 
-/// One form of `wgmma.mma_async`.
+/// One variant of `wgmma.mma_async`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WgmmaForm {
     /// m64nNkK.
@@ -26,7 +26,7 @@ pub struct WgmmaForm {
     pub b: Type,
     /// Elements of D.
     pub d: Type,
-    /// A comes from registers.
+    /// Whether A comes from registers.
     pub a_in_registers: bool,
     /// `.satfinite`, for integers.
     pub saturate: bool,
@@ -40,28 +40,28 @@ pub struct WgmmaForm {
     pub transpose_b: bool,
 }
 
-/// Where A is.
+/// Location of A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixA {
-    /// In shared memory: its descriptor.
+    /// Shared memory, with a matrix descriptor.
     Shared(u64),
-    /// In registers: [`WarpFragments::a`].
+    /// Registers: [`WarpFragments::a`].
     Registers,
 }
 
-/// What one warp of the group holds.
+/// Registers of one warp of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarpFragments {
-    /// Which of the four warps: it has rows `16 warp` and up.
+    /// Index among the four warps; the warp has rows from `16 warp` on.
     pub warp: u32,
-    /// Registers of A; empty where A is in shared memory.
+    /// Registers of A; empty if A is in shared memory.
     pub a: Vec<Row>,
     /// Registers of D, read and written.
     pub d: Vec<Row>,
 }
 
 impl WgmmaForm {
-    /// The form of a decoded instruction.
+    /// Returns the form of a decoded instruction.
     pub fn of(instruction: &WarpGroupMma) -> WgmmaForm {
         WgmmaForm {
             shape: instruction.shape,
@@ -77,7 +77,7 @@ impl WgmmaForm {
         }
     }
 
-    /// Whether the form exists.
+    /// Checks that the form exists.
     ///
     /// # Errors
     /// `wgmma-types`, `wgmma-shape`, `wgmma-transpose`, `wgmma-scale`, `wgmma-saturate`.
@@ -132,7 +132,7 @@ impl WgmmaForm {
         Ok(())
     }
 
-    /// Registers of A (from registers) and of D of one warp.
+    /// Registers of A (0 if A is in shared memory) and of D per thread.
     pub fn registers(&self) -> (usize, usize) {
         let a = if self.a_in_registers { A_REGISTERS } else { 0 };
         (a, accumulator_registers(self.d_bits(), self.shape.n as usize))
@@ -152,10 +152,10 @@ impl WgmmaForm {
         })
     }
 
-    /// The tiles that the instruction reads: A, where it is in shared memory, and B.
+    /// Returns the tiles that the instruction reads: A, if it is in shared memory, and B.
     ///
     /// # Errors
-    /// Those of [`Descriptor::decode`].
+    /// The errors of [`Descriptor::decode`].
     pub fn tiles(&self, a: MatrixA, b: u64) -> Result<(Option<Tile>, Tile), Fault> {
         let a = match a {
             MatrixA::Shared(descriptor) => Some(self.tile(descriptor, true)?),
@@ -164,12 +164,13 @@ impl WgmmaForm {
         Ok((a, self.tile(b, false)?))
     }
 
-    /// Computes D of the given warps: A times B, plus D where `accumulate` (`scale-d`). Shared
-    /// memory is that of the CTA `rank`. B is read once, rows of A those of the given warps.
+    /// Computes D of the given warps: A·B, plus D if `accumulate` (`scale-d`). Operands are in the
+    /// shared memory of CTA `rank`. B is read once; of A, only the rows of the given warps are
+    /// read.
     ///
     /// # Errors
-    /// [`WgmmaForm::check`], [`Descriptor::decode`], `wgmma-registers` for another number of
-    /// registers, and what the memory refuses.
+    /// The errors of [`WgmmaForm::check`], [`Descriptor::decode`] and the memory; `wgmma-registers`
+    /// for a wrong number of registers.
     pub fn run(
         &self,
         model: ResultMode,

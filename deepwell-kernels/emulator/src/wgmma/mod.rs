@@ -2,10 +2,10 @@
 //!
 //! # Brief overview
 //!
-//! `wgmma.mma_async` is a [`WgmmaForm`]; [`WgmmaForm::check`] is the table of shapes and types,
-//! [`WgmmaForm::run`] computes D for those warps of the group whose fragments are given, one or all
-//! four. Matrices in shared memory are found by a [`Descriptor`]; [`Tile`] says which bytes an
-//! instruction reads.
+//! [`WgmmaForm`] is a variant of `wgmma.mma_async`. [`WgmmaForm::check`] holds the table of shapes
+//! and types; [`WgmmaForm::run`] computes D for the warps of the group whose fragments are given,
+//! one or all four. A [`Descriptor`] locates a matrix in shared memory; a [`Tile`] lists the bytes
+//! that an instruction reads.
 //!
 //! # Example
 //!
