@@ -1,5 +1,5 @@
-//! What GEMMs on tcgen05 with an epilogue share (`epilogue/fused_tensor_tile.cuh`): a function of
-//! the result's elements, and the quantized data of what comes last.
+//! Shared by launchers of GEMMs on tcgen05 with an epilogue (`epilogue/fused_tensor_tile.cuh`): an
+//! elementwise function of the result, and quantization of the last result.
 
 use deepwell_ir::ops::{Activation, Axis, Epilogue, QuantizeStep};
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, OperandType};
@@ -12,17 +12,18 @@ use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device};
 use crate::epilogue::EpilogueSet;
 
-/// Elements of a row in 16 bytes, and of a group with one scale: rows of results are whole ones.
+/// Elements of a 16-byte vector, and of a block with a single scale: rows of results consist of
+/// whole vectors or blocks.
 const VECTOR: usize = 8;
 const BLOCK: usize = 32;
 
-/// GEMMs in BF16 that there are kernels with an epilogue for.
+/// BF16 GEMMs for which there are kernels with an epilogue.
 pub(crate) const BF16_OPS: &[&str] = &["linear", "linear_input_grad"];
-/// The same in MXFP8.
+/// MXFP8 GEMMs for which there are kernels with an epilogue.
 pub(crate) const MX_OPS: &[&str] = &["scaled_gemm"];
 
-/// GELU behind fprop, its gradient behind dgrad; what comes last is quantized. What wgrad gives is
-/// no activation.
+/// GELU after fprop, its gradient after dgrad, and quantization of the last result. The result of
+/// wgrad is not an activation, so wgrad only quantizes.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     let kind = match core {
         Op::Linear(_) => GemmKind::Fprop,
@@ -38,23 +39,24 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     }
 }
 
-/// A fused op taken apart.
+/// The parts of a fused op.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts<'a> {
     /// The GEMM.
     pub(crate) core: &'a Op,
-    /// The GEMM's own inputs; the one behind them, if any, is what a gradient reads.
+    /// Number of the GEMM's own inputs; a further input, if any, is read by the activation's
+    /// gradient.
     core_inputs: usize,
     activation: Option<&'a Activation>,
-    /// Which outputs of the call the GEMM and the activation are, where they are stored.
+    /// Output indices of the stored results of the GEMM and of the activation.
     core_at: Option<usize>,
     activated_at: Option<usize>,
-    /// The quantization of the last of both.
+    /// The quantization of the last result.
     quantize: Option<QuantizeStep<'a>>,
 }
 
 impl<'a> Parts<'a> {
-    /// Of an op with `inputs` operands; none of another op.
+    /// The parts of a fused op with `inputs` inputs; `None` for other ops.
     pub(crate) fn of(op: &'a Op, inputs: usize) -> Option<Parts<'a>> {
         let Op::Fused(op) = op else { return None };
         let activation = match op.epilogue.first() {
@@ -71,7 +73,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// How the kernel names the function of the elements.
+    /// The kernel's code for the elementwise function.
     fn activation_code(&self) -> Option<u32> {
         Some(match self.activation {
             None => 0,
@@ -81,7 +83,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// What writing the results takes.
+    /// The cost of writing the results.
     pub(crate) fn cost(&self) -> ResultCost {
         let activation = match self.activation {
             Some(Activation::Gelu(op)) => Some((false, op.tanh)),
@@ -97,7 +99,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The GEMM of a fused request by itself, with a BF16 result.
+/// Calls `use_it` with the request of the GEMM alone, with a BF16 result.
 fn with_core<R>(
     request: &KernelRequest<'_>,
     parts: &Parts<'_>,
@@ -110,8 +112,8 @@ fn with_core<R>(
     use_it(&KernelRequest { op: parts.core, operands: &operands, input_count: count })
 }
 
-/// Why a request that [`epilogue`] lets pass cannot be served, given what the kernel of the GEMM
-/// alone says of it, and its sizes.
+/// Why a request that [`epilogue`] accepts cannot be served, given the checks and the sizes of the
+/// kernel of the plain GEMM.
 pub(crate) fn reject(
     request: &KernelRequest<'_>,
     reject_core: impl FnOnce(&KernelRequest<'_>) -> Option<String>,
@@ -153,7 +155,7 @@ pub(crate) fn reject(
     mx::reject(step.quantize, &shape)
 }
 
-/// What the kernels take behind their operands, as `FUSED_ARGUMENTS` has it.
+/// Arguments after the operands, in the order of `FUSED_ARGUMENTS`.
 pub(crate) fn arguments(
     call: &CallView<'_>,
     parts: &Parts<'_>,

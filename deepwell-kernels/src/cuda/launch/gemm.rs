@@ -1,4 +1,4 @@
-//! What launchers of GEMMs share: sizes, tiles, limits.
+//! Shared by launchers of GEMMs: sizes, tiles, limits.
 
 use deepwell_ir::ops::Epilogue;
 use deepwell_ir::{KernelRequest, Op};
@@ -7,30 +7,30 @@ use crate::cuda::blas::Matrix;
 use crate::cuda::driver::DevicePtr;
 use crate::cuda::prepare::{CallView, DeviceTensor};
 
-/// Rows and columns of the tile of the result that a CTA of our kernels computes.
+/// Rows and columns of the result tile that a CTA of our kernels computes.
 pub(crate) const TILE: usize = 128;
-/// Largest extent that our kernels' 32-bit indices reach, a tile past the end included.
+/// Largest extent for the 32-bit indices of our kernels, including a tile past the end.
 const LARGEST_EXTENT: usize = i32::MAX as usize - TILE;
 
-/// Scratch of a call of the vendor's library: what it recommends for Hopper and newer.
+/// Workspace of a library call: the library's recommendation for Hopper and newer.
 pub(crate) const LIBRARY_SCRATCH_BYTES: usize = 32 << 20;
-/// Alignment of that scratch, and more than scales need.
+/// Alignment of the workspace; scales need less.
 pub(crate) const LIBRARY_ALIGNMENT_BYTES: usize = 256;
 
-/// The next address that is aligned for the library. Workspaces are not: ask for
+/// Rounds up to the library's alignment. Workspaces of calls are not so aligned: request
 /// [`LIBRARY_ALIGNMENT_BYTES`] more.
 pub(crate) fn align_for_library(pointer: DevicePtr) -> DevicePtr {
     DevicePtr(pointer.0.next_multiple_of(LIBRARY_ALIGNMENT_BYTES as u64))
 }
 
-/// A tensor of rank 2 as a matrix of the library.
+/// Describes a tensor of rank 2 as a matrix for the library.
 pub(crate) fn matrix(tensor: &DeviceTensor) -> Matrix {
     let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
     Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
 }
 
-/// What the library adds to the result `out` of a call: the matrix of its epilogue, or what is
-/// there already.
+/// The matrix that the library adds to the result `out` of a call: the residual of the epilogue, or
+/// `out` itself to accumulate.
 pub(crate) fn added_to(call: &CallView<'_>, out: &Matrix) -> Option<DevicePtr> {
     match call.call.op.epilogue() {
         [Epilogue::Residual { .. }] => Some(call.input(call.call.input_count - 1).pointer),
@@ -47,7 +47,7 @@ pub(crate) struct LinearSizes {
 }
 
 impl LinearSizes {
-    /// From the shapes of the first two operands of one of the layer's three GEMMs.
+    /// Sizes from the shapes of the first two operands of any of the layer's three GEMMs.
     pub(crate) fn new(op: &Op, first: &[usize], second: &[usize]) -> LinearSizes {
         let (tokens, inputs) = (first[0], second[1]);
         let outputs = match op {
@@ -58,19 +58,19 @@ impl LinearSizes {
     }
 }
 
-/// CTAs for a result of `rows` x `columns`, one for each tile; at least one.
+/// Number of CTAs for a result of `rows` x `columns`: one per tile, at least 1.
 pub(crate) fn tile_ctas(rows: usize, columns: usize) -> u32 {
     (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
 }
 
-/// Refuses extents beyond what our kernels index.
+/// Rejects extents that our kernels cannot index.
 pub(crate) fn extents_fit(request: &KernelRequest<'_>, operands: &[usize]) -> Option<String> {
     let mut extents = operands.iter().flat_map(|&index| &request.operands[index].shape);
     let largest = extents.find(|&&extent| extent > LARGEST_EXTENT)?;
     Some(format!("takes extents up to {LARGEST_EXTENT}, not {largest}"))
 }
 
-/// Refuses GEMMs without elements or without a contraction: the library takes none.
+/// Rejects GEMMs with an empty matrix or K = 0, which the library does not support.
 pub(crate) fn not_empty(request: &KernelRequest<'_>, operands: &[usize]) -> Option<String> {
     let mut extents = operands.iter().flat_map(|&index| &request.operands[index].shape);
     extents.any(|&extent| extent == 0).then(|| "takes no empty matrices".to_string())

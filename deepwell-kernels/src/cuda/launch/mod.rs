@@ -1,4 +1,4 @@
-//! What several launchers share; each launcher is in the folder of its op.
+//! Code shared by several launchers; every launcher is in its op's folder.
 
 pub(crate) mod fused_gemm;
 pub(crate) mod gemm;

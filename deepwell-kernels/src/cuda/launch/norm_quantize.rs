@@ -1,5 +1,4 @@
-//! What the normalizations that quantize their output share on the host:
-//! `layout/norm_quantize.cuh`.
+//! Shared by launchers of normalizations that quantize their output: `layout/norm_quantize.cuh`.
 
 use deepwell_ir::ops::{Fused, QuantizeStep};
 use deepwell_ir::{KernelRequest, Op};
@@ -13,27 +12,27 @@ use crate::epilogue::EpilogueSet;
 
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
-/// CTAs that have the rows of an M-block of 128, eight each.
+/// CTAs that process the rows of an M-block of 128, eight rows each.
 const ROW_CTAS: usize = 16;
 
-/// M-blocks of lookahead between row statistics and tiles: as many as CTAs run at a time, so that
-/// a tile finds the statistics of its rows, and not many more, so that it finds the rows in the L2
-/// cache. A sum or a mean takes longer: three more M-blocks for each are best on an H200, by 1 to 2
-/// and by 2 to 6 %.
+/// M-blocks of lookahead between row statistics and tiles: as many as the running CTAs cover, so
+/// that a tile finds the statistics of its rows ready, and few more, so that the rows are still in
+/// the L2 cache. A residual add or a mean takes longer: three more M-blocks for each are best on an
+/// H200, by 1 to 2 % and by 2 to 6 %.
 fn lookahead(m_blocks: usize, columns: usize, resident: usize, adds: bool, layer: bool) -> usize {
     let of_m_block = ROW_CTAS + columns.div_ceil(mx::TILE);
     let more = 3 * (usize::from(adds) + usize::from(layer));
     (resident.div_ceil(of_m_block) + more).min(m_blocks)
 }
 
-/// A normalization that is a core.
+/// A normalization as the core of a fused op.
 struct Norm {
     /// Name of the op.
     entry: &'static str,
     eps: f64,
-    /// Whether there is a sum before it.
+    /// Whether a residual add precedes the normalization.
     adds: bool,
-    /// Whether it has a bias and a mean.
+    /// Whether the normalization has a bias and a mean.
     layer: bool,
 }
 
@@ -49,18 +48,18 @@ impl Norm {
         }
     }
 
-    /// Which of the core's results is the normalized one.
+    /// Index of the normalized result among the core's results.
     fn y(&self) -> usize {
         usize::from(self.adds)
     }
 
-    /// Inputs of the core.
+    /// Number of inputs of the core.
     fn inputs(&self) -> usize {
         2 + usize::from(self.adds) + usize::from(self.layer)
     }
 }
 
-/// Quantizes the normalized rows; no GEMM reads the sum before them.
+/// Quantizes the normalized rows; no GEMM reads the residual sum.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     match core {
         Op::AddRmsNorm(_) | Op::AddLayerNorm(_) => EpilogueSet::quantizing(&[1]),
@@ -68,14 +67,14 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     }
 }
 
-/// The fused op, its core, and the one quantization that the kernels make.
+/// The fused op, its core, and the single quantization that the kernels support.
 fn parts(op: &Op) -> Option<(&Fused, Norm, QuantizeStep<'_>)> {
     let Op::Fused(op) = op else { return None };
     let norm = Norm::of(&op.core)?;
     op.quantizations().next().map(|step| (op, norm, step))
 }
 
-/// Why a request that [`epilogue`] lets pass cannot be served.
+/// Why a request that [`epilogue`] accepts cannot be served.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Some((op, norm, step)) = parts(request.op) else {
         return Some("makes one quantization, of the normalized rows".to_string());
@@ -161,7 +160,7 @@ mod tests {
             ((128, 4096), [11, 14, 17]),
             ((128, 16384), [4, 7, 10]),
         ];
-        // Root-mean-square alone, the same behind a sum, and LayerNorm behind a sum.
+        // RMSNorm alone, RMSNorm after an add, and LayerNorm after an add.
         let norms = [(false, false), (true, false), (true, true)];
         for ((m_blocks, columns), expected) in expected {
             let ahead = norms.map(|(adds, layer)| lookahead(m_blocks, columns, 528, adds, layer));

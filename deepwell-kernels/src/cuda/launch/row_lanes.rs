@@ -1,24 +1,23 @@
-//! What the kernels whose rows belong to lanes of a warp share on the host:
-//! `layout/row_lanes.cuh`.
+//! Shared by launchers of kernels in which lanes of a warp share a row: `layout/row_lanes.cuh`.
 
 use super::support::grid_of;
 
-/// Threads of a CTA, as in the sources.
+/// Threads per CTA, as in the sources.
 pub(crate) const THREADS: u32 = 256;
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
-/// Lanes of a row at most.
+/// Maximum lanes per row.
 const LANES_MAX: usize = 32;
 
-/// How a matrix lies over a grid.
+/// Distribution of a matrix over a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowLanes {
     /// CTAs.
     pub(crate) ctas: u32,
-    /// Lanes of a row, a power of two.
+    /// Lanes per row, a power of two.
     pub(crate) lanes: u32,
-    /// What the name of the kernel ends with: kernels that move element by element are for rows
-    /// that are not whole vectors.
+    /// Suffix of the kernel's name: `_scalar` kernels move element by element, for rows that do not
+    /// consist of whole vectors.
     pub(crate) suffix: &'static str,
 }
 
@@ -27,7 +26,8 @@ impl RowLanes {
         RowLanes::of_parts(rows, &[columns], sm_count)
     }
 
-    /// Of rows that are put together of parts of so many columns; a vector is of one part.
+    /// Distribution of rows concatenated from parts of so many columns; a vector never spans two
+    /// parts.
     pub(crate) fn of_parts(rows: usize, parts: &[usize], sm_count: u32) -> RowLanes {
         let columns: usize = parts.iter().sum();
         let (units, suffix) = match parts.iter().all(|part| part.is_multiple_of(VECTOR)) {
@@ -61,7 +61,7 @@ mod tests {
             let RowLanes { ctas, lanes, suffix } = RowLanes::new(rows, columns, 132);
             assert_eq!((ctas, lanes, suffix), expected, "{rows}x{columns}");
         }
-        // Vectors do not reach from one part into the next.
+        // Vectors do not span two parts.
         assert_eq!(RowLanes::of_parts(9, &[4, 4], 132).suffix, "_scalar");
         assert_eq!(RowLanes::of_parts(9, &[8, 16], 132), RowLanes::new(9, 24, 132));
     }

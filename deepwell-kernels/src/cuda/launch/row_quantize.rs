@@ -1,4 +1,4 @@
-//! What the kernels that quantize the rows they make share on the host: `layout/row_quantize.cuh`
+//! Shared by launchers of kernels that quantize the rows they compute: `layout/row_quantize.cuh`
 //! and `layout/gradient_pair_quantize.cuh`.
 
 use deepwell_ir::ops::{Fused, QuantizeStep};
@@ -15,7 +15,7 @@ use crate::epilogue::EpilogueSet;
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
 
-/// Quantizes all results that are matrices of activations.
+/// Quantizes all results that are activation matrices.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     match core {
         Op::SwiGluBackward(_) | Op::ExpertSwiGluBackward(_) => EpilogueSet::quantizing(&[0, 1]),
@@ -23,7 +23,7 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     }
 }
 
-/// The op, and its quantizations in the order of the results.
+/// The fused op, and its quantizations in result order.
 fn parts(op: &Op) -> Option<(&Fused, Vec<QuantizeStep<'_>>)> {
     let Op::Fused(op) = op else { return None };
     let mut steps: Vec<QuantizeStep<'_>> = op.quantizations().collect();
@@ -31,14 +31,14 @@ fn parts(op: &Op) -> Option<(&Fused, Vec<QuantizeStep<'_>>)> {
     Some((op, steps))
 }
 
-/// Why a request of a function of elements that [`epilogue`] lets pass cannot be served.
+/// Why a request for an elementwise function that [`epilogue`] accepts cannot be served.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
     reject_rows(request, &inputs, &request.operands[0].shape)
 }
 
-/// Why a request that [`epilogue`] lets pass cannot be served, with matrices of activations as
-/// `matrices` among its inputs and results of `shape`.
+/// Why a request that [`epilogue`] accepts cannot be served; `matrices` are the activation matrices
+/// among its inputs, `shape` is the shape of its results.
 pub(crate) fn reject_rows(
     request: &KernelRequest<'_>,
     matrices: &[usize],
@@ -59,7 +59,7 @@ pub(crate) fn reject_rows(
     all_bf16(request, &floats).or_else(of_steps)
 }
 
-/// Prepares a call of a function of elements, which takes its inputs and nothing else.
+/// Prepares a call of an elementwise function with no other arguments than its inputs.
 pub(crate) fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -73,52 +73,52 @@ pub(crate) fn prepare(
     Ok(vec![rows.launch(call, device, file, entry)?])
 }
 
-/// Which tiles a CTA quantizes, of those that [`mx::is_plain`] names; of others always one.
+/// Assignment of tiles that satisfy [`mx::is_plain`] to CTAs; of other tiles a CTA always gets one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tiles {
-    /// One, so that SMs take tiles as they come free.
+    /// One tile per CTA, so that SMs take tiles as they become free.
     OneEach,
-    /// Those that are a grid apart, with as many CTAs as the device holds: for rows that are found
-    /// by their pairs, of which a CTA learns a tile ahead.
+    /// A grid-stride loop with as many CTAs as the device holds: for rows that are gathered by
+    /// index, where a CTA loads the indices of the next tile in advance.
     Walked,
 }
 
-/// Kernels of the same names and arguments for Hopper and tiles that [`mx::is_plain`] names, whose
-/// CTAs have the loads of a tile under way while they work on the one before: tiles a grid apart,
-/// as many CTAs as the device holds.
+/// Hopper variants of kernels, with the same names and arguments, for tiles that satisfy
+/// [`mx::is_plain`]. A CTA loads the next tile while it processes the current one, in a grid-stride
+/// loop with as many CTAs as the device holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pipe {
     /// The `.cu` file.
     pub(crate) file: &'static str,
-    /// Threads of a CTA along y; along x they are those of a tile.
+    /// Threads of a CTA along y; the threads along x are those of a tile.
     pub(crate) parts: u32,
     /// Dynamic shared memory.
     pub(crate) shared_bytes: u32,
 }
 
 impl Pipe {
-    /// One of `layout/gradient_pair_pipe.cuh`.
+    /// The variant in `layout/gradient_pair_pipe.cuh`.
     pub(crate) const fn of_gradients(file: &'static str) -> Pipe {
         Pipe { file, parts: 2, shared_bytes: 2 * (mx::BF16_TILE_BYTES + mx::STAGE_BYTES) }
     }
 }
 
-/// What a kernel takes beside what it quantizes.
+/// Arguments of a kernel in addition to the quantized outputs.
 pub(crate) struct Rows<'a> {
-    /// Of the results.
+    /// Shape of the results.
     pub(crate) shape: &'a [usize],
-    /// What the rows are made of.
+    /// Inputs from which the rows are computed.
     pub(crate) inputs: Vec<Argument>,
-    /// What its arguments end with.
+    /// Last arguments of the kernel.
     pub(crate) rest: Vec<Argument>,
     pub(crate) tiles: Tiles,
     pub(crate) pipe: Option<Pipe>,
 }
 
 impl Rows<'_> {
-    /// The launch of kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
-    /// results that are quantized, or null; four pointers of quantized operands for each of them;
-    /// the extents; flags of each; totals; statistics of each; the rest.
+    /// Builds the launch of kernel `<entry>_quantize_<axis>` of `<file>.cu`. Arguments: the inputs;
+    /// the results that are quantized, or null; four pointers to quantized operands per result;
+    /// rows and columns; flags per result; totals; statistics per result; the rest.
     pub(crate) fn launch(
         self,
         call: &CallView<'_>,
@@ -142,7 +142,7 @@ impl Rows<'_> {
         let is_plain = flags.iter().all(|&of| of == flags[0] && mx::is_plain(rows, columns, of));
         let shared_bytes = match flags.as_slice() {
             &[flags] => mx::shared_bytes(rows, columns, flags),
-            // The tiles of all results lie there.
+            // The tiles of all results are in shared memory.
             _ => results.len() as u32 * mx::BF16_TILE_BYTES,
         };
         let pipe = self.pipe.filter(|_| is_plain && is_hopper(device));

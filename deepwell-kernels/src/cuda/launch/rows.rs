@@ -1,4 +1,4 @@
-//! What the kernels that work on whole rows share on the host: `layout/row_group.cuh` and
+//! Shared by launchers of kernels that work on whole rows: `layout/row_group.cuh` and
 //! `common/sum_over_ctas.cuh`.
 
 use deepwell_ir::KernelRequest;
@@ -10,29 +10,29 @@ use crate::cuda::prepare::{CallView, Device, Step};
 
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
-/// Vectors of a thread in a forward kernel, as in the sources.
+/// Vectors per thread in a forward kernel, as in the sources.
 const FORWARD_VECTORS: usize = 4;
-/// Threads of a CTA at least, where rows are short.
+/// Minimum threads per CTA, for short rows.
 const FORWARD_THREADS_MIN: u32 = 128;
-/// Threads of a CTA of a backward kernel, as in the sources.
+/// Threads per CTA of a backward kernel, as in the sources.
 const BACKWARD_THREADS: u32 = 512;
-/// Threads of a CTA that takes a row element by element, as in the sources.
+/// Threads per CTA that processes a row element by element, as in the sources.
 const SCALAR_THREADS: u32 = 256;
-/// Threads of a row at most.
+/// Maximum threads per row.
 const THREADS_MAX: usize = 512;
-/// Rows and columns that the kernels index.
+/// Maximum rows and columns that the kernels can index.
 const EXTENT_MAX: usize = i32::MAX as usize;
 
-/// Threads that hold a row of `columns` elements in registers, `vectors` vectors each: whole warps,
-/// a power of two of them; none where the row is not made of whole vectors or too long.
+/// Threads that hold a row of `columns` elements in registers, `vectors` vectors each: a power of
+/// two of whole warps. `None` if the row is too long or does not consist of whole vectors.
 fn threads_per_row(columns: usize, vectors: usize) -> Option<u32> {
     let threads = columns.div_ceil(vectors * VECTOR).next_power_of_two().max(32);
     let fits = columns > 0 && columns.is_multiple_of(VECTOR) && threads <= THREADS_MAX;
     fits.then_some(threads as u32)
 }
 
-/// Says which of the floats among the operands is not BF16 (statistics and gradients of
-/// parameters are FP32: `f32s` names them), or that operand 0 is too large to be indexed.
+/// Rejects floats other than BF16 (except `f32s`, the FP32 statistics and gradients of parameters)
+/// and an operand 0 that is too large to index.
 pub(crate) fn reject(request: &KernelRequest<'_>, f32s: &[usize]) -> Option<String> {
     let floats: Vec<usize> =
         (0..request.operands.len()).filter(|index| !f32s.contains(index)).collect();
@@ -49,8 +49,9 @@ pub(crate) fn matrix_of(call: &CallView<'_>) -> Result<[usize; 2], KernelError> 
     shape.as_slice().try_into().map_err(|_| call.refuse("expected a matrix"))
 }
 
-/// A normalization of a matrix's rows by `<entry>_rows` or `<entry>_scalar` of `<file>.cu`: the
-/// kernels take the call's operands in order, then rows, columns, threads of a row, and eps.
+/// Prepares a normalization of a matrix's rows by `<entry>_rows` or `<entry>_scalar` of
+/// `<file>.cu`. The kernels take the call's operands in order, then rows, columns, threads per row,
+/// and eps.
 pub(crate) fn prepare_forward(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -79,30 +80,30 @@ pub(crate) fn prepare_forward(
 /// The backward of a normalization, by `<file>_rows` or `<file>_scalar` of `<file>.cu`.
 #[derive(Clone, Copy)]
 pub(crate) struct Backward {
-    /// The file.
+    /// Name of the `.cu` file and prefix of its kernels.
     pub(crate) file: &'static str,
-    /// Vectors of a thread, as in the source.
+    /// Vectors per thread, as in the source.
     pub(crate) vectors: usize,
-    /// Gradients of parameters.
+    /// Number of parameter gradients.
     pub(crate) gradients: usize,
 }
 
 impl Backward {
-    /// How rows are divided among CTAs.
+    /// Division of the rows among CTAs.
     fn division(&self, shape: &[usize], workers: usize) -> CtaColumns {
         let per_row = threads_per_row(shape[1], self.vectors);
         let rows_per_cta = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
         CtaColumns::new(shape[0], rows_per_cta as usize, workers)
     }
 
-    /// Scratch for the sums over rows.
+    /// Bytes of scratch for the sums over rows.
     pub(crate) fn workspace_bytes(&self, shape: &[usize], workers: usize) -> usize {
         self.division(shape, workers).scratch_bytes(self.gradients * shape[1])
     }
 
-    /// Over the rows of `matrix`. The kernels take the inputs in order, the residual last or null,
-    /// the outputs in order, then rows, columns, threads of a row, whether to accumulate, and what
-    /// sums over CTAs need.
+    /// Prepares a launch over the rows of `matrix`. The kernels take the inputs in order, the
+    /// residual last or null, the outputs in order, then rows, columns, threads per row, whether to
+    /// accumulate, and the arguments of sums over CTAs.
     pub(crate) fn prepare(
         &self,
         call: &CallView<'_>,
@@ -111,7 +112,7 @@ impl Backward {
         residual: bool,
     ) -> Result<Vec<Step>, KernelError> {
         let [rows, columns] = matrix;
-        // As the program was planned: its scratch is for that many CTAs.
+        // The same division as in the plan, which sized the scratch.
         let division = self.division(&matrix, call.program.target.workers);
         let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
         let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.vectors)
@@ -141,19 +142,19 @@ impl Backward {
     }
 }
 
-/// How sums over all rows are divided among CTAs: a row of partial sums each, which teams of
-/// neighbours add, and the teams' rows, which the last CTA adds.
+/// Two-level sums over all rows: every CTA has a row of partial sums, teams of neighbouring CTAs
+/// add theirs, and the last CTA adds the rows of the teams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CtaColumns {
     /// CTAs of the launch.
     pub(crate) ctas: usize,
-    /// CTAs of a team.
+    /// CTAs per team.
     pub(crate) members: usize,
 }
 
 impl CtaColumns {
-    /// One CTA for each of `workers` SMs, as far as there are rows for `rows_per_cta` each;
-    /// teams such that either level adds about as many rows.
+    /// One CTA per SM, but no more than the rows need at `rows_per_cta` each; team sizes balance
+    /// the number of rows that the two levels add.
     pub(crate) fn new(rows: usize, rows_per_cta: usize, workers: usize) -> CtaColumns {
         let ctas = rows.div_ceil(rows_per_cta.max(1)).clamp(1, workers.max(1));
         let root = ctas.isqrt();
@@ -161,17 +162,17 @@ impl CtaColumns {
         CtaColumns { ctas, members }
     }
 
-    /// Teams.
+    /// Number of teams.
     fn teams(self) -> usize {
         self.ctas.div_ceil(self.members)
     }
 
-    /// Counters: one for each team, and one for the teams.
+    /// Number of arrival counters: a counter per team, and a last counter for all teams.
     pub(crate) fn arrival_counters(self) -> usize {
         self.teams() + 1
     }
 
-    /// Scratch for `width` FP32 sums.
+    /// Bytes of scratch for `width` FP32 sums.
     pub(crate) fn scratch_bytes(self, width: usize) -> usize {
         (self.ctas + self.teams()) * width * size_of::<f32>()
     }

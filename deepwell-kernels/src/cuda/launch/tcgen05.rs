@@ -1,5 +1,5 @@
-//! What launchers of GEMMs on tcgen05 share (`mma/sm100_tile.cuh`): shapes of tiles, how much
-//! memory they take, which one a GEMM gets, and its launch.
+//! Shared by launchers of GEMMs on tcgen05 (`mma/sm100_tile.cuh`): tile shapes, their memory,
+//! selection of the tile, and the launch.
 
 use deepwell_ir::{KernelRequest, Target, Tile};
 
@@ -12,31 +12,31 @@ use crate::cuda::prepare::{CallView, DeviceTensor, Step};
 use crate::cuda::spec::TileSelection;
 use crate::predict::Rates;
 
-/// Threads of a CTA, as in the source.
+/// Threads per CTA, as in the source.
 const THREADS: u32 = 256;
-/// Rows that a CTA computes, as in the source.
+/// Rows of a result computed by a CTA, as in the source.
 pub(crate) const CTA_ROWS: usize = 128;
-/// Bytes of a row of an operand in a stage, as in the source: one swizzle.
+/// Bytes of an operand row in a stage, as in the source: the width of the swizzle.
 const STAGE_ROW_BYTES: usize = 128;
-/// Rows of one scale tile, and its bytes.
+/// Rows of a scale tile, and bytes of a scale tile.
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
-/// Shared memory of a CTA, and what of it is not for stages: room to align the stages, results on
-/// their way out, barriers.
+/// Shared memory of a CTA, and the part not used for stages: alignment of the stages, staging of
+/// results, mbarriers.
 const SHARED_LIMIT: usize = 227 << 10;
 const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
 
-/// What is multiplied.
+/// Operand format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operands {
     /// BF16.
     Bf16,
-    /// One-byte elements with a scale for each 32 along K.
+    /// One-byte elements with a scale per 32 elements along K.
     Mx,
 }
 
 impl Operands {
-    /// Elements of K in a stage.
+    /// Elements of K per stage.
     fn stage_k(self) -> usize {
         match self {
             Operands::Bf16 => STAGE_ROW_BYTES / 2,
@@ -44,7 +44,7 @@ impl Operands {
         }
     }
 
-    /// Scale tiles of a stage for a tile of `columns`.
+    /// Scale tiles per stage, for a tile of `columns`.
     fn scale_tiles(self, columns: usize) -> usize {
         match self {
             Operands::Bf16 => 0,
@@ -53,27 +53,27 @@ impl Operands {
     }
 }
 
-/// A 1-CTA or 2-CTA tile, and the cluster of tiles that shares operand rows. Each CTA of a pair has
+/// A 1-CTA or 2-CTA tile, and the cluster of tiles with shared operand rows. Each CTA of a pair has
 /// half of the rows of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileShape {
     pub(crate) operands: Operands,
     pub(crate) ctas: usize,
     pub(crate) columns: usize,
-    /// Tiles one below the other, which read the same rows of `b`, and side by side, which read the
-    /// same rows of `a`.
+    /// Tiles of the cluster down and across. Tiles above each other share rows of `b`, tiles side
+    /// by side share rows of `a`.
     pub(crate) cluster: [usize; 2],
 }
 
-/// SMs that stand together and that a cluster does not go beyond: assumed, as in a full
-/// group of Hopper. Of 18, clusters of four leave two without work.
+/// SMs of a group (GPC); a cluster stays within a group. Assumed, as in a full group of Hopper.
+/// Clusters of four leave two of 18 SMs idle.
 const GROUP: usize = 18;
 
-/// Tiles of clusters of one: CTAs, columns.
+/// Tiles without clusters of tiles: CTAs, columns.
 const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
-/// Tiles of two pairs that share: columns, and the cluster. Each copies half of the rows that both
-/// need: of `a` where it is the larger operand. Two CTAs with a tile each would read what a pair
-/// reads, which has room for more stages.
+/// Tiles of clusters of two CTA pairs: columns, and the cluster. Each pair copies half of the
+/// shared rows, rows of `a` where `a` is the larger operand. Clusters of two 1-CTA tiles are left
+/// out: they would read as much as a CTA pair, which has room for more stages.
 const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
 /// The sizes of a GEMM: out[m, n] = a[m, k] · b[n, k]ᵀ.
@@ -85,13 +85,13 @@ pub(crate) struct GemmSizes {
 }
 
 impl TileShape {
-    /// Those that every source has, preferred ones first among equals.
+    /// Shapes that every source has, preferred shapes first among equals.
     pub(crate) fn alone(operands: Operands) -> Vec<TileShape> {
         let shape = |(ctas, columns)| TileShape { operands, ctas, columns, cluster: [1, 1] };
         ALONE.map(shape).to_vec()
     }
 
-    /// The same and those that share operands.
+    /// All shapes, including clusters that share operands.
     pub(crate) fn all(operands: Operands) -> Vec<TileShape> {
         let shape = |(columns, cluster)| TileShape { operands, ctas: 2, columns, cluster };
         let mut all = TileShape::alone(operands);
@@ -110,30 +110,30 @@ impl TileShape {
         [self.rows() * down, self.columns * across]
     }
 
-    /// CTAs of a cluster.
+    /// CTAs per cluster.
     pub(crate) fn cluster_ctas(self) -> usize {
         self.cluster.iter().product::<usize>() * self.ctas
     }
 
-    /// Clusters that run at the same time.
+    /// Number of clusters that run concurrently.
     pub(crate) fn clusters_at_once(self, sm_count: usize) -> usize {
         let ctas = self.cluster_ctas();
         let in_groups = sm_count / GROUP * (GROUP / ctas);
         (in_groups + sm_count % GROUP / ctas).max(1)
     }
 
-    /// Rows of `b` that MMAs of a CTA read.
+    /// Rows of `b` that the MMAs of a CTA read.
     fn b_rows(self) -> usize {
         self.columns / self.ctas
     }
 
-    /// Rows of `a` and of `b` that a CTA copies, for all that share them.
+    /// Rows of `a` and of `b` that a CTA copies, including multicast.
     pub(crate) fn copied_rows(self) -> [usize; 2] {
         let [down, across] = self.cluster;
         [CTA_ROWS / across, self.b_rows() / down]
     }
 
-    /// As kernels' names have it.
+    /// The shape in the spelling of kernel names.
     pub(crate) fn name(self) -> String {
         let tile = format!("{}x{}", self.rows(), self.columns);
         match self.cluster {
@@ -142,27 +142,27 @@ impl TileShape {
         }
     }
 
-    /// Bytes of operands of a stage of one CTA.
+    /// Bytes of operands per stage of a CTA.
     fn operand_bytes(self) -> usize {
         (CTA_ROWS + self.b_rows()) * STAGE_ROW_BYTES
     }
 
-    /// Bytes of scales of a stage of one CTA.
+    /// Bytes of scales per stage of a CTA.
     fn scale_bytes(self) -> usize {
         self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES
     }
 
-    /// Bytes of operands and scales of a stage of one CTA.
+    /// Bytes of operands and scales per stage of a CTA.
     pub(crate) fn stage_bytes(self) -> usize {
         self.operand_bytes() + self.scale_bytes()
     }
 
-    /// Those of them that the CTA copies itself.
+    /// Bytes per stage that the CTA copies itself.
     pub(crate) fn copied_bytes(self) -> usize {
         self.copied_rows().iter().sum::<usize>() * STAGE_ROW_BYTES + self.scale_bytes()
     }
 
-    /// Dynamic shared memory: as many stages as fit.
+    /// Dynamic shared memory, with as many stages as fit.
     pub(crate) fn shared_bytes(self) -> u32 {
         let stage = self.stage_bytes();
         let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / stage;
@@ -174,25 +174,25 @@ impl TileShape {
         STAGE_ROW_BYTES / self.operands.stage_k()
     }
 
-    /// Elements of K in a stage.
+    /// Elements of K per stage.
     pub(crate) fn stage_k(self) -> usize {
         self.operands.stage_k()
     }
 
-    /// Clusters of tiles of a result; tiles of the last ones may lie beyond it.
+    /// Clusters that cover a result; tiles of the last clusters may be outside of the result.
     pub(crate) fn clusters(self, sizes: GemmSizes) -> usize {
         let [rows, columns] = self.cluster_extents();
         sizes.m.div_ceil(rows) * sizes.n.div_ceil(columns)
     }
 
-    /// The tile as plans have it.
+    /// The tile as in plans.
     pub(crate) fn tile(self) -> Tile {
         let (m, n, k) = (self.rows(), self.columns, self.operands.stage_k());
         Tile { m, n, k, cluster: self.cluster }
     }
 
-    /// The one of `shapes` that takes the fewest cycles, and among those computes least beyond the
-    /// edges; why not the others.
+    /// Selects the shape with the fewest cycles, and among equals the least computation beyond the
+    /// edges; returns reasons against the other shapes.
     pub(crate) fn select(
         shapes: Vec<TileShape>,
         sizes: GemmSizes,
@@ -202,7 +202,7 @@ impl TileShape {
         TileShape::select_by(shapes, |_| sizes, results, target)
     }
 
-    /// The same where how much a GEMM computes depends on the tile.
+    /// [`TileShape::select`] for GEMMs whose sizes depend on the tile.
     pub(crate) fn select_by(
         shapes: Vec<TileShape>,
         sizes: impl Fn(TileShape) -> GemmSizes,
@@ -236,8 +236,8 @@ impl TileShape {
         }
     }
 
-    /// What the one that [`TileShape::select`] takes is predicted to need for `request`, in
-    /// seconds: not less than its bytes do.
+    /// Predicted seconds of `request` with the shape that [`TileShape::select`] selects; at least
+    /// the roofline time.
     pub(crate) fn predicted_s(
         shapes: Vec<TileShape>,
         sizes: GemmSizes,
@@ -248,7 +248,7 @@ impl TileShape {
         TileShape::predicted_by(shapes, |_| sizes, results, request, target)
     }
 
-    /// The same for [`TileShape::select_by`].
+    /// [`TileShape::predicted_s`] for [`TileShape::select_by`].
     pub(crate) fn predicted_by(
         shapes: Vec<TileShape>,
         sizes: impl Fn(TileShape) -> GemmSizes,
@@ -267,10 +267,10 @@ impl TileShape {
         rates.roofline_s(request, 1.0).max(seconds + rates.launch_s())
     }
 
-    /// The one of `shapes` that has a call's tile.
+    /// The shape with the tile of a planned call.
     ///
     /// # Errors
-    /// A plan with no tile or one that the kernels do not have.
+    /// A plan without a tile, or with a tile that the kernels do not have.
     pub(crate) fn of_call(
         call: &CallView<'_>,
         shapes: &[TileShape],
@@ -286,13 +286,13 @@ impl TileShape {
         })
     }
 
-    /// CTAs of the grid.
+    /// Number of CTAs of the grid.
     fn grid(self, clusters: usize, sm_count: u32) -> u32 {
         let at_once = self.clusters_at_once(sm_count as usize);
         (clusters.min(at_once) * self.cluster_ctas()) as u32
     }
 
-    /// The launch of a kernel of this shape.
+    /// Builds the launch of a kernel of this shape.
     pub(crate) fn launch(
         self,
         function: Function,
@@ -303,7 +303,7 @@ impl TileShape {
         self.launch_clusters(function, self.clusters(sizes), sm_count, arguments)
     }
 
-    /// The launch for so many clusters of tiles, or as many as there may be.
+    /// Builds the launch for `clusters` clusters of tiles, which may be an upper bound.
     pub(crate) fn launch_clusters(
         self,
         function: Function,
@@ -323,7 +323,7 @@ impl TileShape {
     }
 }
 
-/// Boxes of a K-major operand, `[rows, k]`: `box_rows` rows and the K of a stage.
+/// Tensor map of a K-major operand, `[rows, k]`: boxes of `box_rows` rows and the K of a stage.
 pub(crate) fn k_major_boxes(
     tensor: &DeviceTensor,
     operands: Operands,
@@ -332,12 +332,13 @@ pub(crate) fn k_major_boxes(
     boxes(tensor, operands, [operands.stage_k(), box_rows])
 }
 
-/// Boxes of an MN-major operand, `[k, rows]`: as many rows as are 128 bytes, and a stage's K.
+/// Tensor map of an MN-major operand, `[k, rows]`: boxes of 128 bytes of rows and the K of a stage.
 pub(crate) fn mn_major_boxes(tensor: &DeviceTensor, operands: Operands) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_k(); 2])
 }
 
-/// Boxes of scales, `[tiles, tiles, 512]`: each tile in two rows, as a box is 256 elements wide.
+/// Tensor map of scales, `[tiles, tiles, 512]`: boxes of a scale tile as two rows, since a box is
+/// at most 256 elements wide.
 pub(crate) fn scale_boxes(scales: &DeviceTensor) -> TensorMapSpec {
     const BOX: [usize; 2] = [256, SCALE_TILE_BYTES / 256];
     let bytes: usize = scales.shape.iter().product();
@@ -386,17 +387,17 @@ mod tests {
     fn shapes_fill_the_device() {
         let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::all(Operands::Mx));
         for (shapes, gemm, expected) in [
-            // One tile: the smallest, if there is little to sum; a pair reads half of b each.
+            // A single tile: the smallest if K is short; in a pair each CTA reads half of b.
             (&mx, (1, 1, 16), "128x128"),
             (&bf16, (1, 1, 16), "128x128"),
-            // Of two pairs each reads half of a for both, though one has nothing to compute.
+            // Of two pairs each reads half of a for both, though the second has nothing to compute.
             (&mx, (128, 128, 4096), "256x128 in clusters of 1x2"),
-            // Many waves: the largest asks least of the L2 cache.
+            // Many waves: the largest tile needs the least L2 bandwidth.
             (&mx, (16384, 16384, 4096), "256x256"),
             (&bf16, (16384, 16384, 4096), "256x256"),
-            // Waves that are not full, of which smaller tiles waste less if the cache gives enough.
+            // Partial waves: smaller tiles waste less if the L2 bandwidth suffices.
             (&bf16, (4096, 4096, 4096), "256x128 in clusters of 1x2"),
-            // 148 tiles of 128 rows, with none beside them to share with.
+            // 148 tiles of 128 rows, without neighbours to share operands.
             (&mx, (128 * 148, 128, 8192), "256x128"),
             (&bf16, (128 * 148, 128, 8192), "256x128"),
         ] {
@@ -459,7 +460,7 @@ mod tests {
     #[test]
     fn clusters_stay_within_groups() {
         let all = TileShape::all(Operands::Bf16);
-        // Of 148: eight groups and four more.
+        // 148 SMs: eight groups and four more SMs.
         for (index, sm_count, expected) in
             [(0, 148, 74), (2, 148, 148), (4, 148, 33), (4, 4, 1), (4, 3, 1), (5, 132, 29)]
         {

@@ -1,54 +1,53 @@
-//! What a GEMM on tcgen05 costs, by a model: bytes through each level of memory, cycles of each
-//! unit, and with them the cycles of the whole. No Blackwell has been timed: rates are what is
-//! published, or assumed and named so.
+//! Cost model of a GEMM on tcgen05: bytes through each level of memory, cycles of each unit, and
+//! the total cycles. No Blackwell has been timed: rates are published or assumed, and marked as
+//! such.
 
 use super::tcgen05::{CTA_ROWS, GemmSizes, TileShape};
 
-/// Multiply-adds of BF16 that an SM makes in a cycle: a B200's peak of 2250 TFLOP/s over 148 SMs at
-/// 1.855 GHz. One-byte elements are two a lane.
+/// BF16 multiply-adds per cycle of an SM: a B200's peak of 2250 TFLOP/s over 148 SMs at 1.855 GHz.
+/// The rate is twice as high for one-byte elements.
 const BF16_FMAS_PER_CYCLE: u64 = 4096;
-/// Bytes of operands that a tensor core reads from shared memory in a cycle, and that copies write
-/// there: assumed, as it is on Hopper.
+/// Bytes of operands per cycle that a tensor core reads from shared memory, and that copies write
+/// there: assumed, as on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. What a CTA copies to
-/// several is given once.
+/// Bytes per cycle that the L2 cache delivers to each SM: assumed. Multicast data counts once.
 const L2_BYTES_PER_CYCLE: u64 = 64;
-/// Bytes of device memory in a cycle of the whole device: 7.7 TB/s at that clock. A test holds both
-/// numbers to the datasheet that `deepwell-probe` has.
+/// Bytes of device memory per cycle of the whole device: 7.7 TB/s at this clock. A test compares
+/// both numbers with the datasheet in `deepwell-probe`.
 const DEVICE_BYTES_PER_CYCLE: u64 = 4149;
-/// Bytes of operands that stay in the L2 cache (126 MB, of which results take a part): assumed.
+/// Bytes of operands that stay in the L2 cache (126 MB, shared with results): assumed.
 const L2_BYTES: u64 = 64 << 20;
 /// Cycles in which a CTA writes a column of 128 results: assumed.
 const CYCLES_PER_RESULT_COLUMN: u64 = 8;
-/// Cycles of a column of 128 more: of sums that pass shared memory once more and are looked at
-/// there, of GELU and of its gradient, each by the normal distribution or the hyperbolic tangent,
-/// and of each MXFP8 operand. Counted in the instructions of the kernels for sm_100a, of which each
-/// quarter of an SM issues one in a cycle for its warp of the epilogue.
+/// Additional cycles per column of 128: for accumulators that pass through shared memory once more;
+/// for GELU and its gradient, each with the normal distribution or the hyperbolic tangent; and for
+/// each MXFP8 operand. Counted in the instructions of the kernels for sm_100a: each quarter of an
+/// SM issues an instruction per cycle for its epilogue warp.
 const CYCLES_OF_FUSED: u64 = 5;
 const CYCLES_OF_GELU: [[u64; 2]; 2] = [[32, 17], [35, 29]];
 const CYCLES_OF_QUANTIZE: u64 = 7;
-/// Rows of the result that tiles of one wave cover at most, as in the source.
+/// Rows of the result that concurrent tiles cover at most, as in the source.
 const GROUP_ROWS: usize = 2048;
 
-/// What becomes of the sums of a tile.
+/// Cost of the epilogue of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultCost {
-    /// Cycles in which a CTA turns a column of 128 sums into what it writes.
+    /// Cycles in which a CTA processes a column of 128 accumulators.
     pub(crate) column_cycles: u64,
-    /// Bytes of device memory that are written, and read beside the operands, for each.
+    /// Bytes of device memory per result, written or read in addition to the operands.
     pub(crate) bytes: u64,
 }
 
 impl Default for ResultCost {
-    /// Results of two bytes.
+    /// A plain result of two bytes.
     fn default() -> Self {
         ResultCost { column_cycles: CYCLES_PER_RESULT_COLUMN, bytes: 2 }
     }
 }
 
 impl ResultCost {
-    /// Of GELU or its gradient, which reads another matrix, in the form with the hyperbolic tangent
-    /// or the other, if any; of `stored` matrices of BF16; of so many MXFP8 operands.
+    /// Cost of an epilogue. `activation` is GELU or its gradient (which reads another matrix), as
+    /// (gradient, hyperbolic tangent); `stored` counts BF16 matrices, `quantized` MXFP8 operands.
     pub(crate) fn fused(
         activation: Option<(bool, bool)>,
         stored: u64,
@@ -68,42 +67,41 @@ impl ResultCost {
     }
 }
 
-/// Cycles that the sums of a tile are taken to need for each of the model's, where a time is
-/// compared with that of other kernels. No kernel on tcgen05 has been timed; of ours on Hopper
-/// those that multiply most reach 39 % of the roofline (`benchmarks/bench_h200_2026-11-21.md`,
-/// attention), so nothing that has been timed gives way to the model's word alone.
+/// Factor on the model's accumulation cycles in predictions that are compared with other kernels.
+/// No kernel on tcgen05 has been timed. The most compute-heavy of our timed kernels on Hopper reach
+/// 39 % of the roofline (`benchmarks/bench_h200_2026-11-21.md`, attention), so no timed kernel
+/// loses against the model alone.
 const UNTIMED: u64 = 2;
-/// Clock at which multiply-adds of all SMs make the peak, see [`BF16_PRODUCTS_PER_CYCLE`].
+/// Clock at which the multiply-adds of all SMs give the peak, see [`BF16_FMAS_PER_CYCLE`].
 const CLOCK_HZ: f64 = 1.855e9;
 
 /// Cost of a GEMM with tiles of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
-    /// Times that each CTA computes a tile.
+    /// Number of tiles that each CTA computes.
     pub(crate) waves: u64,
-    /// Bytes that are read of device memory for operands, and written for a result of two bytes.
+    /// Bytes of device memory read for operands and written for results.
     pub(crate) device_bytes: u64,
-    /// Bytes of operands that the L2 cache gives.
+    /// Bytes of operands delivered by the L2 cache.
     pub(crate) l2_bytes: u64,
-    /// Cycles of the tensor cores for one tile.
+    /// Cycles of the tensor cores per tile.
     pub(crate) mma_cycles: u64,
-    /// Cycles for one tile of what is slowest until its sums are there.
+    /// Cycles per tile of the slowest unit until the accumulators are full.
     pub(crate) tile_cycles: u64,
-    /// Cycles that writing a tile takes.
+    /// Cycles to write a tile.
     pub(crate) result_cycles: u64,
-    /// Cycles of all.
+    /// Total cycles.
     pub(crate) cycles: u64,
     /// Share of the device's peak, in thousandths.
     pub(crate) peak_thousandths: u64,
 }
 
 impl Cost {
-    /// Of a GEMM with tiles of `shape` on so many SMs.
+    /// The cost of a GEMM with tiles of `shape` on `sm_count` SMs.
     ///
-    /// Waves of clusters run one after the other; a tile takes what the slowest of tensor cores,
-    /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
-    /// the last one. Device memory may be what bounds all of it. Filling the pipeline is not
-    /// counted.
+    /// Waves of clusters run in sequence; a tile takes the time of the slowest of tensor cores,
+    /// shared memory and L2 cache. Writing results overlaps with the next tile, except for the last
+    /// tile. Device memory may bound the total. Filling the pipeline is not counted.
     pub(crate) fn new(
         shape: TileShape,
         sizes: GemmSizes,
@@ -126,7 +124,8 @@ impl Cost {
         let tile_cycles = mma_cycles.max(shared_cycles).max(l2_cycles);
         let result_cycles = results.column_cycles * shape.columns as u64;
 
-        // What clusters of a wave read, when they run down the rows of a group before they go on.
+        // Bytes read by the clusters of a wave, which go down the rows of a group before the next
+        // column.
         let [cluster_rows, cluster_columns] = shape.cluster_extents();
         let row_bytes = k as u64 * element_bytes;
         let operand_bytes = (m + n) as u64 * row_bytes;
@@ -158,8 +157,8 @@ impl Cost {
 }
 
 impl Cost {
-    /// Seconds to compare with those of other kernels: sums of a tile are made while the results of
-    /// the one before are written, and what is shorter of both shows once.
+    /// Predicted seconds, comparable with other kernels: accumulation of a tile overlaps with
+    /// writing the previous tile, so the shorter of the two counts only once.
     pub(crate) fn predicted_s(&self) -> f64 {
         let (sums, results) = (UNTIMED * self.tile_cycles, self.result_cycles);
         let device_cycles = self.device_bytes / DEVICE_BYTES_PER_CYCLE;
@@ -182,22 +181,22 @@ mod tests {
     #[test]
     fn what_bounds_a_gemm() {
         let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        // Operands, number of the tile, sizes: waves, cycles of MMAs and of a tile, share of peak.
+        // Operands, index of the tile, sizes: waves, cycles of MMAs and of a tile, share of peak.
         for (operands, index, (m, n, k), expected) in [
-            // MMAs and the L2 cache take the same, and scales a little more; the last wave is not
-            // full.
+            // MMAs and the L2 cache take equally long, and scales a little longer; the last wave is
+            // partial.
             (bf16, 0, (4096, 4096, 4096), (4, 32768, 32768, 851)),
             (mx, 0, (4096, 4096, 4096), (4, 16384, 17152, 802)),
-            // The cache is what is slowest.
+            // The L2 cache is the slowest unit.
             (bf16, 1, (4096, 4096, 4096), (7, 16384, 24576, 655)),
             (bf16, 3, (4096, 4096, 4096), (7, 16384, 32768, 492)),
-            // It gives less where pairs share, and MMAs take longest again.
+            // Clusters load less from the L2 cache, and MMAs are the slowest again.
             (bf16, 5, (4096, 4096, 4096), (8, 16384, 16384, 858)),
-            // A short sum: writing results to device memory takes longest.
+            // A short K: writing results to device memory takes longest.
             (bf16, 0, (8192, 8192, 64), (14, 512, 512, 215)),
             // One tile.
             (bf16, 3, (1, 1, 8), (1, 256, 512, 0)),
-            // A cluster, for one tile.
+            // A cluster for a single tile.
             (bf16, 5, (1, 1, 8), (1, 256, 256, 0)),
         ] {
             let shape = TileShape::all(operands)[index];
@@ -208,7 +207,7 @@ mod tests {
         }
     }
 
-    /// What follows a GEMM takes time that a longer sum hides: the documentation's second table.
+    /// An epilogue is hidden by a longer K: the documentation's second table.
     #[test]
     fn what_an_epilogue_costs() {
         let shape = TileShape::alone(Operands::Mx)[0];
@@ -236,7 +235,7 @@ mod tests {
         assert!(text.contains(&table), "docs/tcgen05.md should have these rows:\n{table}");
     }
 
-    /// At the clock at which multiply-adds of all SMs make the peak.
+    /// At the clock at which the multiply-adds of all SMs give the peak.
     #[test]
     fn rates_are_those_of_the_datasheet() {
         let b200 = &Hardware::preset("b200").unwrap().gpus[0];
@@ -245,11 +244,11 @@ mod tests {
         assert_eq!(sms, B200);
         let hz = tflops * 1e12 / (2 * BF16_FMAS_PER_CYCLE * sms) as f64;
         assert_eq!((b200.hbw_gbps * 1e9 / hz) as u64, DEVICE_BYTES_PER_CYCLE);
-        // Not another clock that happens to fit: below the highest that the driver shows.
+        // The clock is plausible: below the highest clock that the driver shows.
         assert!((1.8e9..1.965e9).contains(&hz), "{hz}");
     }
 
-    /// The table in the documentation is what the model gives.
+    /// The table in the documentation matches the model.
     #[test]
     fn the_table_in_the_documentation() {
         let mut table = String::from(

@@ -1,11 +1,11 @@
-//! Many tensors as one list of chunks, for kernels that take all parameters in one launch.
+//! Many tensors as a list of chunks, for kernels that process all parameters in one launch.
 
 use deepwell_ir::DType;
 
 use crate::KernelError;
 use crate::cuda::prepare::CallView;
 
-/// Collects rows of a table of `u64` words and counts chunks.
+/// Builds a table with a row of `u64` words per tensor, and counts chunks.
 #[derive(Debug)]
 pub(crate) struct TensorList {
     chunk_elements: usize,
@@ -20,8 +20,8 @@ impl TensorList {
         TensorList { chunk_elements, words: Vec::new(), tensors: 0, chunks: 0 }
     }
 
-    /// Adds tensors of `elements` elements: their addresses, then the number of elements, the
-    /// first chunk, and `last`. Tensors without elements are left out.
+    /// Adds a row for a tensor of `elements` elements, which may have several addresses: the
+    /// addresses, the number of elements, the first chunk, and `last`. Empty tensors are skipped.
     pub(crate) fn push(&mut self, addresses: &[u64], elements: usize, last: &[u64]) {
         if elements == 0 {
             return;
@@ -33,7 +33,7 @@ impl TensorList {
         self.chunks += elements.div_ceil(self.chunk_elements);
     }
 
-    /// The table as the device reads it.
+    /// The table in the layout of the device.
     pub(crate) fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
