@@ -1,4 +1,4 @@
-//! The CUDA kernels, selected by measured times where there are some.
+//! The CUDA kernels, selected by measured times where available.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::{LoadedTable, TunedRow, TunedTable};
 use crate::cuda::catalog::{CUBLASLT, CudaCatalog, candidates, no_kernel};
 use crate::selection::{self, Measured};
 
-/// [`CudaCatalog`] with tables of measured times. Of the rows that are near to a request the
-/// nearest decides, and of equally near ones that of the first table.
+/// [`CudaCatalog`] with tables of measured times. The nearest of all rows near a request decides;
+/// among equally near rows, the row of the first table.
 #[derive(Clone, Debug, Default)]
 pub struct TunedCatalog {
     tables: Arc<[LoadedTable]>,
 }
 
 impl TunedCatalog {
-    /// Selects by `tables`, preferred ones first.
+    /// Selects by `tables`, preferred tables first.
     pub fn new(tables: Arc<[LoadedTable]>) -> TunedCatalog {
         TunedCatalog { tables }
     }
@@ -81,23 +81,22 @@ impl KernelCatalog for TunedCatalog {
     }
 }
 
-/// How far the selection by predicted time is behind a table.
+/// Gap between the selection by predicted time and the selection by a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Behind {
-    /// Rows that say so.
+    /// Number of compared rows.
     pub rows: usize,
-    /// Rows of which the selection by predicted time was not measured.
+    /// Rows without a measurement of the kernel with the least predicted time.
     pub unmeasured: usize,
-    /// Geometric mean of its time over that of the table's selection.
+    /// Geometric mean of the time of the predicted kernel over the time of the table's kernel.
     pub mean: f64,
-    /// The largest of them.
+    /// The largest ratio.
     pub worst: f64,
-    /// The row of the largest.
+    /// The row of the largest ratio.
     pub worst_row: String,
 }
 
-/// How much longer the kernels take that are selected by predicted time than those of a table's
-/// rows, by the times in it.
+/// Compares selection by predicted time with selection by a table, by the times in the table.
 pub fn heuristics_behind(table: &TunedTable) -> Behind {
     let target = Target {
         arch: table.architecture.clone(),

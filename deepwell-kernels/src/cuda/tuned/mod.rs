@@ -1,12 +1,12 @@
-//! Measured times of kernels by shape, and the catalog that selects by them.
+//! Measured times of kernels by shape, and a catalog that selects by these times.
 //!
 //! `deepwell tune` times the kernels of a shape on a GPU, each with all its tiles, and writes a
-//! [`TunedTable`]. [`TunedCatalog`] takes the first kernel of the row whose shape is nearest, and
-//! the one with the least predicted time where no row is near.
+//! [`TunedTable`]. [`TunedCatalog`] selects the first kernel of the row with the nearest shape, or
+//! the kernel with the least predicted time if no row is near.
 //!
-//! A row serves a request of the same op with the same attributes and element types, whose sizes
-//! are each within [`NEAREST`] of its own, on the GPU model that was measured. Nothing but the
-//! table and the request decides, so the same binary and the same table select the same kernels.
+//! A row serves requests of the same op with the same attributes and element types, on the measured
+//! GPU model, if each size is within a factor [`NEAREST`] of the row's size. Only the table and the
+//! request decide, so the same binary and the same table select the same kernels.
 
 mod catalog;
 mod shape;
@@ -20,8 +20,8 @@ pub use table::{
 };
 pub use versions::{KernelVersions, source_file};
 
-/// Tables that come with the crate, made by `deepwell tune`: the name of the file in
-/// `deepwell-kernels/tuned/`, and its text.
+/// Tables shipped with the crate, written by `deepwell tune`: the file name in
+/// `deepwell-kernels/tuned/`, and the text.
 pub const COMMITTED: &[(&str, &str)] = &[];
 
 #[cfg(test)]

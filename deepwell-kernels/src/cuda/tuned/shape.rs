@@ -1,18 +1,18 @@
-//! Which requests are of one class, and how far apart the sizes of two are.
+//! Classes of comparable requests, and the distance between the sizes of two requests.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 
-/// A row serves sizes that are each at most this many times as large, or as small, as its own.
-/// Between two tiles of 128 a GEMM of 1024 rows differs by 1.125.
+/// Maximum ratio, up or down, between each size of a request and of a row that serves it. Between
+/// two tiles of 128 a GEMM of 1024 rows differs by 1.125.
 pub const NEAREST: f64 = 1.25;
 
-/// Sizes of a request, for those of its op with its attributes and element types.
+/// Sizes of a request, comparable among requests of the same op, attributes and element types.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sizes(Vec<usize>);
 
 impl Sizes {
-    /// M, N and K of a GEMM; rows, N and K of a grouped one; sequences and tokens of an attention;
-    /// of any other op all sizes of its operands.
+    /// M, N and K of a GEMM; rows, N and K of a grouped GEMM; sequences and tokens of an attention;
+    /// all operand sizes of any other op.
     pub(super) fn of(request: &KernelRequest<'_>) -> Sizes {
         let shape = |index: usize| request.operands[index].shape.as_slice();
         let size = |index: usize, axis: usize| shape(index).get(axis).copied().unwrap_or(0);
@@ -29,7 +29,7 @@ impl Sizes {
                 GemmKind::Wgrad => vec![last(0), size(0, 0), size(op.b_input(), 0)],
                 _ => vec![size(0, 0), size(op.b_input(), 1), last(0)],
             },
-            // Sums of exponentials, `[sequences, heads, tokens]`, say how rows fall into sequences.
+            // The sums of exponentials, `[sequences, heads, tokens]`, show how rows form sequences.
             Op::Attention(_) | Op::AttentionBackward(_) => {
                 let is_sums = |dtype: DType, rank: usize| dtype == DType::F32 && rank == 3;
                 let mut operands = request.operands.iter();
@@ -40,8 +40,8 @@ impl Sizes {
         })
     }
 
-    /// The largest quotient of a size and the other's, 1 of equal ones; none where they are not
-    /// comparable.
+    /// The largest ratio between corresponding sizes, 1 if all are equal; `None` if the sizes are
+    /// not comparable.
     pub(super) fn distance(&self, other: &Sizes) -> Option<f64> {
         if self.0.len() != other.0.len() {
             return None;

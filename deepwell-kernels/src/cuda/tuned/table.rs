@@ -1,4 +1,4 @@
-//! A table of measured times as a file, and as it is looked up.
+//! A table of measured times, as a file and indexed for lookup.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use thiserror::Error;
 use super::KernelVersions;
 use super::shape::{NEAREST, Sizes};
 
-/// What the field `format` of a table says.
+/// Value of the field `format` of a table.
 pub const FORMAT: &str = "deepwell tuned kernels";
-/// The version of that format that this crate writes and reads.
+/// The version of the format that this crate writes and reads.
 pub const VERSION: u32 = 1;
 
 /// Measured times of the kernels of one GPU model.
@@ -21,51 +21,51 @@ pub struct TunedTable {
     pub format: String,
     /// [`VERSION`].
     pub version: u32,
-    /// Of the GPU, as [`Target::arch`] has it.
+    /// Architecture of the GPU, as in [`Target::arch`].
     pub architecture: String,
-    /// Its name, as the driver tells it.
+    /// Name of the GPU, as reported by the driver.
     pub gpu: String,
-    /// Its SMs.
+    /// SMs of the GPU.
     pub sm_count: usize,
     /// Clocks, power and temperature before and after, name and value.
     pub clocks: Vec<(String, String)>,
-    /// How far the selection by predicted time is behind the rows.
+    /// Gap between the selection by predicted time and the rows.
     pub heuristics_behind: Option<super::Behind>,
     /// Sorted by op and sizes.
     pub rows: Vec<TunedRow>,
 }
 
-/// What was measured of one shape.
+/// Measurements of a shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedRow {
     /// The op with its attributes.
     pub op: Op,
     /// Inputs, then outputs.
     pub operands: Vec<TypedOperand>,
-    /// How many of them are inputs.
+    /// Number of inputs among the operands.
     pub inputs: usize,
-    /// When, UTC.
+    /// Time of the measurement, UTC.
     pub measured: String,
-    /// By which driver.
+    /// Version of the driver.
     pub driver: String,
-    /// The kernel to take, then the others, fastest first.
+    /// The preferred kernel, then the others, fastest first.
     pub times: Vec<TunedTime>,
 }
 
 /// Element type and shape of an operand.
 pub type TypedOperand = (DType, Vec<usize>);
 
-/// What one kernel took.
+/// Measured time of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedTime {
     /// The kernel.
     pub kernel: String,
-    /// Its tile, if it has several.
+    /// The tile, if the kernel has several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tile: Option<Tile>,
     /// Median of the rounds, seconds.
     pub time_s: f64,
-    /// Half of the way from the tenth to the ninetieth percentile, over the median.
+    /// Half of the difference between the 90th and the 10th percentile, relative to the median.
     pub spread: f64,
     /// The version of the kernel, as [`KernelVersions::of`] gives it.
     pub source: String,
@@ -77,26 +77,26 @@ pub struct TunedTime {
 pub struct TableError {
     /// The file.
     pub name: String,
-    /// What a table has there.
+    /// The expected contents.
     pub expected: String,
-    /// What it has.
+    /// The actual contents.
     pub got: String,
 }
 
 impl TunedRow {
-    /// The operands as a request has them.
+    /// The operands in the form of a request.
     pub fn operand_types(&self) -> Vec<OperandType> {
         let operand =
             |(dtype, shape): &TypedOperand| OperandType { dtype: *dtype, shape: shape.clone() };
         self.operands.iter().map(operand).collect()
     }
 
-    /// The request that was measured; `operands` are those of [`TunedRow::operand_types`].
+    /// The measured request; `operands` are the result of [`TunedRow::operand_types`].
     pub fn request<'a>(&'a self, operands: &'a [OperandType]) -> KernelRequest<'a> {
         KernelRequest { op: &self.op, operands, input_count: self.inputs }
     }
 
-    /// Whether it is of this request.
+    /// Whether the row measures this request.
     pub fn is_of(&self, request: &KernelRequest<'_>) -> bool {
         let are_alike = |((dtype, shape), operand): (&TypedOperand, &OperandType)| {
             *dtype == operand.dtype && *shape == operand.shape
@@ -106,7 +106,7 @@ impl TunedRow {
             && self.operands.iter().zip(request.operands).all(are_alike)
     }
 
-    /// Op and sizes, for people.
+    /// Op and sizes, for messages.
     pub fn describe(&self) -> String {
         let operands = self.operand_types();
         let request = self.request(&operands);
@@ -132,7 +132,7 @@ impl TunedTable {
         }
     }
 
-    /// Takes a row in, in place of a former one of the same request.
+    /// Inserts a row, replacing any earlier row of the same request.
     pub fn insert(&mut self, row: TunedRow) {
         let operands = row.operand_types();
         self.rows.retain(|known| !known.is_of(&row.request(&operands)));
@@ -141,15 +141,15 @@ impl TunedTable {
     }
 }
 
-/// A table with what finds its rows.
+/// A table with an index of its rows.
 #[derive(Clone, Debug)]
 pub struct LoadedTable {
     name: String,
     fingerprint: String,
     table: TunedTable,
-    /// Those that this program's kernels serve.
+    /// Rows whose kernels all have the measured version.
     rows: Vec<Indexed>,
-    /// Kernels that are others than those that were measured.
+    /// Kernels whose version differs from the measured version.
     stale: BTreeSet<String>,
 }
 
@@ -160,11 +160,11 @@ struct Indexed {
 }
 
 impl LoadedTable {
-    /// A table by the name of its file, with a hash of its text. Rows with a kernel of another
-    /// version than `versions` are left out.
+    /// Loads a table, with the name of its file and a hash of its text. Rows with a kernel version
+    /// other than in `versions` are skipped.
     ///
     /// # Errors
-    /// Another format, or another version of it.
+    /// An unknown format or format version.
     pub fn new(
         name: &str,
         fingerprint: &str,
@@ -200,12 +200,12 @@ impl LoadedTable {
         Ok(LoadedTable { name, fingerprint, table, rows, stale })
     }
 
-    /// What is in the file.
+    /// The contents of the file.
     pub fn table(&self) -> &TunedTable {
         &self.table
     }
 
-    /// Whether it was measured on a GPU of this model, and has rows that are used.
+    /// Whether the table was measured on this GPU model and has usable rows.
     pub fn is_of(&self, target: &Target) -> bool {
         let TunedTable { architecture, gpu, sm_count, .. } = &self.table;
         !self.rows.is_empty()
@@ -226,7 +226,7 @@ impl LoadedTable {
         )
     }
 
-    /// What to say of rows that are not used, if there are some.
+    /// The warning about unused rows, if there are any.
     pub fn warning(&self) -> Option<String> {
         let unused = self.table.rows.len() - self.rows.len();
         let kernels: Vec<&str> = self.stale.iter().map(String::as_str).collect();
@@ -241,7 +241,7 @@ impl LoadedTable {
         })
     }
 
-    /// The nearest row, how far it is, and where it stands.
+    /// The nearest row, with its distance and its place for messages.
     pub(super) fn nearest(&self, request: &KernelRequest<'_>) -> Option<(f64, &TunedRow, String)> {
         let sizes = Sizes::of(request);
         let is_alike = |row: &TunedRow| {

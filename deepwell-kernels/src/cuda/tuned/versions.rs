@@ -1,8 +1,8 @@
-//! Which version of a kernel was measured.
+//! Versions of measured kernels.
 
 use std::collections::BTreeMap;
 
-/// The file that a kernel is compiled from, for those that have rivals; none of a library's.
+/// Source files of the kernels with alternatives; library kernels have none.
 const SOURCES: [(&str, &str); 23] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
@@ -29,32 +29,32 @@ const SOURCES: [(&str, &str); 23] = [
     ("cuda_vocab_parallel_head", "cross_entropy_gemm"),
 ];
 
-/// Kernels that launch a GEMM of dequantized operands, and the files of what they launch before and
-/// behind it.
+/// Kernels that launch a GEMM of dequantized operands, and the sources of the kernels launched
+/// before and after the GEMM.
 const DEQUANTIZED: [&str; 2] =
     ["cuda_sm90_dequantized_mxfp8_gemm", "cuda_sm90_dequantized_grouped_gemm"];
 const BESIDE_DEQUANTIZED: [&str; 2] = ["dequantize_operands", "add_unheld"];
 
-/// The name of the `.cu` file of a kernel that has rivals; none of a library's.
+/// The name of a kernel's `.cu` file, for kernels with alternatives; `None` for library kernels.
 pub fn source_file(kernel: &str) -> Option<&'static str> {
     SOURCES.iter().find(|(known, _)| *known == kernel).map(|(_, file)| *file)
 }
 
-/// Versions of the kernels at hand: of compiled ones the hash of their sources, of a library's the
-/// version of this crate.
+/// Versions of the available kernels: the hash of the sources for compiled kernels, the version of
+/// this crate for library kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelVersions {
-    /// By file; none where nothing is compiled here.
+    /// By file; `None` if no kernels are compiled here.
     sources: Option<BTreeMap<String, String>>,
 }
 
 impl KernelVersions {
-    /// By the hash of each file, where the kernels are compiled.
+    /// Uses the hash of each source file, if kernels are compiled here.
     pub fn new(sources: Option<BTreeMap<String, String>>) -> KernelVersions {
         KernelVersions { sources }
     }
 
-    /// The version of a kernel; none where it is compiled and its source is not known.
+    /// The version of a kernel; `None` for a compiled kernel whose source is unknown.
     pub fn of(&self, kernel: &str) -> Option<String> {
         match source_file(kernel) {
             None => Some(format!("deepwell-kernels {}", env!("CARGO_PKG_VERSION"))),
@@ -70,8 +70,8 @@ impl KernelVersions {
         }
     }
 
-    /// Whether `source` is the version of a kernel here. Where nothing is compiled, as on a
-    /// machine that only plans, compiled kernels pass.
+    /// Whether `source` is the current version of a kernel. Without compiled kernels, as on a
+    /// machine used only for planning, every version of a compiled kernel passes.
     pub fn are(&self, kernel: &str, source: &str) -> bool {
         let is_compiled = source_file(kernel).is_some();
         (is_compiled && self.sources.is_none()) || self.of(kernel).as_deref() == Some(source)
