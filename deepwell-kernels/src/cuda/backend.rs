@@ -1,14 +1,14 @@
 //! A CUDA device as a [`Backend`].
 //!
-//! One stream computes; a second one brings the inputs of the next micro-batch while the present
-//! one runs. Recordings may use more streams, which begin and end with the one that computes. Who
-//! owns which buffer when:
+//! The main stream computes; the copy stream uploads the inputs of the next micro-batch while the
+//! current micro-batch runs. Recordings may use side streams, forked from the main stream and
+//! joined to it at the end. Ownership of the buffers:
 //!
-//! - Inputs have two slots. The host fills the pinned half of a slot once the copy that read it
-//!   (`uploaded`) is done; the copy stream then fills the device half once the compute stream has
-//!   taken the last contents out (`taken`); the compute stream moves it to the values.
-//! - Readbacks have [`READBACKS`] slots of pinned memory. The compute stream fills one (`filled`);
-//!   the host reads it after that event. Slots are used in turn.
+//! - Inputs have two slots. The host fills the pinned half of a slot once the previous copy from it
+//!   is done (`uploaded`). The copy stream then fills the device half, once the main stream has
+//!   consumed the previous contents (`taken`). The main stream copies the inputs to their values.
+//! - Readbacks have [`READBACKS`] slots of pinned memory, used in turn. The main stream fills a
+//!   slot (`filled`); the host reads the slot after that event.
 #![allow(unsafe_code)]
 
 mod issue;
@@ -33,10 +33,10 @@ use crate::backend::{
     Recording,
 };
 
-/// Slots of inputs.
+/// Number of input slots.
 const INPUTS: usize = 2;
 
-/// Timed events outlive their slot: the time of a step is read when the next one is in the queue.
+/// Timed events outlive their slot: the time of a step is read after the next step is enqueued.
 const CLOCKS: usize = READBACKS + 1;
 
 struct InputSlot {
@@ -48,14 +48,14 @@ struct InputSlot {
 
 struct ReadbackSlot {
     pinned: PinnedBuffer,
-    /// Offset in the pinned buffer and length of each range, in the order asked for.
+    /// Offset in the pinned buffer and length of each range, in the order of the request.
     parts: Vec<(usize, usize)>,
 }
 
-/// Timed events around what lies between two readbacks.
+/// Timed events around the work between two readbacks.
 #[derive(Clone, Copy)]
 struct Clock {
-    /// Inputs are on the device. Not recorded where none were staged.
+    /// Inputs are on the device. Not recorded if no inputs were staged.
     staged: Event,
     is_staged: bool,
     filled: Event,
@@ -79,27 +79,27 @@ pub struct CudaBackend {
     graphs: Vec<CapturedGraph>,
     compute: Stream,
     copies: Stream,
-    /// Streams of recordings beside the one that computes.
+    /// Side streams of recordings.
     sides: HashMap<StreamId, Stream>,
-    /// Events without timing, for the edges between the streams of one recording.
+    /// Events without timing, for the edges between the streams of a recording.
     edges: Vec<Event>,
     inputs: Vec<InputSlot>,
     inputs_staged: usize,
     readbacks: Vec<ReadbackSlot>,
     readbacks_made: usize,
-    /// That of readback `i` is `clocks[i % CLOCKS]`.
+    /// The clock of readback `i` is `clocks[i % CLOCKS]`.
     clocks: Vec<Clock>,
     /// Timed events: between the calls of a profile, around replays.
     marks: Vec<Event>,
-    /// Last, so that what it frees is freed after what uses it.
+    /// The last field, so that all users of the driver are dropped before it.
     driver: Box<dyn Driver>,
 }
 
 impl CudaBackend {
-    /// A backend on a driver, with the vendor's GEMMs where they are there.
+    /// Creates a backend on a driver, with the vendor's GEMM library if there is one.
     ///
     /// # Errors
-    /// Streams that the driver refuses.
+    /// Streams that the driver cannot create.
     pub fn new(
         mut driver: Box<dyn Driver>,
         blas: Option<Box<dyn Blas>>,
@@ -135,7 +135,7 @@ impl CudaBackend {
         })
     }
 
-    /// The same as one rank of several.
+    /// Makes this backend one rank of several.
     pub fn with_comm(mut self, comm: Box<dyn DeviceComm>) -> CudaBackend {
         self.comm = Some(comm);
         self
@@ -151,15 +151,14 @@ impl CudaBackend {
         self.prepared.get(call.0).map_or(&[], |prepared| &prepared.steps)
     }
 
-    /// Prepares a call whose operands and workspace lie wherever they are on the device: the
-    /// offsets of `program` are addresses. For callers that bring memory of their own.
-    ///
+    /// Prepares a call whose operands and workspace are anywhere on the device: the offsets of
+    /// `program` are addresses. For callers that bring their own memory.
     /// # Errors
     /// As [`Backend::prepare`].
     ///
     /// # Safety
-    /// Until the call has run, each operand and the workspace has as many bytes at its address as
-    /// the program says, and nobody else uses them.
+    /// Until the call has run, each operand and the workspace must have as many bytes at its
+    /// address as the program says, and nothing else may access them.
     pub unsafe fn prepare_at_addresses(
         &mut self,
         program: &Program,
@@ -181,7 +180,7 @@ impl CudaBackend {
         }
     }
 
-    /// Makes events with timing until there are `count`.
+    /// Creates events with timing until there are `count`.
     fn reserve_marks(&mut self, count: usize) -> Result<(), DriverError> {
         while self.marks.len() < count {
             self.marks.push(self.driver.event(true)?);
@@ -211,7 +210,8 @@ impl CudaBackend {
 
     fn release(&mut self) -> Result<(), DriverError> {
         let waited = self.wait_for_all();
-        // Also where ranks have failed: exchanges are aborted once no graph has them.
+        // Free graphs even after a rank has failed: communicators can be aborted only when no graph
+        // holds their collectives.
         for graph in self.graphs.drain(..) {
             self.driver.free_graph(graph)?;
         }
@@ -233,7 +233,7 @@ impl CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        // The device is lost when this fails; there is nothing left to free then.
+        // The device is lost if this fails; then there is nothing left to free.
         let _ = self.release();
     }
 }
@@ -552,7 +552,8 @@ impl Backend for CudaBackend {
         let copied = ranges.iter().try_for_each(|&range| -> Result<(), KernelError> {
             let source = self.address(range)?;
             let (copies, bytes) = (self.copies, range.bytes);
-            // SAFETY: this function has the buffer to itself, and waits for every copy below.
+            // SAFETY: this function has exclusive access to the buffer, and waits for every copy
+            // below.
             unsafe { self.driver.copy_to_pinned(buffer, offset, source, bytes, copies)? };
             offset += bytes;
             Ok(())
@@ -566,7 +567,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// Joins ranges that touch, each with the indices of those that it holds.
+/// Merges ranges that touch; each result has the indices of its members.
 fn coalesce(ranges: &[ByteRange]) -> Vec<(ByteRange, Vec<usize>)> {
     let mut order: Vec<usize> = (0..ranges.len()).collect();
     order.sort_by_key(|&index| ranges[index].offset);

@@ -1,4 +1,4 @@
-//! GEMMs by a vendor's library: an optional capability beside [`super::Driver`].
+//! GEMMs by a vendor's library: an optional capability, next to [`super::Driver`].
 
 use deepwell_ir::DType;
 
@@ -19,12 +19,12 @@ pub struct Matrix {
     pub leading: usize,
 }
 
-/// FP32 scales of an FP8 operand whose contraction lies along its rows.
+/// FP32 scales of an FP8 operand, quantized along K, with K along the rows of the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockScales {
-    /// One per row and 128 columns, `[K/128, rows]` row-major.
+    /// A scale per row and 128 columns, `[K/128, rows]` row-major.
     Row128(DevicePtr),
-    /// One per 128 rows and 128 columns, `[rows/128, K/128 rounded up to 4]` row-major.
+    /// A scale per 128 rows and 128 columns, `[rows/128, K/128 rounded up to 4]` row-major.
     Square128(DevicePtr),
 }
 
@@ -42,21 +42,20 @@ pub struct Matmul {
     pub b_transposed: bool,
     /// Result.
     pub out: Matrix,
-    /// A matrix of the result's type that is stored as the result is, and added to it: the
-    /// result's own pointer for what is there.
+    /// A matrix to add, of the result's type and layout; the result's own pointer to accumulate.
     pub added: Option<DevicePtr>,
-    /// Added to each row, of the result's type, `[n]`.
+    /// A bias `[n]` of the result's type, added to each row.
     pub bias: Option<DevicePtr>,
     /// Scales of `a` and `b`, for FP8.
     pub scales: Option<(BlockScales, BlockScales)>,
     /// Scratch.
     pub workspace: DevicePtr,
-    /// Its length.
+    /// Length of the scratch.
     pub workspace_bytes: usize,
 }
 
 impl Matmul {
-    /// Rows of the result, its columns, and the contraction.
+    /// M, N and K.
     pub fn sizes(&self) -> (usize, usize, usize) {
         let (m, k) = if self.a_transposed {
             (self.a.columns, self.a.rows)
@@ -67,10 +66,11 @@ impl Matmul {
         (m, n, k)
     }
 
-    /// Whether the matrices fit each other and scales come with FP8.
+    /// Checks that the matrices fit each other, and that scales are given if and only if operands
+    /// are FP8.
     ///
     /// # Errors
-    /// Empty matrices, sizes that disagree, rows that overlap, scales without FP8 or the reverse.
+    /// Empty matrices, mismatched sizes, overlapping rows, scales without FP8 or the reverse.
     pub fn check(&self) -> DriverResult<()> {
         let refuse = |reason: String| Err(DriverError::new("matmul", reason));
         let (m, n, k) = self.sizes();
@@ -106,26 +106,26 @@ impl Matmul {
     }
 }
 
-/// A GEMM with its algorithm chosen.
+/// A GEMM with a chosen algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatmulPlan(pub usize);
 
 /// A library of GEMMs.
 pub trait Blas: Send {
-    /// Its name and version.
+    /// Name and version of the library.
     fn version(&self) -> String;
 
-    /// Chooses an algorithm: the same for the same sizes and types, and one whose result does not
-    /// depend on timing.
+    /// Chooses an algorithm, deterministically by sizes and types; the result of the algorithm does
+    /// not depend on timing.
     ///
     /// # Errors
-    /// Sizes, types or alignments that the library does not take.
+    /// Sizes, types or alignments that the library does not support.
     fn plan(&mut self, matmul: &Matmul) -> DriverResult<MatmulPlan>;
 
     /// Enqueues a GEMM.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// An error of the library.
     fn run(&mut self, plan: MatmulPlan, stream: Stream) -> DriverResult<()>;
 
     /// Forgets all plans.

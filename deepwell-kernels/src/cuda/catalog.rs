@@ -1,4 +1,4 @@
-//! Which CUDA kernels there are, for the planner.
+//! The catalog of CUDA kernels for the planner.
 
 mod peak_share;
 
@@ -15,30 +15,29 @@ use crate::ops::OPS;
 use crate::selection::{self, Candidate, Offer};
 use crate::targets::others_that_serve;
 
-/// The library of GEMMs as [`Target::libraries`] names it.
+/// The GEMM library, as named in [`Target::libraries`].
 pub const CUBLASLT: &str = "cublaslt";
 
-/// What exchanges data with other ranks, as [`Target::libraries`] names it: a
-/// [`DeviceComm`](super::DeviceComm).
+/// The collective library, as named in [`Target::libraries`]: a [`DeviceComm`](super::DeviceComm).
 pub const COLLECTIVES: &str = "collectives";
 
 /// The CUDA kernels as a catalog.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaCatalog;
 
-/// Kernels that multiply quantized operands as BF16: they dequantize them first.
+/// Kernels that dequantize quantized operands and multiply in BF16.
 const DEQUANTIZING: [&str; 3] = [
     "cublaslt_dequantized_mx_gemm",
     "cuda_sm90_dequantized_mxfp8_gemm",
     "cuda_sm90_dequantized_grouped_gemm",
 ];
 
-/// Every kernel, preferred ones first within an op.
+/// All kernels, preferred kernels first within an op.
 pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     OPS.iter().flat_map(|op| op.cuda).copied().flatten()
 }
 
-/// A GPU as a target: the machine's first.
+/// A target for the first GPU of the machine.
 pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&str]) -> Target {
     Target {
         arch: architecture.target_name().to_string(),
@@ -51,15 +50,15 @@ pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&st
     }
 }
 
-/// What a context, its loaded kernels and the vendor's library hold on a GPU before the first
-/// allocation of ours, as the driver counts free memory: measured on an H200 with driver 580. An
+/// GPU memory held by a CUDA context, its loaded kernels and the vendor's library before our first
+/// allocation, by the driver's count of free memory: measured on an H200 with driver 580. An
 /// emulated GPU has no context.
 const CONTEXT_BYTES: usize = 560 << 20;
 
-/// What NCCL holds for ranks that exchange anything; for each group; and for each rank that a rank
-/// sends to, over NVLink. Measured on two H100s and four H200s with NCCL 2.28
+/// GPU memory held by NCCL: a base with any collective, a part per group, and a part per NVLink
+/// peer that a rank sends to. Measured on two H100s and four H200s with NCCL 2.28
 /// (benchmarks/ranks_h100_2026-11-27.md): 891 MiB with one group, 1,375 with two, 1,823 with two
-/// expert-parallel ranks or two stages, which are two groups and a peer.
+/// expert-parallel ranks or two stages, with two groups and a peer.
 const NCCL_BYTES: usize = 405 << 20;
 const NCCL_GROUP_BYTES: usize = 486 << 20;
 const NCCL_PEER_BYTES: usize = 446 << 20;
@@ -111,9 +110,9 @@ impl KernelCatalog for CudaCatalog {
     }
 }
 
-/// What NCCL holds of a rank's GPU. It connects a rank to each peer that it sends something of its
-/// own: stages and rings to the former and the next one, a mixture with a capacity to all that have
-/// experts. Where ranks gather and scatter tokens there are no such peers.
+/// GPU memory held by NCCL on a rank. NCCL connects a rank to each peer of its sends: for pipeline
+/// stages and rings the previous and the next rank, for experts with a capacity factor all ranks of
+/// the group. All-gathers and reduce-scatters of tokens have no such peers.
 fn exchange_bytes(ranks: &Ranks, calls: &[Call]) -> usize {
     let groups = || ranks.groups.iter().enumerate().filter(|(_, group)| group.ranks.len() > 1);
     if groups().next().is_none() {
@@ -135,7 +134,7 @@ fn exchange_bytes(ranks: &Ranks, calls: &[Call]) -> usize {
     NCCL_BYTES + groups().map(of_group).sum::<usize>()
 }
 
-/// The error of a request that no kernel takes.
+/// The error of a request that no kernel serves.
 pub(super) fn no_kernel(
     request: &KernelRequest<'_>,
     target: &Target,
@@ -149,7 +148,7 @@ pub(super) fn no_kernel(
     }
 }
 
-/// The kernels that have an op alone, or that have the core of a fused one and take epilogues.
+/// Kernels of a plain op, or kernels of a fused op's core that have an epilogue.
 fn kernels_of(op: &Op) -> impl Iterator<Item = &'static CudaKernelSpec> {
     let (core, is_fused) = (op.leading(), !op.epilogue().is_empty());
     cuda_kernels().filter(move |spec| {
@@ -177,7 +176,7 @@ pub(super) fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Ca
         .collect()
 }
 
-/// Why a kernel is not there on a target.
+/// Why a kernel is unavailable on a target.
 fn absence(spec: &CudaKernelSpec, target: &Target) -> Option<String> {
     let serves = |known: &Architecture| known.target_name() == target.arch;
     if !spec.architectures.iter().any(serves) {
@@ -200,14 +199,14 @@ fn rejection(
         .or_else(|| (spec.reject)(request))
 }
 
-/// Why no kernel takes operands of a format.
+/// Why no kernel serves operands of a format.
 fn unserved(format: &QuantFormat) -> Result<(), String> {
     if !format.is_of_family(&QuantFormat::MXFP8) {
         let known = QuantFormat::MXFP8.name();
         return Err(format!("CUDA kernels take {known}, not {}", format.name()));
     }
     match format.scale {
-        // It would need the elements of a block once more after their largest magnitude is known.
+        // This rule reads the elements of a block again after their maximum magnitude is known.
         ScaleFormat::E8m0(rule @ ScaleRule::MinError) => {
             Err(format!("CUDA kernels quantize by the scale rules rceil and floor, not {rule}"))
         }

@@ -1,60 +1,60 @@
-//! Exchanges with other ranks in device memory: an optional capability beside [`super::Driver`].
+//! Collectives in device memory: an optional capability, next to [`super::Driver`].
 //!
-//! A vendor's collective library implements [`DeviceComm`] on its own communicators;
-//! [`HostComm`](super::HostComm) does so for drivers whose memory is the host's, through any
-//! [`Comm`](crate::Comm).
+//! A vendor's collective library implements [`DeviceComm`] with its own communicators. For drivers
+//! whose device memory is host memory, [`HostComm`](super::HostComm) implements [`DeviceComm`] with
+//! any [`Comm`](crate::Comm).
 
 use super::driver::{DevicePtr, DriverResult, Stream};
 use crate::Exchange;
 
-/// An exchange with its operands in device memory, one after the other and without gaps.
+/// An exchange with operands in device memory, back to back without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceExchange {
-    /// What is exchanged, and among whom.
+    /// The kind of exchange, and the group.
     pub exchange: Exchange,
-    /// First byte of the input; anything where there is none.
+    /// First byte of the input; any address if there is no input.
     pub input: DevicePtr,
-    /// Its length.
+    /// Length of the input.
     pub input_bytes: usize,
-    /// First byte of the output; anything where there is none.
+    /// First byte of the output; any address if there is no output.
     pub output: DevicePtr,
-    /// Its length.
+    /// Length of the output.
     pub output_bytes: usize,
 }
 
-/// An exchange whose communicator is connected.
+/// An exchange with a connected communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExchangePlan(pub usize);
 
-/// What takes the rank of a device through the collectives of its program.
+/// Executes the collectives of a rank's program on its device.
 ///
-/// The rules of [`Comm`](crate::Comm) hold: one order within a group, an error on every rank where
-/// one fails. Work is enqueued: an error may come with a later call.
+/// The rules of [`Comm`](crate::Comm) hold: the same order on all ranks of a group, and an error on
+/// every rank if any rank fails. Work is asynchronous, so a later call may report the error.
 pub trait DeviceComm: Send {
-    /// The library and its version.
+    /// Name and version of the library.
     fn version(&self) -> String;
 
-    /// Which rank this is.
+    /// The index of this rank.
     fn rank(&self) -> u32;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn world_size(&self) -> u32;
 
-    /// Readies an exchange. What a step must not do for the first time (connecting, allocating,
-    /// registering) is done here.
+    /// Prepares an exchange. One-time work (connecting, allocating, registering) happens here
+    /// rather than in the first step.
     ///
     /// # Errors
-    /// A group, type or size that the library does not take.
+    /// A group, type or size that the library does not support.
     fn plan(&mut self, exchange: &DeviceExchange) -> DriverResult<ExchangePlan>;
 
     /// Enqueues an exchange.
     ///
     /// # Errors
-    /// Ranks that disagree or have failed, where that is known at once.
+    /// Ranks that disagree or have failed, if already known.
     fn run(&mut self, plan: ExchangePlan, stream: Stream) -> DriverResult<()>;
 
-    /// Enqueues exchanges that go on at the same time: each waits for its other end, none for
-    /// another of them. Sends stand before receives; of those with one rank the order counts.
+    /// Enqueues concurrent exchanges: each may block on its peer, but none blocks another of them.
+    /// Sends come before receives; the order counts among exchanges with the same peer.
     ///
     /// # Errors
     /// As [`DeviceComm::run`].
@@ -63,11 +63,11 @@ pub trait DeviceComm: Send {
     /// Forgets all plans.
     fn forget_plans(&mut self);
 
-    /// Lets the host wait for the device, which may wait for other ranks: no longer than there is a
-    /// limit for. What the host reads afterwards is what the exchanges have made.
+    /// Makes the host wait for the device, which may wait for other ranks, up to the timeout. On
+    /// success, the collectives have written the memory that the host reads next.
     ///
     /// # Errors
-    /// Ranks that have failed or do not come, before an error of `wait` itself.
+    /// Ranks that have failed or do not arrive in time; otherwise an error of `wait`.
     fn wait(&mut self, wait: &mut dyn FnMut() -> DriverResult<()>) -> DriverResult<()> {
         wait()
     }

@@ -1,8 +1,8 @@
-//! The seam between the CUDA backend and what executes for it: a real driver, an emulator, or a
-//! test that counts.
+//! The interface between the CUDA backend and the layer that executes: a real driver, an emulator,
+//! or a fake that counts calls.
 //!
-//! [`Driver`] is object-safe and names no type of any binding. Handles are numbers that only the
-//! driver which gave them understands; they are freed when the driver is dropped, except memory,
+//! [`Driver`] is object-safe and names no type of any binding. Handles are numbers, valid only for
+//! the driver that returned them. Handles are freed when the driver is dropped, except memory,
 //! which has its own calls.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use super::prepare::DeviceTensor;
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The address `bytes` further on.
+    /// The address `bytes` later.
     pub fn offset(self, bytes: usize) -> DevicePtr {
         DevicePtr(self.0 + bytes as u64)
     }
@@ -36,26 +36,26 @@ handles! {
     Stream,
     /// A point in a stream.
     Event,
-    /// A loaded binary with kernels.
+    /// A loaded module with kernels.
     Module,
     /// A kernel of a module.
     Function,
-    /// A recorded sequence of work that is launched as one.
+    /// A captured CUDA graph, launched as one unit.
     CapturedGraph,
 }
 
-/// Which streams are served first.
+/// Scheduling priority of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// What fills the gaps of others.
+    /// Fills gaps of other streams.
     Low,
-    /// What the next step waits for.
+    /// On the critical path of the step.
     Middle,
-    /// What takes few SMs, or none, and others wait for: exchanges and copies.
+    /// For work that takes few SMs or none and that others wait for: collectives and copies.
     High,
 }
 
-/// What a device says of itself.
+/// Properties reported by a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
     /// Name as the vendor writes it.
@@ -64,13 +64,13 @@ pub struct DeviceProperties {
     pub capability: (u32, u32),
     /// SMs.
     pub sm_count: u32,
-    /// Memory of the device.
+    /// Bytes of device memory.
     pub memory_bytes: u64,
     /// Second-level cache.
     pub l2_bytes: u64,
-    /// Shared memory that one CTA may ask for.
+    /// Maximum shared memory of a CTA.
     pub shared_bytes_per_cta: u32,
-    /// Newest CUDA version that the driver serves, `13000` for 13.0.
+    /// Newest CUDA version that the driver supports, `13000` for 13.0.
     pub cuda_version: u32,
 }
 
@@ -89,7 +89,7 @@ pub enum Argument {
     U64(u64),
     /// A C `float`.
     F32(f32),
-    /// A tensor map as [`Driver::tensor_map`] made it, passed as `__grid_constant__`.
+    /// A tensor map from [`Driver::tensor_map`], passed as `__grid_constant__`.
     TensorMap(TensorMap),
 }
 
@@ -109,7 +109,7 @@ pub enum TensorMapElement {
     F32,
 }
 
-/// Rotation of 16-byte units in shared memory.
+/// Swizzle of 16-byte units in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorMapSwizzle {
     /// None.
@@ -122,7 +122,7 @@ pub enum TensorMapSwizzle {
     Bytes128,
 }
 
-/// A tensor in device memory and the box that one bulk copy takes of it.
+/// A tensor in device memory and the box that one tensor copy transfers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapSpec {
     /// First byte, 16-byte aligned.
@@ -131,7 +131,7 @@ pub struct TensorMapSpec {
     pub element: TensorMapElement,
     /// Sizes, innermost first, at most five.
     pub sizes: Vec<u64>,
-    /// Bytes from one index to the next of each dimension but the innermost.
+    /// Stride in bytes of each dimension but the innermost.
     pub strides_bytes: Vec<u64>,
     /// Box, innermost first.
     pub box_sizes: Vec<u32>,
@@ -139,7 +139,7 @@ pub struct TensorMapSpec {
     pub swizzle: TensorMapSwizzle,
 }
 
-/// How a kernel is launched.
+/// A kernel launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
     /// The kernel.
@@ -152,9 +152,10 @@ pub struct Launch {
     pub cluster: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
-    /// Whether it may start before its predecessor ends and waits for it on the device.
+    /// Whether the kernel may start before its predecessor ends and synchronizes on the device
+    /// (programmatic dependent launch).
     pub programmatic: bool,
-    /// In the order of the kernel's parameters.
+    /// The kernel's parameters, in order.
     pub arguments: Vec<Argument>,
 }
 
@@ -164,7 +165,7 @@ pub struct Launch {
 pub struct DriverError {
     /// The call, `cuLaunchKernelEx` for example.
     pub call: String,
-    /// Name and meaning of the error code, and a hint where there is one.
+    /// Name and meaning of the error code, and a hint if there is one.
     pub reason: String,
     /// Whether memory ran out.
     pub out_of_memory: bool,
@@ -180,11 +181,11 @@ impl DriverError {
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// Everything that the CUDA backend asks of what runs its kernels.
+/// All operations that the CUDA backend needs to run its kernels.
 ///
-/// Calls on one stream run in order; nothing orders two streams but events. While a stream is
-/// captured, launches, copies, fills, records and waits on it are recorded instead of run; pinned
-/// buffers that they name live as long as the graph does.
+/// Calls on a stream run in order; only events order different streams. While a stream is captured,
+/// launches, copies, fills, records and waits on it become graph nodes instead of running. Pinned
+/// buffers named by a capture live as long as the graph.
 pub trait Driver: Send {
     /// The device.
     fn properties(&self) -> &DeviceProperties;
@@ -195,25 +196,25 @@ pub trait Driver: Send {
     /// A lost device.
     fn memory(&mut self) -> DriverResult<(u64, u64)>;
 
-    /// Device memory, aligned to 256 bytes at least; its contents are anything.
+    /// Allocates uninitialized device memory, aligned to at least 256 bytes.
     ///
     /// # Errors
     /// Out of memory.
     fn allocate(&mut self, bytes: usize) -> DriverResult<DevicePtr>;
 
-    /// Gives memory back. Work that uses it has ended.
+    /// Frees memory. All work that uses the memory must have ended.
     ///
     /// # Errors
-    /// An address that was not given.
+    /// An address that this driver did not allocate.
     fn free(&mut self, pointer: DevicePtr) -> DriverResult<()>;
 
-    /// Zeroed pinned host memory.
+    /// Allocates zeroed pinned host memory.
     ///
     /// # Errors
     /// Out of memory.
     fn allocate_pinned(&mut self, bytes: usize) -> DriverResult<PinnedBuffer>;
 
-    /// Gives pinned memory back. Copies that use it have ended.
+    /// Frees pinned memory. All copies that use the buffer must have ended.
     ///
     /// # Errors
     /// A buffer of another driver.
@@ -225,21 +226,21 @@ pub trait Driver: Send {
     /// A lost device.
     fn stream(&mut self, priority: Priority) -> DriverResult<Stream>;
 
-    /// A new event; with `timing`, [`Driver::elapsed_ms`] reads it.
+    /// Creates an event; with `timing`, [`Driver::elapsed_ms`] can read it.
     ///
     /// # Errors
     /// A lost device.
     fn event(&mut self, timing: bool) -> DriverResult<Event>;
 
-    /// Puts `event` behind all work in `stream`. Within a capture, an event with timing becomes a
-    /// node that each launch of the graph records anew; one without is only what another stream
-    /// waits for to join the capture.
+    /// Records `event` after all work in `stream`. Within a capture, an event with timing becomes a
+    /// node, recorded by each launch of the graph; an event without timing only lets another stream
+    /// join the capture.
     ///
     /// # Errors
     /// A lost device.
     fn record(&mut self, event: Event, stream: Stream) -> DriverResult<()>;
 
-    /// Lets later work in `stream` wait for `event`.
+    /// Makes later work in `stream` wait for `event`.
     ///
     /// # Errors
     /// A lost device.
@@ -248,54 +249,53 @@ pub trait Driver: Send {
     /// Whether all work before `event` has ended.
     ///
     /// # Errors
-    /// What that work failed with.
+    /// An error of that work.
     fn is_done(&mut self, event: Event) -> DriverResult<bool>;
 
     /// Waits on the host until `event` is done.
     ///
     /// # Errors
-    /// What the work before it failed with.
+    /// An error of the work before the event.
     fn synchronize_event(&mut self, event: Event) -> DriverResult<()>;
 
     /// Waits on the host until all streams are empty.
     ///
     /// # Errors
-    /// What the work failed with.
+    /// An error of the work.
     fn synchronize(&mut self) -> DriverResult<()>;
 
-    /// Waits on the host until all work of the device's context has ended, that of streams which
-    /// others have made too.
+    /// Blocks the host until all work of the device's context has ended, including streams that
+    /// other libraries created.
     ///
     /// # Errors
-    /// What the work failed with.
+    /// An error of the work.
     fn synchronize_device(&mut self) -> DriverResult<()> {
         self.synchronize()
     }
 
-    /// Milliseconds between two events that are done.
+    /// Milliseconds between two completed events.
     ///
     /// # Errors
-    /// Events without timing, or not done.
+    /// Events without timing, or not completed.
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32>;
 
-    /// Waits until all streams are empty, copies to the device, and waits until the bytes are
-    /// there.
+    /// Waits until all streams are empty, copies to the device, and waits for the copy.
     ///
     /// # Errors
     /// A lost device.
     fn upload(&mut self, target: DevicePtr, bytes: &[u8]) -> DriverResult<()>;
 
-    /// Waits until all streams are empty, copies from the device, and waits for the bytes.
+    /// Waits until all streams are empty, copies from the device, and waits for the copy.
     ///
     /// # Errors
-    /// What earlier work failed with.
+    /// An error of earlier work.
     fn download(&mut self, bytes: &mut [u8], source: DevicePtr) -> DriverResult<()>;
 
     /// Enqueues a copy of `bytes` bytes from `source_offset` of a pinned buffer.
     ///
     /// # Safety
-    /// Until the copy has ended, and while a graph that it is recorded in may run, nobody writes
-    /// to the buffer or drops it.
+    /// Until the copy has ended, and as long as a graph with this copy may run, nobody may write to
+    /// the buffer or drop it.
     ///
     /// # Errors
     /// A range outside of the buffer.
@@ -312,8 +312,8 @@ pub trait Driver: Send {
     /// Enqueues a copy of `bytes` bytes to `target_offset` of a pinned buffer.
     ///
     /// # Safety
-    /// Until the copy has ended, and while a graph that it is recorded in may run, nobody reads or
-    /// writes the buffer or drops it.
+    /// Until the copy has ended, and as long as a graph with this copy may run, nobody may read or
+    /// write the buffer or drop it.
     ///
     /// # Errors
     /// A range outside of the buffer.
@@ -357,14 +357,14 @@ pub trait Driver: Send {
     /// A binary for another architecture, or for a newer driver.
     fn load_module(&mut self, image: &[u8]) -> DriverResult<Module>;
 
-    /// A kernel of a module, allowed `shared_bytes` of dynamic shared memory.
+    /// Returns a kernel of a module, with `shared_bytes` of dynamic shared memory allowed.
     ///
     /// # Errors
     /// No kernel of that name, or more shared memory than a CTA may have.
     fn function(&mut self, module: Module, name: &str, shared_bytes: u32)
     -> DriverResult<Function>;
 
-    /// CTAs of `threads` threads that one SM holds at a time.
+    /// Number of CTAs of `threads` threads that an SM can hold at a time.
     ///
     /// # Errors
     /// A function of another driver.
@@ -378,11 +378,10 @@ pub trait Driver: Send {
     /// Encodes a tensor map.
     ///
     /// # Errors
-    /// Sizes, strides or boxes that the hardware does not take.
+    /// Sizes, strides or boxes that the hardware does not support.
     fn tensor_map(&mut self, spec: &TensorMapSpec) -> DriverResult<TensorMap>;
 
-    /// Tells what the kernels write that are launched next. Only drivers that record launches
-    /// listen.
+    /// Announces the outputs of the next launches. Only drivers that record launches use this.
     fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         let _ = outputs;
     }
@@ -390,47 +389,47 @@ pub trait Driver: Send {
     /// Enqueues a kernel.
     ///
     /// # Errors
-    /// A launch that the device refuses.
+    /// A launch that the device rejects.
     fn launch(&mut self, launch: &Launch, stream: Stream) -> DriverResult<()>;
 
-    /// Begins to record what is put into `stream`.
+    /// Begins to capture `stream`.
     ///
     /// # Errors
-    /// A stream that is recorded already.
+    /// A stream that is captured already.
     fn begin_capture(&mut self, stream: Stream) -> DriverResult<()>;
 
-    /// Begins a group within a capture: what follows, up to [`Driver::end_group`], becomes one
-    /// node of the graph.
+    /// Begins a group within a capture: all work up to [`Driver::end_group`] becomes a single node
+    /// of the graph.
     ///
     /// # Errors
-    /// A stream that is not recorded.
+    /// A stream that is not captured.
     fn begin_group(&mut self, stream: Stream) -> DriverResult<()>;
 
     /// Ends the group.
     ///
     /// # Errors
-    /// No group was begun.
+    /// No open group.
     fn end_group(&mut self, stream: Stream) -> DriverResult<()>;
 
-    /// Ends the recording and makes it launchable.
+    /// Ends the capture and instantiates the graph.
     ///
     /// # Errors
-    /// Work that cannot be recorded.
+    /// Work that cannot be captured.
     fn end_capture(&mut self, stream: Stream) -> DriverResult<CapturedGraph>;
 
-    /// Nodes of a graph; a group counts as one.
+    /// Number of nodes of a graph; a group counts as one node.
     ///
     /// # Errors
     /// A graph of another driver.
     fn graph_nodes(&mut self, graph: CapturedGraph) -> DriverResult<usize>;
 
-    /// Enqueues a recorded graph.
+    /// Enqueues a graph launch.
     ///
     /// # Errors
     /// A lost device.
     fn launch_graph(&mut self, graph: CapturedGraph, stream: Stream) -> DriverResult<()>;
 
-    /// Forgets a graph. Its launches have ended.
+    /// Frees a graph. All its launches must have ended.
     ///
     /// # Errors
     /// A graph of another driver.

@@ -1,6 +1,6 @@
-//! Where compiled kernels come from.
+//! Search for compiled kernels.
 //!
-//! In this order: the folder that `DEEPWELL_KERNELS_DIR` names, `target/kernels` under the working
+//! Search order: the folder in `DEEPWELL_KERNELS_DIR`, then `target/kernels` under the working
 //! directory and its parents.
 
 use std::borrow::Cow;
@@ -9,21 +9,21 @@ use std::path::{Path, PathBuf};
 use super::spec::Architecture;
 use crate::KernelError;
 
-/// Environment variable that names a folder with `<architecture>/<file>.cubin` and `.ptx`.
+/// Environment variable with a folder of `<architecture>/<file>.cubin` and `.ptx`.
 pub const KERNELS_DIR_VARIABLE: &str = "DEEPWELL_KERNELS_DIR";
 
 /// Finds compiled kernels.
 #[derive(Clone, Debug)]
 pub struct KernelImages {
     folders: Vec<PathBuf>,
-    /// Whether an empty image serves for a kernel that is nowhere.
+    /// Whether a missing kernel gets an empty image.
     may_be_empty: bool,
-    /// Whether PTX is looked for, not cubins.
+    /// Whether to search for PTX instead of cubins.
     is_ptx: bool,
 }
 
 impl KernelImages {
-    /// Looks where this process would.
+    /// Searches the default folders of this process.
     pub fn discover() -> KernelImages {
         let mut folders: Vec<PathBuf> =
             std::env::var_os(KERNELS_DIR_VARIABLE).map(PathBuf::from).into_iter().collect();
@@ -33,34 +33,35 @@ impl KernelImages {
         KernelImages { folders, may_be_empty: false, is_ptx: false }
     }
 
-    /// Looks only in `folder`.
+    /// Searches only `folder`.
     pub fn in_folder(folder: &Path) -> KernelImages {
         KernelImages { folders: vec![folder.to_path_buf()], may_be_empty: false, is_ptx: false }
     }
 
-    /// Gives an empty image for every kernel: for a driver that runs none, such as
+    /// Returns an empty image for every kernel: for a driver that runs no kernels, such as
     /// [`super::FakeDriver`].
     pub fn empty() -> KernelImages {
         KernelImages { folders: Vec::new(), may_be_empty: true, is_ptx: false }
     }
 
-    /// Looks in the same places for `<file>.ptx`: for a driver that runs PTX, such as the emulated
-    /// one.
+    /// Searches the same folders for `<file>.ptx`: for a driver that runs PTX, such as the emulated
+    /// driver.
     pub fn into_ptx(self) -> KernelImages {
         KernelImages { is_ptx: true, ..self }
     }
 
-    /// What the compiler's run says of the kernels, `manifest.json`, of the first folder that has
-    /// one; none where nothing is compiled.
+    /// The compiler's report about the kernels, `manifest.json`, from the first folder with such a
+    /// file; `None` if nothing is compiled.
     pub fn manifest(&self) -> Option<String> {
         let mut folders = self.folders.iter();
         folders.find_map(|folder| std::fs::read_to_string(folder.join("manifest.json")).ok())
     }
 
-    /// The binary of `<file>.cu`, or its PTX with a final zero byte, for a compute capability.
+    /// Returns the cubin of `<file>.cu`, or the PTX with a final zero byte, for a compute
+    /// capability.
     ///
     /// # Errors
-    /// [`KernelError::NoImage`] with every place that was looked at.
+    /// [`KernelError::NoImage`] with every searched folder.
     pub fn image(
         &self,
         file: &str,

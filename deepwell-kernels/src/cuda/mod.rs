@@ -1,8 +1,8 @@
 //! CUDA devices: kernels compiled ahead of time, run through a [`Driver`].
 //!
-//! A call is selected by its [`CudaKernelSpec`] (plain data, so that it works for a GPU that is
-//! not here), prepared into [`Step`]s by the function beside the spec, and enqueued by
-//! [`CudaBackend`] on the streams of a [`Driver`].
+//! A call is selected by its [`CudaKernelSpec`] (plain data, so that planning works without the
+//! GPU), prepared into [`Step`]s by the spec's launcher, and enqueued by [`CudaBackend`] on the
+//! streams of a [`Driver`].
 
 mod backend;
 pub(crate) mod blas;

@@ -1,15 +1,15 @@
-//! Host memory that a device copies from and to by itself.
+//! Host memory that a device reads and writes by DMA.
 #![allow(unsafe_code)]
 
 use std::any::Any;
 
-/// Host memory that the device can copy from and to without the host waiting.
+/// Pinned host memory, for asynchronous copies.
 ///
-/// Given by [`allocate_pinned`](super::Driver::allocate_pinned) and given back to
-/// [`free_pinned`](super::Driver::free_pinned); one that is dropped gives itself back. While a copy
-/// is under way nobody touches the bytes or drops the buffer: those who enqueue one, by
-/// [`copy_to_pinned`](super::Driver::copy_to_pinned) or
-/// [`copy_from_pinned`](super::Driver::copy_from_pinned), vouch for that.
+/// Allocated by [`allocate_pinned`](super::Driver::allocate_pinned) and freed by
+/// [`free_pinned`](super::Driver::free_pinned) or on drop. While a copy is in flight nobody may
+/// touch the bytes or drop the buffer; the callers of
+/// [`copy_to_pinned`](super::Driver::copy_to_pinned) and
+/// [`copy_from_pinned`](super::Driver::copy_from_pinned) guarantee that.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pointer: *mut u8,
@@ -23,11 +23,11 @@ unsafe impl Send for PinnedBuffer {}
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// A buffer over memory that stays where it is until `owner` is dropped.
+    /// Wraps memory that stays in place until `owner` is dropped.
     ///
     /// # Safety
-    /// `pointer` is that of `bytes` initialized bytes which nothing else reads or writes, and which
-    /// live as long as `owner` does.
+    /// `pointer` points to `bytes` initialized bytes that nothing else reads or writes and that
+    /// live as long as `owner`.
     pub unsafe fn from_raw(
         pointer: *mut u8,
         bytes: usize,
@@ -36,7 +36,7 @@ impl PinnedBuffer {
         PinnedBuffer { pointer, bytes, owner }
     }
 
-    /// What keeps the memory, as the driver made it.
+    /// The owner of the memory, as created by the driver.
     pub fn owner(&self) -> &(dyn Any + Send + Sync) {
         self.owner.as_ref()
     }
@@ -51,21 +51,21 @@ impl PinnedBuffer {
         self.bytes
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the driver gave `bytes` initialized bytes at `pointer` to this one owner, and who
-        // enqueued a copy to them has seen to it that it has ended.
+        // SAFETY: the driver gave `bytes` initialized bytes at `pointer` to this single owner, and
+        // the caller that enqueued a copy into the buffer guarantees that the copy has ended.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, mutably.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` makes the access the only one.
+        // SAFETY: as above, and `&mut self` makes the access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 }

@@ -1,6 +1,5 @@
-//! From a call of a program to launches: operands become device addresses, attributes become
-//! arguments, tables become constants in device memory. Nothing is left for the step but to
-//! enqueue.
+//! Turns a call of a program into launches: operands become device addresses, attributes become
+//! arguments, tables become constants in device memory. A step then only enqueues.
 
 use std::collections::HashMap;
 
@@ -14,36 +13,36 @@ use super::driver::{
 use super::images::KernelImages;
 use crate::KernelError;
 
-/// One thing that a prepared call puts into its stream.
+/// An operation that a prepared call enqueues.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// A kernel of ours.
     Launch(Launch),
     /// A GEMM by the vendor's library.
     Matmul(MatmulPlan),
-    /// An exchange with other ranks.
+    /// A collective, send or receive.
     Exchange(ExchangePlan),
     /// A copy within the device.
     Copy {
-        /// To where.
+        /// Destination.
         target: DevicePtr,
-        /// From where.
+        /// Source.
         source: DevicePtr,
-        /// How much.
+        /// Length.
         bytes: usize,
     },
     /// A fill with one byte.
     Fill {
-        /// Where.
+        /// Destination.
         target: DevicePtr,
-        /// With what.
+        /// Value.
         byte: u8,
-        /// How much.
+        /// Length.
         bytes: usize,
     },
 }
 
-/// An operand where it lies.
+/// An operand in device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceTensor {
     /// First byte.
@@ -60,9 +59,9 @@ impl DeviceTensor {
         self.shape.iter().product()
     }
 
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        // The arena holds it, or the program's verifier had refused it.
+        // The arena holds the operand, or the program's verifier would have rejected it.
         storage_bytes(self.dtype, &self.shape).unwrap_or(usize::MAX)
     }
 
@@ -75,13 +74,13 @@ impl DeviceTensor {
 /// A call with its operands in an arena.
 #[derive(Clone, Copy)]
 pub struct CallView<'a> {
-    /// The program that it belongs to.
+    /// The program of the call.
     pub program: &'a Program,
     /// The call.
     pub call: &'a Call,
-    /// Which run of it.
+    /// The instance of the call.
     pub instance: Instance,
-    /// Where the arena begins.
+    /// First byte of the arena.
     pub arena: DevicePtr,
 }
 
@@ -111,28 +110,27 @@ impl CallView<'_> {
         self.call.operands.len() - self.call.input_count
     }
 
-    /// Whether accumulators add to what is there.
+    /// Whether accumulators add to the existing contents.
     pub fn accumulate(&self) -> bool {
         self.call.accumulate.adds(self.instance)
     }
 
-    /// The call's scratch and its length.
+    /// The call's workspace and its length.
     pub fn workspace(&self) -> (DevicePtr, usize) {
         (self.arena.offset(self.call.workspace.offset), self.call.workspace.bytes)
     }
 
-    /// The call refuses its operands.
+    /// An error of this call.
     pub fn refuse(&self, what: impl Into<String>) -> KernelError {
         KernelError::Run { call: self.call.name.clone(), what: what.into() }
     }
 }
 
-/// Bytes of device memory that constants are allocated by.
+/// Allocation granularity of constants, in bytes.
 const CONSTANT_CHUNK_BYTES: usize = 1 << 20;
-/// Counters of the CTAs that have ended, zero between launches.
+/// Number of arrival counters; a kernel counts its finished CTAs and leaves the counters zero.
 const ARRIVAL_COUNTERS: usize = 256 * 1024;
-/// What constants and arrival counters hold on the device at least; a model of ordinary size needs
-/// no more.
+/// Minimum device memory for constants and arrival counters; enough for a model of ordinary size.
 pub const RESERVED_BYTES: usize = CONSTANT_CHUNK_BYTES + ARRIVAL_COUNTERS * size_of::<u32>();
 
 /// Tables and counters in device memory that prepared calls point to.
@@ -147,10 +145,10 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Gives all memory back.
+    /// Frees all memory.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// An error of the driver.
     pub fn free(&mut self, driver: &mut dyn Driver) -> Result<(), DriverError> {
         for (pointer, _) in self.chunks.drain(..) {
             driver.free(pointer)?;
@@ -163,13 +161,13 @@ impl Constants {
     }
 }
 
-/// What preparing a call may use of the device.
+/// The parts of the device available to launchers.
 pub struct Device<'a> {
     /// The driver.
     pub driver: &'a mut dyn Driver,
-    /// The vendor's GEMMs, where they are there.
+    /// The vendor's GEMM library, if available.
     pub blas: Option<&'a mut dyn Blas>,
-    /// What exchanges data with other ranks, where there are some.
+    /// The collective library, with several ranks.
     pub comm: Option<&'a mut dyn DeviceComm>,
     /// Compiled kernels.
     pub images: &'a KernelImages,
@@ -185,7 +183,7 @@ impl Device<'_> {
         self.driver.properties().sm_count
     }
 
-    /// Kernel `name` of `<file>.cu`, allowed `shared_bytes` of dynamic shared memory.
+    /// Returns kernel `name` of `<file>.cu`, with `shared_bytes` of dynamic shared memory allowed.
     ///
     /// # Errors
     /// A kernel that was not compiled for this architecture.
@@ -208,10 +206,10 @@ impl Device<'_> {
         Ok(self.driver.function(module, name, shared_bytes)?)
     }
 
-    /// CTAs of `threads` threads that the whole device holds at a time.
+    /// Number of CTAs of `threads` threads that the whole device can hold at a time.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// An error of the driver.
     pub fn resident_ctas(
         &mut self,
         function: Function,
@@ -222,7 +220,7 @@ impl Device<'_> {
         Ok(ctas.max(1) * self.sm_count())
     }
 
-    /// A launch of one-dimensional grid and block, in no cluster.
+    /// Builds a launch with a one-dimensional grid and block, without clusters.
     pub fn launch(
         function: Function,
         ctas: u32,
@@ -241,8 +239,8 @@ impl Device<'_> {
         })
     }
 
-    /// Puts bytes into device memory for as long as calls are prepared; equal bytes share a place
-    /// that is 256-byte aligned.
+    /// Stores bytes in device memory for as long as calls are prepared, 256-byte aligned; equal
+    /// bytes share an address.
     ///
     /// # Errors
     /// Out of memory.
@@ -255,8 +253,8 @@ impl Device<'_> {
         Ok(pointer)
     }
 
-    /// [`Device::constant`] for tables that take long to make: `make` is called for the first of
-    /// the calls that give equal keys, which say all that a table is made of.
+    /// [`Device::constant`] for tables that are slow to compute: `make` is called once per key, so
+    /// the key must contain everything that the table depends on.
     ///
     /// # Errors
     /// Out of memory.
@@ -273,8 +271,8 @@ impl Device<'_> {
         Ok(pointer)
     }
 
-    /// Puts bytes into the last chunk, or into a new one; what is larger than a chunk gets its own
-    /// and leaves the last one's rest for others.
+    /// Stores bytes in the last chunk, or in a new chunk. Bytes larger than a chunk get an
+    /// allocation of their own, and the rest of the last chunk stays available.
     fn upload_constant(&mut self, bytes: &[u8]) -> Result<DevicePtr, KernelError> {
         let aligned = bytes.len().max(1).next_multiple_of(256);
         if aligned > CONSTANT_CHUNK_BYTES {
@@ -303,11 +301,11 @@ impl Device<'_> {
         Ok(pointer)
     }
 
-    /// `count` counters (u32) of this call alone that are zero when it starts: the kernel leaves
-    /// them zero.
+    /// Returns `count` counters (u32) for this call alone, zero when the kernel starts; the kernel
+    /// must leave them zero.
     ///
     /// # Errors
-    /// More counters than there are.
+    /// More counters than remain.
     pub fn arrival_counters(&mut self, count: usize) -> Result<DevicePtr, KernelError> {
         let base = match self.constants.arrival_counters {
             Some(base) => base,
@@ -337,7 +335,7 @@ impl Device<'_> {
     /// A GEMM by the vendor's library.
     ///
     /// # Errors
-    /// No library, or a GEMM that it does not take.
+    /// No library, or a GEMM that the library does not support.
     pub fn matmul(&mut self, matmul: &Matmul) -> Result<Step, KernelError> {
         match &mut self.blas {
             Some(blas) => Ok(Step::Matmul(blas.plan(matmul)?)),
@@ -350,10 +348,10 @@ impl Device<'_> {
         }
     }
 
-    /// An exchange of `rank` of a world of `world_size`.
+    /// Prepares an exchange of `rank` of a world of `world_size`.
     ///
     /// # Errors
-    /// Nothing that exchanges data, or something for another rank.
+    /// No collective library, or a library opened for another rank.
     pub fn exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -381,7 +379,7 @@ impl Device<'_> {
     /// Encodes a tensor map.
     ///
     /// # Errors
-    /// What the hardware does not take.
+    /// A map that the hardware does not support.
     pub fn tensor_map(&mut self, spec: &TensorMapSpec) -> Result<TensorMap, KernelError> {
         Ok(self.driver.tensor_map(spec)?)
     }

@@ -1,8 +1,8 @@
-//! What a CUDA kernel says of itself, as plain data.
+//! Specs of CUDA kernels, as plain data.
 //!
-//! A launcher, in the folder of its op, holds the specs of one `.cu` file (or of one library call)
-//! and the function that turns a call into launches. Selection reads only the specs, so it works
-//! for a GPU that is not here.
+//! A launcher, in the folder of its op, has the specs of a `.cu` file (or of a library call) and
+//! the function that turns a call into launches. Selection reads only the specs, so planning works
+//! without the GPU.
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
@@ -16,21 +16,21 @@ use crate::predict::Predict;
 pub struct CudaKernelSpec {
     /// Unique name, `cuda_rms_norm` or `cublaslt_bf16_linear` for example.
     pub name: &'static str,
-    /// Names of the ops that it computes, or that are the core of what it computes.
+    /// Names of the supported ops, or of the supported cores of fused ops.
     pub ops: &'static [&'static str],
-    /// What it takes behind one of them.
+    /// Supported epilogues of a core.
     pub epilogue: fn(&Op) -> EpilogueSet,
-    /// Architectures that it is compiled for.
+    /// Architectures of the compiled kernel.
     pub architectures: &'static [Architecture],
-    /// The vendor's library that it calls, as [`Target::libraries`] names it.
+    /// The vendor's library that the kernel calls, as named in [`Target::libraries`].
     pub library: Option<&'static str>,
-    /// Why it cannot serve a request whose op it has, `None` when it can.
+    /// Why the kernel cannot serve a request for its ops; `None` if it can.
     pub reject: fn(&KernelRequest<'_>) -> Option<String>,
-    /// What it is predicted to take for a request that it serves.
+    /// Predicted time of a request that the kernel serves.
     pub predict: Predict,
-    /// Scratch in bytes.
+    /// Workspace in bytes.
     pub workspace_bytes: fn(&KernelRequest<'_>, &Target) -> usize,
-    /// Selects its tile, if it has several.
+    /// Selects the tile, if the kernel has several.
     pub select_tile: Option<SelectTile>,
     /// Turns a call into launches.
     pub prepare: Prepare,
@@ -39,16 +39,16 @@ pub struct CudaKernelSpec {
 /// Turns a call into launches.
 pub type Prepare = for<'a, 'b> fn(&CallView<'a>, &mut Device<'b>) -> Result<Vec<Step>, KernelError>;
 
-/// One of the tiles that a kernel has, and why not the others.
+/// The tile chosen among a kernel's tiles, and the reasons against the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TileSelection {
     /// The tile.
     pub tile: Tile,
-    /// All others and the reasons.
+    /// All other tiles, with reasons.
     pub rejected: Vec<(Tile, String)>,
 }
 
-/// Selects the tile for a request that a kernel takes.
+/// Selects the tile for a request that a kernel serves.
 pub type SelectTile = fn(&KernelRequest<'_>, &Target) -> TileSelection;
 
 /// A GPU architecture that kernels are compiled for, with its architecture-specific features.
@@ -65,7 +65,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All, oldest first: what portable kernels are compiled for.
+    /// All architectures, oldest first: portable kernels are compiled for each.
     pub const ALL: [Architecture; 4] =
         [Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm103a, Architecture::Sm120a];
 
@@ -79,7 +79,7 @@ impl Architecture {
         }
     }
 
-    /// As [`Target::arch`] writes it.
+    /// The spelling of [`Target::arch`].
     pub const fn target_name(self) -> &'static str {
         match self {
             Architecture::Sm90a => "hopper-sm90",
@@ -89,7 +89,7 @@ impl Architecture {
         }
     }
 
-    /// As people write it, `sm90`.
+    /// Short name, `sm90`.
     pub const fn short_name(self) -> &'static str {
         match self {
             Architecture::Sm90a => "sm90",

@@ -1,4 +1,4 @@
-//! Puts prepared calls into streams: one by one, or all of a recording with the edges between them.
+//! Enqueues prepared calls: call by call, or as a recording with the edges between its streams.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,7 @@ use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Priority
 use crate::cuda::prepare::Step;
 
 impl CudaBackend {
-    /// Puts the steps of a call into a stream; within a capture several steps of a call become one
-    /// node.
+    /// Enqueues the steps of a call; within a capture, several steps of a call become one node.
     pub(super) fn issue(
         &mut self,
         index: usize,
@@ -26,7 +25,7 @@ impl CudaBackend {
                 what: "there is no such call".to_string(),
             });
         };
-        // A library may launch several kernels for one GEMM or exchange.
+        // A library may launch several kernels for one GEMM or collective.
         let is_several = |steps: &[Step]| {
             steps.len() > 1 || matches!(steps, [Step::Matmul(_) | Step::Exchange(_)])
         };
@@ -84,8 +83,8 @@ impl CudaBackend {
         })
     }
 
-    /// CTAs of a call's largest launch over the SMs, at most 1; `None` where there is a step whose
-    /// launches a library keeps to itself, or no launch.
+    /// CTAs of a call's largest launch divided by the SMs, at most 1; `None` if a library hides the
+    /// grid of a step, or if the call launches no kernel.
     pub(super) fn grid_fill(&self, call: PreparedCall) -> Option<f64> {
         let mut ctas_max: Option<f64> = None;
         for step in self.steps(call) {
@@ -102,17 +101,17 @@ impl CudaBackend {
         ctas_max.map(|ctas| (ctas / sm_count).min(1.0))
     }
 
-    /// A recorded graph as a recording.
+    /// Stores a captured graph as a recording.
     pub(super) fn keep(&mut self, graph: CapturedGraph) -> Result<Recording, KernelError> {
         self.graphs.push(graph);
         if self.comm.is_some() {
-            // A library may bring what its recorded work reads by a stream of its own.
+            // The library may upload data of the recorded work on a stream of its own.
             self.wait(|driver| driver.synchronize_device())?;
         }
         Ok(Recording(self.graphs.len() - 1))
     }
 
-    /// The exchanges that prepared calls consist of.
+    /// The plans of calls, each of which is a single collective, send or receive.
     pub(super) fn exchanges_of(
         &self,
         calls: &[PreparedCall],
@@ -127,8 +126,8 @@ impl CudaBackend {
         calls.iter().map(exchange).collect()
     }
 
-    /// Puts exchanges that go on at the same time, and copies behind them, into the stream that
-    /// computes while that is captured.
+    /// Enqueues concurrent sends and receives, followed by copies, on the main stream during its
+    /// capture.
     pub(super) fn issue_exchanges(
         &mut self,
         exchanges: &[ExchangePlan],
@@ -150,8 +149,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The stream of a recording's calls, made when it is first asked for: of exchanges, which
-    /// other ranks wait for, one of high priority.
+    /// Returns the stream of a recording's calls, created on first use. A stream with collectives
+    /// has high priority, since other ranks wait for them.
     fn stream(&mut self, id: StreamId, calls: &[Issue]) -> Result<Stream, DriverError> {
         match self.sides.get(&id) {
             _ if id == 0 => Ok(self.compute),
@@ -171,7 +170,7 @@ impl CudaBackend {
         }
     }
 
-    /// The event of edge `index`, made when it is first asked for.
+    /// Returns the event of edge `index`, created on first use.
     fn edge(&mut self, index: usize) -> Result<Event, DriverError> {
         while self.edges.len() <= index {
             self.edges.push(self.driver.event(false)?);
@@ -179,8 +178,8 @@ impl CudaBackend {
         Ok(self.edges[index])
     }
 
-    /// Puts calls into their streams while the one that computes is captured: the others fork from
-    /// it first and join it last.
+    /// Enqueues calls on their streams while the main stream is captured: side streams fork from it
+    /// first and join it last.
     pub(super) fn issue_all(&mut self, calls: &[Issue]) -> Result<(), KernelError> {
         let mut sides: Vec<StreamId> =
             calls.iter().map(|issue| issue.stream).filter(|&stream| stream != 0).collect();

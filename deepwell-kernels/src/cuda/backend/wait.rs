@@ -1,11 +1,10 @@
-//! Waits of the host for the device, which may wait for other ranks.
+//! Waits of the host for the device, while the device may wait for other ranks.
 
 use super::CudaBackend;
 use crate::cuda::driver::{Driver, DriverError};
 
 impl CudaBackend {
-    /// Lets the host wait for the device: of one of several ranks no longer than the others are
-    /// waited for.
+    /// Makes the host wait for the device; with several ranks, up to the timeout of collectives.
     pub(super) fn wait(
         &mut self,
         mut wait: impl FnMut(&mut dyn Driver) -> Result<(), DriverError>,

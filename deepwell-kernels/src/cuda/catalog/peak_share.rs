@@ -1,18 +1,19 @@
-//! The most of a unit's peak that kernels were measured at on an H200: the roof of their calls.
+//! The largest measured share of a unit's peak for each kernel on an H200, for the roofline of its
+//! calls.
 
 use deepwell_ir::Target;
 
 use crate::cuda::spec::Architecture;
 
-/// Kernels on Hopper, whose GEMMs and attention were all measured. A share is of the datasheet's
-/// peak of the unit that does the arithmetic, and the largest of all shapes:
+/// All GEMM and attention kernels measured on Hopper. A share is relative to the datasheet peak of
+/// the arithmetic unit, the maximum over all shapes:
 ///
-/// - the library's GEMMs: `benchmarks/bench_h200_2026-11-21.md`. Ours are within 2 % of them, and
-///   so are dequantized ones (`benchmarks/sm90_gemms_2026-11-27.md`);
+/// - the library's GEMMs: `benchmarks/bench_h200_2026-11-21.md`. Our GEMMs are within 2 % of these,
+///   and so are dequantized GEMMs (`benchmarks/sm90_gemms_2026-11-27.md`);
 /// - `cuda_sm90_mxfp8_gemm`: `benchmarks/sm90_mxfp8_gemm_2026-11-23.md`;
 /// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`;
-/// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The kernels that ring attention runs on
-///   have the frame of `cuda_attention`, on `mma.sync`.
+/// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The kernels of ring attention have the
+///   structure of `cuda_attention`, on `mma.sync`.
 const HOPPER: &[(&str, f64)] = &[
     ("cublaslt_linear", 0.74),
     ("cublaslt_linear_residual", 0.74),
@@ -37,8 +38,7 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_attention_part_backward", 0.26),
 ];
 
-/// The share of a kernel on a target; 1 where nothing was measured, and where the processor
-/// emulates the GPU.
+/// The share of a kernel on a target; 1 if not measured, or if the GPU is emulated.
 pub(super) fn peak_share(kernel: &str, target: &Target) -> f64 {
     if target.gpu.is_none() || target.arch != Architecture::Sm90a.target_name() {
         return 1.0;
@@ -62,12 +62,12 @@ mod tests {
         }
     }
 
-    /// On Hopper each kernel of a GEMM or of attention that a program of a GPU may select.
+    /// Every GEMM or attention kernel that a program may select on Hopper.
     #[test]
     fn every_gemm_of_hopper_has_a_share() {
         let ops = ["linear", "scaled_gemm", "scaled_grouped_gemm", "grouped_gemm"];
         let attention = ["attention", "attention_backward", "attention_part"];
-        // On `mma.sync`, where a GPU selects one on wgmma; nobody timed them.
+        // On `mma.sync`, never timed: a GPU selects a kernel on wgmma instead.
         let never_selected =
             ["cuda_bf16_gemm", "cuda_bf16_grouped_gemm", "cuda_mxfp8_grouped_gemm"];
         for op in ops.into_iter().chain(attention) {
