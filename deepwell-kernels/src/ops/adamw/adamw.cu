@@ -1,5 +1,5 @@
 // AdamW over a bucket of parameters in one launch, with clipping by the gradients' norm. A step
-// whose norm is not finite changes nothing but the count of skipped steps.
+// whose norm is not finite changes only the count of skipped steps.
 //
 // Per element, with g = gradient * clip, t the number of the step from 1:
 //
@@ -7,29 +7,29 @@
 //     v = beta2 v + (1 - beta2) g^2
 //     w = w (1 - rate decay) - rate / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
-// Every operation is rounded by itself, as on the CPU, so that both give the same bits (the
-// coefficients, made in FP64, may differ by their last one). 28 bytes move per parameter: four
-// numbers are read, three written; two more where the new weight is also written in BF16. The
-// parameters are one list of chunks of 1024 elements, each with a CTA of its own, four elements a
-// thread: CTAs that begin as others end keep the memory busier than CTAs that go from chunk to
-// chunk (99 % of a copy on an H200 in place of 88 %). What all buckets need is made by a kernel
-// before.
+// Every operation is rounded separately, as on the CPU, so that both give the same bits (the
+// coefficients, computed in FP64, may differ in their last bit). 28 bytes move per parameter: four
+// numbers are read and three written; a BF16 copy of the new weight adds two bytes. The parameters
+// form one list of chunks of 1024 elements. Each chunk has its own CTA, with four elements per
+// thread: new CTAs that start as others end keep the memory busier than persistent CTAs that loop
+// over chunks (99 % of memcpy bandwidth on an H200 instead of 88 %). A preceding kernel computes
+// the coefficients that all buckets share.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 kThreads = 256;
-constexpr uint32 kQuad = 4;  // elements of a thread
+constexpr uint32 kQuad = 4;  // elements per thread
 constexpr uint64 kChunk = kThreads * kQuad;
 
-// A parameter of the list, none of them empty; the first four are 16-byte aligned.
+// A non-empty parameter of the list; the first four pointers are 16-byte aligned.
 struct Parameter {
     const float* gradient;
     float* master;
     float* first_moment;
     float* second_moment;
-    bf16* copy;  // of the weights; 8-byte aligned, null where there is none
+    bf16* copy;  // BF16 weights; 8-byte aligned, null if absent
     uint64 elements;
     uint64 first_chunk;
     float weight_decay;
@@ -38,8 +38,8 @@ struct Parameter {
 
 static_assert(sizeof(Parameter) == 64, "the host writes this layout");
 
-// By one thread: the coefficients of a step, which is then counted. grad_norm [1], schedule [2]
-// (learning rate, largest norm), counters [2] (applied steps, skipped steps).
+// Computes the coefficients of a step and counts the step, in one thread. grad_norm [1], schedule
+// [2] (learning rate, largest norm), counters [2] (applied steps, skipped steps).
 extern "C" __global__ void __launch_bounds__(32)
     adamw_coefficients(const float* __restrict__ grad_norm, const float* __restrict__ schedule,
                        uint64* counters, float beta1, float beta2, float eps,
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(32)
     counters[is_finite ? 0 : 1] += 1;
 }
 
-// table [parameters], a CTA for each of their chunks; coefficients [1].
+// table [parameters], one CTA per chunk; coefficients [1].
 extern "C" __global__ void __launch_bounds__(kThreads)
     adamw(const Parameter* __restrict__ table, uint32 parameters,
           const AdamwCoefficients* __restrict__ coefficients) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         }
         return;
     }
-    // Not unrolled: that would take registers from all others.
+    // Not unrolled: unrolling would cost registers on the main path.
 #pragma unroll 1
     for (uint64 i = at; i < p.elements; ++i) {
         float w = p.master[i];

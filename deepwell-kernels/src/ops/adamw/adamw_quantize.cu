@@ -1,11 +1,12 @@
-// AdamW over weights that are quantized to MXFP8 with it: squares of 128 x 128 elements share a
-// scale by the RCEIL rule, data and scales along rows, down columns (stored transposed), or both.
+// AdamW over weights that are quantized to MXFP8 in the same pass: squares of 128 x 128 elements
+// share a scale by the RCEIL rule, data and scales along rows, down columns (stored transposed), or
+// both.
 //
-// What becomes of an element is that of `adamw.cu` and then of `quantize_square.cu`, bit by bit;
-// the new weight is not read again. A CTA has one square. A thread has 16 rows of four columns, as
-// `layout/mx_square_tile.cuh` has them, and takes them four at a time: all that these read is under
-// way before the first is used. New weights wait in shared memory, each thread's by themselves,
-// until the largest magnitude of the square is known.
+// Each element is updated as in `adamw.cu` and then quantized as in `quantize_square.cu`, bit by
+// bit, without reading the new weight again. A CTA has one square. A thread has 16 rows of four
+// columns, in the layout of `layout/mx_square_tile.cuh`, and processes four rows at a time: all
+// loads of the four rows are in flight before the first value is used. Each thread keeps its new
+// weights in its own part of shared memory until the largest magnitude of the square is known.
 //
 // A step whose norm is not finite changes nothing.
 //
@@ -16,12 +17,11 @@
 #include "layout/mx_square_tile.cuh"
 #include "layout/mx_statistics.cuh"
 
-constexpr int kRowsAtOnce = 4;  // rows that a thread takes at a time
+constexpr int kRowsAtOnce = 4;  // rows that a thread processes at a time
 static_assert(kMxSquareRows % kRowsAtOnce == 0, "rows at once divide a tile");
 
-// A parameter of the list: matrices of whole squares, one behind the other, none of them empty;
-// each is quantized by itself. All addresses are 16-byte aligned; operands that are not made are
-// null.
+// A parameter of the list: contiguous non-empty matrices of whole squares, each quantized
+// separately. All addresses are 16-byte aligned; operands that are not requested are null.
 struct SquareParameter {
     const float* gradient;
     float* master;
@@ -33,7 +33,7 @@ struct SquareParameter {
     uint8* scales_t;
     MxTotals* totals;
     uint64* statistics;
-    uint64 first_chunk;  // squares before it
+    uint64 first_chunk;  // squares before this parameter
     uint32 rows;
     uint32 columns;
     uint32 squares;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void quantize(const uint4 (&vectors)[kMxSquareRows], 
     tally.finish(p.squares, kOperands * p.squares * (kMxTile * kMxTile), p.statistics);
 }
 
-// table [parameters], a CTA for each of their squares; coefficients [1].
+// table [parameters], one CTA per square; coefficients [1].
 extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)
     adamw_quantize(const SquareParameter* __restrict__ table, uint32 parameters,
                    const AdamwCoefficients* __restrict__ coefficients) {

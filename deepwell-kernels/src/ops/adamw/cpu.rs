@@ -1,4 +1,4 @@
-//! AdamW over many tensors, with gradient clipping and the skipping of non-finite steps.
+//! AdamW over many tensors, with gradient clipping; non-finite steps are skipped.
 //!
 //! Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101,
 //! algorithm 2, in the form of `torch.optim.AdamW` (the decay is multiplied by the learning rate,
@@ -23,13 +23,13 @@ pub struct AdamwTensor<'a> {
     pub grad: &'a [f32],
     /// First moment, the running mean of the gradient.
     pub m: &'a mut [f32],
-    /// Second moment, the running mean of its square.
+    /// Second moment, the running mean of the squared gradient.
     pub v: &'a mut [f32],
-    /// Decoupled weight decay per unit of learning rate; zero for norms and biases as a rule.
+    /// Decoupled weight decay per unit of learning rate; usually zero for norms and biases.
     pub weight_decay: f64,
 }
 
-/// What one step needs to know besides the tensors.
+/// Scalar settings of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepScalars {
     /// Learning rate of this step.
@@ -38,15 +38,15 @@ pub struct StepScalars {
     pub beta1: f64,
     /// Decay of the second moment, in `0..1`.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
     /// Gradients are scaled down to this global norm; infinite for no clipping.
     pub max_grad_norm: f64,
-    /// Number of this step, from 1. Counts applied steps only: a skipped step is tried again
-    /// under the same number.
+    /// Number of this step, from 1. Counts applied steps only: a skipped step is repeated under the
+    /// same number.
     pub step: u64,
-    /// The global norm of the gradients, as
-    /// [`global_norm`](crate::ops::grad_norm::cpu::global_norm) gives it.
+    /// The global norm of the gradients, from
+    /// [`global_norm`](crate::ops::grad_norm::cpu::global_norm).
     pub grad_norm: f32,
 }
 
@@ -57,15 +57,15 @@ impl StepScalars {
     }
 }
 
-/// What [`adamw`] did.
+/// Result of [`adamw`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a skipped step must not be counted"]
 pub struct StepOutcome {
-    /// The gradient norm was not finite, and nothing was changed.
+    /// Whether the step was skipped, with no change, because the gradient norm was not finite.
     pub skipped: bool,
 }
 
-/// The scalars as the loop over elements takes them, see [`AdamWCoefficients`].
+/// Scalars in the form that the loop over elements uses, see [`AdamWCoefficients`].
 #[derive(Clone, Copy)]
 struct Coefficients {
     applies: f32,
@@ -80,7 +80,7 @@ struct Coefficients {
 }
 
 impl Coefficients {
-    /// Worked out in `f64`, where `1 - beta2` and its powers keep their bits.
+    /// Computes in `f64`, where `1 - beta2` and the powers of the betas keep their precision.
     fn new(scalars: &StepScalars) -> Self {
         let StepScalars { learning_rate, beta1, beta2, eps, .. } = *scalars;
         let step = scalars.step as f64;
@@ -97,7 +97,7 @@ impl Coefficients {
         }
     }
 
-    /// In the order of the op's output.
+    /// Returns the scalars in the order of the op's output.
     fn to_array(self) -> [f32; AdamWCoefficients::COUNT] {
         [
             self.applies,
@@ -128,7 +128,7 @@ impl Coefficients {
         }
     }
 
-    /// What is left of a weight.
+    /// Factor of weight decay on a weight.
     fn decay(&self, weight_decay: f64) -> f32 {
         (1.0 - f64::from(self.learning_rate) * weight_decay) as f32
     }
@@ -147,7 +147,7 @@ impl Coefficients {
 ///
 /// # Panics
 ///
-/// When the slices of a tensor differ in length, or `step` is zero.
+/// If the slices of a tensor differ in length, or `step` is zero.
 pub fn adamw(tensors: &mut [AdamwTensor<'_>], scalars: &StepScalars) -> StepOutcome {
     assert!(scalars.step > 0, "`step` counts from 1");
     for (index, tensor) in tensors.iter().enumerate() {
@@ -360,8 +360,8 @@ mod tests {
                         grad_norm: f64::from(scalars.grad_norm),
                     },
                 );
-                // m: four roundings relative to its terms, which may cancel; v: five, all of
-                // one sign. The update: ten more, relative to the step's size, and one of the
+                // m: four roundings relative to its terms, which may cancel; v: five, all of one
+                // sign. The update: ten more, relative to the step's size, and one rounding of the
                 // parameter.
                 let clip = f64::from(scalars.clip_factor());
                 let m_size: Vec<f64> = (0..state.m.len())

@@ -1,5 +1,5 @@
-//! `adamw.cu`: the coefficients of a step by one thread, and the update of a bucket in one launch;
-//! in another of its parameters that are quantized with it.
+//! `adamw.cu`: one thread computes a step's coefficients, and one launch updates a bucket. Another
+//! launch updates the parameters of the bucket that are quantized in the same pass.
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind};
 use deepwell_ir::{DType, KernelRequest, Op};
@@ -15,7 +15,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Threads of the CTA that makes the coefficients, one of which works.
+/// Threads of the CTA that computes the coefficients; only one thread works.
 const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 1024;
@@ -44,7 +44,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     SPEC,
 ];
 
-/// Copies that it does not write.
+/// Refuses copies that the kernels do not write.
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AdamW(op) = request.op else { return None };
     let mut has_copy = vec![false; op.weight_decay.len()];
@@ -62,7 +62,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     })
 }
 
-/// Addresses of gradient, master, first and second moment of a parameter, and its elements.
+/// Returns the addresses of gradient, master, first and second moment of a parameter, and its
+/// element count.
 pub(super) fn parameter_operands(
     call: &CallView<'_>,
     parameter: usize,
@@ -80,8 +81,9 @@ pub(super) fn parameter_operands(
     Ok((operands.iter().map(|(address, _)| *address).collect(), elements))
 }
 
-/// The table `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}`
-/// of the parameters that are not quantized, and those that are.
+/// Splits the parameters into the table
+/// `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}` of those
+/// that are not quantized, and the quantized ones.
 fn tables(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -105,7 +107,7 @@ fn tables(
     Ok((list, squares))
 }
 
-/// An operand of `count` elements.
+/// An operand of exactly `count` elements.
 fn small_operand(call: &CallView<'_>, index: usize, count: usize) -> Result<Argument, KernelError> {
     let tensor = call.operand(index);
     match tensor.elements() {

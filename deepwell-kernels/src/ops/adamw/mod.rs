@@ -1,4 +1,5 @@
-//! The optimizer step: its coefficients, and the update of a bucket with copies of its weights.
+//! The optimizer step: AdamW coefficients, and the update of a bucket including copies of its
+//! weights.
 
 pub mod cpu;
 mod cuda;

@@ -11,7 +11,7 @@ pub struct Settings {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the corrected second moment.
+    /// Added to the square root of the corrected second moment.
     pub eps: f64,
     /// Decoupled weight decay per unit of learning rate.
     pub weight_decay: f64,
@@ -34,7 +34,7 @@ pub struct Updated {
     pub v: Vec<f64>,
 }
 
-/// One step on one tensor, written as the paper's algorithm 2 (arXiv 1711.05101) reads.
+/// One step on one tensor, written as in the paper's algorithm 2 (arXiv 1711.05101).
 pub fn step(param: &[f64], grad: &[f64], m: &[f64], v: &[f64], s: &Settings) -> Updated {
     let mut updated = Updated { param: Vec::new(), m: Vec::new(), v: Vec::new() };
     let clip = (s.max_grad_norm / (s.grad_norm + 1e-6)).min(1.0);
@@ -54,7 +54,7 @@ pub fn step(param: &[f64], grad: &[f64], m: &[f64], v: &[f64], s: &Settings) -> 
     updated
 }
 
-/// What a step makes of its settings for all tensors, in the order of
+/// Computes the coefficients that a step's settings give for all tensors, in the order of
 /// [`AdamWCoefficients`].
 pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
     let t = s.step as f64;
@@ -71,7 +71,7 @@ pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
     ]
 }
 
-/// [`step`] of one tensor by its coefficients; of a step that is skipped what is there.
+/// [`step`] of one tensor from coefficients; a skipped step returns its inputs.
 pub fn update(
     param: &[f64],
     grad: &[f64],

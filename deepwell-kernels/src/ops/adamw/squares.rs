@@ -11,10 +11,10 @@ use crate::cuda::prepare::{CallView, Device, Step};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Bytes of the weights of a square.
+/// Shared bytes of the weights of a square.
 const SHARED_BYTES: u32 = (mx::TILE * mx::TILE * size_of::<f32>()) as u32;
 
-/// How many matrices a weight is, and the shape of each; none unless all are whole squares.
+/// Number of matrices of a weight and the shape of each; `None` unless all are whole squares.
 fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {
     let (matrices, [rows, columns]) = match *shape {
         [rows, columns] => (1, [rows, columns]),
@@ -25,7 +25,7 @@ fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {
     (matrices > 0 && is_whole(rows) && is_whole(columns)).then_some((matrices, [rows, columns]))
 }
 
-/// Why a weight is not quantized so.
+/// Reason for not quantizing a weight in the update.
 pub(super) fn reject(quantize: &Quantize, weight: &OperandType) -> Option<String> {
     let shape = weight.shape.as_slice();
     if weight.dtype == DType::F32 && mx::flags(&quantize.format) != mx::SQUARE_OF_128 {
@@ -37,7 +37,7 @@ pub(super) fn reject(quantize: &Quantize, weight: &OperandType) -> Option<String
     mx::reject(quantize, &matrix)
 }
 
-/// Rows of the table that the kernel reads, and the squares of all of them.
+/// Table rows for the kernel, and the total number of squares.
 #[derive(Default)]
 pub(super) struct Squares {
     words: Vec<u64>,
@@ -46,7 +46,7 @@ pub(super) struct Squares {
 }
 
 impl Squares {
-    /// Adds a parameter whose quantized operands are the call's from operand `first` on.
+    /// Adds a parameter whose quantized operands start at the call's operand `first`.
     pub(super) fn push(
         &mut self,
         call: &CallView<'_>,
@@ -85,7 +85,7 @@ impl Squares {
         Ok(())
     }
 
-    /// The launch that updates them, if there are any.
+    /// The launch that updates these parameters; `None` without parameters.
     pub(super) fn step(
         &self,
         call: &CallView<'_>,

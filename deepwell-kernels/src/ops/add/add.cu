@@ -1,4 +1,4 @@
-// Element-wise sum of two tensors, BF16 or FP32, 16 bytes a thread and step.
+// Element-wise sum of two BF16 or FP32 tensors, 16 bytes per thread and step.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// The same of FP32: gradients of a router's logits.
+// The same kernel in FP32, for gradients of a router's logits.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_f32(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ sum,
             uint64 elements) {

@@ -8,13 +8,14 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
-/// `out = a + b`, each sum taken in `f32` and rounded to `E`; equally long, of any shape.
+/// Writes `out = a + b`, each sum computed in `f32` and rounded to `E`, for equally long slices of
+/// any shape.
 ///
-/// Its backward passes `dout` on to both, so it needs no kernel.
+/// The backward passes `dout` to both inputs, so it needs no kernel.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
     assert_eq!(a.len(), b.len(), "`a` and `b` differ in length");
     assert_eq!(a.len(), out.len(), "`a` and `out` differ in length");
@@ -33,11 +34,11 @@ pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
         });
 }
 
-/// `target += source`, rounded to `E`: [`add`] over its first argument.
+/// Adds `source` to `target`, rounded to `E`: [`add`] in place.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn add_in_place<E: Element>(target: &mut [E], source: &[E]) {
     assert_eq!(target.len(), source.len(), "`target` and `source` differ in length");
     target.par_chunks_mut(ELEMENTS_PER_CHUNK).zip(source.par_chunks(ELEMENTS_PER_CHUNK)).for_each(

@@ -12,7 +12,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Bytes that a thread takes of each tensor at a time.
+/// Bytes of each tensor that a thread processes at a time.
 const VECTOR_BYTES: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -35,7 +35,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, sum) = (call.input(0), call.input(1), call.output(0));
-    // The op has one type for all three.
+    // The op's three tensors have the same dtype.
     let entry = if sum.dtype == DType::F32 { "add_f32" } else { "add_bf16" };
     let function = device.function("add", entry, 0)?;
     let ctas = grid_of(sum.bytes().div_ceil(VECTOR_BYTES), THREADS, device.sm_count());

@@ -1,6 +1,6 @@
 //! Sums of tensors.
 
-/// `a + b`. Both gradients are the output's.
+/// `a + b`. Both gradients equal the output's gradient.
 pub fn forward(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }

@@ -8,12 +8,12 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{chunk_elements, vectorized};
 
-/// `out[t] = x[t] + bias`, each sum taken in `f32` and rounded to `E`; `x` and `out` are
+/// Writes `out[t] = x[t] + bias`, each sum computed in `f32` and rounded to `E`; `x` and `out` are
 /// `[tokens, bias.len()]`.
 ///
 /// # Panics
 ///
-/// When `bias` is empty or a slice's length does not fit.
+/// If `bias` is empty or a slice's length does not fit.
 pub fn add_bias<E: Element>(x: &[E], bias: &[E], out: &mut [E]) {
     assert_eq!(x.len(), out.len(), "`x` and `out` differ in length");
     assert_eq!(x.len() % bias.len(), 0, "`x` is not [tokens, width]");

@@ -1,4 +1,4 @@
-//! A bias is a table of one position at which every token stands: `add_positions.cu`.
+//! Runs `add_positions.cu`: a bias is a position table with one row, which every token uses.
 
 use deepwell_ir::{KernelRequest, Op};
 

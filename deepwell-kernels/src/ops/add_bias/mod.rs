@@ -1,4 +1,4 @@
-//! A bias added to each row. Its gradient is that of `bias_grad`.
+//! A bias added to each row. The op `bias_grad` computes its gradient.
 
 pub mod cpu;
 mod cuda;

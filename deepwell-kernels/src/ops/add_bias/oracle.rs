@@ -5,7 +5,7 @@ pub fn forward(x: &[f64], bias: &[f64]) -> Vec<f64> {
     x.iter().zip(bias.iter().cycle()).map(|(x, bias)| x + bias).collect()
 }
 
-/// The gradient of the bias from `dout` `[tokens, width]`; that of x is `dout`.
+/// The gradient of the bias from `dout` `[tokens, width]`; the gradient of x is `dout`.
 pub fn backward(dout: &[f64], width: usize) -> Vec<f64> {
     let mut dbias = vec![0.0; width];
     for (index, dout) in dout.iter().enumerate() {

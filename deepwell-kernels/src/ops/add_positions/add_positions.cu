@@ -1,9 +1,9 @@
 // Learned positions: out[t, :] = x[t, :] + table[(first + t) mod seq, :].
 //
 // x, out [tokens, width], table [positions, width], positions >= seq, all BF16. The first `seq`
-// rows of the table are one run of seq * width numbers that repeats over x, so a CTA takes a tile
-// of x wherever rows begin and end. Neighbouring threads have neighbouring units of 16 bytes (or
-// single elements), several of them, read together.
+// rows of the table are one run of seq * width numbers that repeats over x, so tiles of x need not
+// begin or end at rows. Neighbouring threads have neighbouring units of 16 bytes (or single
+// elements); each thread reads several units at once.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -22,8 +22,8 @@ __device__ __forceinline__ bf16 add(bf16 a, bf16 b) {
     return to_bf16(to_f32(a) + to_f32(b));
 }
 
-// `units` of x; `period` of them in a sequence, less than 2^31. `begin`: where in a sequence the
-// first unit stands, less than `period`.
+// `units` of x, `period` units per sequence (less than 2^31). `begin`: position of the first unit
+// within its sequence, less than `period`.
 template <typename Unit>
 __device__ __forceinline__ void add_positions(const Unit* __restrict__ x,
                                               const Unit* __restrict__ table,
@@ -52,7 +52,7 @@ __device__ __forceinline__ void add_positions(const Unit* __restrict__ x,
     }
 }
 
-// Rows of whole units.
+// For rows of whole 16-byte units.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_16_bytes(const uint4* __restrict__ x, const uint4* __restrict__ table,
                            uint4* __restrict__ out, uint64 units, uint32 period,

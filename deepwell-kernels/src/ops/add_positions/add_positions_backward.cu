@@ -1,10 +1,10 @@
 // Gradient of a table of positions: dtable[s, :] (+)= sum of dout[t, :] over the tokens t with
-// (first + t) mod seq = s; rows of the table that no token stands at get zeros.
+// (first + t) mod seq = s; rows of unused positions get zeros.
 //
-// dout [tokens, width] BF16, dtable [positions, width] FP32, positions >= seq. A thread has
-// eight neighbouring elements of the table (16 bytes of dout), or one, and goes through the
-// sequences in order, several of them under way: so each sum is made by one thread, in the order
-// in which the CPU makes it, to the same bits.
+// dout [tokens, width] BF16, dtable [positions, width] FP32, positions >= seq. A thread has eight
+// neighbouring elements of the table (16 bytes of dout), or one element, and sums the sequences in
+// order, with several loads in flight. Each sum is computed by one thread in the order of the CPU
+// kernel, so the bits are the same.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -13,7 +13,7 @@
 constexpr int kThreads = 128;
 constexpr int kInFlight = 8;
 
-// Reads and writes of a thread's elements, by how many there are.
+// Reads and writes of a thread's elements, by element count.
 template <int kWidth>
 struct Elements;
 
@@ -57,8 +57,8 @@ struct Elements<1> {
     }
 };
 
-// `units` of the table, the first `period` of them of positions where tokens stand; `dout_units` of
-// dout, the first of which stands at `begin` of a sequence, less than `period`.
+// `units` of the table, of which the first `period` belong to positions in use; `dout_units` of
+// dout, whose first unit is at `begin` of a sequence, less than `period`.
 template <int kWidth>
 __device__ __forceinline__ void sum_sequences(
     const typename Elements<kWidth>::Unit* __restrict__ dout, float* __restrict__ dtable,
@@ -73,7 +73,7 @@ __device__ __forceinline__ void sum_sequences(
     if (accumulate != 0) {
         Elements<kWidth>::load(target, sums);
     }
-    // The first unit of dout that stands there, and how many do.
+    // The first unit of dout at this position, and the number of such units.
     const uint32 own = unit < begin ? unit + period - begin : unit - begin;
     if (unit < period && own < dout_units) {
         const uint32 batch = static_cast<uint32>((dout_units - own - 1) / period) + 1;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void sum_sequences(
     Elements<kWidth>::store(target, sums);
 }
 
-// Rows of whole units.
+// For rows of whole 16-byte units.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_positions_backward_vector(const uint4* __restrict__ dout, float* __restrict__ dtable,
                                   uint32 units, uint32 period, uint64 dout_units, uint32 begin,

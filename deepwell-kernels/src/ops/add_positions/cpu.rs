@@ -1,4 +1,4 @@
-//! Learned positions: each token of a sequence adds the row of its position in a table.
+//! Learned positions: each token gets its position's row of a table added.
 
 use deepwell_ir::Op;
 use rayon::prelude::*;
@@ -8,12 +8,13 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 
-/// `out[t] = x[t] + table[(first + t) mod seq]`, each sum taken in `f32` and rounded to `E`; `x`
-/// and `out` are `[tokens, hidden]`, the tokens from `first` on, `table` is `[positions, hidden]`.
+/// Writes `out[t] = x[t] + table[(first + t) mod seq]`, each sum computed in `f32` and rounded to
+/// `E`; `x` and `out` are `[tokens, hidden]`, starting at token `first`; `table` is
+/// `[positions, hidden]`.
 ///
 /// # Panics
 ///
-/// When a size is zero, `table` has fewer than `seq` rows, or a slice's length does not fit.
+/// If a size is zero, `table` has fewer than `seq` rows, or a slice's length does not fit.
 pub fn add_positions_forward<E: Element>(
     x: &[E],
     table: &[E],
@@ -41,15 +42,15 @@ pub fn add_positions_forward<E: Element>(
     );
 }
 
-/// `dtable[s] = sum of dout[t] over (first + t) mod seq = s`, added to what `dtable`
-/// `[positions, hidden]` holds when `accumulate` is set; `dout` is `[tokens, hidden]`, the tokens
-/// from `first` on. Rows from `seq` on get zero.
+/// Writes `dtable[s] = sum of dout[t] over (first + t) mod seq = s`, added to the previous `dtable`
+/// `[positions, hidden]` if `accumulate` is set; `dout` is `[tokens, hidden]`, starting at token
+/// `first`. Rows from `seq` on get zero.
 ///
-/// Each row is summed in `f32` in the order of the tokens, whatever the number of threads.
+/// Each row is summed in `f32` in the order of the tokens, at any number of threads.
 ///
 /// # Panics
 ///
-/// When a size is zero, `dtable` has fewer than `seq` rows, or a slice's length does not fit.
+/// If a size is zero, `dtable` has fewer than `seq` rows, or a slice's length does not fit.
 pub fn add_positions_backward<E: Element>(
     dout: &[E],
     first: usize,
@@ -79,7 +80,7 @@ pub fn add_positions_backward<E: Element>(
     });
 }
 
-/// Why sequences of `seq` tokens do not fit a table of `positions` rows, and what to do.
+/// The error message for sequences of `seq` tokens and a table of `positions` rows, with a hint.
 pub(crate) fn too_few_positions(positions: usize, seq: usize) -> String {
     format!(
         "expected sequences of 1 to {positions} tokens, got {seq}\n\
@@ -87,8 +88,8 @@ pub(crate) fn too_few_positions(positions: usize, seq: usize) -> String {
     )
 }
 
-/// The sequence length and the width of a position table at operand `index`, which must have a
-/// row for each token of a sequence.
+/// Returns the sequence length and the width of the position table at operand `index`, which must
+/// have at least one row per token of a sequence.
 fn sizes(operands: &Operands<'_>, index: usize) -> Result<(usize, usize), KernelError> {
     let seq = operands.program.seq;
     match *operands.shape(index) {
@@ -101,7 +102,7 @@ fn sizes(operands: &Operands<'_>, index: usize) -> Result<(usize, usize), Kernel
     }
 }
 
-/// The first token of a call's rows, of which there are `tokens`.
+/// Returns the index of the first of a call's `tokens` rows.
 fn first_token(op: &Op, tokens: usize) -> usize {
     match op {
         Op::AddPositionsOfPart(part) => part.place * tokens,
@@ -148,7 +149,7 @@ mod tests {
     use crate::ops::embedding::oracle;
     use half::bf16;
 
-    /// Rows `range` of sequences of `seq` tokens, one behind the other.
+    /// Checks the rows `range` of consecutive sequences of `seq` tokens.
     fn check<E: Element>(range: Range<usize>, seq: usize, positions: usize, hidden: usize) {
         let mut random = Random::new(11 + range.end as u64);
         let first = range.start;
@@ -187,7 +188,7 @@ mod tests {
             (0..6, 3, 5, 7),
             (0..99, 33, 33, 64),
             (0..192, 96, 128, 16),
-            // Parts that begin and end within a sequence, and one shorter than a sequence.
+            // Parts that begin and end within a sequence, and a part shorter than a sequence.
             (3..6, 2, 5, 7),
             (50..150, 50, 50, 8),
             (75..150, 50, 64, 8),

@@ -13,13 +13,13 @@ use crate::predict::roofline;
 
 /// Threads of a CTA of the forward kernel, as in the source.
 pub(crate) const FORWARD_THREADS: u32 = 256;
-/// Units that one of them adds at a time.
+/// Units that a thread adds at a time.
 pub(crate) const UNITS_PER_THREAD: usize = 4;
 /// Threads of a CTA of the backward kernel, as in the source.
 const BACKWARD_THREADS: u32 = 128;
-/// BF16 of a 16-byte unit.
+/// BF16 numbers in a 16-byte unit.
 pub(crate) const WIDTH: usize = 8;
-/// Elements of a table that the kernels index.
+/// Largest number of table elements that the kernels can index.
 const TABLE_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -55,7 +55,7 @@ fn reject_table(request: &KernelRequest<'_>, table: usize) -> Option<String> {
     too_large.then(|| format!("takes tables of at most {TABLE_MAX} elements, not {shape:?}"))
 }
 
-/// How a call is cut, in units of 16 bytes where rows consist of whole ones.
+/// Sizes of a call in units: 16 bytes if rows consist of whole 16-byte units, else one element.
 struct Units {
     /// Elements of a unit: 8 or 1.
     width: usize,
@@ -65,13 +65,13 @@ struct Units {
     table: usize,
     /// Units of a sequence.
     sequence: usize,
-    /// Where in a sequence the first of them stands.
+    /// Position of the first unit within its sequence.
     begin: usize,
 }
 
 impl Units {
-    /// `rows` are those of the tokens, `[tokens, width]`, of part `place` where there are several;
-    /// `table` is `[positions, width]`.
+    /// `rows` is the shape of the tokens, `[tokens, width]`; `place` is the part's place among the
+    /// ranks, if there are several; `table` is `[positions, width]`.
     fn of(
         call: &CallView<'_>,
         rows: &[usize],

@@ -5,32 +5,33 @@
 //
 // q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
 // FP32. Query head h reads key and value head h / (heads / kv_heads). D is a width that a kernel is
-// compiled for; heads of fewer elements, whole units of 16 bytes, go through a kernel of the next
-// width, whose tiles end in zeros.
+// compiled for; narrower heads, in whole units of 16 bytes, use a kernel of the next width with
+// zero-padded tiles.
 //
-// A CTA of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
-// that a warp reads of keys and values serves two GEMMs: with 16 rows a warp, reading shared memory
-// would take longer than multiplying. Keys and values come by 64 in two buffers, the next ones
-// copied while these are used, with one barrier each. Scores and weights never leave registers.
-// Warps pass over chunks of keys that the mask hides from all of their queries and compare indices
-// only in chunks that it cuts.
+// A CTA of four warps computes 128 queries of one head, 32 per warp. Every operand of keys and
+// values that a warp reads then serves two GEMMs: with 16 rows per warp, reading shared memory
+// would take longer than multiplying. Keys and values are double-buffered in blocks of 64 (32 for
+// width 192): the next block is copied while the current one is used, with one barrier per block.
+// Scores and weights never leave registers. Warps skip chunks of keys that the mask hides from all
+// of their queries, and compare indices only in chunks that the mask cuts.
 //
-// Kernels that end in `_extended` take what a head may look at beside all keys: a window, the last
-// `window` keys of those that the mask leaves, where blocks of keys before all windows of a tile
-// are never copied; a sink of each head, a score like that of one more key whose value is zero;
-// documents, [batch * seq, 2] int32, where the document of a token begins and ends in its sequence,
-// of which a token sees its own alone, and blocks before all of a tile's are not copied either; and
-// values of another width, [batch * seq, kv_heads * value_dim], as out is with `heads`. Keys of
-// up to 192 elements have values of at most 128 there.
+// Kernels whose names end in `_extended` support four extensions: a window, the last `window` keys
+// that the mask leaves visible (blocks of keys before all windows of a tile are never copied); a
+// sink per head, a score like that of an additional key whose value is zero; documents, [batch *
+// seq, 2] int32, the begin and end of a token's document within its sequence (a token sees only its
+// own document, and blocks before all documents of a tile are not copied); and values of another
+// width, [batch * seq, kv_heads * value_dim], with out [batch * seq, heads * value_dim]. Keys of up
+// to 192 elements have values of at most 128 there.
 //
-// Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
-// moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
-// FP32 holds that with no loss, and after the first keys it hardly happens, which saves nearly all
+// Softmax is online, in powers of two. A row's sums are relative to a reference of the row, which
+// moves up to the row's greatest score only when some score of the warp exceeds its reference by
+// 2^8 or more. FP32 holds this range without loss, and after the first keys such a move is rare,
+// which saves nearly all rescaling and the exchange of maxima between lanes.
 // rescaling and the exchange of maxima between lanes.
 #include "common/types.cuh"
 #include "epilogue/attention_forward.cuh"
 
-// `kName` is the end of the kernel's name.
+// `kName` is the suffix of the kernel's name.
 #define DEEPWELL_ATTENTION(kName, kHeadDim, kPadded)                                             \
     extern "C" __global__ void __launch_bounds__(                                                \
         kThreads, Tiling<kHeadDim>::blocks_per_sm(kPadded))                                      \

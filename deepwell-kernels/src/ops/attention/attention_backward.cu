@@ -11,13 +11,13 @@
 //   1. rows:    delta and lse in powers of two, for some rows, into the workspace;
 //   2. keys:    dk and dv of a tile of keys, over all queries of all heads that share them;
 //   3. queries: dq of a tile of queries, over all keys.
-// Kinds 2 and 3 each compute p anew: 7 GEMMs instead of 5, but no gradient is summed by more
-// than one CTA, in an order that is fixed, and none passes through memory in FP32. Both begin
-// when the rows are done. Whoever waits has taken its work after all rows were taken by CTAs
-// that are running and wait for nothing, so the wait ends however few CTAs run at a time.
+// Kinds 2 and 3 each recompute p: 7 GEMMs instead of 5. In return every gradient is summed by a
+// single CTA in a fixed order, and no gradient passes through memory in FP32. Kinds 2 and 3 begin
+// when the rows are done. A CTA that waits took its work after all rows were taken by CTAs that run
+// without waiting, so the wait ends however few CTAs are resident.
 //
 // Extended kernels are those of attention.cu. A sink's score has a value of zero, so its gradient
-// is that of a score whose dp is zero; a launch of its own sums it over all rows of a head.
+// is that of a score whose dp is zero; a separate launch sums it over all rows of a head.
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "epilogue/attention_backward.cuh"
@@ -25,9 +25,9 @@
 
 constexpr int kSinkThreads = 512;
 
-// dsinks[h] (+)= -sum of exp(sink - lse) delta over all rows of a head, by a CTA for each, in one
-// order. sinks, dsinks [heads], lse [batch, heads, seq]; deltas [batch, heads, delta_seq], each
-// `delta_stride` FP32 after the last.
+// dsinks[h] (+)= -sum of exp(sink - lse) delta over all rows of a head, in a fixed order, with one
+// CTA per head. sinks, dsinks [heads], lse [batch, heads, seq]; deltas [batch, heads, delta_seq]
+// FP32 with stride `delta_stride`.
 extern "C" __global__ void __launch_bounds__(kSinkThreads)
     attention_backward_sinks(const float* sinks, const float* lse, const float* deltas,
                              float* dsinks, uint32 batch, uint32 heads, uint32 seq,
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kSinkThreads)
     }
 }
 
-// `kName` is the end of the kernel's name.
+// `kName` is the suffix of the kernel's name.
 #define DEEPWELL_ATTENTION_BACKWARD(kName, kHeadDim, kPadded)                                    \
     extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_##kName(        \
         const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,          \

@@ -1,18 +1,19 @@
-// Attention of a rank's queries to a part of the keys, those that one rank has: as attention.cu,
-// with results in FP32, of which those for all keys are merged (merge_attention.cu).
+// Attention of a rank's queries to the keys of one rank (context parallelism): as attention.cu,
+// with results in FP32, which merge_attention.cu merges over all ranks' keys.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
 // q [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, out [batch * seq, heads * D],
-// lse [batch, heads, seq] FP32, D a width that a kernel is compiled for; extended kernels have
-// heads of fewer elements, and values of another width. Queries before `first_query` see no key:
-// zeros, and -inf as lse. The others see those before `keys`, or of these, with `causal`, those up
-// to their own place. Tiles of queries that see nothing copy no more than one stage of keys.
+// lse [batch, heads, seq] FP32, D a width that a kernel is compiled for; extended kernels support
+// narrower heads, and values of another width. Queries before `first_query` see no key: their rows
+// are zeros, with -inf as lse. The other queries see the keys before `keys` and, with `causal`, of
+// these only the keys up to their own position. Tiles of queries that see nothing copy at most one
+// stage of keys.
 #include "common/seen_part.cuh"
 #include "common/types.cuh"
 #include "epilogue/attention_forward.cuh"
 
-// `kName` is the end of the kernel's name.
+// `kName` is the suffix of the kernel's name.
 #define DEEPWELL_ATTENTION_PART(kName, kHeadDim, kPadded, kExtended)                             \
     extern "C" __global__ void __launch_bounds__(                                                \
         kThreads, Tiling<kHeadDim>::blocks_per_sm(kPadded))                                      \

@@ -1,16 +1,16 @@
-// Gradients of attention to a part of the keys (attention_part.cu): what a rank's queries and the
-// keys of one rank give each other, as attention_backward.cu, in FP32.
+// Gradients of attention to a part of the keys (attention_part.cu): the contributions of a rank's
+// queries and one rank's keys to each other's gradients, as attention_backward.cu, in FP32.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
-// dout, q, k, v, out BF16, lse FP32 as there, out and lse those of attention to all keys; dq, dk,
-// dv FP32 of the shapes of q, k, v. `first_query` and `keys` as in attention_part.cu: zeros where
-// nothing is seen.
+// dout, q, k, v, out BF16 and lse FP32 as in attention_backward.cu, with out and lse of attention
+// to all keys; dq, dk, dv FP32 of the shapes of q, k, v. `first_query` and `keys` as in
+// attention_part.cu: hidden rows and keys get zeros.
 #include "common/seen_part.cuh"
 #include "common/types.cuh"
 #include "epilogue/attention_backward.cuh"
 
-// `kName` is the end of the kernel's name.
+// `kName` is the suffix of the kernel's name.
 #define DEEPWELL_ATTENTION_PART_BACKWARD(kName, kHeadDim, kPadded, kExtended)                    \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         attention_part_backward_##kName(                                                         \

@@ -1,10 +1,10 @@
 //! Causal, windowed or full attention with grouped query heads, by tiles of queries and keys.
 //!
 //! Forward: `out = softmax(scale q k^T) v` for each head, with the softmax computed online over
-//! tiles of keys, so that of the scores only one tile exists at a time (Dao et al.,
-//! "FlashAttention", arXiv 2205.14135, algorithm 1, and 2307.08691 for the order of loops). Kept
-//! for the backward: `lse`, the logarithm of each row's sum of exponentials. Backward: the
-//! probabilities again from q, k and lse, tile by tile.
+//! tiles of keys, so that only one tile of scores exists at a time (Dao et al., "FlashAttention",
+//! arXiv 2205.14135, algorithm 1, and 2307.08691 for the order of loops). The forward saves `lse`,
+//! the logarithm of each row's sum of exponentials. The backward recomputes the probabilities from
+//! q, k and lse, tile by tile.
 //!
 //! Layouts, row-major, with tokens = batch * seq:
 //!
@@ -14,29 +14,29 @@
 //! | k and its gradient | `[tokens, kv_heads * head_dim]` |
 //! | v and its gradient | `[tokens, kv_heads * value_dim]` |
 //! | out and its gradient | `[tokens, heads * value_dim]` |
-//! | sinks and their gradient, if there are any | `[heads]`, `f32` |
+//! | sinks and their gradient, if present | `[heads]`, `f32` |
 //! | lse | `[batch, heads, seq]`, `f32`, natural logarithm |
-//! | documents, if told apart | `[tokens, 2]`, `i32`, where a token's begins and ends in its sequence |
+//! | documents, if separated | `[tokens, 2]`, `i32`: begin and end of a token's document |
 //!
-//! Query head `h` reads key and value head `h / (heads / kv_heads)`. A sink is where the online
-//! softmax of its head begins: a score seen before all keys, with a value of zero. Tiles of keys
-//! that lie before the windows, or the documents, of all queries of a tile are left out.
+//! Query head `h` reads key and value head `h / (heads / kv_heads)`. The online softmax of a head
+//! starts from its sink: a score before all keys, with a value of zero. Tiles of keys before the
+//! windows, or the documents, of all queries of a tile are skipped.
 //!
 //! # Numerics
 //!
 //! GEMMs sum in FP32 on the given [`Tier`] and softmax is FP32; its exponential is within two units
 //! in the last place ([`exp`](crate::cpu::vector_math::exp)), and zero below e^-87. With BF16
 //! storage the probabilities and the gradients of the scores are rounded to BF16 before they are
-//! multiplied, as the tensor-core kernels do; with F32 storage nothing is rounded.
+//! multiplied, as in the tensor-core kernels; with F32 storage nothing is rounded.
 //!
-//! A query that does not see a key has a weight of zero for it, which still multiplies that key's
-//! value when the two share a tile: a non-finite value reaches every query of its tile.
+//! A hidden key has a weight of zero, but this zero still multiplies the key's value if key and
+//! query share a tile: a non-finite value reaches every query of its tile.
 //!
 //! # Threads
 //!
-//! One task per (sequence, key head) with all its query heads: it alone writes their rows of the
-//! outputs, so results have the same bits at any number of threads. Each thread that works has
-//! its slot of the workspace.
+//! One task per (sequence, key head) computes all query heads of the key head. Only this task
+//! writes the heads' rows of the outputs, so results have the same bits at any number of threads.
+//! Each working thread has a slot of the workspace.
 #![allow(unsafe_code)]
 
 mod backward;
@@ -65,19 +65,19 @@ pub(super) use prepare::{
 };
 pub use sinks::sink_gradients;
 
-/// Queries of a tile: with [`KEY_TILE`] keys the scores are 64 KiB, which leaves room for the
+/// Queries of a tile: with [`KEY_TILE`] keys the scores take 64 KiB, which leaves room for the
 /// operands in a second-level cache of 1 MiB.
 const QUERY_TILE: usize = 128;
 
 /// Keys of a tile.
 const KEY_TILE: usize = 128;
 
-/// Sizes and settings of an attention.
+/// Sizes and settings of an attention op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
     /// Query heads, a multiple of `kv_heads`.
     pub heads: usize,
@@ -87,13 +87,14 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Multiplies the scores, `1 / sqrt(head_dim)` as a rule.
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Whether a token sees only itself and what came before in its sequence.
+    /// Whether a token sees only itself and earlier tokens of its sequence.
     pub causal: bool,
-    /// Tokens that a token sees, itself and those just before it; all if `None`.
+    /// Number of tokens that a token sees, counting back from itself; all if `None`.
     pub window: Option<usize>,
-    /// Whose keys these are: of another rank a mask is of halves of the sequence, without windows.
+    /// The rank whose keys these are. For another rank's keys the mask is by halves of the
+    /// sequence, without windows.
     pub keys: KeySource,
 }
 
@@ -128,22 +129,22 @@ impl AttentionShape {
         self.batch * self.heads * self.seq
     }
 
-    /// From one token to the next in q.
+    /// Distance between tokens in q.
     fn query_stride(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// From one token to the next in k.
+    /// Distance between tokens in k.
     fn key_stride(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// From one token to the next in v.
+    /// Distance between tokens in v.
     fn value_stride(&self) -> usize {
         self.kv_heads * self.value_dim
     }
 
-    /// From one token to the next in out.
+    /// Distance between tokens in out.
     fn out_stride(&self) -> usize {
         self.heads * self.value_dim
     }
@@ -167,14 +168,14 @@ impl AttentionShape {
         Self::tiles(0, self.seq, QUERY_TILE)
     }
 
-    /// The tiles of keys of which any query of a tile sees some, at whole multiples of their width.
+    /// The tiles of keys that any query of a tile sees, at multiples of the tile width.
     fn key_tiles(
         &self,
         queries: Tile,
         documents: Documents<'_>,
     ) -> impl Iterator<Item = Tile> + use<> {
         let first = self.first_seen(queries.first, documents) / KEY_TILE * KEY_TILE;
-        // Later queries see no fewer.
+        // Later queries see at least as far.
         let end = self.end_seen(queries.end().saturating_sub(1), documents);
         Self::tiles(first, end, KEY_TILE)
     }
@@ -190,7 +191,7 @@ impl AttentionShape {
         self.keys.seen(token, self.seq, self.causal).min(documents.end(token))
     }
 
-    /// Which of a tile's keys the query at `token` sees.
+    /// The keys of a tile that the query at `token` sees, as indices in the tile.
     #[inline(always)]
     fn visible(&self, token: usize, keys: Tile, documents: Documents<'_>) -> Range<usize> {
         let end = self.end_seen(token, documents).saturating_sub(keys.first).min(keys.count);
@@ -202,7 +203,7 @@ impl AttentionShape {
         Documents(all.map(|all| &all.as_chunks::<2>().0[batch * self.seq..][..self.seq]))
     }
 
-    /// Elements of documents.
+    /// Elements of the documents tensor.
     fn documents_len(&self) -> usize {
         2 * self.batch * self.seq
     }
@@ -212,7 +213,7 @@ impl AttentionShape {
     }
 }
 
-/// Where the document of each token of a sequence begins and ends, where they are told apart.
+/// Begin and end of each token's document in its sequence, if documents are separated.
 #[derive(Clone, Copy)]
 struct Documents<'a>(Option<&'a [[i32; 2]]>);
 
@@ -228,7 +229,7 @@ impl Documents<'_> {
     }
 }
 
-/// Some neighbouring tokens of a sequence.
+/// A range of tokens of a sequence.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     first: usize,
@@ -241,7 +242,7 @@ impl Tile {
     }
 }
 
-/// One (sequence, query head) and the key head that it reads.
+/// One (sequence, query head) and the corresponding key head.
 #[derive(Clone, Copy)]
 struct Head {
     batch: usize,
@@ -250,27 +251,27 @@ struct Head {
 }
 
 impl Head {
-    /// Where a token's vector of this head begins in q.
+    /// Offset of a token's vector of this head in q.
     fn query_offset(self, shape: &AttentionShape, token: usize) -> usize {
         ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.head_dim
     }
 
-    /// Where a token's vector of this head's key head begins in k.
+    /// Offset of a token's vector of this head's key head in k.
     fn key_offset(self, shape: &AttentionShape, token: usize) -> usize {
         ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.head_dim
     }
 
-    /// Where a token's vector of this head begins in out.
+    /// Offset of a token's vector of this head in out.
     fn out_offset(self, shape: &AttentionShape, token: usize) -> usize {
         ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.value_dim
     }
 
-    /// Where a token's vector of this head's value head begins in v.
+    /// Offset of a token's vector of this head's value head in v.
     fn value_offset(self, shape: &AttentionShape, token: usize) -> usize {
         ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.value_dim
     }
 
-    /// Where this head's tokens begin in lse.
+    /// Offset of this head's tokens in lse.
     fn lse_offset(self, shape: &AttentionShape) -> usize {
         (self.batch * shape.heads + self.head) * shape.seq
     }
@@ -316,10 +317,10 @@ impl Head {
     }
 }
 
-/// Why an attention was refused. Nothing has been written in any of these cases.
+/// Reason for refusing an attention. In all cases nothing has been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionError {
-    /// The query heads cannot be shared out among the key heads.
+    /// The query heads cannot be divided among the key heads.
     #[error("attention: expected `heads` a multiple of `kv_heads`, got {heads} and {kv_heads}")]
     Heads {
         /// Query heads.
@@ -327,12 +328,12 @@ pub enum AttentionError {
         /// Key and value heads.
         kv_heads: usize,
     },
-    /// A tensor has another number of elements than the shape says.
+    /// A tensor's number of elements differs from the shape's.
     #[error("attention: tensor `{tensor}`: expected {expected} elements, got {got}")]
     Length {
         /// The tensor's name.
         tensor: &'static str,
-        /// Elements by the shape.
+        /// Elements required by the shape.
         expected: usize,
         /// Elements of the slice.
         got: usize,
@@ -353,24 +354,24 @@ pub enum AttentionError {
     Gemm(#[from] GemmError),
 }
 
-/// What a GEMM of two `E` operands needs on the tier that needs most, so that a plan holds whatever
-/// the machine has.
+/// Workspace of a GEMM of two `E` operands on the most demanding tier, so that a plan is valid on
+/// any machine.
 fn gemm_bytes<E: Element>(m: usize, n: usize, k: usize) -> usize {
     let kind = DataKind::of::<E>();
     let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
     Tier::ALL.into_iter().map(on_tier).max().unwrap_or(0)
 }
 
-/// The slots of `threads` threads, of which no more work than there are tasks.
+/// Bytes of the slots of `threads` threads; at most one thread per task works.
 fn slots_bytes(shape: &AttentionShape, slot_bytes: usize, threads: usize) -> usize {
     let tasks = shape.batch * shape.kv_heads;
     threads.clamp(1, tasks.max(1)) * slot_bytes + ALIGNMENT
 }
 
 /// Runs `task(batch, kv_head, slot)` for every sequence and key head, on as many threads as the
-/// pool and the workspace have room for. Threads take tasks as they come.
+/// pool and the workspace allow. Threads take the next task as they become free.
 ///
-/// The first error of any task is returned; the others still run (they would fail alike).
+/// Returns the first error of any task; the other threads still run (they would fail alike).
 fn for_each_task(
     shape: &AttentionShape,
     slot_bytes: usize,
@@ -381,7 +382,7 @@ fn for_each_task(
 
     let tasks = shape.batch * shape.kv_heads;
     let threads = rayon::current_num_threads().min(tasks.max(1));
-    // Slots are whole cache lines, so that threads share none.
+    // Slots are whole cache lines, so that threads share no cache line.
     let aligned = workspace.as_ptr().align_offset(ALIGNMENT).min(workspace.len());
     let (got, workspace) = (workspace.len(), &mut workspace[aligned..]);
     let slots = (workspace.len() / slot_bytes).min(threads);
@@ -400,15 +401,15 @@ fn for_each_task(
     })
 }
 
-/// An output of which tasks write disjoint parts that are no contiguous chunks.
+/// An output of which tasks write disjoint, non-contiguous parts.
 struct SharedOutput<'a, T> {
     data: *mut T,
     len: usize,
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a mutable slice that hands out disjoint parts, by the promise that `part` asks
-// for; threads may then hold parts as they may hold parts of a split slice.
+// SAFETY: a mutable slice that hands out disjoint parts, as the contract of `part` requires;
+// threads may hold these like parts of a split slice.
 unsafe impl<T: Send> Sync for SharedOutput<'_, T> {}
 
 impl<'a, T> SharedOutput<'a, T> {
@@ -420,7 +421,7 @@ impl<'a, T> SharedOutput<'a, T> {
     ///
     /// # Safety
     ///
-    /// No other part that is still in use overlaps this one.
+    /// No other part in use overlaps this part.
     #[expect(clippy::mut_from_ref, reason = "disjoint parts of a mutable slice, as promised")]
     unsafe fn part(&self, first: usize, count: usize) -> &mut [T] {
         assert!(first <= self.len && count <= self.len - first);
@@ -429,7 +430,7 @@ impl<'a, T> SharedOutput<'a, T> {
     }
 }
 
-/// The kernel's shape of a call.
+/// Translates a call's attributes to the kernel's shape.
 fn attention_shape(
     heads: &AttentionHeads,
     keys: KeySource,

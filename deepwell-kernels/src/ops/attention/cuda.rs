@@ -17,17 +17,17 @@ const THREADS: u32 = 128;
 const CTA_QUERIES: usize = 128;
 /// Widths of a head that kernels are compiled for.
 const WIDTHS: [usize; 4] = [16, 32, 64, 128];
-/// Those of which there is a kernel for narrower heads, too.
+/// Widths that also have a kernel for narrower heads.
 const WIDTHS_PADDED: [usize; 2] = [64, 128];
-/// The widest tiles, for keys with narrower values alone, and how wide those are at most.
+/// The widest tiles, only for keys with narrower values, and the largest width of these values.
 pub(super) const WIDEST: usize = 192;
 const WIDEST_VALUES: usize = 128;
-/// BF16 of 16 bytes, the unit of copies.
+/// BF16 elements of 16 bytes, the unit of copies.
 pub(crate) const UNIT: usize = 8;
 
-/// Rows of scores of a call at most.
+/// Largest number of rows of scores of a call.
 const ROWS_MAX: usize = i32::MAX as usize;
-/// Elements from one token to the next at most.
+/// Largest number of elements per token.
 const WIDTH_MAX: usize = 1 << 22;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -74,25 +74,25 @@ impl Sizes {
         self.batch_heads / self.heads.max(1) * self.kv_heads
     }
 
-    /// How many of `heads` heads are worked on side by side, so that the `streamed` tensors of
-    /// each (of `seq` rows) stay within a third of the second-level cache.
+    /// Number of the `heads` heads to process concurrently, so that the `streamed` tensors of each
+    /// (of `seq` rows) stay within a third of the second-level cache.
     pub(crate) fn section(&self, heads: usize, streamed: usize, l2_bytes: u64) -> usize {
         let bytes = (streamed * self.seq * self.head_dim * 2).max(1);
         (l2_bytes as usize / 3 / bytes).clamp(1, heads.max(1))
     }
 }
 
-/// The tiles that a head goes through.
+/// Tile width for a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Width {
     /// Elements of a row of a tile.
     pub(crate) elements: usize,
-    /// Whether the head has fewer, and the rest is zeros.
+    /// Whether the head is narrower, with the rest zero-padded.
     pub(crate) padded: bool,
 }
 
 impl Width {
-    /// The least that holds heads of `head_dim` elements, if there is one.
+    /// The narrowest tile that holds heads of `head_dim` elements, if one exists.
     pub(crate) fn of(head_dim: usize) -> Option<Width> {
         if WIDTHS.contains(&head_dim) {
             return Some(Width { elements: head_dim, padded: false });
@@ -102,13 +102,13 @@ impl Width {
         Some(Width { elements, padded: true })
     }
 
-    /// The end of the kernels' names.
+    /// Suffix of the kernels' names.
     pub(crate) fn name(self) -> String {
         format!("d{}{}", self.elements, if self.padded { "_padded" } else { "" })
     }
 }
 
-/// The tiles of kernels that take windows, sinks, documents and values of another width.
+/// Tile width of the kernels that support windows, sinks, documents and values of another width.
 pub(crate) fn extended_elements(heads: &AttentionHeads) -> Option<usize> {
     let (keys, values) = (heads.head_dim, heads.value_dim());
     if [keys, values].iter().any(|&width| width == 0 || !width.is_multiple_of(UNIT)) {
@@ -119,7 +119,7 @@ pub(crate) fn extended_elements(heads: &AttentionHeads) -> Option<usize> {
     found.or(has_narrow_values.then_some(WIDEST))
 }
 
-/// The tiles that the heads of an attention go through, and the end of the kernels' names.
+/// Tile width for an attention's heads, and the suffix of the kernels' names.
 pub(crate) fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     if heads.extension().is_some() {
         return extended_elements(heads).map(|width| (width, format!("d{width}_extended")));
@@ -127,8 +127,8 @@ pub(crate) fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     Width::of(heads.head_dim).map(|width| (width.elements, width.name()))
 }
 
-/// Where the documents of an attention are, whose operands beside those of every attention begin at
-/// `extra`; null where they are joined.
+/// Address of the documents of an attention whose additional operands begin at `extra`; null if
+/// documents are not separated.
 pub(crate) fn documents_argument(
     call: &CallView<'_>,
     heads: &AttentionHeads,
@@ -138,24 +138,24 @@ pub(crate) fn documents_argument(
     heads.documents_at(extra).map_or(none, |at| call.input(at).argument())
 }
 
-/// Where the sinks of a forward are; null where there are none.
+/// Address of the sinks of a forward; null without sinks.
 pub(crate) fn sinks_argument(call: &CallView<'_>, heads: &AttentionHeads) -> Argument {
     let none = Argument::Pointer(DevicePtr(0));
     if heads.sinks { call.input(3).argument() } else { none }
 }
 
-/// Keys of a window, those of a sequence where there is none.
+/// Keys of a window; without a window, those of the sequence.
 pub(crate) fn window_argument(heads: &AttentionHeads, seq: usize) -> Argument {
     Argument::U32(heads.window.map_or(seq, |window| window.min(seq)) as u32)
 }
 
-/// What only extended kernels are told: elements of a value, and keys of a window.
+/// Additional arguments of extended kernels: elements of a value, and keys of a window.
 pub(crate) fn extended_arguments(heads: &AttentionHeads, seq: usize) -> [Argument; 2] {
     [Argument::U32(heads.value_dim() as u32), window_argument(heads, seq)]
 }
 
-/// Why kernels of plain attention do not take another. Sinks and documents are operands more, so
-/// this is asked before any other operand is looked at.
+/// Reason for refusing extensions in kernels of plain attention. Sinks and documents are additional
+/// operands, so this check precedes all checks of operands.
 pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
     let got = heads.extension()?;
     Some(format!(
@@ -163,13 +163,13 @@ pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
     ))
 }
 
-/// Why kernels do not take values of another width than keys.
+/// Reason for refusing values of another width than the keys.
 pub(crate) fn reject_values(heads: &AttentionHeads) -> Option<String> {
     let (keys, values) = (heads.head_dim, heads.value_dim());
     (keys != values).then(|| format!("takes values as wide as keys, not {values} beside {keys}"))
 }
 
-/// Why the kernels of an attention cannot serve one of such heads and rows.
+/// Reason for refusing heads or rows.
 pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
     if kernel_of(heads).is_none() {
         let (most, keys, values) = (WIDTHS[WIDTHS.len() - 1], heads.head_dim, heads.value_dim());
@@ -182,12 +182,12 @@ pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<Stri
     reject_sizes(heads, lse)
 }
 
-/// The same but for the width of a head.
+/// Reason for refusing sizes other than the width of a head.
 pub(crate) fn reject_sizes(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
     if !(heads.scale > 0.0 && heads.scale.is_finite()) {
         return Some(format!("takes a positive scale, not {}", heads.scale));
     }
-    // Rows and tiles are counted in 32 bits, and so are distances within a tile of 128 tokens.
+    // Rows and tiles are counted in 32 bits, as are distances within a tile of 128 tokens.
     if lse.iter().product::<usize>() > ROWS_MAX {
         return Some(format!("takes at most {ROWS_MAX} rows of scores, not those of {lse:?}"));
     }
@@ -198,7 +198,7 @@ pub(crate) fn reject_sizes(heads: &AttentionHeads, lse: &[usize]) -> Option<Stri
     None
 }
 
-/// Powers of two are what the kernels take: `scale * log2(e)`.
+/// Scale for exponentials in powers of two: `scale * log2(e)`.
 pub(crate) fn scale_log2(heads: &AttentionHeads) -> f32 {
     (heads.scale * std::f64::consts::LOG2_E) as f32
 }
@@ -210,8 +210,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_heads(&op.heads, &request.operands[out + 1].shape))
 }
 
-/// Share of the BF16 peak of Hopper, where there is a kernel on wgmma as well, that it reaches: 26
-/// to 39 % on an H200 for sequences of 1024 and more (`benchmarks/sm90_attention_2026-11-23.md`).
+/// Share of Hopper's BF16 peak, for comparison with the wgmma kernel: 26 to 39 % on an H200 for
+/// sequences of 1024 and more (`benchmarks/sm90_attention_2026-11-23.md`).
 const HOPPER_SHARE: f64 = 0.33;
 
 pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
@@ -221,9 +221,9 @@ pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     roofline(request, target)
 }
 
-/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
+/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and alignment.
 pub(crate) fn shared_bytes(width: usize) -> u32 {
-    // Keys of one of the two buffers.
+    // Keys per buffer.
     let stage_keys = if width > 128 { 32 } else { 64 };
     ((CTA_QUERIES + 2 * 2 * stage_keys) * width * 2 + 16) as u32
 }
@@ -242,8 +242,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(vec![launch(call, device, ("attention", kernel), &op.heads, op.heads.causal, last)?])
 }
 
-/// The launch of a kernel of a file, see [`kernel_of`]: of q, k, v, to out and lse, with arguments
-/// of its own at the end.
+/// Launches a kernel of a file, see [`kernel_of`]: from q, k, v to out and lse, with the kernel's
+/// own arguments at the end.
 pub(super) fn launch(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -260,7 +260,7 @@ pub(super) fn launch(
     };
     let shared = shared_bytes(width);
     let function = device.function(file, &format!("{file}_{name}"), shared)?;
-    // Whole groups, which share keys and values.
+    // Sections of whole groups, whose heads share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
     let ctas = sizes.seq.div_ceil(CTA_QUERIES) * sizes.batch_heads;

@@ -16,15 +16,15 @@ use crate::predict::{Rates, roofline};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
-/// Those of a CTA that sums a sink's gradients.
+/// Threads of a CTA of the kernel for sinks' gradients.
 const SINK_THREADS: u32 = 512;
 /// Rows of a tile of statistics.
 const ROWS_PER_ITEM: usize = 256;
-/// lse and delta of a row, FP32.
+/// Bytes of lse and delta of a row, in FP32.
 const STATISTICS_BYTES: usize = 8;
-/// What a CTA works on, in shared memory.
+/// Bytes of a CTA's work item in shared memory.
 const WORK_BYTES: usize = 48;
-/// Work taken, rows done, CTAs done.
+/// Counters: work items taken, rows done, CTAs done.
 const COUNTERS: usize = 3;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -40,8 +40,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Share of the peak that it reached on an H200: 0.21 to 0.26 with sequences of 2048 tokens and
-/// more.
+/// Share of the peak on an H200: 0.21 to 0.26 with sequences of 2048 tokens and more.
 const HOPPER_SHARE: f64 = 0.24;
 
 pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
@@ -60,7 +59,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
-/// lse in powers of two and delta of each row.
+/// Workspace of each row's delta and lse in powers of two.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     request.operands[5].shape.iter().product::<usize>() * STATISTICS_BYTES
 }
@@ -70,7 +69,7 @@ fn block_keys(width: usize) -> usize {
     if width >= 128 { 64 } else { 128 }
 }
 
-/// Keys of a buffer of the work on queries.
+/// Keys of a buffer in work items of queries.
 fn stage_keys(width: usize) -> usize {
     if width >= 128 { 32 } else { 64 }
 }
@@ -80,12 +79,12 @@ fn block_queries(width: usize) -> usize {
     if width > 128 { 64 } else { 128 }
 }
 
-/// Queries of a buffer of the work on keys.
+/// Queries of a buffer in work items of keys.
 fn stage_queries(width: usize) -> usize {
     if width > 128 { 32 } else { 64 }
 }
 
-/// Dynamic shared memory: what the larger kind of work needs, and which work.
+/// Dynamic shared memory: that of the larger kind of work item, and the description of the item.
 fn shared_bytes(width: usize) -> u32 {
     let row_bytes = width * 2;
     let query_stage = stage_queries(width) * (2 * row_bytes + STATISTICS_BYTES);
@@ -94,7 +93,7 @@ fn shared_bytes(width: usize) -> u32 {
     (key_work.max(query_work) + WORK_BYTES) as u32
 }
 
-/// Work items: of rows, of keys, of queries.
+/// Number of work items: of rows, of keys, of queries.
 fn items(sizes: &Sizes, width: usize) -> usize {
     let key_heads = sizes.key_heads();
     (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
@@ -115,7 +114,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let kernel = ("attention_backward", kernel_of(&op.heads));
     let mut steps = vec![launch(call, device, kernel, &op.heads, op.heads.causal, last)?];
     if op.heads.sinks && op.heads.heads > 0 {
-        // Behind lse of each row.
+        // Each row's delta is after its lse.
         let deltas = call.workspace().0.offset(size_of::<f32>());
         let stride = STATISTICS_BYTES / size_of::<f32>();
         steps.push(sink_gradients(call, device, deltas, seq, stride)?);
@@ -123,8 +122,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(steps)
 }
 
-/// The launch of a kernel of a file, see [`kernel_of`]: of dout, q, k, v, out and lse, to dq, dk
-/// and dv, with arguments of its own at the end.
+/// Launches a kernel of a file, see [`kernel_of`]: from dout, q, k, v, out and lse to dq, dk and
+/// dv, with the kernel's own arguments at the end.
 pub(super) fn launch(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -140,12 +139,12 @@ pub(super) fn launch(
     };
     let shared = shared_bytes(width);
     let function = device.function(file, &format!("{file}_{name}"), shared)?;
-    // CTAs stay and take one work item after the other.
+    // Persistent CTAs loop over work items.
     let resident = device.resident_ctas(function, THREADS, shared)?;
     let ctas = items(&sizes, width).clamp(1, resident as usize);
     let l2_bytes = device.driver.properties().l2_bytes;
     let group = sizes.heads / sizes.kv_heads;
-    // Work on keys streams queries and dout of a group, work on queries keys and values.
+    // Work on keys streams a group's queries and dout; work on queries streams keys and values.
     let key_section = sizes.section(sizes.key_heads(), 2 * group, l2_bytes);
     let query_section = sizes.section(sizes.key_heads(), 2, l2_bytes) * group;
 
@@ -167,8 +166,8 @@ pub(super) fn launch(
     Ok(Device::launch(function, ctas as u32, THREADS, shared, arguments))
 }
 
-/// The launch that makes gradients of the sinks, after one that has left `deltas`: of each sequence
-/// and head `delta_seq`, each `delta_stride` FP32 after the last.
+/// Launches the gradients of the sinks, after a kernel that has left `deltas`: `delta_seq` FP32 per
+/// sequence and head, with stride `delta_stride`.
 pub(crate) fn sink_gradients(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -194,7 +193,7 @@ mod tests {
 
     #[test]
     fn shared_memory_fits_the_smallest_gpu() {
-        // (head_dim, forward, backward), worked out from the tiles of the sources.
+        // (head_dim, forward, backward), computed from the tiles of the sources.
         for (head_dim, forward, backward) in [
             (16, 12_304, 17_456),
             (32, 24_592, 33_840),
@@ -204,7 +203,7 @@ mod tests {
         ] {
             assert_eq!(crate::ops::attention::cuda::shared_bytes(head_dim), forward);
             assert_eq!(shared_bytes(head_dim), backward);
-            // sm_120 has 99 KiB a CTA; the backward also has 256 bytes that are not dynamic.
+            // sm_120 has 99 KiB per CTA; the backward also has 256 bytes of static shared memory.
             assert!(backward.max(forward) + 256 <= 99 * 1024);
         }
     }

@@ -1,4 +1,4 @@
-//! `merge_attention.cu`: attention to several sets of keys from that to each.
+//! `merge_attention.cu`: merges attention to disjoint sets of keys into attention to all keys.
 
 use deepwell_ir::{DType, KernelRequest, Op};
 
@@ -11,7 +11,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Elements of a thread.
+/// Elements per thread.
 const WIDTH: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -27,8 +27,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Units of a row of a head and those of all rows, of o `[T, H·V]`; none where threads take another
-/// number of elements, or are more than the source counts.
+/// Units per row of a head and in total, for o `[T, H·V]`; `None` if rows are no whole units, or
+/// their number exceeds the source's 32-bit counter.
 fn units(out: &[usize], heads: usize) -> Option<(usize, u32)> {
     let width = out[1] / heads.max(1);
     let items = out[0].checked_mul(out[1] / WIDTH)?;
@@ -61,7 +61,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Some((units, items)) = units(&out.shape, op.heads) else {
         return Err(call.refuse(format!("expected no rows {:?}", out.shape)));
     };
-    // Pairs of o and lse, one behind the other.
+    // Pairs of o and lse, part by part.
     let inputs = call.call.input_count;
     let addresses: Vec<u64> = (0..inputs).map(|index| call.input(index).pointer.0).collect();
     let parts = device.constant(bytemuck::cast_slice(&addresses))?;

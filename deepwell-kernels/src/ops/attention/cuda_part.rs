@@ -1,5 +1,5 @@
-//! `attention_part.cu` and `attention_part_backward.cu`: attention to the keys of one rank of those
-//! that share sequences, and its gradients.
+//! `attention_part.cu` and `attention_part_backward.cu`: attention to the keys of one rank of a
+//! context-parallel group, and its gradients.
 
 use deepwell_ir::ops::{AttentionHeads, KeySource};
 use deepwell_ir::{KernelRequest, Op};
@@ -40,8 +40,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// The tiles that heads go through, and the end of the kernels' names: extended kernels take those
-/// that are narrower than their tiles, too.
+/// Tile width for heads, and the suffix of the kernels' names. Extended kernels also support heads
+/// that are narrower than their tiles.
 fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     match Width::of(heads.head_dim).filter(|_| heads.extension().is_none()) {
         Some(width) if !width.padded => Some((width.elements, width.name())),
@@ -49,8 +49,8 @@ fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     }
 }
 
-/// What queries see of keys as the kernels take it: whether a mask is causal, the queries that see
-/// nothing before the others, and the keys that these see.
+/// Kernel arguments of visibility: whether the mask is causal, the number of leading queries that
+/// see nothing, and the number of keys that the others see.
 fn seen(keys: KeySource, heads: &AttentionHeads, seq: usize) -> (bool, [Argument; 2]) {
     let (causal, first_query, seen) = match keys {
         KeySource::Own => (heads.causal, 0, seq),
@@ -60,7 +60,7 @@ fn seen(keys: KeySource, heads: &AttentionHeads, seq: usize) -> (bool, [Argument
     (causal, [first_query, seen].map(|tokens| Argument::U32(tokens as u32)))
 }
 
-/// Values of another width are all that these take beside plain attention.
+/// Refuses extensions other than values of another width.
 fn reject_others(heads: &AttentionHeads) -> Option<String> {
     let but_values = AttentionHeads { value_dim: None, ..heads.clone() };
     let got = but_values.extension()?;
@@ -114,7 +114,7 @@ fn prepare_backward(
 mod tests {
     use super::*;
 
-    /// Heads of each size have a kernel that is there.
+    /// Every head size has an existing kernel.
     #[test]
     fn narrow_heads_go_through_extended_kernels() {
         for (head_dim, value_dim, expected) in [
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// What the kernels are told is what the op says of each query.
+    /// The kernel arguments agree with the op for each query.
     #[test]
     fn queries_see_what_the_op_says() {
         for seq in [2, 6, 130] {

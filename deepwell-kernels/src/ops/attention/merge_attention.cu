@@ -1,14 +1,14 @@
-// Attention to several sets of keys from that to each: with lse = ln sum exp(lse_i) over the parts,
-// out = sum of exp(lse_i - lse) out_i, in the order of the parts, in FP32.
+// Merges attention to disjoint sets of keys: with lse = ln sum exp(lse_i) over the parts, out = sum
+// of exp(lse_i - lse) out_i, in the order of the parts, in FP32.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
-// out_i [batch * seq, heads * width], lse_i, lse [batch, heads, seq] FP32, out of the type of the
-// kernel; width a multiple of 4. A part of which a row sees nothing has -inf as lse_i and counts
-// for nothing; a row that sees nothing of any has zeros, and -inf. Roofline: 4 parts + 4 or 2 bytes
-// an element at memcpy bandwidth.
+// out_i [batch * seq, heads * width], lse_i, lse [batch, heads, seq] FP32, out of the kernel's
+// dtype; width a multiple of 4. A part that is hidden from a row has -inf as lse_i and contributes
+// nothing; a row without any visible key gets zeros, and -inf. Roofline: 4 parts + 4 or 2 bytes per
+// element at memcpy bandwidth.
 //
-// A thread has four elements of a row and makes the row's weights anew, from lse_i that the L1 has.
+// A thread has four elements of a row and recomputes the row's weights from lse_i in the L1 cache.
 #include "common/infinity.cuh"
 #include "common/types.cuh"
 #include "ptx/exp2.cuh"
@@ -23,7 +23,7 @@ struct Part {
     const float* lse;
 };
 
-// exp(x - greatest); 0 for what is -inf, whatever the greatest is.
+// exp(x - greatest); 0 for x = -inf with any greatest.
 __device__ __forceinline__ float weight_of(float x, float greatest) {
     return x == minus_infinity() ? 0.0f : ex2((x - greatest) * kLog2E);
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store(bf16* to, float4 values) {
         make_uint2(to_bf16_pair(values.x, values.y), to_bf16_pair(values.z, values.w));
 }
 
-// `units` of four elements a row, `items` of all rows.
+// `units` of four elements per row, `items` over all rows.
 template <typename Out>
 __device__ __forceinline__ void merge(const Part* __restrict__ parts, uint32 count, Out* out,
                                       float* lse, uint32 items, uint32 heads, uint32 seq,

@@ -11,7 +11,7 @@ use crate::ops::linear::oracle::{add_scaled, dot};
 pub struct Shape {
     /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
     /// Query heads.
     pub heads: usize,
@@ -19,17 +19,17 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Width of a query and of a key.
     pub head_dim: usize,
-    /// Width of a value, where it is not `head_dim`.
+    /// Width of a value, if different from `head_dim`.
     pub value_dim: Option<usize>,
-    /// Multiplies the scores.
+    /// Factor on the scores.
     pub scale: f64,
-    /// Whether a token sees only itself and what came before.
+    /// Whether a token sees only itself and earlier tokens.
     pub causal: bool,
-    /// Tokens that a token sees, itself and those just before it; all if `None`.
+    /// Number of tokens that a token sees, counting back from itself; all if `None`.
     pub window: Option<usize>,
-    /// Lengths of the documents of a sequence, of which a token sees its own alone: sequence `b`
-    /// begins with the `b`-th, the others follow in turn, and the last one ends where the sequence
-    /// does. None for joined documents.
+    /// Lengths of the documents of a sequence; a token sees only its own document. Sequence `b`
+    /// begins with the `b`-th length, the other lengths follow cyclically, and the last document is
+    /// cut at the end of the sequence. Empty for joined documents.
     pub documents: &'static [usize],
 }
 
@@ -39,24 +39,24 @@ impl Shape {
         self.value_dim.unwrap_or(self.head_dim)
     }
 
-    /// Where the vector of a query head begins in q and its gradient
-    /// (`[batch * seq, heads * head_dim]`).
+    /// Offset of a query head's vector in q and its gradient (`[batch * seq, heads * head_dim]`).
     pub fn query(&self, batch: usize, token: usize, head: usize) -> usize {
         ((batch * self.seq + token) * self.heads + head) * self.head_dim
     }
 
-    /// Where it begins in out and its gradient (`[batch * seq, heads * value_dim]`).
+    /// Offset of a query head's vector in out and its gradient
+    /// (`[batch * seq, heads * value_dim]`).
     pub fn out(&self, batch: usize, token: usize, head: usize) -> usize {
         ((batch * self.seq + token) * self.heads + head) * self.value_dim()
     }
 
-    /// Where the key that a *query* head reads begins in k and its gradient
+    /// Offset of the key of a *query* head in k and its gradient
     /// (`[batch * seq, kv_heads * head_dim]`).
     pub fn key(&self, batch: usize, token: usize, head: usize) -> usize {
         self.kv_row(batch, token, head) * self.head_dim
     }
 
-    /// Where the value that a *query* head reads begins in v and its gradient
+    /// Offset of the value of a *query* head in v and its gradient
     /// (`[batch * seq, kv_heads * value_dim]`).
     pub fn value(&self, batch: usize, token: usize, head: usize) -> usize {
         self.kv_row(batch, token, head) * self.value_dim()
@@ -75,7 +75,7 @@ impl Shape {
         })
     }
 
-    /// The tokens of the document that a token is of.
+    /// The tokens of a token's document.
     pub fn document(&self, batch: usize, token: usize) -> Range<usize> {
         let mut document = 0..if self.documents.is_empty() { self.seq } else { 0 };
         for &length in self.documents.iter().cycle().skip(batch) {
@@ -87,14 +87,14 @@ impl Shape {
         document
     }
 
-    /// [`Self::document`] of all tokens as kernels take it, `[batch * seq, 2]`.
+    /// [`Self::document`] of all tokens in the kernels' format, `[batch * seq, 2]`.
     pub fn documents_of_tokens(&self) -> Vec<i32> {
         let tokens = (0..self.batch * self.seq).map(|token| (token / self.seq, token % self.seq));
         let of_token = |(batch, token)| self.document(batch, token);
         tokens.map(of_token).flat_map(|of| [of.start as i32, of.end as i32]).collect()
     }
 
-    /// The keys that a query token sees.
+    /// The keys that are visible to a query token.
     pub fn keys_seen(&self, batch: usize, token: usize) -> Range<usize> {
         let document = self.document(batch, token);
         let end = if self.causal { token + 1 } else { document.end };
@@ -103,17 +103,17 @@ impl Shape {
     }
 }
 
-/// What [`forward`] gives.
+/// Result of [`forward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
     /// `[batch * seq, heads * value_dim]`.
     pub out: Vec<f64>,
-    /// Natural logarithm of the sum of exponentials of the scaled scores and the sink, if there is
-    /// one, `[batch, heads, seq]`.
+    /// Natural logarithm of the sum of exponentials of the scaled scores and the sink, if present,
+    /// `[batch, heads, seq]`.
     pub lse: Vec<f64>,
 }
 
-/// What [`backward`] gives, each of the shape of what it is the gradient of.
+/// Result of [`backward`]; each gradient has the shape of its input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backward {
     /// Gradient of q.
@@ -122,13 +122,13 @@ pub struct Backward {
     pub dk: Vec<f64>,
     /// Gradient of v.
     pub dv: Vec<f64>,
-    /// Gradient of the sinks, as many as there are.
+    /// Gradient of the sinks; empty without sinks.
     pub dsinks: Vec<f64>,
 }
 
-/// One row of `softmax(scale q k^T)` and its lse: the weight of each key up to the last that
-/// `token` sees, zero for one before its window
-/// or its document. `sinks` has one score for each head, or none.
+/// One row of `softmax(scale q k^T)` and its lse: the weight of each key up to the last visible
+/// key, zero for keys before the token's window or document. `sinks` has one score per head, or is
+/// empty.
 pub fn probabilities(
     shape: &Shape,
     q: &[f64],
@@ -146,20 +146,20 @@ pub fn probabilities(
         shape.scale * dot(query, &k[shape.key(batch, key, head)..][..width])
     };
     let scores: Vec<f64> = (0..seen.end).map(score).collect();
-    // Of the terms of the softmax, the sink is one that has no key.
+    // The sink is a term of the softmax without a key.
     let terms = || scores.iter().chain(sinks.get(head)).copied();
     let greatest = terms().fold(f64::NEG_INFINITY, f64::max);
     let lse = greatest + terms().map(|term| (term - greatest).exp()).sum::<f64>().ln();
     (scores.iter().map(|score| (score - lse).exp()).collect(), lse)
 }
 
-/// `out = softmax(scale q k^T) v` and lse, head by head. `sinks` has one score for each head, or
-/// none. Rows go over all cores.
+/// `out = softmax(scale q k^T) v` and lse, head by head. `sinks` has one score per head, or is
+/// empty. Rows are distributed over all cores.
 pub fn forward(shape: &Shape, q: &[f64], k: &[f64], v: &[f64], sinks: &[f64]) -> Forward {
     forward_of_rows(shape, v, |row| probabilities(shape, q, k, sinks, row))
 }
 
-/// `out` and lse from the weights of the keys of each row, and its lse.
+/// Computes `out` and lse from the weights and the lse of each row.
 pub(super) fn forward_of_rows(
     shape: &Shape,
     v: &[f64],
@@ -183,7 +183,7 @@ pub(super) fn forward_of_rows(
     Forward { out, lse: of_rows.into_iter().map(|(_, lse)| lse).collect() }
 }
 
-/// The gradients for `dout`, of the shape of out. Rows go over all cores.
+/// The gradients for `dout`, which has the shape of out. Rows are distributed over all cores.
 pub fn backward(
     shape: &Shape,
     dout: &[f64],
@@ -216,7 +216,7 @@ pub fn backward(
     Backward { dsinks, ..backward_of_rows(shape, dout, q, k, &of_rows) }
 }
 
-/// Of a row of scores: the weight of each key from the first on, and the gradient of its score.
+/// Weights and score gradients of a row, for the keys from the first on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowGradient {
     /// The weights.
@@ -225,7 +225,7 @@ pub struct RowGradient {
     pub dscores: Vec<f64>,
 }
 
-/// The gradients of q, k and v, of sinks none, from what rows of scores have, in the order of
+/// Gradients of q, k and v (the sinks' are left empty) from the gradients of rows, in the order of
 /// [`Shape::rows`].
 pub fn backward_of_rows(
     shape: &Shape,
@@ -244,7 +244,7 @@ pub fn backward_of_rows(
             add_scaled(dq, dscore, &k[shape.key(batch, key, head)..][..width]);
         }
     });
-    // Each task takes one key with its value, and all queries that attend to the key.
+    // One task per key and its value, over all queries that attend to the key.
     let keys = batch * seq * kv_heads;
     let (dk, dv): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (0..keys)
         .into_par_iter()
@@ -339,11 +339,11 @@ mod tests {
             causal: true,
             ..Shape::default()
         };
-        // Two query heads of width 1 a token, one key and value head.
+        // Two query heads of width 1 per token, one key and value head.
         let (q, k, v) = ([5.0, 6.0, 1.0, 0.0], [0.0, 0.5], [3.0, 7.0]);
         let e = std::f64::consts::E;
         // Token 0 sees itself. Token 1: scores 0 and 1 on head 0, 0 and 0 on head 1. A sink of 0
-        // counts like one more score of 0, and a window of 1 leaves each token itself.
+        // counts as an additional score of 0; with a window of 1 each token sees only itself.
         let window = Shape { window: Some(1), ..shape };
         for (shape, sinks, out, sums) in [
             (shape, vec![], [3.0, 3.0, (3.0 + 7.0 * e) / (1.0 + e), 5.0], [1.0, 1.0 + e, 1.0, 2.0]),
@@ -371,7 +371,7 @@ mod tests {
         }
     }
 
-    /// The definition: each document gives what it gives alone.
+    /// By definition each document gives the same result as alone.
     #[test]
     fn documents_of_a_sequence_are_those_one_by_one() {
         let packed = Shape {
@@ -386,7 +386,8 @@ mod tests {
             window: Some(3),
             documents: &[4, 1, 3],
         };
-        // Sequence 1 begins with the second length, and what is left ends with it.
+        // Sequence 1 begins with the second length, and the rest of the sequence is its last
+        // document.
         let lengths: [&[usize]; 2] = [&[4, 1, 3, 1], &[1, 3, 4, 1]];
         let tokens = packed.batch * packed.seq;
         let (q, k, v) = (varied(4 * tokens, 1), varied(2 * tokens, 2), varied(3 * tokens, 3));

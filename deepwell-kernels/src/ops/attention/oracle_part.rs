@@ -1,4 +1,4 @@
-//! Attention of a rank's queries to the keys of one rank, where each has a part of each sequence.
+//! Attention of a rank's queries to the keys of one rank, under context parallelism.
 
 use deepwell_ir::ops::KeySource;
 
@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use super::oracle::{Backward, Forward, RowGradient, Shape, backward_of_rows, forward_of_rows};
 use crate::ops::linear::oracle::dot;
 
-/// The scaled scores of the keys that a row sees, the first of the rank's on. `shape` is that of
-/// what a rank has; of what it says about masks only whether they are causal counts.
+/// The scaled scores of the keys that a row sees, from the rank's first key on. `shape` is the
+/// shape of a rank's part; of its mask settings only `causal` is used.
 fn scores(
     (shape, keys): (&Shape, KeySource),
     q: &[f64],
@@ -20,7 +20,7 @@ fn scores(
     (0..keys.seen(token, shape.seq, shape.causal)).map(score).collect()
 }
 
-/// out and lse of these keys alone: zeros and -∞ where a row sees none.
+/// out and lse of these keys alone; zeros and -∞ for a row without visible keys.
 pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forward {
     forward_of_rows(of.0, v, |row| {
         let scores = scores(of, q, k, row);
@@ -31,7 +31,7 @@ pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forw
     })
 }
 
-/// Of a row with this lse of all keys: the weight of each of these that it sees.
+/// The weight of each visible key in a row with this lse over all keys.
 pub fn probabilities(
     of: (&Shape, KeySource),
     q: &[f64],
@@ -42,7 +42,7 @@ pub fn probabilities(
     scores(of, q, k, row).iter().map(|score| (score - lse).exp()).collect()
 }
 
-/// What these queries and keys add to the gradients; `whole` is out and lse of all keys.
+/// Contributions of these queries and keys to the gradients; `whole` has out and lse of all keys.
 pub fn backward(
     of: (&Shape, KeySource),
     dout: &[f64],
@@ -68,14 +68,14 @@ pub fn backward(
     backward_of_rows(shape, dout, q, k, &of_rows)
 }
 
-/// out and lse of all keys from those of each part: zeros and -∞ where a row sees none.
+/// out and lse of all keys from those of each part; zeros and -∞ for a row without visible keys.
 pub fn merge(shape: &Shape, parts: &[Forward]) -> Forward {
     let width = shape.value_dim();
     let mut out = vec![0.0; shape.batch * shape.seq * shape.heads * width];
     let mut lse = Vec::new();
     for (index, (batch, head, token)) in shape.rows().enumerate() {
         let of_row = || parts.iter().map(|part| part.lse[index]);
-        // A NaN stays one.
+        // A NaN need not survive the comparison: its weight makes the result NaN.
         let greatest = of_row().fold(f64::NEG_INFINITY, |a, b| if a > b { a } else { b });
         let weight = |lse: f64| if lse == f64::NEG_INFINITY { 0.0 } else { (lse - greatest).exp() };
         let total: f64 = of_row().map(weight).sum();
@@ -98,14 +98,14 @@ mod tests {
     use super::*;
     use crate::ops::finite_difference::varied;
 
-    /// Rows of `columns` that a place has.
+    /// The rows, of `columns` elements, of one place in the context-parallel group.
     fn rows(whole: &[f64], columns: usize, part: Zigzag, seq: usize) -> Vec<f64> {
         let rows: Vec<&[f64]> = whole.chunks_exact(columns).collect();
         part.part_of(&rows, seq).concat()
     }
 
-    /// What all ranks find is attention to whole sequences, whose gradients finite differences
-    /// check.
+    /// Merged over all ranks, the results equal attention to whole sequences, whose gradients are
+    /// checked by finite differences.
     #[test]
     fn parts_together_are_the_whole() {
         for (ranks, chunk, value_dim) in [(1, 2, None), (2, 1, None), (2, 3, Some(2)), (3, 2, None)]

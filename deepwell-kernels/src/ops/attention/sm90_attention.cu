@@ -2,21 +2,21 @@
 // the natural logarithm of each row's sum of exponentials.
 //
 // q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
-// FP32. Query head h reads key and value head h / (heads / kv_heads). Heads of fewer elements than
-// a kernel is compiled for, whole units of 16 bytes, end in zeros in shared memory.
+// FP32. Query head h reads key and value head h / (heads / kv_heads). Heads narrower than a
+// kernel's width, in whole units of 16 bytes, are zero-padded in shared memory.
 //
-// A CTA has a producer and consumers, warpgroups. One thread of the producer takes tiles of queries
-// from a counter, the longest first, and has queries, keys and values copied: queries of two tiles,
-// keys and values in stages of 128, from the last that the tile sees to the first. A consumer has
-// 64 queries. It issues the scores of its next keys before the sums of values of the last ones, so
-// that its softmax runs while tensor cores sum, and consumers issue by turns, so that they multiply
-// for one while another takes exponentials. Weights never leave registers. The result goes out by
-// way of the memory of the queries.
+// A CTA has a producer warpgroup and consumer warpgroups. One thread of the producer takes tiles of
+// queries from a counter, the longest first, and issues the copies: queries of up to two tiles,
+// keys and values in stages of `kBlockN`, from the last visible block to the first. A consumer has
+// 64 queries. It issues the scores of its next keys before the value sums of the previous keys, so
+// that its softmax is overlapped with the sums on tensor cores. Consumers take turns to issue, so
+// that the tensor cores multiply for one consumer while another computes exponentials. Weights
+// never leave registers. The result is staged in the shared memory of the queries.
 //
-// Kernels that end in `_extended` take windows, sinks and documents as those of attention.cu do;
+// Kernels whose names end in `_extended` support windows, sinks and documents as in attention.cu;
 // blocks of keys before all windows or documents of a tile are not copied.
 //
-// Which CTA computes a tile changes nothing in it: its keys are summed in one order.
+// Results do not depend on the assignment of tiles to CTAs: a tile's keys are summed in one order.
 //
 // architectures: sm_90a
 #include "common/seen_keys.cuh"
@@ -41,13 +41,13 @@ struct Shape {
     static constexpr int kConsumers = kConsumerCount;
     static constexpr int kBlockM = kConsumers * kWaveM;
     static constexpr int kBlockN = kBlockKeys;
-    static constexpr int kSlots = kTilesOfQueries;  // that there is room for
-    static constexpr int kStages = 2;               // blocks of keys, and of values
+    static constexpr int kSlots = kTilesOfQueries;  // tiles of queries in shared memory
+    static constexpr int kStages = 2;               // blocks of keys, and as many of values
     using Queries = WgmmaRows<kBlockM, kHeadDim>;
     using Keys = WgmmaRows<kBlockN, kHeadDim>;
 
     static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-    // Of a thread. All together are no more than those that a CTA starts with.
+    // Registers per thread. The CTA's total is at most that at launch.
     static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 
@@ -56,8 +56,8 @@ struct Shape {
     static_assert(kSharedBytes <= 227 * 1024, "what a CTA may have");
 };
 
-// q, k, v and out as [batch, seq, heads, D], in boxes of 64 elements of a head: q of kBlockM
-// rows, k and v of kBlockN, out of 64.
+// q, k, v and out as [batch, seq, heads, D], in boxes of 64 elements of a head: kBlockM rows of q,
+// kBlockN rows of k and v, 64 rows of out.
 struct Maps {
     const TensorMap& q;
     const TensorMap& k;
@@ -75,8 +75,8 @@ struct Arguments {
     uint32 section_heads;  // see scheduler/attention_order.cuh
     uint32 causal;
     float scale_log2;      // scale * log2(e), positive
-    // Of extended kernels.
-    int32 window;            // at most the keys of a sequence; those where there is none
+    // For extended kernels.
+    int32 window;            // at most the keys of a sequence, which also means no window
     const float* sinks;      // [heads], or null
     const int32* documents;  // [batch * seq, 2], or null
 
@@ -85,10 +85,10 @@ struct Arguments {
     }
 };
 
-// Shared memory from a 1024-byte boundary on.
+// Shared memory, from a 1024-byte boundary on.
 template <typename S>
 struct Shared {
-    uint8* queries;  // [kSlots] tiles, then results on their way out
+    uint8* queries;  // [kSlots] tiles, later the staged results
     uint8* keys;     // [kStages]
     uint8* values;   // [kStages]
     uint64* queries_full;
@@ -97,7 +97,7 @@ struct Shared {
     uint64* keys_empty;
     uint64* values_full;
     uint64* values_empty;
-    volatile uint32* tiles;  // [kSlots] numbers of the tiles
+    volatile uint32* tiles;  // [kSlots] tile numbers
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
@@ -113,7 +113,7 @@ struct Shared {
         tiles = reinterpret_cast<uint32*>(values_empty + S::kStages);
     }
 
-    // By one thread.
+    // Called by one thread.
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < S::kSlots; ++i) {
             mbarrier_set(queries_full + i);
@@ -134,8 +134,8 @@ struct Place {
     uint32 batch;
     uint32 head;
     int32 first_query;
-    int32 first_block;  // of keys that some query sees
-    int32 blocks;       // and all before this one
+    int32 first_block;  // of the visible keys
+    int32 blocks;       // end of the blocks (exclusive)
 };
 
 template <typename S>
@@ -151,7 +151,7 @@ struct Tiles {
         const HeadTileIndex index =
             head_tile_at(number, of_head, arguments.batch_heads, arguments.section_heads);
         const uint32 batch = index.head / arguments.heads;
-        // The last queries see the most keys.
+        // The last queries see the most keys, so they come first.
         const uint32 tile = arguments.causal != 0 ? of_head - 1 - index.tile : index.tile;
         const int32 first_query = tile * S::kBlockM;
         const int32 seq = arguments.seq;
@@ -166,7 +166,7 @@ struct Tiles {
     }
 };
 
-// All columns of kRows rows of a head, from row `row` on.
+// Copies all columns of kRows rows of a head, from row `row` on.
 template <typename Rows>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, int32 row,
                                           uint32 head, uint32 batch, uint64* full) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, i
     }
 }
 
-// The producer, one thread.
+// The producer: one thread.
 template <typename S>
 __device__ __forceinline__ void produce(const Shared<S>& shared, const Maps& maps,
                                         const Arguments& arguments) {
@@ -199,14 +199,14 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const Maps& map
             break;
         }
         const Place place = tiles.place(number, arguments);
-        // Its number is there when it is needed.
+        // Prefetches the next tile's number.
         number = gridDim.x + atomicAdd(arguments.counters, 1u);
         copy_rows<typename S::Queries>(shared.queries + slot.index * S::Queries::kBytes, maps.q,
                                        place.first_query, place.head, place.batch, full);
         slot.advance();
         const uint32 kv_head = place.head / group;
         for (int32 block = place.blocks; block >= place.first_block; --block) {
-            // A block of values comes behind the keys of the block before.
+            // Each block of values is copied after the keys of the next block.
             if (block > place.first_block) {
                 mbarrier_wait(shared.keys_empty + key_stage.index, key_stage.phase ^ 1);
                 copy_rows<Keys>(shared.keys + key_stage.index * Keys::kBytes, maps.k,
@@ -223,7 +223,7 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const Maps& map
             }
         }
     }
-    // The last CTA leaves the counters as it found them.
+    // The last CTA resets the counters.
     if (add_acquire_release(arguments.counters + 1, 1) == gridDim.x - 1) {
         arguments.counters[0] = 0;
         arguments.counters[1] = 0;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
     Stage<S::kSlots> slot;
     Stage<S::kStages> key_stage;
     Stage<S::kStages> value_stage;
-    // The slot from which results are on their way out.
+    // The barrier of the slot whose results are still being stored.
     uint64* stored = nullptr;
 
     for (;;) {
@@ -271,7 +271,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         for (int i = 0; i < S::kHeadDim / 2; ++i) {
             sums[i] = 0.0f;
         }
-        // Of the keys of a block.
+        // Starts the scores for one block of keys.
         const auto start_scores = [&]() {
             start_products<Queries, Keys>(scores, queries,
                                           Keys::rows(keys_at + key_stage.index * Keys::kBytes));
@@ -406,7 +406,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
 template <typename S>
 __device__ __forceinline__ void attend(const Maps& maps, const Arguments& arguments) {
     const Shared<S> shared(memory);
-    // The same in all lanes, as the compiler shall know.
+    // Uniform over the warp; the shuffle makes this known to the compiler.
     const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0 && elect_one()) {
         shared.init_barriers();

@@ -16,15 +16,15 @@ use crate::predict::Rates;
 
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
-/// Queries of a consumer.
+/// Queries per consumer.
 const WAVE_QUERIES: usize = 64;
-/// Blocks of keys that there is room for, and of values.
+/// Blocks of keys that fit into shared memory, and blocks of values.
 const STAGES: usize = 2;
-/// Elements of a box of a head: one swizzle.
+/// Elements of a box of a head: the width of the swizzle.
 const BOX_ELEMENTS: usize = 64;
-/// Shared memory for barriers, and to align the rest.
+/// Shared memory for barriers and alignment.
 const SHARED_BESIDE_TILES: usize = 1024 + 256;
-/// Tiles taken, CTAs done.
+/// Counters: tiles taken, CTAs done.
 const COUNTERS: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -40,20 +40,20 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// A kernel: what works on which tiles.
+/// Tile sizes of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Elements of a head at most.
+    /// Largest number of elements of a head.
     head_dim: usize,
     /// Warpgroups that multiply.
     consumers: usize,
     /// Keys of a block.
     block_keys: usize,
-    /// Tiles of queries that there is room for.
+    /// Tiles of queries that fit into shared memory.
     slots: usize,
 }
 
-/// For narrower heads first.
+/// Kernels for narrower heads come first.
 const SHAPES: [Shape; 4] = [
     Shape { head_dim: 64, consumers: 3, block_keys: 128, slots: 2 },
     Shape { head_dim: 96, consumers: 2, block_keys: 128, slots: 2 },
@@ -62,7 +62,7 @@ const SHAPES: [Shape; 4] = [
 ];
 
 impl Shape {
-    /// The first that takes heads of `head_dim` elements.
+    /// The first kernel that supports heads of `head_dim` elements.
     fn of(head_dim: usize) -> Option<Shape> {
         SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)
     }
@@ -101,7 +101,7 @@ fn reject_width(head_dim: usize) -> Option<String> {
     })
 }
 
-/// Share of the BF16 peak that it reaches: 44 to 66 % on an H200 for sequences of 1024 and more
+/// Share of the BF16 peak: 44 to 66 % on an H200 for sequences of 1024 and more
 /// (`benchmarks/sm90_attention_2026-11-23.md`).
 const SHARE: f64 = 0.5;
 
@@ -109,8 +109,8 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     Rates::of(target).roofline_s(request, SHARE)
 }
 
-/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`. What
-/// lies beyond a head or a sequence is not its neighbor but zeros.
+/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`.
+/// Elements beyond a head or a sequence are filled with zeros, not with the neighbour's.
 pub(crate) fn head_boxes(
     tensor: &DeviceTensor,
     sizes: &Sizes,
@@ -157,7 +157,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let boxes = head_boxes(tensor, &sizes, heads, rows);
         arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
     }
-    // Whole groups, which share keys and values.
+    // Sections of whole groups, whose heads share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
     arguments.push(lse.argument());
@@ -176,7 +176,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let tiles = sizes.seq.div_ceil(shape.queries()) * sizes.batch_heads;
     Ok(vec![Step::Launch(Launch {
         function,
-        // CTAs stay and take one tile after the other.
+        // Persistent CTAs loop over tiles.
         grid: [tiles.min(device.sm_count() as usize) as u32, 1, 1],
         block: [shape.threads(), 1, 1],
         cluster: [1, 1, 1],

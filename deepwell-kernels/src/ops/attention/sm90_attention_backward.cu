@@ -5,30 +5,31 @@
 // delta = sum(dout * out) by row:
 //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q.
 //
-// Three kernels: `rows` makes lse in powers of two and delta, `keys` dk and dv of a tile of 128
-// keys over all queries of all heads that share them, `queries` dq of a tile of 128 queries over
-// all keys. The last two both compute p and ds: 7 GEMMs instead of 5. But no gradient is summed by
-// more than one CTA, in an order that is fixed, none passes through memory in FP32 (with 5 GEMMs dq
-// does, S^2 D 4 / 128 bytes a head, in turns of CTAs), and ds never leaves registers.
+// Three kernels: `rows` computes delta and lse in powers of two; `keys` computes dk and dv of a
+// tile of 128 keys, over all queries of all heads that share the keys; `queries` computes dq of a
+// tile of 128 queries, over all keys. The last two both compute p and ds: 7 GEMMs instead of 5. In
+// return every gradient is summed by a single CTA in a fixed order, no gradient passes through
+// memory in FP32 (with 5 GEMMs dq does, S^2 D 4 / 128 bytes per head, with CTAs taking turns), and
+// ds never leaves registers.
 //
-// In `keys` and `queries` a CTA has a producer and two consumers, warpgroups. One thread of the
-// producer takes tiles from a counter, the longest first, and has rows copied, those of the next
-// tile while the last results go out. A consumer has 64 rows of the tile; scores are computed with
-// these as rows, so that p and ds are left operands as they lie in registers. The next wgmma are
-// issued before the results of the last are looked at: exponentials run under dout v^T, ds under
-// p^T dout, and the other consumer's products under both.
+// In `keys` and `queries` a CTA has a producer warpgroup and two consumer warpgroups. One thread of
+// the producer takes tiles from a counter, the longest first, and issues the copies; the next tile
+// is copied while the previous results are stored. A consumer has 64 rows of the tile, which are
+// also the rows of its scores, so that p and ds are left operands in their register layout. The
+// next wgmma are issued before the results of the previous wgmma are used: exponentials are
+// overlapped with dout v^T, ds with p^T dout, and both with the other consumer's GEMMs.
 //
-// Budgets for D = 128, both consumers, tensor cores at 4096 FLOP and shared memory at 128 bytes in
-// a cycle; registers are those of a thread:
+// Budgets for D = 128, both consumers, with tensor cores at 4096 FLOP and shared memory at 128
+// bytes per cycle; registers are per thread:
 //               | of rows      | tensor | shared memory        | registers
 //   keys        | 128 x 64     | 2048   | 1536 + 256 copied    | dk, dv 64 each, p, ds 32, 16 each
 //   queries     | 128 x 128    | 3072   | 2048 + 512 copied    | dq 64, p, ds 64 and 32
-// Exponentials, 16 in a cycle: 512 and 1024 cycles. With D = 64 the tensor cores' and shared
-// memory's cycles are half of these. Keys and values would fit into registers then, but ptxas 13.0
-// gives p and ds the registers of left operands that a loop of wgmma does not change.
+// Exponentials, 16 per cycle, take 512 and 1024 cycles. With D = 64 the cycles of tensor cores and
+// shared memory are half of these. Keys and values would then fit into registers, but ptxas 13.0
+// assigns p and ds the registers of left operands that a loop of wgmma does not change.
 //
-// Kernels of `keys` and `queries` that end in `_extended` take windows and documents as those of
-// attention.cu do. Sinks are in lse; their gradients are attention_backward.cu's.
+// Kernels of `keys` and `queries` whose names end in `_extended` support windows and documents as
+// in attention.cu. Sinks are included in lse; attention_backward.cu computes their gradients.
 //
 // architectures: sm_90a
 #include "common/seen_keys.cuh"
@@ -54,7 +55,7 @@ template <bool kTakesMore, int kHeadElements, int kBlockQueries, int kSlotCount,
 struct KeyShape {
     static constexpr bool kExtended = kTakesMore;
     static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = kBlockQueries;  // of a stage
+    static constexpr int kBlock = kBlockQueries;  // queries of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
@@ -64,8 +65,8 @@ struct KeyPlace {
     uint32 batch;
     uint32 kv_head;
     int32 first_key;
-    int32 first_block;  // of queries that see some of the keys
-    int32 blocks;       // and all before this one
+    int32 first_block;  // of the queries that see some of the keys
+    int32 blocks;       // end of the blocks (exclusive)
 };
 
 template <typename S>
@@ -74,7 +75,7 @@ __device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes,
     const HeadTileIndex index =
         head_tile_at(number, sizes.tiles(), sizes.batch * sizes.kv_heads, sizes.section_heads);
     const uint32 batch = index.head / sizes.kv_heads;
-    // The first keys are seen by the most queries.
+    // The most queries see the first keys, so these come first.
     const int32 first_key = index.tile * kTileRows;
     int32 queries = sizes.seq;
     if constexpr (S::kExtended) {
@@ -132,7 +133,8 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
                 stage.advance();
             }
         }
-        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        // Not prefetched, so that the first free CTA takes the next tile. Consumers still have full
+        // stages.
         number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
@@ -175,7 +177,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         float dv[S::kHeadDim / 2];
         set_zero(dk);
         set_zero(dv);
-        // The stage that the last sums read, if any.
+        // The stage read by the last sums in flight, if any.
         uint64* read = nullptr;
 #pragma unroll 1
         for (uint32 i = 0; i < group; ++i) {
@@ -186,7 +188,8 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 const bool is_causal = sizes.causal != 0;
                 mbarrier_wait(shared.full[0] + stage.index, stage.phase);
                 if (is_causal && first_query + S::kBlock <= wave_key) {
-                    // Nobody sees these keys. Copies end before the stage is given back.
+                    // No query of the block sees these keys. The copies must end before the stage
+                    // is released.
                     mbarrier_wait(shared.full[1] + stage.index, stage.phase);
                     release(empty);
                     stage.advance();
@@ -203,7 +206,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
 
                 wgmma_fence();
                 start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
-                // All sums of the block before.
+                // Waits for all sums of the previous block.
                 wgmma_wait_for<1>(dk);
                 if (read != nullptr) {
                     release(read);
@@ -250,7 +253,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         if (is_first_thread) {
             leaving.finish();
         }
-        // Nobody else reads these rows of keys and values.
+        // No other consumer reads these rows of keys and values.
         uint8* staged_dk = shared.own[0] + slot.index * Own::kBytes + wave_offset;
         uint8* staged_dv = shared.own[1] + slot.index * Own::kBytes + wave_offset;
         synchronize_warpgroup<kConsumers>(consumer);
@@ -279,7 +282,7 @@ template <bool kTakesMore, int kHeadElements, int kBlockKeys, int kSlotCount, in
 struct QueryShape {
     static constexpr bool kExtended = kTakesMore;
     static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = kBlockKeys;  // of a stage
+    static constexpr int kBlock = kBlockKeys;  // keys of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, 0>;
@@ -289,8 +292,8 @@ struct QueryPlace {
     uint32 batch;
     uint32 head;
     int32 first_query;
-    int32 first_block;  // of keys that some query sees
-    int32 blocks;       // and all before this one
+    int32 first_block;  // of the visible keys
+    int32 blocks;       // end of the blocks (exclusive)
 };
 
 template <typename S>
@@ -300,7 +303,7 @@ __device__ __forceinline__ QueryPlace query_place(uint32 number, const Sizes& si
     const HeadTileIndex index =
         head_tile_at(number, tiles, sizes.batch * sizes.heads, sizes.section_heads);
     const uint32 batch = index.head / sizes.heads;
-    // The last queries see the most keys.
+    // The last queries see the most keys, so they come first.
     const uint32 tile = sizes.causal != 0 ? tiles - 1 - index.tile : index.tile;
     const int32 first_query = tile * kTileRows;
     const int32 keys_seen =
@@ -349,7 +352,8 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             }
             stage.advance();
         }
-        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        // Not prefetched, so that the first free CTA takes the next tile. Consumers still have full
+        // stages.
         number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
@@ -392,7 +396,7 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
 
         float dq[S::kHeadDim / 2];
         set_zero(dq);
-        // The keys that the last sums read, if any.
+        // The keys read by the last sums in flight, if any.
         uint64* read = nullptr;
 #pragma unroll 1
         for (int32 block = place.first_block; block < place.blocks; ++block) {
@@ -407,7 +411,7 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
             mbarrier_wait(shared.full[0] + stage.index, stage.phase);
             wgmma_fence();
             start_products<Own, Streamed>(p, queries, Streamed::rows(keys_at));
-            // The sums of the block before.
+            // Waits for the sums of the previous block.
             wgmma_wait_for<1>(dq);
             if (read != nullptr) {
                 release(read);
@@ -451,7 +455,7 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
         if (is_first_thread) {
             leaving.finish();
         }
-        // Nobody else reads these rows of queries.
+        // Only this consumer reads these rows of queries.
         uint8* staged = shared.own[0] + slot.index * Own::kBytes + wave_offset;
         synchronize_warpgroup<kConsumers>(consumer);
         stage_rows<Own>(staged, dq, sizes.scale);
@@ -509,8 +513,8 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
     }
 }
 
-// dout, q, dk, dv, dq and so on as the head of this file has them, of `head_dim` elements a head;
-// maps have boxes of 64 elements of a head and of the rows of a tile or a stage (results: 64).
+// Tensors as at the top of this file, with `head_dim` elements per head; maps have boxes of 64
+// elements of a head and of the rows of a tile or a stage (results: 64).
 #define ROWS(name, lanes)                                                                        \
     extern "C" __global__ void __launch_bounds__(kStatisticsThreads)                             \
         sm90_attention_backward_rows_##name(const bf16* dout, const bf16* out, const float* lse, \
@@ -560,7 +564,7 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
     QUERIES_KERNEL(name, , false, __VA_ARGS__)                                                   \
     QUERIES_KERNEL(name, _extended, true, __VA_ARGS__)
 
-// Elements of a head; queries or keys of a stage; tiles and stages that there is room for.
+// Elements of a head; queries or keys of a stage; number of tiles and of stages.
 ROWS(d64, 8)
 ROWS(d128, 16)
 KEYS(d64_64, 64, 64, 2, 4)

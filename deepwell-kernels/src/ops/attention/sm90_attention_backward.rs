@@ -17,19 +17,19 @@ use crate::predict::Rates;
 
 /// Threads of a CTA, as in the source.
 pub(super) const THREADS: u32 = 384;
-/// Those of the first launch.
+/// Threads of a CTA of the first launch.
 pub(super) const STATISTICS_THREADS: u32 = 256;
-/// Rows of a tile, of keys or of queries, and rows to which statistics are padded.
+/// Rows of a tile, of keys or of queries; statistics are padded to whole tiles.
 pub(super) const TILE_ROWS: usize = 128;
-/// Rows of a consumer, and so of a box of results.
+/// Rows of a consumer, and of a box of results.
 pub(super) const WAVE_ROWS: usize = 64;
-/// lse and delta of a row, FP32 each.
+/// FP32 statistics per row: lse and delta.
 const STATISTICS: usize = 2;
-/// Elements of a box of a head: one swizzle.
+/// Elements of a box of a head: the width of the swizzle.
 pub(super) const BOX_ELEMENTS: usize = 64;
-/// Shared memory for barriers, and to align the rest.
+/// Shared memory for barriers and alignment.
 pub(super) const SHARED_BESIDE_TILES: usize = 1024 + 256;
-/// Tiles taken, CTAs done.
+/// Counters: tiles taken, CTAs done.
 pub(super) const COUNTERS: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -45,18 +45,18 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Two kernels that make gradients, for heads of at most so many elements.
+/// Tile sizes of the two gradient kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Elements of a head at most.
+    /// Largest number of elements of a head.
     head_dim: usize,
-    /// Work on keys: queries of a stage, tiles and stages that there is room for.
+    /// Work on keys: queries of a stage, number of tiles and of stages in shared memory.
     keys: [usize; 3],
-    /// Work on queries: keys of a stage, tiles and stages that there is room for.
+    /// Work on queries: keys of a stage, number of tiles and of stages in shared memory.
     queries: [usize; 3],
 }
 
-/// For narrower heads first, preferred ones first.
+/// Narrower heads first, then in order of preference.
 const SHAPES: [Shape; 5] = [
     Shape { head_dim: 64, keys: [64, 2, 4], queries: [128, 2, 3] },
     Shape { head_dim: 64, keys: [64, 2, 4], queries: [64, 2, 4] },
@@ -66,14 +66,15 @@ const SHAPES: [Shape; 5] = [
 ];
 
 impl Shape {
-    /// The preferred one that takes heads of `head_dim` elements, and others that do.
+    /// The preferred shape for heads of `head_dim` elements, and the alternatives of the same
+    /// width.
     fn of(head_dim: usize) -> Option<(Shape, Vec<Shape>)> {
         let preferred = SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)?;
         let is_other = |shape: &Shape| shape.head_dim == preferred.head_dim && *shape != preferred;
         Some((preferred, SHAPES.into_iter().filter(is_other).collect()))
     }
 
-    /// As plans have it: queries that are streamed past keys, and keys past queries.
+    /// The tile as recorded in plans: streamed queries by streamed keys.
     fn tile(self) -> Tile {
         Tile::new(self.keys[0], self.queries[0], self.head_dim)
     }
@@ -91,7 +92,8 @@ impl Shape {
         (rows * self.row_bytes() + statistics + SHARED_BESIDE_TILES) as u32
     }
 
-    /// That of the work on queries: tiles of queries and dout, stages of keys and values.
+    /// Dynamic shared memory of the work on queries: tiles of queries and dout, stages of keys and
+    /// values.
     fn query_bytes(self) -> u32 {
         let [block, slots, stages] = self.queries;
         let rows = 2 * slots * TILE_ROWS + 2 * stages * block;
@@ -118,33 +120,33 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_width(op.heads.head_dim))
 }
 
-/// Why heads of so many elements are too wide.
+/// Reason for refusing wide heads.
 fn reject_width(head_dim: usize) -> Option<String> {
     let most = SHAPES[SHAPES.len() - 1].head_dim;
     (head_dim > most).then(|| format!("takes heads of at most {most} elements, not of {head_dim}"))
 }
 
-/// Share of the peak that an H200 reached with sequences of 2048 tokens and more: 0.32 to 0.36 with
-/// heads of 64, 0.34 to 0.46 with heads of 128 (benchmarks/sm90_attention_2026-11-23.md).
+/// Share of the peak on an H200 with sequences of 2048 tokens and more: 0.32 to 0.36 with heads of
+/// 64, 0.34 to 0.46 with heads of 128 (benchmarks/sm90_attention_2026-11-23.md).
 const SHARE: f64 = 0.36;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     Rates::of(target).roofline_s(request, SHARE)
 }
 
-/// Rows of statistics, those of each sequence and head padded.
+/// Rows of statistics, padded per sequence and head.
 fn statistics_rows(lse: &[usize]) -> usize {
     let [batch, heads, seq] = [0, 1, 2].map(|axis| lse[axis]);
     batch * heads * seq.next_multiple_of(TILE_ROWS)
 }
 
-/// lse in powers of two and delta of each row.
+/// Workspace of each row's delta and lse in powers of two.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
 }
 
-/// Heads of a section at least, of which each has `tiles`: the longest tiles of the last section
-/// must not be what all wait for.
+/// Least number of heads of a section, for `tiles` tiles per head: with fewer heads, the longest
+/// tiles of the last section would delay the end of the kernel.
 pub(crate) fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
     const TILES_PER_SM: usize = 4;
     (TILES_PER_SM * sms).div_ceil(tiles).min(heads)
@@ -206,7 +208,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         arguments.push(Argument::F32(op.heads.scale as f32));
         arguments.push(Argument::F32(scale_log2(&op.heads)));
         arguments.extend(seen);
-        // CTAs stay and take one tile after the other.
+        // Persistent CTAs loop over tiles.
         let ctas = tiles.min(device.sm_count() as usize) as u32;
         Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
     };
@@ -225,7 +227,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             of_keys(&dv, WAVE_ROWS),
         ],
         tiles * key_heads,
-        // Queries and dout of a group are streamed.
+        // The group's queries and dout are streamed.
         sizes.section(key_heads, 2 * group, l2_bytes).max(least_section(tiles, sms, key_heads)),
     )?;
     let [stage_keys, ..] = shape.queries;
@@ -240,7 +242,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             of_queries(&dq, WAVE_ROWS),
         ],
         tiles * sizes.batch_heads,
-        // Whole groups, which share keys and values.
+        // Sections of whole groups, whose heads share keys and values.
         sizes.section(key_heads, 2, l2_bytes).max(least_section(tiles * group, sms, key_heads))
             * group,
     )?;
@@ -286,7 +288,7 @@ mod tests {
 
     #[test]
     fn sections_have_tiles_for_every_sm() {
-        // (tiles of a head, heads, expected)
+        // (tiles per head, heads, expected)
         for (tiles, heads, expected) in [(16, 32, 32), (16, 64, 33), (64, 32, 9), (1000, 8, 1)] {
             assert_eq!(least_section(tiles, 132, heads), expected, "{tiles} {heads}");
         }

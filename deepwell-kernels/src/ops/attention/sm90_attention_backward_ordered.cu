@@ -1,26 +1,25 @@
-// Gradients of attention (attention.cu) on wgmma with five GEMMs, where
-// sm90_attention_backward.cu has seven: it makes scores and their gradients twice. Arguments and
-// notation are its.
+// Gradients of attention (attention.cu) on wgmma with five GEMMs. sm90_attention_backward.cu has
+// seven, because it computes scores and their gradients twice; arguments and notation are the same.
 //
-// Three kernels: `rows` makes lse in powers of two and delta, `keys` dk and dv of a tile of 128
-// keys over all queries of all heads that share them, and adds its part of dq to sums in FP32,
-// which `round` makes BF16 of. scheduler/sm90_attention_turns.cuh has the order in which tiles add:
-// what comes out does not depend on timing.
+// Three kernels: `rows` computes delta and lse in powers of two. `keys` computes dk and dv of a
+// tile of 128 keys, over all queries of all heads that share the keys, and adds the tile's part of
+// dq to FP32 sums. `round` rounds these sums to BF16. scheduler/sm90_attention_turns.cuh defines
+// the order in which tiles add, so results do not depend on timing.
 //
-// In `keys` a CTA has a producer warpgroup and two consumers, as in sm90_attention_backward.cu.
-// Beside the thread that has rows copied another one waits for turns. A consumer has 64 keys of
-// the tile as rows of scores: p and ds are left operands as they lie in registers. For dq both
-// leave ds in shared memory, and each makes a part of 64 x 64: of the columns of 64 queries where
-// D = 128, of 128 queries where D = 64. It does so one block late, so that no consumer waits for
-// the other's ds, and adds under the GEMM of dk.
+// In `keys` a CTA has a producer warpgroup and two consumers, as in sm90_attention_backward.cu. One
+// thread of the producer issues the copies, another thread waits for turns. A consumer has 64 keys
+// of the tile as rows of scores: p and ds are left operands in their register layout. For dq both
+// consumers write ds to shared memory, and each computes a part of 64 x 64: some columns of 64
+// queries if D = 128, some of 128 queries if D = 64. This happens one block late, so that no
+// consumer waits for the other's ds, and the addition is overlapped with the GEMM of dk.
 //
-// Budget of 128 keys x 64 queries with D = 128, in cycles: tensor cores (4096 FLOP) 5 x 512 =
-// 2560; shared memory (128 bytes) 2 x 512 for scores and dp, which read both operands from there,
-// 2 x 256 for dv and dk, 512 for dq, 128 for ds, 256 for copies, 200 for statistics: 2632, and
-// additions of dq 256 on the same way out. sm90_attention_backward.cu: 3584 and 3200. Sums of dq
-// are 32 KiB a block, S^2 D / 32 bytes a head (half of it where causal) in the L2 cache: at 2 us a
-// block 2.1 TB/s from 132 SMs. `round` reads 4 and writes 2 bytes an element, 1 to 2 % of the time.
-// Registers of a thread: dk, dv 64 each, p, ds, dq 32 each, p as BF16 16.
+// Budget of 128 keys x 64 queries with D = 128, in cycles: tensor cores (4096 FLOP) 5 x 512 = 2560;
+// shared memory (128 bytes) 2 x 512 for scores and dp, which read both operands from shared memory,
+// 2 x 256 for dv and dk, 512 for dq, 128 for ds, 256 for copies, 200 for statistics: 2632, plus 256
+// for the additions of dq on the same path. sm90_attention_backward.cu: 3584 and 3200. Sums of dq
+// move 32 KiB per block, S^2 D / 32 bytes per head (half of this if causal), in the L2 cache: at 2
+// us per block 2.1 TB/s from 132 SMs. `round` reads 4 and writes 2 bytes per element, 1 to 2 % of
+// the time. Registers per thread: dk, dv 64 each, p, ds, dq 32 each, p as BF16 16.
 //
 // architectures: sm_90a
 #include "common/bf16x8.cuh"
@@ -46,9 +45,9 @@ extern __shared__ __align__(1024) uint8 memory[];
 template <int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
 struct Shape {
     static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = kBlockQueries;  // of a stage
+    static constexpr int kBlock = kBlockQueries;  // queries of a stage
     static_assert(kHeadDim * kBlock == kSumsOfBlock, "a part of dq for each consumer");
-    // The GEMM of dv begins before ds is made, where there are registers for p as BF16 beside p.
+    // Starts the GEMM of dv before ds is computed, if registers can hold p also as BF16.
     static constexpr bool kEarly = kBlock <= 64;
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
@@ -101,7 +100,8 @@ __device__ __forceinline__ void produce(const typename S::Shared& shared, const 
                 stage.advance();
             }
         }
-        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        // Not prefetched, so that the first free CTA takes the next tile. Consumers still have full
+        // stages.
         number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
@@ -117,19 +117,20 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
     constexpr int kSteps = S::kBlock / 16;
-    constexpr uint32 kBothConsumers = 1;  // a barrier
+    constexpr uint32 kBothConsumers = 1;  // barrier number
     const float scale_log2 = sizes.scale_log2;
     const uint32 wave_offset = consumer * kWaveM * kChunkRowBytes;
     const int32 lane_row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
     const bool is_first_thread = threadIdx.x % kWarpgroup == 0;
-    // This consumer's part of dq: columns of the keys, or queries.
+    // This consumer's part of dq: some columns of the keys, or some of the queries.
     const uint32 keys_part = Own::kChunks == 2 ? consumer * Own::kChunkBytes : 0;
     const uint32 scores_part = Scores::kChunks == 2 ? consumer * Scores::kChunkBytes : 0;
     Stage<Shared::kSlots> slot;
     Stage<Shared::kStages> streamed;
     Leaving leaving;
-    // Whose ds this consumer has put into shared memory. The first are zeros, so that every block
-    // has one before it: with a branch around wgmma, ptxas has each wait for the last.
+    // Number of blocks whose ds this consumer has written to shared memory. The first block is
+    // zeros, so that every block has a predecessor: with a branch around wgmma, ptxas inserts a
+    // wait after each wgmma.
     uint32 blocks = 1;
     put_zeros<Scores>(shared.scores, consumer);
     fence_before_copies();
@@ -152,7 +153,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         float dv[S::kHeadDim / 2];
         set_zero(dk);
         set_zero(dv);
-        // Starts dq of a block.
+        // Starts the GEMM of dq for a block.
         const auto start_dq = [&](float (&dq)[kSumsOfThread], uint32 block) {
             const uint32 index = block % Shared::kScoreStages;
             mbarrier_wait(shared.scores_full + index, block / Shared::kScoreStages & 1);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
             mbarrier_wait(shared.full[0] + stage, stage_phase);
             wgmma_fence();
             start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
-            // All sums of the block before.
+            // Waits for all sums of the previous block.
             wgmma_wait_for<1>(dk);
             if (blocks != first) {
                 release(shared.empty[0] + (stage + Shared::kStages - 1) % Shared::kStages);
@@ -197,7 +198,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
             if (is_cut || (is_causal && first_query < wave_key + kWaveM - 1)) {
                 const int32 key = wave_key + lane_row;
                 const int32 hidden = is_causal ? key - first_query : -8;
-                // What lies beyond the sequence would be weighed by lse alone.
+                // Keys beyond the sequence would be weighted by lse alone.
                 mask_first(p, {key < sizes.seq ? hidden : S::kBlock,
                                key + 8 < sizes.seq ? hidden + 8 : S::kBlock});
             }
@@ -221,7 +222,8 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
             stage_scores<Scores>(shared.scores + index * Scores::kBytes, ds_words, consumer);
             fence_before_copies();
             release(shared.scores_full + index);
-            // Of the block before: where that was another tile's, once more, and nobody adds it.
+            // dq of the previous block. After another tile's block it is computed a second time and
+            // not added.
             float dq[kSumsOfThread];
             start_dq(dq, blocks - 1);
             wgmma_fence();
@@ -241,7 +243,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         if (is_first_thread) {
             leaving.finish();
         }
-        // Nobody else reads these rows of values, but both consumers all keys.
+        // No other consumer reads these rows of values, but both consumers read all keys.
         uint8* staged_dk = shared.own[0] + slot.index * Own::kBytes + wave_offset;
         uint8* staged_dv = shared.own[1] + slot.index * Own::kBytes + wave_offset;
         synchronize_warpgroup<kConsumers>(consumer);
@@ -290,9 +292,9 @@ __device__ __forceinline__ void make_key_gradients(const Maps& maps, const Stati
     }
 }
 
-// ---- rows: statistics, and no tile has added ----
+// ---- rows: statistics, and counts of tiles that have added (zero) ----
 
-// By the CTA that makes statistics of 128 rows.
+// Called by the CTA that computes the statistics of 128 rows.
 template <int kBlock>
 __device__ __forceinline__ void set_counts(uint32* counts, uint32 seq) {
     constexpr uint32 kBlocks = kStatisticsRows / kBlock;
@@ -309,12 +311,12 @@ __device__ __forceinline__ void set_counts(uint32* counts, uint32 seq) {
 
 constexpr int kRoundThreads = 256;
 
-// dq = scale sums, of a block of a head. Sums lie as consumers have them: of 64 queries and 64
-// columns each, `kBlock` queries in all.
+// dq = scale sums, for a block of a head. Sums are in the consumers' register layout: 64 queries by
+// 64 columns per consumer, `kBlock` queries in all.
 template <int kBlock>
 __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 seq, uint32 heads,
                                            uint32 head_dim, float scale) {
-    constexpr uint32 kUnits = kSumsOfBlock / kBlock / 8;  // of eight columns, in a row
+    constexpr uint32 kUnits = kSumsOfBlock / kBlock / 8;  // of eight columns, per row
     const uint32 blocks = (seq + kBlock - 1) / kBlock;
     const uint32 batch_head = blockIdx.x / blocks;
     const uint32 block = blockIdx.x - batch_head * blocks;
@@ -329,7 +331,7 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
         if (query >= seq || unit * 8 >= head_dim) {
             continue;
         }
-        // Which consumer, which of its quarters of registers, warp, lane and half.
+        // Consumer, group of four registers, warp, lane and half.
         const uint32 consumer = unit / 8 + row / kWaveM;
         const uint32 place = consumer * (kSumsOfThread / 4) + unit % 8;
         const uint32 thread = row % kWaveM / 16 * 32 + row % 8 * 4;
@@ -349,8 +351,8 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
 
 // ---- kernels ----
 
-// Arguments as in sm90_attention_backward.cu; `sums` and `counts` are `QuerySums`, of blocks of so
-// many queries.
+// Arguments as in sm90_attention_backward.cu; `sums` and `counts` are `QuerySums`, for blocks of
+// this many queries.
 #define ROWS(name, lanes, block)                                                                 \
     extern "C" __global__ void __launch_bounds__(kStatisticsThreads)                             \
         sm90_attention_backward_ordered_rows_##name(                                             \
@@ -386,7 +388,7 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
         round_sums<block>(sums, dq, seq, heads, head_dim, scale);                                \
     }
 
-// Elements of a head; queries of a stage; tiles and stages that there is room for.
+// Elements of a head; queries of a stage; number of tiles and of stages.
 ROWS(d64, 8, 128)
 ROWS(d128, 16, 64)
 KEYS(d64, 64, 128, 2, 2)

@@ -1,4 +1,4 @@
-//! `sm90_attention_backward_ordered.cu`: gradients of attention on wgmma with five GEMMs, dq
+//! `sm90_attention_backward_ordered.cu`: gradients of attention on wgmma with five GEMMs; dq is
 //! summed over CTAs in a fixed order.
 
 use deepwell_ir::{KernelRequest, Op, Target};
@@ -19,13 +19,13 @@ use crate::predict::Rates;
 
 /// Threads of a CTA of the last launch.
 const ROUND_THREADS: u32 = 256;
-/// FP32 of a block of queries: its rows times elements of a head.
+/// FP32 sums of a block of queries: rows times elements of a head.
 const SUMS_OF_BLOCK: usize = 8192;
-/// Tiles and stages that there is room for, and stages of ds.
+/// Number of tiles and of stages in shared memory, and stages of ds.
 const SLOTS: usize = 2;
 const STAGES: usize = 2;
 const SCORE_STAGES: usize = 2;
-/// Parts of a workspace begin at multiples of so many bytes.
+/// Alignment of the parts of a workspace in bytes.
 const PART_BYTES: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -50,7 +50,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
-/// Elements of a head that there is a kernel for, and queries of a block there.
+/// Width of the kernel for a head, and its queries per block.
 fn shape(head_dim: usize) -> Option<(usize, usize)> {
     let width = [64, 128].into_iter().find(|&width| head_dim <= width)?;
     Some((width, SUMS_OF_BLOCK / width))
@@ -66,12 +66,12 @@ fn shared_bytes((width, block): (usize, usize)) -> u32 {
 }
 
 /// Share of the peak on an H200, below that of `sm90_attention_backward`: waiting for turns and
-/// adding FP32 sums in L2 cost what two GEMMs fewer save.
+/// adding FP32 sums in L2 cost as much time as the two saved GEMMs.
 const SHARE: f64 = 0.30;
-/// That of long sequences of narrow heads with keys of their own, where it is the faster one
-/// (771 us beside 968 us for 4 x 16 x 4096 x 64).
+/// Share for long sequences of narrow heads with one key head per query head, where this kernel is
+/// the faster (771 us against 968 us for 4 x 16 x 4096 x 64).
 const SHARE_OF_LONG_NARROW: f64 = 0.45;
-/// The sequence from which on that was measured.
+/// Shortest sequence with this measured share.
 const LONG: usize = 4096;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
@@ -83,12 +83,12 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     Rates::of(target).roofline_s(request, share)
 }
 
-/// Where the parts of a workspace begin.
+/// Offsets of the parts of a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Workspace {
-    /// Of each row, padded by sequence: delta; lse in powers of two is at 0.
+    /// delta of each row, padded by sequence; lse in powers of two is at offset 0.
     delta: usize,
-    /// Tiles that have added to a block.
+    /// Counts of the tiles that have added to a block.
     counts: usize,
     /// Sums of dq, FP32.
     sums: usize,
@@ -96,7 +96,7 @@ struct Workspace {
 }
 
 impl Workspace {
-    /// `lse` is its shape.
+    /// Lays out the workspace for an lse of this shape.
     fn of(lse: &[usize], block: usize) -> Workspace {
         let [batch, heads, seq] = [0, 1, 2].map(|axis| lse[axis]);
         let rows = batch * heads * seq.next_multiple_of(TILE_ROWS);
@@ -115,14 +115,14 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     Workspace::of(&request.operands[5].shape, block).bytes
 }
 
-/// The head from which on tiles go the longest first: about half of the last section's, and as
-/// many as have work for every SM.
+/// The first head whose tiles go longest first: about the second half of the heads, or the last
+/// section, which still has work for every SM.
 fn longest_first_from(causal: bool, key_heads: usize, section: usize) -> usize {
     if !causal {
         return 0;
     }
     let last_section = (key_heads - 1) / section * section;
-    // One section only: half of the heads.
+    // With a single section: the second half of the heads.
     if last_section == 0 { key_heads.div_ceil(2) } else { last_section }
 }
 
@@ -166,7 +166,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(of_rows, ctas, STATISTICS_THREADS, 0, arguments);
 
-    // Queries and dout of a group are streamed, and sums of dq are twice as wide.
+    // The group's queries and dout are streamed, and the sums of dq are twice as wide.
     let section =
         sizes.section(key_heads, 4 * group, l2_bytes).max(least_section(tiles, sms, key_heads));
     let maps: [TensorMapSpec; 6] = [
@@ -190,7 +190,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(op.heads.scale as f32));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
-    // CTAs stay and take one tile after the other.
+    // Persistent CTAs loop over tiles.
     let ctas = all.min(sms) as u32;
     let keys = Device::launch(of_keys, ctas, THREADS, shared_bytes(shape), arguments);
 

@@ -1,8 +1,9 @@
 // Gradient of a bias: db[n] (+)= sum over rows of dy[t, n].
 //
-// dy [rows, columns] BF16 (FP32 behind a router), db [columns] FP32. The rows are cut into `splits`
-// runs; a CTA takes 256 columns of one run, a warp every eighth row of that, eight columns (16
-// bytes) a lane. The last CTA of a column tile adds the runs' sums in a fixed order.
+// dy [rows, columns] BF16 (FP32 after a router), db [columns] FP32. The rows are split into
+// `splits` runs. A CTA sums 256 columns of one run; a warp takes every eighth row of the run, a
+// lane eight columns (16 bytes). The last CTA of a column tile adds the runs' sums in a fixed
+// order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -32,7 +33,7 @@ __device__ __forceinline__ void load_row(const Element* __restrict__ row, uint32
     }
 }
 
-// Joins the sums of the eight warps in order: thread t gets column t.
+// Adds the sums of the eight warps in order: thread t gets column t.
 __device__ __forceinline__ float join_warps(float (&shared)[kWarps][kColumns],
                                             const float (&sums)[kLaneColumns]) {
     const uint32 warp = threadIdx.x / 32;
@@ -119,14 +120,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     bias_grad<true>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
 }
 
-// Any number of columns.
+// For any number of columns.
 extern "C" __global__ void __launch_bounds__(kThreads)
     bias_grad_scalar(const bf16* __restrict__ dy, float* db, float* partials, uint32* arrivals,
                      uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {
     bias_grad<false>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
 }
 
-// The same of FP32.
+// The same kernel in FP32.
 extern "C" __global__ void __launch_bounds__(kThreads)
     bias_grad_f32(const float* __restrict__ dy, float* db, float* partials, uint32* arrivals,
                   uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {

@@ -1,4 +1,4 @@
-//! Sums of a tensor's rows with a bias, and the bias's backward.
+//! Sums of a tensor's rows with a bias, and the gradient of the bias.
 
 use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
@@ -9,11 +9,11 @@ use crate::cpu::element::Element;
 use crate::cpu::gemm::Tier;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, sum_partial_rows, vectorized};
 
-/// `y[r] = x[r] + bias` for `x` and `y` `[rows, columns]` and `bias` `[columns]`.
+/// Writes `y[r] = x[r] + bias` for `x` and `y` `[rows, columns]` and `bias` `[columns]`.
 ///
 /// # Panics
 ///
-/// When `bias` is empty or a slice's length does not fit the shapes.
+/// If `bias` is empty or a slice's length does not fit the shapes.
 pub fn bias_add_forward<E: Element>(x: &[E], bias: &[E], y: &mut [E]) {
     let columns = bias.len();
     assert!(columns > 0, "`bias` is empty");
@@ -34,7 +34,7 @@ pub fn bias_add_forward<E: Element>(x: &[E], bias: &[E], y: &mut [E]) {
     });
 }
 
-/// [`bias_add_forward`] over its own input.
+/// [`bias_add_forward`] in place.
 ///
 /// # Panics
 ///
@@ -57,21 +57,20 @@ pub fn bias_add_forward_in_place<E: Element>(x: &mut [E], bias: &[E]) {
     });
 }
 
-/// Bytes of workspace that [`bias_add_backward`] needs: one `f32` row of `columns` for every 64
-/// rows begun.
+/// Bytes of workspace of [`bias_add_backward`]: one `f32` row of `columns` per 64 rows or fewer.
 pub fn bias_add_backward_workspace_bytes(rows: usize, columns: usize) -> usize {
     rows.div_ceil(ROWS_PER_CHUNK) * columns * size_of::<f32>()
 }
 
-/// `dbias = sum over rows of dy`, added to what `dbias` holds when `accumulate` is set; `dy` is
-/// `[rows, columns]`, `dbias` `[columns]`. (The gradient of `x` is `dy` itself.)
+/// Writes `dbias = sum over rows of dy`, added to the previous `dbias` if `accumulate` is set; `dy`
+/// is `[rows, columns]`, `dbias` `[columns]`. (The gradient of `x` is `dy`.)
 ///
 /// `workspace` holds [`bias_add_backward_workspace_bytes`]` / 4` numbers of any value. Rows are
 /// added in runs of 64 and then run by run, so the result does not depend on the threads.
 ///
 /// # Panics
 ///
-/// When `dbias` is empty or a slice's length does not fit the shapes.
+/// If `dbias` is empty or a slice's length does not fit the shapes.
 pub fn bias_add_backward<E: Element>(
     dy: &[E],
     dbias: &mut [f32],
@@ -153,7 +152,8 @@ mod tests {
                 if accumulate {
                     expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
                 }
-                // One f32 addition a row, off by 2^-24 of a partial sum of normal numbers.
+                // One f32 addition per row, with an error of 2^-24 of a partial sum of normal
+                // numbers.
                 let n = rows as f64 + 1.0;
                 let absolute = n * 2f64.powi(-24) * (4.0 * n.sqrt() + 4.0);
                 assert_close("dbias", &dbias, &expected, 0.0, absolute);

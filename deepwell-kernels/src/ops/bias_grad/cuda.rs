@@ -16,12 +16,12 @@ const THREADS: u32 = 256;
 const COLUMNS: usize = 256;
 /// Elements of a 16-byte load.
 const WIDTH: usize = 8;
-/// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for
+/// CTAs that fill a large GPU. The number determines the order of summation, and so is the same for
 /// all devices.
 const CTAS_WANTED: usize = 1024;
-/// Runs of rows that the last CTA can join in little time.
+/// Largest number of runs of rows that the last CTA can add quickly.
 const SPLITS_MAX: usize = 64;
-/// Rows that are worth a run: four for each warp.
+/// Smallest number of rows per run: four per warp.
 const ROWS_PER_SPLIT_MIN: usize = 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {

@@ -1,12 +1,12 @@
-// F32 to BF16 (to nearest, ties to even) and back. A thread takes four groups of four elements of
-// a tile of 4096, a CTA's width apart, and reads them all before it writes: most tensors are a
-// tile a CTA, so that they cost one wait for memory.
+// F32 to BF16 (to nearest, ties to even) and back. A thread converts four groups of four elements
+// of a tile of 4096, with a CTA's width between groups, and reads all groups before it writes. For
+// most tensors every CTA has one tile, so a CTA waits for memory once.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 
 constexpr int kThreads = 256;
-// Elements of a group, and groups of a thread.
+// Elements per group, and groups per thread.
 constexpr int kWidth = 4;
 constexpr int kGroups = 4;
 

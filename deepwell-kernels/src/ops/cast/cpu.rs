@@ -23,7 +23,7 @@ use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn cast<S: Element, T: Element>(source: &[S], target: &mut [T]) {
     assert_eq!(source.len(), target.len(), "`source` and `target` differ in length");
     target.par_chunks_mut(ELEMENTS_PER_CHUNK).zip(source.par_chunks(ELEMENTS_PER_CHUNK)).for_each(
@@ -80,7 +80,8 @@ mod tests {
             for_thread_counts(|| {
                 let mut narrow = poisoned::<bf16>(len);
                 cast(&wide, &mut narrow);
-                // Half a unit in the last of 8 places; 2^-134 is half the smallest subnormal.
+                // Half a unit in the last of 8 places; 2^-134 is half the smallest subnormal
+                // number.
                 assert_close("narrow", &narrow, &to_f64(&wide), 2f64.powi(-8), 2f64.powi(-134));
                 let nearest: Vec<bf16> = wide.iter().map(|&x| bf16::from_f32(x)).collect();
                 assert_eq!(narrow, nearest);

@@ -12,7 +12,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Elements that a thread takes at a time, as in the source.
+/// Elements that a thread converts at a time, as in the source.
 const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {

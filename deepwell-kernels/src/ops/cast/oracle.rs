@@ -1,15 +1,15 @@
-//! Rounding to BF16 by its definition, for inputs that a kernel's test wants rounded.
+//! Rounding to BF16 by definition, for tests of kernels with rounded inputs.
 
-/// The BF16 number nearest to `x`, ties to even, as `f64`: 8 significant bits, exponents from
-/// -126 to 127, subnormals in steps of 2^-133.
+/// Returns the BF16 number nearest to `x`, ties to even, as `f64`: 8 significant bits, exponents
+/// from -126 to 127, subnormals in steps of 2^-133.
 ///
-/// The gradient passes straight through.
+/// The gradient passes unchanged.
 pub fn round_to_bf16(x: f64) -> f64 {
     if x == 0.0 || !x.is_finite() {
         return x;
     }
     let exponent = (x.abs().log2().floor() as i32).clamp(-126, 127);
-    // `log2` may err by one at a power of two; the quotient then shows it.
+    // `log2` may err by one at a power of two; the quotient then is out of range.
     let exponent = match x.abs() / 2f64.powi(exponent) {
         q if q >= 2.0 => (exponent + 1).min(127),
         q if q < 1.0 => (exponent - 1).max(-126),
@@ -17,7 +17,7 @@ pub fn round_to_bf16(x: f64) -> f64 {
     };
     let step = 2f64.powi(exponent - 7);
     let rounded = (x / step).round_ties_even() * step;
-    // Half a step beyond the largest number, 255 * 2^120, goes to infinity.
+    // Values from half a step beyond the largest number, 255 * 2^120, round to infinity.
     if rounded.abs() > 255.0 * 2f64.powi(120) { f64::INFINITY.copysign(x) } else { rounded }
 }
 

@@ -1,4 +1,4 @@
-//! Exchanges with other ranks, by the backend's [`Comm`](crate::Comm).
+//! Collectives on the CPU, through the backend's [`Comm`](crate::Comm).
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -82,7 +82,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Gathers of tensors, one after the other.
+/// Prepares a call of several all-gathers, one tensor after the other.
 fn gather_each(
     operands: &Operands<'_>,
     op: &Collective,
@@ -108,16 +108,16 @@ fn gather_each(
 
 /// A bucket that may be shorter than the slices of all ranks.
 struct Bucket {
-    /// Where it lies.
+    /// Range in the arena.
     own: ByteRange,
-    /// Bytes of the slices of all ranks.
+    /// Total bytes of all ranks' slices.
     whole: usize,
-    /// What no tensor of it has, from where it begins.
+    /// Gaps between tensors, relative to the bucket's start.
     gaps: Vec<Range<usize>>,
 }
 
 impl Bucket {
-    /// A copy with zeros where no tensor is: what another value left there is in no sum.
+    /// Copies the bucket with zeros in the gaps, whose previous content must not enter a sum.
     fn filled(&self, bytes: &[u8]) -> Vec<u8> {
         let mut filled = bytes.to_vec();
         self.gaps.iter().for_each(|gap| filled[gap.clone()].fill(0));
@@ -126,7 +126,7 @@ impl Bucket {
     }
 }
 
-/// What lies between the tensors of a bucket.
+/// Gaps between the tensors of a bucket.
 fn gaps(operands: &Operands<'_>, bucket: ByteRange) -> Vec<Range<usize>> {
     let ranges = (0..operands.input_count).map(|index| operands.value(index).range);
     let ranges: Vec<ByteRange> = ranges.collect();
@@ -135,7 +135,7 @@ fn gaps(operands: &Operands<'_>, bucket: ByteRange) -> Vec<Range<usize>> {
     between.filter(|gap| !gap.is_empty()).collect()
 }
 
-/// Sums of a bucket, added to what is there from the second micro-batch on.
+/// Prepares a reduce-scatter of a bucket, which accumulates from the second micro-batch on.
 fn scatter(
     operands: &Operands<'_>,
     bucket: Bucket,

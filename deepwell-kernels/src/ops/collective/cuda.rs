@@ -1,8 +1,8 @@
-//! Exchanges between ranks, by whatever the backend is given for them.
+//! Collectives and sends between ranks, through the backend's communicator.
 //!
-//! A bucket is exchanged as one range. What lies between its tensors, and behind the last of them,
-//! belongs to no tensor: it is zero before it is summed, so that no norm counts what another value
-//! left there.
+//! A bucket is communicated as one range. The gaps between tensors and after the last tensor belong
+//! to no tensor. They are zeroed before a reduction, so that a gradient norm over the bucket does
+//! not include stale values.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a CTA that adds, as in `add.cu`.
+/// Threads of a CTA of `add.cu`.
 const THREADS: u32 = 256;
 /// Bytes that a thread adds at a time.
 const VECTOR_BYTES: usize = 16;
@@ -85,7 +85,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let slice_bytes = |index: usize| op.bucket.map(|_| call.operand(index).bytes());
     let ranks_bytes = |bytes: usize| bytes * op.ranks as usize;
-    // A bucket is as long as the slices of all ranks; its tensors may be shorter.
+    // A bucket is as long as the slices of all ranks; the bucket's tensors may be shorter.
     let (input_whole, output_whole) = match &op.kind {
         CollectiveKind::ReduceScatter { .. } => (slice_bytes(inputs).map(ranks_bytes), None),
         CollectiveKind::AllGather => (None, slice_bytes(0).map(ranks_bytes)),
@@ -96,7 +96,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let (mut output, output_bytes) = place(call, output, output_whole)?;
     let mut added = None;
     if call.accumulate() {
-        // The sums come into the rank's own slice of the bucket, which has been sent then.
+        // The sums go to the rank's own slice of the bucket, whose content has been sent by then.
         let place = exchange.group.position_of(ranks.rank).unwrap_or_default();
         let sums = input.offset(place * output_bytes);
         added = Some(add(call.output(0), sums, call, device)?);
@@ -108,7 +108,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(gaps.into_iter().chain([step]).chain(added).collect())
 }
 
-/// Gathers of tensors, which the backend enqueues together.
+/// Prepares several all-gathers, which the backend enqueues together.
 fn gather_each(
     call: &CallView<'_>,
     op: &Collective,
@@ -132,7 +132,7 @@ fn gather_each(
     (0..call.call.input_count).map(gather).collect()
 }
 
-/// Adds `sums` to what is in `slice`, both FP32.
+/// Adds `sums` to `slice`, both FP32.
 fn add(
     slice: DeviceTensor,
     sums: DevicePtr,
@@ -153,8 +153,8 @@ fn add(
     Ok(Device::launch(function, ctas, THREADS, 0, arguments))
 }
 
-/// Fills with zeros what no tensor of a bucket of `whole` bytes has: what lies between two of them,
-/// those that the call itself writes, and what is behind the last.
+/// Fills the gaps of a bucket of `whole` bytes with zeros: gaps between two tensors, tensors that
+/// the call itself writes, and the rest after the last tensor.
 fn gaps(
     call: &CallView<'_>,
     operands: Range<usize>,
@@ -180,7 +180,7 @@ fn gaps(
     Ok(steps)
 }
 
-/// First byte and length of operands one behind the other; of a bucket `whole` bytes.
+/// First byte and length of contiguous operands; a bucket's length is `whole`.
 fn place(
     call: &CallView<'_>,
     operands: Range<usize>,

@@ -1,4 +1,4 @@
-//! Exchanges between ranks. What computes them is a [`Comm`](crate::Comm), or a device's
+//! Collectives, run by a [`Comm`](crate::Comm) or a device's
 //! [`DeviceComm`](crate::cuda::DeviceComm).
 
 mod cpu;

@@ -1,13 +1,13 @@
-//! Exchanges between ranks: every rank's numbers in, every rank's numbers out.
+//! Collectives by definition: every rank's numbers in, every rank's numbers out.
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 
-/// What each rank has after a collective, given what each had before, in the order of the group.
-/// After a send or a receive the other rank has the numbers; nobody has any here.
+/// Returns each rank's result of a collective from each rank's input, in the order of the group. A
+/// send or receive has no result here.
 ///
 /// # Panics
 ///
-/// When slices are not whole, or a place is not in the group.
+/// If slices are not whole, or a place is not in the group.
 pub fn exchange(kind: &CollectiveKind, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let ranks = inputs.len();
     let slice = |whole: &[f64], place: usize| {

@@ -1,7 +1,7 @@
-//! Quantized data and scales in tiles back to numbers.
+//! Dequantizes data and tiled scales.
 //!
-//! What comes out is E4M3 times a power of two, which FP32 holds exactly, or infinitely large; BF16
-//! rounds it where `deepwell_ir::ops::Dequantize` says.
+//! The result is E4M3 times a power of two: exact in FP32, or infinite. BF16 rounds as documented
+//! in `deepwell_ir::ops::Dequantize`.
 
 use deepwell_ir::ops::Axis;
 use deepwell_ir::{Op, Storage};
@@ -26,12 +26,12 @@ const VALUES: [f32; 256] = {
     values
 };
 
-/// Values of a rowwise operand: `data` and `target` `[rows, columns]`, `scales` tiles of `[rows,
-/// ceil(columns / 32)]`.
+/// Dequantizes a rowwise operand: `data` and `target` `[rows, columns]`, `scales` tiles of
+/// `[rows, ceil(columns / 32)]`.
 ///
 /// # Panics
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, target: &mut [E]) {
     assert_eq!(data.len(), target.len(), "`data` and `target` differ in length");
     let blocks = columns.div_ceil(BLOCK);
@@ -52,12 +52,12 @@ pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, t
     });
 }
 
-/// Values of a columnwise operand, the right way round again: `data` `[columns, rows]`, `scales`
+/// Dequantizes a columnwise operand and transposes it back: `data` `[columns, rows]`, `scales`
 /// tiles of `[columns, ceil(rows / 32)]`, `target` `[rows, columns]`.
 ///
 /// # Panics
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub fn dequantize_columns<E: Element>(
     data: &[u8],
     scales: &[u8],
@@ -133,7 +133,7 @@ mod tests {
     use crate::cpu::test_support::{for_thread_counts, poisoned};
     use crate::ops::dequantize::oracle as mx;
 
-    /// Each E4M3 bit pattern, and scales that all differ between neighbours; `specials` brings in
+    /// Every E4M3 bit pattern, with different scales in neighbouring blocks; `specials` includes
     /// the ends of the range.
     fn operand(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
         let data = (0..rows * columns).map(|index| (index * 37 + index / 256) as u8).collect();
@@ -146,9 +146,9 @@ mod tests {
         (data, (0..rows * columns.div_ceil(BLOCK)).map(scale).collect())
     }
 
-    /// A number of the oracle as `E` stores it.
+    /// An oracle's number as stored in `E`.
     fn stored<E: Element>(value: f64) -> E {
-        // FP32 holds each number exactly, or it is infinite there.
+        // FP32 represents each number exactly, or as infinity.
         E::from_f32(value as f32)
     }
 
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// What the op's documentation says of BF16: exact but at both ends.
+    /// As the op documents for BF16: exact except at both ends of the range.
     #[test]
     fn bf16_is_exact_but_at_the_ends_of_its_range() {
         let columns = 256;

@@ -1,9 +1,10 @@
 // Quantized data and scales of one operand back to BF16 or FP32: E4M3 times a power of two, exact
 // in FP32 and rounded to nearest even for BF16. A rowwise operand keeps its layout; a columnwise
-// one, which is stored transposed, is turned back. It serves ablations, where time matters little.
+// operand is stored transposed and is transposed back. The kernel serves ablations, where time
+// matters little.
 //
-// A CTA has a tile of 64 x 64 elements. A thread decodes 16 of a row, which have one scale, into
-// shared memory, from where lines of the result are written.
+// A CTA has a tile of 64 x 64 elements. A thread decodes 16 elements of a row, which share one
+// scale, into shared memory; the CTA then writes the result in whole lines.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -13,9 +14,9 @@
 
 constexpr int kThreads = 256;
 constexpr uint32 kTile = 64;
-constexpr uint32 kVector = 16;                // elements of a thread
-constexpr uint32 kVectors = kTile / kVector;   // of a row of a tile
-constexpr uint32 kScaleElements = 32;        // elements of a scale
+constexpr uint32 kVector = 16;                // elements per thread
+constexpr uint32 kVectors = kTile / kVector;   // per row of a tile
+constexpr uint32 kScaleElements = 32;        // elements per scale
 
 static_assert(kThreads == kTile * kVectors);
 
@@ -27,7 +28,7 @@ __device__ __forceinline__ void store(float* place, float value) {
     *place = value;
 }
 
-// Data of row `row` from `first` on, zeros where there are none.
+// Loads the data of row `row` from `first` on, with zeros beyond the row's end.
 __device__ __forceinline__ void load_vector(const uint8* __restrict__ data, uint32 row,
                                             uint32 first, uint32 k, uint32 (&words)[kVector / 4]) {
     const uint8* const row_data = data + static_cast<uint64>(row) * k + first;
@@ -47,9 +48,9 @@ template <typename E, bool kColumn>
 __device__ __forceinline__ void dequantize(const uint8* __restrict__ data,
                                            const uint8* __restrict__ scales,
                                            E* __restrict__ target, uint32 rows, uint32 k) {
-    // A column more than the tile, so that its columns lie in different banks.
+    // One column more than the tile, so that the elements of a column are in different banks.
     __shared__ float tile[kTile][kTile + 1];
-    // One CTA where the matrix is empty.
+    // An empty matrix has one CTA.
     const uint32 across = k == 0 ? 1 : (k + kTile - 1) / kTile;
     const uint32 row0 = blockIdx.x / across * kTile, first0 = blockIdx.x % across * kTile;
     const uint32 of_tile = threadIdx.x / kVectors, vector = threadIdx.x % kVectors * kVector;
@@ -79,8 +80,8 @@ __device__ __forceinline__ void dequantize(const uint8* __restrict__ data,
     }
 }
 
-// data [rows, k], 16-byte aligned; scales in tiles; target [rows, k] of a rowwise operand and
-// [k, rows] of a columnwise one. A CTA for each tile.
+// data [rows, k], 16-byte aligned; scales in tiles; target [rows, k] for a rowwise operand and [k,
+// rows] for a columnwise operand. One CTA per tile.
 #define DEQUANTIZE_KERNEL(name, E, column)                                                       \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const uint8* __restrict__ data, const uint8* __restrict__ scales,                   \

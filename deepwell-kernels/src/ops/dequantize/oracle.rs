@@ -1,14 +1,14 @@
-//! MXFP8 operands back to numbers, decoded by definition.
+//! Dequantizes MXFP8 operands by definition.
 //!
-//! Source: OCP Microscaling Formats specification 1.0: E4M3 elements and one E8M0 scale for each
-//! block of 32 along the contraction. Written without `deepwell-precision`, so that a mistake
-//! there does not hide here.
+//! Source: OCP Microscaling Formats specification 1.0: E4M3 elements and one E8M0 scale per block
+//! of 32 along the contraction. Independent of `deepwell-precision`, so that a mistake in that
+//! crate is not repeated here.
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 32;
 
-/// The number that the bits of an E4M3 element stand for: sign, 4 exponent bits with bias 7, 3
-/// mantissa bits; no infinities; NaN is S.1111.111.
+/// Decodes an E4M3 element: sign, 4 exponent bits with bias 7, 3 mantissa bits; no infinities; NaN
+/// is S.1111.111.
 pub fn decode_e4m3(bits: u8) -> f64 {
     let sign = if bits & 0x80 != 0 { -1.0 } else { 1.0 };
     let exponent = i32::from((bits >> 3) & 0xf);
@@ -20,13 +20,13 @@ pub fn decode_e4m3(bits: u8) -> f64 {
     }
 }
 
-/// The number that an E8M0 scale stands for: `2^(bits - 127)`, NaN for 255.
+/// Decodes an E8M0 scale: `2^(bits - 127)`, NaN for 255.
 pub fn decode_e8m0(bits: u8) -> f64 {
     if bits == 0xff { f64::NAN } else { 2f64.powi(i32::from(bits) - 127) }
 }
 
-/// An operand quantized rowwise: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
-/// row-major. Gives `[rows, columns]`.
+/// Dequantizes a rowwise operand: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
+/// row-major. Returns `[rows, columns]`.
 pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
     assert_eq!(data.len(), rows * columns, "`data` is not [rows, columns]");
@@ -41,9 +41,9 @@ pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) 
     values
 }
 
-/// The transposed operand of a `[rows, columns]` matrix, quantized along what were its columns:
-/// `data` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Gives the matrix the right
-/// way round again, `[rows, columns]`.
+/// Dequantizes the transposed operand of a `[rows, columns]` matrix, quantized along the matrix's
+/// columns: `data` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Returns the matrix
+/// itself, `[rows, columns]`.
 pub fn dequantize_transposed(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let turned = dequantize_rows(data, scales, columns, rows);
     let mut values = Vec::with_capacity(data.len());
@@ -55,8 +55,8 @@ pub fn dequantize_transposed(data: &[u8], scales: &[u8], rows: usize, columns: u
     values
 }
 
-/// A weight with one scale for each 32 x 32 square: `data` `[rows, columns]`, `scales`
-/// `[ceil(rows / 32), ceil(columns / 32)]`. Gives `[rows, columns]`.
+/// Dequantizes a weight with one scale per 32 x 32 square: `data` `[rows, columns]`, `scales`
+/// `[ceil(rows / 32), ceil(columns / 32)]`. Returns `[rows, columns]`.
 pub fn dequantize_squares(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
     assert_eq!(data.len(), rows * columns, "`data` is not [rows, columns]");
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn elements_by_hand() {
-        // The specification's table: largest, smallest normal, largest and smallest subnormal.
+        // From the specification's table: largest, smallest normal, largest and smallest subnormal.
         for (bits, expected) in [
             (0x00, 0.0),
             (0x01, 2f64.powi(-9)),
@@ -98,7 +98,7 @@ mod tests {
         assert!(decode_e4m3(0x80).is_sign_negative());
         assert!(decode_e4m3(0x7f).is_nan() && decode_e4m3(0xff).is_nan());
         assert_eq!((0..=255).filter(|&bits| decode_e4m3(bits).is_nan()).count(), 2);
-        // Positive elements rise.
+        // Positive elements are ordered by value.
         for bits in 0..0x7e {
             assert!(decode_e4m3(bits) < decode_e4m3(bits + 1));
         }
@@ -112,14 +112,15 @@ mod tests {
 
     #[test]
     fn scales_belong_to_their_blocks() {
-        // Ones everywhere, so that the values are the scales: 2 rows of 33, the last block short.
+        // Every element is one, so that the values are the scales: 2 rows of 33, the last block
+        // short.
         let (rows, columns) = (2, 33);
         let data = vec![0x38; rows * columns];
         let by_rows = dequantize_rows(&data, &[127, 128, 129, 130], rows, columns);
         assert_eq!([by_rows[0], by_rows[31], by_rows[32]], [1.0, 1.0, 2.0]);
         assert_eq!([by_rows[33], by_rows[64], by_rows[65]], [4.0, 4.0, 8.0]);
 
-        // A [33, 2] matrix from its transposed operand [2, 33]: same scales, turned.
+        // A [33, 2] matrix from its transposed operand [2, 33]: the same scales, transposed.
         let turned = dequantize_transposed(&data, &[127, 128, 129, 130], columns, rows);
         assert_eq!(turned[..2], [1.0, 4.0]);
         assert_eq!(turned[64..], [2.0, 8.0]);

@@ -1,4 +1,4 @@
-//! Sorting pairs of token and expert, by [`deepwell_moe`]'s definition.
+//! Sorts pairs of token and expert, as [`deepwell_moe`] defines.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::{Dispatch, DispatchToRanks, RowsOf};
@@ -11,7 +11,7 @@ use crate::cpu::calls::{Operands, Run};
 ///
 /// # Errors
 ///
-/// An expert that does not exist, a bad capacity factor, or maps of another length.
+/// For an expert that does not exist, a bad capacity factor, or maps of another length.
 pub fn dispatch(
     op: &Dispatch,
     chosen: &[i32],
@@ -21,7 +21,7 @@ pub fn dispatch(
     if matches!(op.rows_of, RowsOf::Sent { .. }) {
         return group_from_ranks(chosen, op.grouped.groups, op.grouped.align, maps);
     }
-    // A negative number becomes one that no expert has.
+    // A negative number becomes the number of a nonexistent expert.
     let chosen: Vec<u32> = chosen.iter().map(|&expert| expert as u32).collect();
     let capacity = op.capacity_factor.map_or(Capacity::Dropless, Capacity::Factor);
     let sorted = deepwell_moe::Dispatch::new(&chosen, top_k, op.experts(), capacity)?;
@@ -49,11 +49,11 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Sorts the pairs `chosen` `[tokens, top_k]` by the rank that has their experts.
+/// Sorts the pairs `chosen` `[tokens, top_k]` by the rank of their experts.
 ///
 /// # Errors
 ///
-/// An expert that does not exist, a bad capacity factor, or maps of another length.
+/// For an expert that does not exist, a bad capacity factor, or maps of another length.
 pub fn dispatch_to_ranks(
     op: &DispatchToRanks,
     chosen: &[i32],
@@ -116,14 +116,14 @@ mod tests {
         Grouped { offsets, load, rows, pairs }
     }
 
-    /// The most pairs of an expert: in the order of the definition, as a product of three numbers
-    /// is rounded by their order.
+    /// The most pairs of an expert. The factors are multiplied in the order of the definition,
+    /// because the rounding of the result depends on the order.
     fn capacity(factor: Option<f64>, tokens: usize, top_k: usize, experts: usize) -> usize {
         let share = |factor: f64| factor * tokens as f64 * top_k as f64 / experts as f64;
         factor.map_or(usize::MAX, |factor| share(factor).ceil() as usize)
     }
 
-    /// Compares with the oracle, with a buffer as long as the op says.
+    /// Compares with the oracle, with a buffer of the op's length.
     fn check(chosen: &[i32], top_k: usize, experts: usize, align: usize, factor: Option<f64>) {
         let grouped = GroupedRows::new(experts, align);
         let op = Dispatch { grouped, capacity_factor: factor, rows_of: RowsOf::All };
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(got, oracle::forward(chosen, experts, align, capacity, rows));
     }
 
-    /// The same of ranks that have some of the experts each.
+    /// [`check`] for ranks with some of the experts each.
     fn check_here(chosen: &[i32], top_k: usize, experts: usize, align: usize) {
         for ranks in [1, 2, 3, 4].into_iter().filter(|&ranks| experts.is_multiple_of(ranks)) {
             let grouped = GroupedRows::new(experts / ranks, align);
@@ -158,7 +158,8 @@ mod tests {
                     (0..top_k).map(move |choice| ((first + choice) % experts) as i32)
                 };
                 let spread: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
-                // All on the first, on the last; on one between, both stay empty.
+                // All on the first expert, all on the last; with one expert between, both stay
+                // empty.
                 let all_on = |expert: usize| -> Vec<i32> {
                     let of_token = (0..top_k).map(|choice| ((expert + choice) % experts) as i32);
                     of_token.cycle().take(tokens * top_k).collect()
@@ -193,8 +194,8 @@ mod tests {
         }
     }
 
-    /// Of ranks with the same experts of `chosen` `[tokens, top_k]`, how the first sorts the rows
-    /// that all of them send it.
+    /// For ranks with the same `chosen` `[tokens, top_k]`: checks how the first rank sorts the rows
+    /// that all ranks send to it.
     fn check_sent(op: &DispatchToRanks, chosen: &[i32], top_k: usize, align: usize) {
         let DispatchToRanks { experts, ranks, capacity_factor } = *op;
         let tokens = Dim::fixed(chosen.len() / top_k);
@@ -226,8 +227,8 @@ mod tests {
     }
 
     proptest! {
-        /// With a capacity a buffer has a row for all pairs that are kept, whatever tokens choose,
-        /// and those that are dropped are the oracle's: it asserts that the rows are enough.
+        /// With a capacity, a buffer has rows for all kept pairs for any choices of the tokens, and
+        /// the dropped pairs are those of the oracle, which asserts that the rows suffice.
         #[test]
         fn limited_buffers_are_long_enough(
             tokens in 0_usize..200,
@@ -236,7 +237,7 @@ mod tests {
             ]),
             factor in prop_oneof![0.001..0.2, 0.2..3.0, 3.0..100.0, Just(1.0), Just(1.1)],
             align in prop::sample::select(vec![1, 32, 128]),
-            // Tokens begin to choose at one of so many experts.
+            // A token's first choice is among this many experts.
             spread in 1_usize..34,
             seed in any::<u64>(),
         ) {

@@ -1,4 +1,4 @@
-//! `dispatch.cu`: the places of pairs in rows that are grouped by expert.
+//! `dispatch.cu`: rows of pairs of token and expert, grouped by expert.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 use deepwell_moe::Capacity;
@@ -12,13 +12,13 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 pub(crate) const THREADS: u32 = 256;
-/// Pairs that are worth a CTA.
+/// Smallest number of pairs per CTA.
 const RUN_MIN: usize = 256;
-/// Runs that the last CTA adds up in little time.
+/// Largest number of runs that the last CTA can add quickly.
 const RUNS_MAX: usize = 128;
-/// Pairs that a thread of other kernels with the same runs reads at a time.
+/// Pairs that a thread reads at a time, in other kernels that use the same runs.
 const WIDTH: usize = 4;
-/// Experts whose counts, of each warp, a CTA has shared memory for.
+/// Most experts for which a CTA's shared memory holds the counts of each warp.
 const EXPERTS_MAX: usize = 1536;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -48,13 +48,13 @@ pub(crate) fn tallies_bytes(experts: usize) -> u32 {
     THREADS / 32 * (experts * size_of::<u32>()) as u32
 }
 
-/// Why more experts are not taken, if they are more.
+/// Reason for refusing the number of experts, if too large.
 pub(super) fn too_many_experts(experts: usize) -> Option<String> {
     let too_many = experts > EXPERTS_MAX;
     too_many.then(|| format!("takes at most {EXPERTS_MAX} experts, not {experts}"))
 }
 
-/// How many runs so many pairs are cut into, and the pairs of each.
+/// Number of runs into which this many pairs are split, and the pairs of each run.
 pub(crate) fn runs(pairs: usize) -> (usize, usize) {
     let run = pairs.div_ceil(RUNS_MAX).max(RUN_MIN).next_multiple_of(WIDTH);
     (pairs.div_ceil(run).max(1), run)
@@ -66,14 +66,14 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     runs * op.experts() * size_of::<u32>()
 }
 
-/// Pairs that one of `experts` takes at most.
+/// Maximum number of pairs that one of `experts` accepts.
 pub(super) fn capacity(
     factor: Option<f64>,
     experts: usize,
     (tokens, top_k): (usize, usize),
 ) -> Result<usize, String> {
     match factor {
-        // Pairs may name an expert twice for one token; all are kept.
+        // A token may choose one expert twice; all pairs are kept.
         None => Ok(tokens * top_k),
         Some(factor) => Capacity::Factor(factor)
             .tokens_per_expert_max(tokens, top_k, experts)
@@ -96,7 +96,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let here = op.here();
     let (first_here, end_here) = (number(here.start), number(here.end));
     let counts = Argument::Pointer(call.workspace().0);
-    // What is left of a CTA's threads shares the runs.
+    // The threads beyond the experts split the runs among themselves.
     let across = number(op.experts().next_power_of_two().min(THREADS as usize));
     let tallies_bytes = tallies_bytes(op.experts());
 

@@ -1,5 +1,4 @@
-//! `dispatch_to_ranks.cu`, behind the count of `dispatch.cu`: the places of pairs in rows that are
-//! cut among ranks.
+//! `dispatch_to_ranks.cu`, after the count of `dispatch.cu`: rows of pairs, divided among ranks.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
@@ -11,7 +10,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Where the offsets lie in the workspace: what counts are stored behind them is aligned.
+/// Alignment of the counts, which follow the offsets in the workspace.
 const ALIGN_BYTES: usize = 256;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -37,7 +36,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     too_many.or_else(|| too_many_experts(op.experts))
 }
 
-/// Bytes of the offsets of so many experts.
+/// Aligned bytes of the offsets.
 fn offset_bytes(experts: usize) -> usize {
     ((experts + 1) * size_of::<i32>()).next_multiple_of(ALIGN_BYTES)
 }

@@ -1,18 +1,18 @@
-// Where each pair of token and expert goes in rows that are grouped by expert: a stable counting
+// Computes the row of each pair of token and expert, with rows grouped by expert: a stable counting
 // sort of `chosen` [pairs], each the number of an expert.
 //
 //   offsets [groups + 1]   group g has the rows offsets[g] to offsets[g + 1], a multiple of `align`
-//   load    [2, experts]   pairs that chose each expert; those of them that have a row
-//   rows    [pairs]        the row of each pair, -1 for one beyond the capacity of its expert
-//   pairs   [row_count]    the pair of each row, -1 for a row without one
+//   load    [2, experts]   number of pairs that chose each expert; number of pairs with a row
+//   rows    [pairs]        the row of each pair, -1 beyond the capacity of the expert
+//   pairs   [row_count]    the pair of each row, -1 for an empty row
 //
-// The experts from `first_here` to `end_here` are groups; pairs of others have no row.
+// The experts from `first_here` to `end_here` are groups; pairs of other experts have no row.
 //
-// The pairs are cut into runs, a CTA each, and a run into a part for each warp, which takes 32
-// pairs at a time: lanes that chose the same expert know of each other, and the first of them
-// counts them all. Nothing is ordered by atomics. `dispatch_count` counts a run's pairs by expert,
-// and its last CTA turns the counts into the place of each run's first pair of each expert;
-// `dispatch_place` then gives the pairs of a run their rows.
+// The pairs are split into runs, one per CTA, and a run into one part per warp. A warp processes 32
+// pairs at a time: lanes that chose the same expert find each other, and the first of these lanes
+// counts all. No order depends on atomics. `dispatch_count` counts a run's pairs by expert, and its
+// last CTA converts the counts to the position of each run's first pair of each expert;
+// `dispatch_place` then assigns rows to the pairs of a run.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -23,17 +23,17 @@
 constexpr uint32 kThreads = 256;
 constexpr uint32 kWarps = kThreads / 32;
 constexpr uint32 kAll = 0xffffffffu;
-// Chosen by lanes behind the last pair.
+// Choice of lanes after the last pair.
 constexpr uint32 kNobody = 0xffffffffu;
-// Counts that a thread reads before it uses the first.
+// Counts that a thread loads before using the first count.
 constexpr uint32 kAhead = 16;
 
-// Pairs of each warp's part of the run by expert [kWarps, experts].
+// Pairs per warp's part of the run and expert [kWarps, experts].
 extern __shared__ uint32 tallies[];
 
-// Calls `each(pair, expert, peers)` for the pairs of the calling warp's part of the run that chose
-// an expert that exists, a lane for each; `peers` are the lanes that chose the same one. All lanes
-// call `after(expert, peers)` when those of all have run.
+// Calls `each(pair, expert, peers)`, one lane per pair, for the pairs of the calling warp's part of
+// the run that chose an existing expert; `peers` are the lanes with the same choice. After all
+// lanes have run `each`, the first lane of each expert calls `after(expert, number of peers)`.
 template <typename Each, typename After>
 __device__ __forceinline__ void pairs_of_warp(const int32* __restrict__ chosen, uint32 pair_count,
                                               uint32 run, uint32 experts, const Each& each,
@@ -58,7 +58,7 @@ __device__ __forceinline__ void pairs_of_warp(const int32* __restrict__ chosen, 
     }
 }
 
-// Counts the pairs of each warp's part. All threads of the CTA call it.
+// Counts the pairs of each warp's part. Called by all threads of the CTA.
 __device__ __forceinline__ void tally(const int32* __restrict__ chosen, uint32 pair_count,
                                       uint32 run, uint32 experts) {
     for (uint32 i = threadIdx.x; i < kWarps * experts; i += kThreads) {
@@ -72,10 +72,10 @@ __device__ __forceinline__ void tally(const int32* __restrict__ chosen, uint32 p
     __syncthreads();
 }
 
-// counts [runs, experts] becomes the number of pairs before each run; arrivals [1]. A CTA for each
-// run of `run` pairs; one CTA at least. `across`: experts that threads of the last CTA take at a
-// time, a power of two. Writes all outputs but what `dispatch_place` finds: `rows` and `pairs`
-// become -1.
+// counts [runs, experts] becomes the number of pairs before each run; arrivals [1]. One CTA per run
+// of `run` pairs, at least one CTA. `across`: number of experts that the threads of the last CTA
+// process at a time, a power of two. Writes all outputs except the results of `dispatch_place`:
+// `rows` and `pairs` are initialized to -1.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_count(const int32* __restrict__ chosen, int32* __restrict__ offsets,
                    int32* __restrict__ load, int32* __restrict__ rows, int32* __restrict__ pairs,
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (uint32 first = 0; first < experts; first += across) {
         const uint32 expert = first + parts.expert;
         const bool exists = expert < experts;
-        // Many at a time, as each comes from the L2 cache.
+        // Several loads at a time, because each count comes from the L2 cache.
         const auto each_count = [&](const auto& take) {
             for (uint32 of_run = first_run; exists && of_run < end_run; of_run += kAhead) {
                 uint32 ahead[kAhead];
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x >= 32) {
         return;
     }
-    // A warp adds up the groups' lengths, 32 groups at a time.
+    // A warp sums the groups' lengths, 32 groups at a time.
     uint32 end = 0;
     for (uint32 first = first_here; first < end_here; first += 32) {
         const uint32 expert = first + threadIdx.x;
@@ -159,14 +159,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// counts as `dispatch_count` leaves them, with the same runs.
+// counts as written by `dispatch_count`, with the same runs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_place(const int32* __restrict__ chosen, const int32* __restrict__ offsets,
                    int32* __restrict__ rows, int32* __restrict__ pairs,
                    const uint32* __restrict__ counts, uint32 pair_count, uint32 experts,
                    uint32 first_here, uint32 end_here, uint32 capacity, uint32 run) {
     tally(chosen, pair_count, run, experts);
-    // What counted a warp's pairs becomes the place of its first one among those of the expert.
+    // Converts each warp's pair count to the position of the warp's first pair among the expert's
+    // pairs.
     for (uint32 expert = threadIdx.x; expert < experts; expert += kThreads) {
         uint32 before = counts[uint64{blockIdx.x} * experts + expert];
         for (uint32 warp = 0; warp < kWarps; ++warp) {

@@ -1,14 +1,14 @@
-// Where each pair of token and expert goes in rows that are cut among ranks, each with `of_rank` of
-// the experts: slab p, the rows from p * slab on, begins with the pairs of rank p's experts, sorted
-// by expert and then by pair, and the rest of it has none.
+// Computes the row of each pair of token and expert, with rows divided among ranks that have
+// `of_rank` experts each. Slab p, the rows from p * slab on, begins with the pairs of rank p's
+// experts, sorted by expert and then by pair; the rest of the slab is empty.
 //
-//   rows   [pairs]               the row of each pair, -1 for one beyond the capacity of its expert
-//   pairs  [ranks * slab]        the pair of each row, -1 for a row without one
-//   wanted [ranks * slab, top_k] of each row the expert, counted from its rank's first, in the
-//                                column of its pair's choice; -1 elsewhere
+//   rows   [pairs]               the row of each pair, -1 beyond the capacity of the expert
+//   pairs  [ranks * slab]        the pair of each row, -1 for an empty row
+//   wanted [ranks * slab, top_k] the expert of each row, counted from its rank's first expert, in
+//                                the column of the pair's choice; -1 elsewhere
 //
-// Behind `dispatch_count` of dispatch.cu for groups without padding, which has made all rows and
-// pairs -1 and counted; `wanted` is -1 before.
+// Runs after `dispatch_count` of dispatch.cu for groups without padding, which has counted and has
+// initialized all rows and pairs to -1. `wanted` is initialized to -1.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -16,7 +16,7 @@
 
 constexpr uint32 kThreads = 256;
 
-// offsets [experts + 1] and counts [runs, experts] as `dispatch_count` leaves them, with the same
+// offsets [experts + 1] and counts [runs, experts] as written by `dispatch_count`, with the same
 // runs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dispatch_place_to_ranks(const int32* __restrict__ chosen, const int32* __restrict__ offsets,
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         const uint32 rank = expert / of_rank;
         const uint32 in_slab = offsets[expert] - offsets[rank * of_rank];
         pairs_of(expert, chosen, segment.first, segment.end, [&](uint32 pair) {
-            // A slab is long enough where the experts of a token differ.
+            // A slab is long enough if the experts of a token differ.
             if (ahead < capacity && in_slab + ahead < slab) {
                 const uint32 row = rank * slab + in_slab + ahead;
                 rows[pair] = row;

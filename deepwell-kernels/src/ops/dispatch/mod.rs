@@ -1,4 +1,4 @@
-//! Where each pair of token and expert goes in a buffer that is sorted by expert.
+//! Assigns each pair of token and expert to a row of a buffer that is sorted by expert.
 
 pub mod cpu;
 pub(crate) mod cuda;

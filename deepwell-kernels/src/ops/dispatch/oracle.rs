@@ -1,4 +1,4 @@
-//! Grouped rows by their definition: for each expert all pairs are looked at, in order.
+//! Grouped rows by definition: for each expert, a scan over all pairs in order.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct Grouped {
     pub pairs: Vec<i32>,
 }
 
-/// Groups the pairs `chosen` `[tokens, top_k]`, at most `capacity` for an expert, into `rows` rows.
+/// Groups the pairs `chosen` `[tokens, top_k]`, at most `capacity` per expert, into `rows` rows.
 pub fn forward(
     chosen: &[i32],
     experts: usize,
@@ -26,7 +26,7 @@ pub fn forward(
     group(chosen, (experts, 0..experts), align, capacity, rows)
 }
 
-/// Groups those of the pairs that chose one of the experts `here`, of `experts`.
+/// Groups the pairs that chose one of the experts in `here`, of `experts` in all.
 pub fn here(
     chosen: &[i32],
     experts: usize,
@@ -85,8 +85,8 @@ pub struct ForRanks {
     pub wanted: Vec<i32>,
 }
 
-/// Gives each of `ranks` the pairs `chosen` `[tokens, top_k]` of its experts, at most `capacity` of
-/// each, in `slab` rows.
+/// Assigns to each of `ranks` the pairs `chosen` `[tokens, top_k]` of its experts, at most
+/// `capacity` per expert, in `slab` rows.
 pub fn to_ranks(
     chosen: &[i32],
     top_k: usize,

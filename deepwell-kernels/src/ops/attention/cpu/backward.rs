@@ -1,4 +1,4 @@
-//! The backward: the probabilities again, tile by tile, and the five GEMMs.
+//! The backward: recomputed probabilities, tile by tile, and the five GEMMs.
 //!
 //! With `p = exp(scale q k^T - lse)` and `delta = sum over value_dim of dout * out`:
 //! `dv = p^T dout`, `dp = dout v^T`, `ds = scale * p * (dp - delta)`, `dq = ds k`, `dk = ds^T q`.
@@ -40,7 +40,7 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
 }
 
 /// Writes `dq`, `dk` and `dv`, with the GEMMs on the best tier; layouts as in the [module](super)'s
-/// table. `out` and `lse` are what the forward wrote for the same q, k and v.
+/// table. `out` and `lse` are the forward's results for the same q, k and v.
 ///
 /// # Errors
 ///
@@ -62,14 +62,14 @@ pub fn attention_backward<E: Element>(
     attention_backward_on(tier, shape, dout, q, k, v, out, lse, None, dq, dk, dv, workspace)
 }
 
-/// [`attention_backward`] with the GEMMs on a given tier, the gradients in a type of their own, and
-/// documents told apart if they are given.
+/// [`attention_backward`] with the GEMMs on a given tier, a separate type of the gradients, and
+/// optional documents.
 ///
-/// Of keys that are a part of all, `out` and `lse` are those of all.
+/// If the keys are one rank's, `out` and `lse` are still those of attention to all keys.
 ///
 /// # Errors
 ///
-/// As [`attention_backward`], and when `tier` cannot run here.
+/// As [`attention_backward`], and if `tier` is not available.
 pub fn attention_backward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,
@@ -112,8 +112,8 @@ pub fn attention_backward_on<E: Element, O: Element>(
                 backward_tile(tier, shape, head, queries, documents, &inputs, &mut buffers)?;
                 for row in 0..queries.count {
                     let offset = head.query_offset(shape, queries.first + row);
-                    // SAFETY: this row of this head belongs to this task alone, and no other
-                    // part of it is held.
+                    // SAFETY: this row of this head belongs to this task alone, and no other part
+                    // of the row is held.
                     let target = unsafe { dq.part(offset, shape.head_dim) };
                     store(&buffers.dq[row * shape.head_dim..], target);
                 }
@@ -134,7 +134,7 @@ pub fn attention_backward_on<E: Element, O: Element>(
     })
 }
 
-/// Rounds the beginning of `source` to `target`.
+/// Rounds the first elements of `source` to `target`.
 fn store<E: Element>(source: &[f32], target: &mut [E]) {
     vectorized(
         #[inline(always)]
@@ -195,8 +195,8 @@ impl<'a, E: Element> Buffers<'a, E> {
     }
 }
 
-/// One tile of queries against all tiles of keys that it sees: writes the buffer dq, adds to the
-/// buffers dk and dv.
+/// Processes one tile of queries against all tiles of visible keys: writes the buffer dq, adds to
+/// the buffers dk and dv.
 fn backward_tile<E: Element>(
     tier: Tier,
     shape: &AttentionShape,
@@ -271,7 +271,7 @@ fn sum_of_products<E: Element>(a: &[E], b: &[E]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Turns a tile of scores and of dp into p and ds, zero where a query does not see a key.
+/// Turns a tile of scores and of dp into p and ds, with zeros at hidden keys.
 #[inline(always)]
 fn differentiate<E: Element>(
     shape: &AttentionShape,
@@ -285,7 +285,7 @@ fn differentiate<E: Element>(
         let seen = shape.visible(queries.first + row, keys, documents);
         let delta = buffers.delta[row];
         let range = row * keys.count..(row + 1) * keys.count;
-        // Copies of fixed length, so that all loops run over whole vectors.
+        // Fixed-length copies, so that all loops run over whole vectors.
         let mut scores = [0.0f32; KEY_TILE];
         let mut dp = [0.0f32; KEY_TILE];
         scores[..seen.end].copy_from_slice(&buffers.scores[range.clone()][..seen.end]);

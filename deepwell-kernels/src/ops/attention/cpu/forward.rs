@@ -34,15 +34,15 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
 /// Writes `out` and `lse`, with the GEMMs on the best tier; layouts as in the [module](super)'s
 /// table.
 ///
-/// `sinks` has the score of each head's sink, if there are any, in the scale of scaled scores.
+/// `sinks` has the score of each head's sink, if present, in the scale of scaled scores.
 ///
-/// A row whose scores hold a NaN or a positive infinity comes out NaN.
+/// A row whose scores include a NaN or a positive infinity becomes NaN.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] when the heads do not divide, a slice does not fit the shape, or the
-/// workspace is smaller than [`forward_workspace_bytes`] for one thread (with room for fewer
-/// threads than the pool has, fewer work).
+/// [`AttentionError`] if the heads do not divide, a slice does not fit the shape, or the workspace
+/// is smaller than [`forward_workspace_bytes`] for one thread. (A workspace for fewer threads than
+/// the pool's reduces the number of working threads.)
 pub fn attention_forward<E: Element>(
     shape: &AttentionShape,
     q: &[E],
@@ -56,14 +56,14 @@ pub fn attention_forward<E: Element>(
     attention_forward_on(best_tier(), shape, q, k, v, sinks, None, out, lse, workspace)
 }
 
-/// [`attention_forward`] with the GEMMs on a given tier, `out` in a type of its own, and documents
-/// told apart if they are given.
+/// [`attention_forward`] with the GEMMs on a given tier, a separate type of `out`, and optional
+/// documents.
 ///
-/// A query that sees no key, as there are of other ranks' keys, has zeros, and -∞ in `lse`.
+/// A query that sees no key, as is possible with another rank's keys, gets zeros, and -∞ in `lse`.
 ///
 /// # Errors
 ///
-/// As [`attention_forward`], and when `tier` cannot run here.
+/// As [`attention_forward`], and if `tier` is not available.
 pub fn attention_forward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,
@@ -93,7 +93,7 @@ pub fn attention_forward_on<E: Element, O: Element>(
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
             let head = Head { batch, head, kv_head };
             for queries in shape.query_tiles() {
-                // A sink is the first score that each query of its head sees.
+                // A sink is the first score of each query of its head.
                 let (greatest, total) = match sinks {
                     Some(sinks) => (sinks[head.head], 1.0),
                     None => (f32::NEG_INFINITY, 0.0),
@@ -101,8 +101,8 @@ pub fn attention_forward_on<E: Element, O: Element>(
                 buffers.greatest.fill(greatest);
                 buffers.total.fill(total);
                 forward_tile(tier, shape, head, queries, documents, q, k, v, &mut buffers)?;
-                // SAFETY: these rows of this head belong to this task alone, and no other part
-                // of it is held.
+                // SAFETY: these rows of this head belong to this task alone, and no other part of
+                // the rows is held.
                 unsafe { buffers.finish(shape, head, queries, &out, &lse) };
             }
         }
@@ -110,11 +110,11 @@ pub fn attention_forward_on<E: Element, O: Element>(
     })
 }
 
-/// One thread's buffers, for one tile of queries.
+/// Buffers of a thread, for one tile of queries.
 struct Buffers<'a, E> {
     /// `[queries, keys]`.
     scores: &'a mut [f32],
-    /// `[queries, keys]`, the exponentials over the greatest score so far.
+    /// `[queries, keys]`, the exponentials relative to the greatest score so far.
     weights: &'a mut [E],
     /// `[queries, value_dim]`, the weighted sum of values so far.
     sum: &'a mut [f32],
@@ -143,7 +143,7 @@ impl<'a, E: Element> Buffers<'a, E> {
     ///
     /// # Safety
     ///
-    /// No part of these rows of either output is held by anyone.
+    /// No part of these rows of either output is held elsewhere.
     unsafe fn finish<O: Element>(
         &self,
         shape: &AttentionShape,
@@ -164,7 +164,7 @@ impl<'a, E: Element> Buffers<'a, E> {
                     // SAFETY: the caller's promise; the rows do not overlap.
                     let out = unsafe { out.part(offset, shape.value_dim) };
                     if self.total[row] == 0.0 {
-                        // It sees no key.
+                        // The query sees no key.
                         out.fill(O::from_f32(0.0));
                         continue;
                     }
@@ -179,7 +179,7 @@ impl<'a, E: Element> Buffers<'a, E> {
     }
 }
 
-/// Goes through all tiles of keys that the queries see.
+/// Processes all tiles of visible keys.
 fn forward_tile<E: Element>(
     tier: Tier,
     shape: &AttentionShape,
@@ -213,7 +213,7 @@ fn forward_tile<E: Element>(
     Ok(())
 }
 
-/// Turns a tile of scores into weights and brings the running statistics up to it.
+/// Turns a tile of scores into weights and updates the running statistics.
 #[inline(always)]
 fn soften<E: Element>(
     shape: &AttentionShape,
@@ -237,8 +237,8 @@ fn soften<E: Element>(
     }
 }
 
-/// One row of a tile: weights `exp(scale * score - greatest)`, zero outside of `seen`. Returns what
-/// earlier sums shrink by.
+/// One row of a tile: weights `exp(scale * score - greatest)`, zero outside of `seen`. Returns the
+/// factor by which earlier sums shrink.
 #[inline(always)]
 fn soften_row<E: Element>(
     scores: &[f32],
@@ -252,7 +252,7 @@ fn soften_row<E: Element>(
         weights.fill(E::from_f32(0.0));
         return 1.0;
     }
-    // A copy of fixed length, so that all loops run over whole vectors.
+    // A fixed-length copy, so that all loops run over whole vectors.
     let mut row = [0.0f32; KEY_TILE];
     row[..seen.end].copy_from_slice(&scores[..seen.end]);
     let used = seen.end.next_multiple_of(LANES).min(KEY_TILE);
@@ -267,7 +267,7 @@ fn soften_row<E: Element>(
         }
     }
     let before = *greatest;
-    // Comparisons pass over NaN; the exponentials below bring it back.
+    // Comparisons ignore NaN; the exponentials below restore it.
     *greatest = greater(before, greatest_lane(greatest_lanes));
 
     let mut total_lanes = [0.0f32; LANES];

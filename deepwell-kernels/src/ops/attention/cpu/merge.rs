@@ -1,22 +1,23 @@
-//! Attention to several sets of keys from that to each.
+//! Merges attention to disjoint sets of keys into attention to all keys.
 
 use rayon::prelude::*;
 
 use crate::cpu::element::Element;
 use crate::cpu::softmax::exp_or_zero;
 
-/// Tokens that one task merges.
+/// Tokens per task.
 const TOKENS_PER_TASK: usize = 64;
 
-/// Merges what queries found of several sets of keys: `parts` are out `[batch * seq, heads *
-/// value_dim]` and lse `[batch, heads, seq]` of each, in the order in which they are summed.
+/// Merges the results of queries for several sets of keys: `parts` has out
+/// `[batch * seq, heads * value_dim]` and lse `[batch, heads, seq]` of each set, in the order of
+/// summation.
 ///
-/// With `lse = ln Σ exp(lse_i)` the result is `Σ exp(lse_i - lse) out_i`, summed in FP32. A set of
-/// which a query sees nothing has -∞ for it and changes no bit.
+/// With `lse = ln Σ exp(lse_i)` the result is `Σ exp(lse_i - lse) out_i`, summed in FP32. For a set
+/// that is hidden from a query, `lse_i` is -∞ and the set changes no bit.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or there are no parts.
+/// If a slice's length does not fit, or there are no parts.
 pub fn merge_attention<E: Element>(
     parts: &[(&[f32], &[f32])],
     (heads, seq): (usize, usize),
@@ -60,10 +61,10 @@ pub fn merge_attention<E: Element>(
     });
 }
 
-/// The greatest of a row's sums.
+/// The greatest lse of a row over the parts.
 fn greatest(parts: &[(&[f32], &[f32])], index: usize) -> f32 {
     parts.iter().map(|(_, lse)| lse[index]).fold(f32::NEG_INFINITY, |a, b| {
-        // A NaN stays one.
+        // Keeps NaN.
         if a.is_nan() || a > b { a } else { b }
     })
 }

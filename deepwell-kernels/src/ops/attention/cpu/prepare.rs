@@ -1,4 +1,4 @@
-//! Calls of a program as calls of the kernels.
+//! Prepares calls of a program as calls of the kernels.
 
 use deepwell_ir::ops::{AttentionHeads, KeySource};
 use deepwell_ir::{DType, KernelRequest, Op};
@@ -13,12 +13,13 @@ use crate::cpu::calls::{Operands, Run, Stored, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::Tier;
 
-/// What operands are stored in.
+/// An element type that operands may be stored in.
 trait Number: Element + Stored {}
 
 impl<T: Element + Stored> Number for T {}
 
-/// Heads of a forward, whose keys it attends to, and whether these are a part of all.
+/// Returns the heads of a forward op, the source of its keys, and whether the op is an attention
+/// part.
 fn forward_of(op: &Op) -> Option<(&AttentionHeads, KeySource, bool)> {
     match op {
         Op::Attention(op) => Some((&op.heads, KeySource::Own, false)),
@@ -27,7 +28,7 @@ fn forward_of(op: &Op) -> Option<(&AttentionHeads, KeySource, bool)> {
     }
 }
 
-/// [`forward_of`] of a backward.
+/// [`forward_of`] for backward ops.
 fn backward_of(op: &Op) -> Option<(&AttentionHeads, KeySource, bool)> {
     match op {
         Op::AttentionBackward(op) => Some((&op.heads, KeySource::Own, false)),

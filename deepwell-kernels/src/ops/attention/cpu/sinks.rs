@@ -1,23 +1,23 @@
 //! Gradients of sinks.
 //!
-//! A sink `s` has the weight `exp(s - lse)` in each row of its head and a value of zero, so that
-//! its gradient is minus that weight times `delta = sum over value_dim of dout * out`, over all
-//! rows.
+//! A sink `s` has the weight `exp(s - lse)` in each row of its head and a value of zero. Its
+//! gradient is therefore minus this weight times `delta = sum over value_dim of dout * out`, summed
+//! over all rows.
 
 use rayon::prelude::*;
 
 use super::{AttentionError, AttentionShape, Head};
 use crate::cpu::element::Element;
 
-/// Writes the gradient of each head's sink to `dsinks`, or adds it; layouts as in the
-/// [module](super)'s table. `out` and `lse` are what the forward wrote.
+/// Writes the gradient of each head's sink to `dsinks`, or accumulates it; layouts as in the
+/// [module](super)'s table. `out` and `lse` are the forward's results.
 ///
-/// A head's sum runs in f64 in the order of its tokens, so that results have the same bits at any
+/// A head's sum runs in f64 in the order of the tokens, so that results have the same bits at any
 /// number of threads.
 ///
 /// # Errors
 ///
-/// Heads that do not divide, or a slice that does not fit the shape.
+/// If the heads do not divide, or a slice does not fit the shape.
 pub fn sink_gradients<E: Element>(
     shape: &AttentionShape,
     dout: &[E],
