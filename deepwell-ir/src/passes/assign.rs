@@ -1,4 +1,4 @@
-//! What a precision policy says of the parameters of a graph, and what of that is computed.
+//! Assigns formats of a precision policy to the parameters of a graph.
 
 use std::collections::{HashMap, HashSet};
 
@@ -59,7 +59,7 @@ pub(super) fn assign(
         let Some(format) = assignment.format.quantized() else { continue };
         let block = format.scale.stored_every();
         let sizes = tensor.shape.as_fixed().unwrap_or_default();
-        // Of a stack of matrices each is quantized by itself: their number may be any.
+        // In a stack, each matrix is quantized separately, so the number of matrices is arbitrary.
         let matrix = &sizes[sizes.len().saturating_sub(2)..];
         if !matrix.iter().all(|size| size.is_multiple_of(block)) {
             return Err(IrError::Precision {
@@ -92,12 +92,13 @@ pub(super) fn assign(
     Ok((assignments, report))
 }
 
-/// Whether a tensor of a role may be an operand of a GEMM of quantized operands.
+/// Whether tensors of this role may be operands of quantized GEMMs.
 fn is_quantizable(role: Role) -> bool {
     matches!(role, Role::Linear | Role::Expert)
 }
 
-/// For each tensor that an op reads otherwise than as the weight of a linear GEMM, that op.
+/// All tensors read other than as the weight of a linear GEMM, each with the name of the reading
+/// op.
 fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
     let mut readers = HashMap::new();
     for node in &graph.nodes {
@@ -117,9 +118,8 @@ fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
     readers
 }
 
-/// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
-/// GEMM of quantized operands: the report must not claim what nobody computes. Gives the format
-/// that was asked for.
+/// Keeps a weight in BF16 if `reader` has no GEMM of quantized operands, so that the report states
+/// the actual computation. Returns the requested format if the assignment changed.
 fn keep_without_gemm(reader: &str, assignment: &mut Assignment) -> Option<Format> {
     let asked = Some(assignment.format).filter(Format::is_quantized)?;
     assignment.reason = format!(
@@ -131,8 +131,8 @@ fn keep_without_gemm(reader: &str, assignment: &mut Assignment) -> Option<Format
     Some(asked)
 }
 
-/// Takes quantization from what a target does not serve. Gives the format that was asked for where
-/// it does.
+/// Removes quantization that the target does not support. Returns the requested format if the
+/// assignment changed.
 fn without_unserved(
     assignment: &mut Assignment,
     serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
@@ -146,8 +146,8 @@ fn without_unserved(
     Some(asked)
 }
 
-/// Parameters by their first use in the forward. The loss op stands in the backward of a
-/// differentiated graph; its head comes last.
+/// Parameters in order of first use in the forward pass. In a differentiated graph the loss op is a
+/// backward node; its head comes last.
 fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
     let of_phase = |phase| graph.nodes.iter().filter(move |node| node.phase == phase);
     let mut known = HashSet::new();
@@ -156,7 +156,7 @@ fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
         for (index, &id) in node.inputs.iter().enumerate() {
             let tensor = graph.tensor(id);
             let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
-            // A bias follows the activations: it has no GEMM of its own.
+            // A bias is stored like activations, because it has no GEMM.
             let is_bias = role == Role::Linear && tensor.shape.rank() == 1
                 || reads_expert_bias(&node.op, index);
             if !is_bias && known.insert(id) {
@@ -167,9 +167,9 @@ fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
     order
 }
 
-/// The weights that a policy can quantize, in the order of capture: matrices of linear layers, and
-/// stacks of matrices of experts. Each comes with the layer of the first node that reads it. The
-/// GEMMs of each weight have a format of their own.
+/// Weights that a policy can quantize, in order of capture: matrices of linear layers and stacked
+/// matrices of experts, each with the layer of the first node that reads the weight. Each weight
+/// has a separate format for its GEMMs.
 pub fn quantizable_weights(graph: &Graph) -> Vec<(TensorId, Option<u32>)> {
     let order = parameters_in_order(graph);
     let weights: HashSet<TensorId> =
@@ -184,7 +184,7 @@ pub fn quantizable_weights(graph: &Graph) -> Vec<(TensorId, Option<u32>)> {
     weights.map(|id| (id, layer_of.get(&id).copied().flatten())).collect()
 }
 
-/// Whether operand `index` of an op holds the biases of a layer's experts.
+/// Whether operand `index` of an op is the biases of a layer's experts.
 fn reads_expert_bias(op: &Op, index: usize) -> bool {
     match op {
         Op::Experts(_) => index >= 6,
@@ -211,8 +211,8 @@ pub(super) fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrEr
     }
 }
 
-/// What the policy says of a router is not what it gets, see [`reads_master`]: the report must say
-/// what is computed.
+/// Reports F32 for routers under any policy, because routers read master weights, see
+/// [`reads_master`].
 pub(super) fn with_routers_in_f32(
     graph: &Graph,
     report: Vec<TensorPrecision>,
@@ -234,11 +234,12 @@ pub(super) fn with_routers_in_f32(
     report.into_iter().map(of_tensor).collect()
 }
 
-/// Rows that a group of tokens is a multiple of, so that no scale is shared across groups: 32, or
-/// as many as share a scale along K in any operand of an expert's GEMMs under `policy`.
+/// Row alignment of token groups, so that no scale is shared across groups: at least 32, or the
+/// largest number of elements that share a scale along K in any operand of expert GEMMs under
+/// `policy`.
 ///
 /// # Errors
-/// A policy that cannot be applied.
+/// A policy that cannot be applied to the graph.
 pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<usize, IrError> {
     let order = parameters_in_order(graph);
     let uses: Vec<TensorUse<'_>> =
@@ -249,13 +250,13 @@ pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<u
     Ok(formats.map(|format| usize::from(format.block.k)).fold(EXPERT_ROWS, usize::max))
 }
 
-/// Checks that tensor-parallel ranks quantize the blocks that one rank does: a slice of a
-/// parameter, and with it of what a GEMM multiplies it with, ends where a block ends. `graph` has
-/// the slices.
+/// Checks that tensor-parallel ranks quantize the same blocks as a single rank: every slice of a
+/// parameter must end at a block boundary, and with it the other operand of the GEMM. Parameters in
+/// `graph` have the shapes of slices.
 ///
 /// # Errors
-/// A policy that cannot be applied; a slice that ends within a block; a format with one scale for a
-/// whole tensor, of which no rank sees all.
+/// A policy that cannot be applied; a slice that ends within a block; a format with a per-tensor
+/// scale, because each rank has only a part of the tensor.
 pub fn check_split_blocks(
     graph: &Graph,
     splits: &[Option<Split>],
@@ -295,5 +296,5 @@ pub fn check_split_blocks(
     Ok(())
 }
 
-/// Rows of a block of MXFP8 along the contraction of a weight gradient.
+/// MXFP8 block length along the contraction of a weight gradient.
 const EXPERT_ROWS: usize = 32;

@@ -1,14 +1,15 @@
-//! One rank's part of each sequence (context parallelism): attention over the keys and values of
-//! all ranks, which go around a ring (Liu et al., arXiv 2310.01889).
+//! Splits each sequence over ranks (context parallelism): ring attention over the keys and values
+//! of all ranks (Liu et al., arXiv 2310.01889).
 //!
-//! Rank `r` of `n` has chunks `r` and `2n - 1 - r` of the `2n` of a sequence ([`Zigzag`]). At step
-//! `i` it has the keys and values of rank `r - i`, sends them on and attends to them; what the
-//! steps give is merged in their order. The backward pass sends keys and values around once more,
-//! and with them their gradients, to which each rank adds its part, in FP32: behind the last step
-//! they are a rank away from home. So sums have one order, whoever comes when.
+//! Rank `r` of `n` has chunks `r` and `2n - 1 - r` of the `2n` chunks of a sequence ([`Zigzag`]).
+//! At step `i` the rank holds the keys and values of rank `r - i`, sends them to the next rank and
+//! computes attention to them; the results of all steps are merged in step order. The backward pass
+//! sends keys and values around the ring again, together with the sums of their gradients; each
+//! rank adds its contribution in FP32. After the last step, one more shift returns the gradients to
+//! the rank of the keys. The order of summation is therefore fixed, independent of timing.
 //!
-//! Everything else goes token by token, so that a graph of a shorter sequence says it: this pass
-//! changes attention and rotary positions alone, in a graph whose precision is settled.
+//! All other ops work token by token, so a graph of a shorter sequence describes them. This pass
+//! changes only attention and rotary positions, after precision is applied.
 
 use crate::ops::{
     Add, Attention, AttentionBackward, AttentionHeads, AttentionPart, AttentionPartBackward, Cast,
@@ -16,12 +17,12 @@ use crate::ops::{
 };
 use crate::{DType, Graph, GroupId, IrError, Node, Op, TensorId};
 
-/// The graph of a rank that has `part` of each sequence, among the ranks of `group` in the order of
-/// their places. Forward, backward and what is computed again are changed alike.
+/// Returns the graph of a rank with `part` of each sequence; places are ranks of `group`. Forward,
+/// backward and recomputed nodes are changed alike.
 ///
 /// # Errors
-/// [`IrError::Invalid`] for an op that wants a whole sequence on one rank: attention that is not
-/// causal, has windows, sinks or documents, a table of positions, a router's auxiliary loss, a
+/// [`IrError::Invalid`] for an op that needs a whole sequence on one rank: attention that is not
+/// causal or has windows, sinks or documents, a position table, a router's auxiliary loss, a
 /// capacity.
 pub fn context_parallel(graph: &Graph, (group, part): (GroupId, Zigzag)) -> Result<Graph, IrError> {
     let nodes = Vec::with_capacity(graph.nodes.len());
@@ -102,7 +103,7 @@ impl Ring {
         })
     }
 
-    /// Whose keys and values are here at a step.
+    /// Origin of the keys and values held at a step.
     fn source(&self, step: usize) -> KeySource {
         match step {
             0 => KeySource::Own,
@@ -111,7 +112,7 @@ impl Ring {
         }
     }
 
-    /// Adds a node beside `like`, and gives its outputs.
+    /// Adds a node like `like` and returns the outputs.
     fn push(
         &mut self,
         like: &Node,
@@ -127,7 +128,7 @@ impl Ring {
         Ok(outputs)
     }
 
-    /// Sends a tensor to the next rank, and receives what the rank before has in its place.
+    /// Sends a tensor to the next rank and receives the tensor of the previous rank.
     fn shift(
         &mut self,
         like: &Node,
@@ -136,7 +137,7 @@ impl Ring {
         given: Option<TensorId>,
     ) -> Result<TensorId, IrError> {
         let ranks = self.part.ranks as u32;
-        // A rank that is alone keeps what it has.
+        // A single rank keeps its tensor.
         let op = Collective::new(CollectiveKind::Shift { by: 1 % ranks }, self.group, ranks);
         Ok(self.push(like, suffix, op, &[tensor], given)?[0])
     }
@@ -159,7 +160,7 @@ impl Ring {
         let mut parts = Vec::with_capacity(2 * self.part.ranks);
         for step in 0..self.part.ranks {
             let is_last = step + 1 == self.part.ranks;
-            // Before attention to those that are here, which it can run beside.
+            // Shift before attention, so that both can overlap.
             let next = if is_last { keys } else { self.shift_both(node, keys, step)? };
             let part = AttentionPart { heads: op.heads.clone(), keys: self.source(step) };
             let inputs = [q, keys[0], keys[1]];
@@ -188,7 +189,7 @@ impl Ring {
                 Some(sum) if is_last => self.finish_sum(node, [sum, made[0]])?,
                 Some(sum) => self.sum(node, &format!("dq.sum.{step}"), [sum, made[0]])?,
             });
-            // What the ranks before found for these keys and values came with them.
+            // Partial sums of earlier ranks arrive with the keys and values.
             let mut sums = match of_keys {
                 None => [made[1], made[2]],
                 Some([dk, dv]) => [
@@ -197,7 +198,7 @@ impl Ring {
                 ],
             };
             for (at, (what, sum)) in ["dk", "dv"].into_iter().zip(&mut sums).enumerate() {
-                // Behind the last step they come home.
+                // The shift after the last step returns the sums to the rank of the keys.
                 let own = node.outputs[at + 1];
                 let is_given = is_last && self.graph.tensor(own).dtype == DType::F32;
                 let suffix = format!("{what}.shift.{step}");
@@ -221,7 +222,7 @@ impl Ring {
         Ok(self.push(node, suffix, Add {}, &terms, None)?[0])
     }
 
-    /// The gradient of the queries, from the last two of its terms.
+    /// Sum of the last two terms of the query gradient, cast to the output type.
     fn finish_sum(&mut self, node: &Node, terms: [TensorId; 2]) -> Result<TensorId, IrError> {
         let own = node.outputs[0];
         let to = self.graph.tensor(own).dtype;

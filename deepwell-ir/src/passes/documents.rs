@@ -1,20 +1,20 @@
-//! Keeps documents of a sequence apart: attention within each, learned positions from its start.
+//! Separates documents within a sequence: attention masks and learned positions.
 
 use crate::graph::InputRole;
 use crate::ops::{Add, Attention, AttentionHeads, Embedding};
 use crate::{Graph, IrError, Node, NodeId, Op, Stage};
 
-/// Tells the documents of a sequence apart in a captured forward graph, whose row is several of
-/// them, one behind the other: a token attends to tokens of its own document only, and learned
-/// positions are counted from where that begins.
+/// Masks documents in a captured forward graph whose sequences each hold several consecutive
+/// documents: a token attends only to tokens of the same document, and learned positions count from
+/// the beginning of the document.
 ///
-/// Where documents begin is the input [`InputRole::Documents`], and with learned positions
-/// [`InputRole::Positions`] as well. Rotary positions stay those of the sequence: scores depend on
-/// differences alone, which are the same. The loss is a matter of the targets.
+/// The document boundaries are the input [`InputRole::Documents`]; learned positions also need
+/// [`InputRole::Positions`]. Rotary positions still count from the beginning of the sequence,
+/// because scores depend only on position differences. The targets alone determine the loss.
 ///
 /// # Errors
-/// [`IrError::Invalid`] for a graph that is not as captured, or has attention without a causal mask
-/// or ops of which nothing is known.
+/// [`IrError::Invalid`] for a graph after another pass, and for attention without a causal mask or
+/// opaque ops.
 pub fn mask_documents(graph: &Graph) -> Result<Graph, IrError> {
     let invalid =
         |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };

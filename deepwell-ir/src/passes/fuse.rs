@@ -1,29 +1,29 @@
-//! Merges neighbours that read the same memory.
+//! Merges neighbouring ops that read the same memory.
 
 use crate::ops::{Epilogue, Fused};
 use crate::{Graph, IrError, Node, Op, Stage, TensorId, TensorType, ops};
 
-/// What an op takes on the target, in seconds: `predict(op, inputs, outputs)`. None where no kernel
-/// serves it.
+/// Predicted time of an op on the target in seconds: `predict(op, inputs, outputs)`. `None` without
+/// a kernel.
 pub type Predict<'a> = &'a dyn Fn(&Op, &[TensorType], &[TensorType]) -> Option<f64>;
 
-/// Steps that may follow a core: a GEMM's bias, activation, residual and its quantization along two
-/// axes are fewer.
+/// Maximum number of epilogue steps. A GEMM's bias, activation, residual and quantization along two
+/// axes are fewer steps.
 const MAX_STEPS: usize = 6;
 
-/// What sums of the same times in another order may differ by, relative to them.
+/// Relative rounding tolerance between sums of the same times in different order.
 const ROUNDING: f64 = 1e-12;
 
-/// A residual add followed at once by the norm of its sum becomes one op: one read of each
-/// operand instead of two, unless what gives one of its terms, right before it, adds the other in
-/// less time. So does the sum of two gradients of permuted rows, followed by what
-/// brings it back to tokens, where nobody else reads the sum and something serves both. Then an op
-/// and the functions, sums and quantizations of its results right behind it become one [`Fused`]
-/// where that takes less time as `predict` has it; a result stays an output where another node
-/// reads it.
+/// Fuses neighbouring nodes:
+/// 1. A residual add directly followed by a norm of the sum becomes one op, which reads each
+///    operand once instead of twice, unless fusing the add into the node before it is faster.
+/// 2. An add of two gradients of permuted rows, directly followed by an unpermute, becomes one op
+///    if no other node reads the sum and a kernel exists.
+/// 3. An op and the activations, sums and quantizations of its results directly after it become one
+///    [`Fused`] op if `predict` returns a shorter time. Results that other nodes read remain
+///    outputs.
 ///
-/// Of all ways to cut the nodes into fused ones and single ones it takes one of the least time. The
-/// pass is linear in the number of nodes.
+/// Step 3 finds a grouping of minimal total time, in time linear in the number of nodes.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Quantized`].
@@ -68,11 +68,11 @@ fn add_and_norm(add: &Node, norm: &Node) -> Option<Node> {
     })
 }
 
-/// The search for the best way to cut a list of nodes.
+/// Search for the fastest grouping of a list of nodes.
 struct Cuts<'a> {
     graph: &'a Graph,
     predict: Predict<'a>,
-    /// How many operands of nodes each tensor is.
+    /// Number of operands that refer to each tensor.
     readers: Vec<usize>,
 }
 
@@ -85,8 +85,8 @@ impl<'a> Cuts<'a> {
         Cuts { graph, predict, readers }
     }
 
-    /// Whether the sum at node `at` takes less time as a part of the node before it, and the norm
-    /// and its quantizations by themselves, than as a part of the norm, `fused`.
+    /// Whether fusing the add at node `at` into the node before it, with the norm and its
+    /// quantizations separate, is faster than `fused`, which combines add and norm.
     fn is_better_with_what_is_before(&self, at: usize, fused: &Node) -> bool {
         let Some(first) = at.checked_sub(1) else { return false };
         let nodes = &self.graph.nodes;
@@ -104,7 +104,7 @@ impl<'a> Cuts<'a> {
         self.least_time(apart) < self.least_time(&together) * (1.0 - ROUNDING)
     }
 
-    /// Of all ways to cut a few nodes.
+    /// Minimal time over all groupings of a few nodes.
     fn least_time(&self, nodes: &[Node]) -> f64 {
         let mut time_from = vec![0.0; nodes.len() + 1];
         for core in (0..nodes.len()).rev() {
@@ -121,7 +121,7 @@ impl<'a> Cuts<'a> {
         time_from[0]
     }
 
-    /// A sum that only the op behind it reads, which brings its rows back to tokens.
+    /// Fuses an add and an unpermute if only the unpermute reads the sum.
     fn add_and_unpermute(&self, add: &Node, unpermute: &Node) -> Option<Node> {
         let (Op::Add(_), Op::Unpermute(_)) = (&add.op, &unpermute.op) else { return None };
         let sum = add.outputs[0];
@@ -137,11 +137,11 @@ impl<'a> Cuts<'a> {
         self.time(&node).is_finite().then_some(node)
     }
 
-    /// From the last node on: the least time of what follows is known when a node is looked at.
+    /// Fastest grouping by dynamic programming, from the last node to the first.
     fn nodes(&self) -> Vec<Node> {
         let nodes = &self.graph.nodes;
         let reach: Vec<usize> = (0..nodes.len()).map(|core| steps_behind(&nodes[core..])).collect();
-        // Only nodes that something could be merged with are asked for.
+        // Predict times only for nodes that could be fused.
         let mut touched = vec![false; nodes.len()];
         for (core, &steps) in reach.iter().enumerate().filter(|(_, steps)| **steps > 0) {
             touched[core..=core + steps].fill(true);
@@ -155,7 +155,7 @@ impl<'a> Cuts<'a> {
                 continue;
             }
             time_from[core] = self.time(&nodes[core]) + time_from[core + 1];
-            // Of equally fast ones the one that merges least.
+            // Among equally fast groupings, prefer fewer fusions.
             for count in 1..=reach[core] {
                 let fused = self.merge(&nodes[core..core + 1 + count]);
                 let time = self.time(&fused) + time_from[core + 1 + count];
@@ -173,7 +173,7 @@ impl<'a> Cuts<'a> {
         merged
     }
 
-    /// Infinite where nothing does it, or it cannot be fused at all.
+    /// Predicted time; infinite without a kernel or if the fusion is invalid.
     fn time(&self, node: &Node) -> f64 {
         let types = |ids: &[TensorId]| crate::op::input_types(self.graph, ids);
         let (inputs, outputs) = (types(&node.inputs), types(&node.outputs));
@@ -182,7 +182,7 @@ impl<'a> Cuts<'a> {
         time.unwrap_or(f64::INFINITY)
     }
 
-    /// A core and the steps behind it as one node.
+    /// Fuses a core and the steps after it into one node.
     fn merge(&self, nodes: &[Node]) -> Node {
         let (core, steps) = nodes.split_first().expect("a core");
         let mut results = core.outputs.clone();
@@ -208,10 +208,10 @@ impl<'a> Cuts<'a> {
     }
 }
 
-/// How many of the nodes behind the first can be steps of its epilogue.
+/// Number of nodes after the first that can be steps of its epilogue.
 fn steps_behind(nodes: &[Node]) -> usize {
     let Some((first, behind)) = nodes.split_first() else { return 0 };
-    // What ranks exchange is nothing that a kernel makes.
+    // Collectives are not kernels with an epilogue.
     let is_exchange = matches!(first.op, Op::Collective(_));
     if is_exchange || first.outputs.len() != first.op.rule().result_count() {
         return 0;
@@ -229,8 +229,9 @@ fn steps_behind(nodes: &[Node]) -> usize {
     count
 }
 
-/// The step that a node is behind an op with these results, and what else it reads: it reads them
-/// first, but for a sum, which may have one as its second term, and nothing else of them.
+/// The epilogue step equivalent to a node after an op with these results, and the step's additional
+/// inputs. The results read must be the first inputs (for a sum also the second), and no other
+/// inputs may be results.
 fn step_of(node: &Node, results: &[TensorId]) -> Option<(Epilogue, Vec<TensorId>)> {
     let mut inputs = node.inputs.clone();
     if matches!(node.op, Op::Add(_)) && !results.contains(inputs.first()?) {

@@ -1,13 +1,13 @@
-//! A model without some of its layers: sizes of programs grow by as much with each layer of a kind,
-//! so that a few layers tell the size of many.
+//! Removes layers from a model: program sizes grow linearly with the number of layers of a kind, so
+//! a few layers determine the size of many.
 
 use std::collections::HashMap;
 
 use super::pipeline::part_of;
 use crate::{Graph, IrError, Node, NodeId, TensorId, TensorKind};
 
-/// The kind of each layer: those of a kind have the same ops on parameters of the same shapes.
-/// Kinds are counted from 0 in the order of their first layers.
+/// Kind of each layer: layers of one kind have the same ops on parameters of the same shapes. Kinds
+/// are numbered from 0 in order of their first layers.
 pub fn layer_kinds(graph: &Graph) -> Vec<usize> {
     let mut layers: Vec<Vec<(String, Vec<String>)>> = vec![Vec::new(); graph.layer_count()];
     for node in &graph.nodes {
@@ -30,12 +30,12 @@ pub fn layer_kinds(graph: &Graph) -> Vec<usize> {
     layers.iter().map(kind).collect()
 }
 
-/// The graph with the layers `kept` alone, which are counted anew. Later layers read the inputs of
-/// a removed layer in place of its outputs.
+/// Keeps only the layers `kept` and renumbers them. Later layers read the inputs of a removed layer
+/// instead of its outputs.
 ///
 /// # Errors
-/// [`IrError::Invalid`] for layers that are not those of the graph in rising order, that do not
-/// stand in order in it, or that hand on something else than they get.
+/// [`IrError::Invalid`] if `kept` is not an ascending list of layers of the graph, if the nodes are
+/// not in layer order, or if the outputs of removed layers differ in type from the inputs.
 pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
     let invalid =
         |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
@@ -101,7 +101,7 @@ pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
     Ok(part)
 }
 
-/// The first node of each layer, and of what stands behind the last one.
+/// Index of the first node of each layer, and of the first node after the last layer.
 fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
     let layer_of = |node: &Node| node.layer.map(|layer| layer as usize);
     let mut bounds = Vec::with_capacity(count + 1);
@@ -122,7 +122,7 @@ fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
     Ok(bounds)
 }
 
-/// Tensors of the nodes in the order of the nodes, each with its producer and its last reader.
+/// All node outputs in node order, each with its producer and last reader.
 fn lives(graph: &Graph) -> Vec<(TensorId, usize, usize)> {
     let mut last_reader = vec![0; graph.tensors.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -133,7 +133,7 @@ fn lives(graph: &Graph) -> Vec<(TensorId, usize, usize)> {
     made.map(|(id, index)| (id, index, last_reader[id.index()])).collect()
 }
 
-/// What nodes before a bound make and nodes behind it read, in the order in which it is made.
+/// Tensors made before a bound and read after the bound, in order of production.
 fn crossing(lives: &[(TensorId, usize, usize)], bound: usize) -> Vec<TensorId> {
     let crosses = |(_, made, read): &&(TensorId, usize, usize)| *made < bound && *read >= bound;
     lives.iter().filter(crosses).map(|(id, ..)| *id).collect()

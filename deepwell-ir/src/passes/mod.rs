@@ -1,6 +1,6 @@
 //! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this
-//! order, over a
-//! differentiated one: recompute, precision, context_parallel, fuse, weight_gradients.
+//! order, over a differentiated graph: recompute, precision, context_parallel, fuse,
+//! weight_gradients.
 
 mod assign;
 mod context_parallel;

@@ -1,38 +1,37 @@
-//! Cuts a model into the stages of a pipeline.
+//! Cuts a model into pipeline stages.
 //!
-//! The graph stays whole through the passes behind the cut, so that each of them sees what it sees
-//! of a model on one rank: which linear layer is the last, which gradients meet. Where a stage
-//! ends, what the next one reads is sent, and received in its place; differentiation makes the way
-//! back of that. [`PipelineCut::part`] then takes the nodes of a rank's stages out.
+//! The graph stays whole during the passes after the cut, so that each pass sees the same structure
+//! as on one rank: which linear layer is the last, which gradients are summed. At a stage boundary,
+//! a send and a receive replace each tensor that the next stage reads; differentiation adds the
+//! reverse transfers. [`PipelineCut::part`] then extracts the nodes of a rank's stages.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::ops::{Collective, CollectiveKind};
 use crate::{Graph, GroupId, IrError, Link, Node, NodeId, Op, Phase, TensorId, TensorKind};
 
-/// Where a graph was cut, and which stages have which parameters.
+/// Cut positions of a graph, and the stages of each parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineCut {
-    /// The first node of each stage but the first one, among the forward nodes.
+    /// First forward node of each stage except the first stage.
     begins: Vec<u32>,
-    /// The stages that read each parameter, in order; the first one counts it.
+    /// Stages that read each parameter, in order; the first of them owns the parameter.
     readers: BTreeMap<String, Vec<u32>>,
 }
 
-/// Cuts a forward graph into stages of so many `layers` each, as they follow each other. What
-/// stands before the first layer is of the first stage, what stands behind the last one of the
-/// last. `group` has as many `ranks`, each with one stage after the other in turn: stage `s` is at
-/// place `s mod ranks`.
+/// Cuts a forward graph into consecutive stages of `layers` layers each. Nodes before the first
+/// layer belong to the first stage, nodes after the last layer to the last stage. `group` has
+/// `ranks` ranks, to which stages are assigned cyclically: stage `s` is at place `s mod ranks`.
 ///
-/// Of each tensor that crosses a cut there is one send and one receive; one that several later
-/// stages read goes from stage to stage. Nodes are numbered anew, their `source` says where they
-/// stand.
+/// Each tensor across a cut has a send and a receive; a tensor that several later stages
+/// read is passed from stage to stage. Nodes are renumbered: `source` is the index in the cut
+/// graph.
 ///
 /// # Errors
-/// [`IrError::Invalid`] for layers that are not those of the graph, that do not stand in order, or
-/// share a parameter across stages other than the first and the last; for a graph that is cut
-/// already, for a tensor at a cut that is no activation, and for stages that are no multiple of the
-/// ranks, or several of one rank alone.
+/// [`IrError::Invalid`] if the layer counts do not add up to the layers of the graph, if layers are
+/// not in order or share a parameter across stages other than the first and the last, if the graph
+/// is already cut, if a tensor at a cut is not an activation, and if the number of stages is not a
+/// multiple of the number of ranks or one rank has several stages.
 pub fn cut_pipeline(
     graph: &Graph,
     layers: &[usize],
@@ -50,7 +49,7 @@ pub fn cut_pipeline(
     let ranks = ranks as u32;
     let mut crossing = crossing(graph, &bounds).map_err(invalid)?.into_iter();
     let mut result = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
-    // What later nodes read in place of what a stage before theirs made.
+    // Tensors of earlier stages, each with the received tensor that later nodes read instead.
     let mut received: HashMap<TensorId, TensorId> = HashMap::new();
     let mut begins = Vec::with_capacity(bounds.len());
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -59,7 +58,7 @@ pub fn cut_pipeline(
                 continue;
             }
             let tensors = crossing.next().unwrap_or_default();
-            // Both ends stand in no layer: nothing of them is computed again.
+            // Transfers belong to no layer, so neither end is recomputed.
             let beside = Node { layer: None, ..node.clone() };
             let of = |id: &TensorId| *received.get(id).unwrap_or(id);
             let sent: Vec<TensorId> = tensors.iter().map(of).collect();
@@ -97,7 +96,7 @@ pub fn cut_pipeline(
     Ok((result, cut))
 }
 
-/// The first node of each stage but the first.
+/// Index of the first node of each stage except the first stage.
 fn bounds(graph: &Graph, layers: &[usize]) -> Result<Vec<usize>, String> {
     let is_transfer = |node: &&Node| match &node.op {
         Op::Collective(op) => {
@@ -133,7 +132,7 @@ fn bounds(graph: &Graph, layers: &[usize]) -> Result<Vec<usize>, String> {
     Ok(bounds)
 }
 
-/// What nodes before each bound make and nodes behind it read, in the order in which it is made.
+/// For each bound, tensors made before and read after the bound, in order of production.
 fn crossing(graph: &Graph, bounds: &[usize]) -> Result<Vec<Vec<TensorId>>, String> {
     let at_bound = |&bound: &usize| {
         let (before, behind) = graph.nodes.split_at(bound);
@@ -174,7 +173,7 @@ fn readers(graph: &Graph, begins: &[u32]) -> BTreeMap<String, Vec<u32>> {
             }
         }
     }
-    // What nobody reads is kept where the model begins.
+    // Unused parameters belong to the first stage.
     for stages in readers.values_mut().filter(|stages| stages.is_empty()) {
         stages.push(0);
     }
@@ -186,27 +185,27 @@ fn stage_of(begins: &[u32], node: &Node) -> u32 {
 }
 
 impl PipelineCut {
-    /// How many stages there are.
+    /// Number of stages.
     pub fn stages(&self) -> usize {
         self.begins.len() + 1
     }
 
-    /// The stage of a node of the graph, whatever passes have made of that.
+    /// Stage of a node of the graph, also after further passes.
     pub fn stage_of(&self, node: &Node) -> u32 {
         stage_of(&self.begins, node)
     }
 
-    /// The stages that have a parameter, in order.
+    /// Stages that have a parameter, in order.
     pub fn stages_with(&self, parameter: &str) -> &[u32] {
         self.readers.get(parameter).map_or(&[], Vec::as_slice)
     }
 
-    /// The stage that counts a parameter in what is summed over all.
+    /// Stage that counts the parameter in sums over all stages.
     pub fn owner(&self, parameter: &str) -> Option<u32> {
         self.stages_with(parameter).first().copied()
     }
 
-    /// Parameters that are counted by the stage that counts most.
+    /// Largest number of parameters owned by one stage.
     pub fn parameters_of_largest_stage(&self) -> usize {
         let mut counts = vec![0; self.stages()];
         for stages in self.readers.values() {
@@ -230,15 +229,15 @@ impl PipelineCut {
         }
     }
 
-    /// The nodes of some stages with their tensors, as a graph of its own. `graph` is what passes
-    /// have made of the one that was cut.
+    /// Extracts the nodes of some stages with their tensors as a separate graph. `graph` is the cut
+    /// graph after further passes.
     ///
     /// # Errors
-    /// [`IrError::Invalid`] for a stage that reads what it does not have.
+    /// [`IrError::Invalid`] if a stage reads a tensor of another stage.
     pub fn part(&self, graph: &Graph, stages: &[u32]) -> Result<Graph, IrError> {
         let mut kept = vec![false; graph.nodes.len()];
         let mut read = vec![false; graph.tensors.len()];
-        // Copies of weights stand before what reads them, wherever that is.
+        // Weight copies come before their readers, in any stage.
         for (index, node) in graph.nodes.iter().enumerate().rev() {
             kept[index] = match node.phase {
                 Phase::Weights => node.outputs.iter().any(|output| read[output.index()]),
@@ -262,7 +261,7 @@ impl PipelineCut {
     }
 }
 
-/// Some nodes of a graph with the tensors that they and `others` name, numbered anew.
+/// A graph of some nodes with the tensors that nodes and `others` refer to, renumbered.
 pub(super) fn part_of(
     graph: &Graph,
     mut nodes: Vec<Node>,
@@ -289,7 +288,7 @@ pub(super) fn part_of(
         new_ids[id.index()] = Some(TensorId(tensors.len() as u32));
         tensors.push(tensor.clone());
     }
-    // All that are named have one.
+    // All referenced tensors have a new id.
     let new_id = |id: TensorId| new_ids[id.index()].unwrap_or(id);
     for tensor in &mut tensors {
         if let TensorKind::ParameterGradient { parameter } = &mut tensor.kind {

@@ -1,16 +1,16 @@
 //! Makes a precision policy explicit: casts, quantizations and dequantizations become nodes.
 //!
-//! Quantization stands right behind the producer of the high-precision tensor, so that what the
-//! forward keeps for the backward is the quantized operand. Both directions of a tensor are made in
-//! one node when both are read.
+//! A quantization directly follows the producer of the high-precision tensor, so that the quantized
+//! operand is kept for the backward. If both rowwise and columnwise operands are read, one node
+//! makes both.
 //!
-//! A GEMM of which only one operand is quantized reads it dequantized, and so does one that the
-//! policy wants emulated. Dequantization stands right before the first GEMM that reads the result,
-//! and is done once more in the backward, so that there, too, what is kept is the quantized
-//! operand. A weight is dequantized with the weights' other copies.
+//! A GEMM with only one quantized operand reads that operand dequantized, and so does an emulated
+//! GEMM. The dequantization comes directly before the first GEMM that reads the result and is
+//! repeated in the backward, so that the quantized operand is kept here as well. A weight is
+//! dequantized together with the other weight copies.
 //!
-//! Gradients that are rounded at random are quantized as others are; behind all quantizations of
-//! their producer the elements are then rounded once more from the high-precision tensor.
+//! Gradients with stochastic rounding are first quantized like other tensors; after all
+//! quantizations of the producer, the elements are rounded again from the high-precision tensor.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,14 +31,14 @@ use crate::{
     Tensor, TensorId, TensorKind, ops,
 };
 
-/// Rewrites the graph under `policy`, and says what each parameter got, in execution order.
+/// Rewrites the graph under `policy` and reports the format of each parameter, in execution order.
 ///
-/// Activations become BF16, or stay F32 when the policy gives F32 to every tensor. Takes a graph
-/// at any stage before [`Stage::Quantized`], so that a forward-only graph for evaluation goes
-/// through the same pass.
+/// Activations become BF16, or stay F32 if the policy assigns F32 to every tensor. Accepts a graph
+/// at any stage before [`Stage::Quantized`], so that a forward-only graph for evaluation can use
+/// the same pass.
 ///
 /// # Errors
-/// A policy that cannot be applied: a rule without a match, F32 for some tensors only.
+/// A policy that cannot be applied: a rule without a match, or F32 for only some tensors.
 pub fn apply_precision(
     graph: &Graph,
     policy: &PrecisionPolicy,
@@ -46,8 +46,8 @@ pub fn apply_precision(
     apply_served_precision(graph, policy, &|_| Ok(()))
 }
 
-/// [`apply_precision`] for a target that may not serve every format: `serves` says why not. Tensors
-/// of such a format become BF16, and their reason says so.
+/// [`apply_precision`] for a target that may not support every format: `serves` returns the reason.
+/// Tensors of an unsupported format become BF16, with that reason in the report.
 ///
 /// # Errors
 /// As [`apply_precision`].
@@ -97,8 +97,8 @@ pub fn apply_served_precision(
     Ok((result, report))
 }
 
-/// Whether an op reads an operand as the FP32 master, whatever the policy has for activations:
-/// routers choose in FP32, and a sink is a score, which softmax has in FP32.
+/// Whether an op reads an operand as the FP32 master under any policy: routers compute in FP32, and
+/// a sink is a score, which softmax reads in FP32.
 pub(super) fn reads_master(op: &Op, index: usize) -> bool {
     match op {
         Op::RouterLogits(_) | Op::Route(_) => index >= 1,
@@ -109,7 +109,7 @@ pub(super) fn reads_master(op: &Op, index: usize) -> bool {
     }
 }
 
-/// The groups of a GEMM of grouped rows.
+/// The groups of a grouped GEMM.
 fn grouped_rows(op: &Op) -> Option<GroupedRows> {
     match op {
         Op::GroupedGemm(op) => Some(op.grouped),
@@ -119,26 +119,26 @@ fn grouped_rows(op: &Op) -> Option<GroupedRows> {
     }
 }
 
-/// How a tensor is quantized, along which axes, and along which of them at random.
+/// Quantization of a tensor: format, axes, and axes with stochastic rounding.
 struct Need {
-    /// How, to nearest.
+    /// Format with rounding to nearest.
     format: QuantFormat,
     axis: Axis,
     stochastic: Option<Axis>,
 }
 
-/// The needs of each tensor that is quantized, in order of use.
+/// Quantizations of each tensor, in order of use.
 type Needs = HashMap<TensorId, Vec<Need>>;
 
-/// A high-precision tensor and how it is quantized.
+/// A high-precision tensor and its quantization format.
 type Key = (TensorId, QuantFormat);
 
-/// How a GEMM reads one of its operands.
+/// How a GEMM reads an operand.
 #[derive(Clone, Copy)]
 enum Reading {
-    /// As it is.
+    /// In high precision.
     Plain,
-    /// The operand along an axis.
+    /// Quantized along an axis.
     Quantized(Key, Axis),
 }
 
@@ -154,16 +154,16 @@ struct Rewrite<'a> {
     assignments: HashMap<TensorId, Assignment>,
     activation: DType,
     result: Graph,
-    /// The compute copies of parameters that are read in high precision.
+    /// BF16 copies of parameters with high-precision readers.
     high_precision: HashMap<TensorId, TensorId>,
-    /// The planes of each quantized operand made, data first.
+    /// Planes of each quantized operand, data first.
     quantized: HashMap<(Key, Axis), Vec<TensorId>>,
-    /// Operands that were dequantized, for the nodes of a phase.
+    /// Dequantized operands, per phase.
     dequantized: HashMap<(Key, Axis, Phase), TensorId>,
 }
 
 impl Rewrite<'_> {
-    /// What the policy makes of a node, when it has the node's tensor in MXFP8.
+    /// The quantized GEMM of a node, if the policy quantizes the node's weight.
     fn gemm(&self, node: &Node) -> Option<Gemm> {
         let (kind, parameter) = match &node.op {
             Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, node.inputs[1]),
@@ -195,7 +195,7 @@ impl Rewrite<'_> {
         Some(Gemm { kind, operands, is_scaled: assignment.gemm(direction).is_scaled })
     }
 
-    /// Every tensor that is quantized, with the axes that its readers want.
+    /// Collects the quantized tensors, with the axes that GEMMs read.
     fn needs(&self) -> Needs {
         let mut needs = Needs::new();
         for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
@@ -219,7 +219,7 @@ impl Rewrite<'_> {
         needs
     }
 
-    /// Casts and quantizations of parameters, in [`Phase::Weights`].
+    /// Adds casts and quantizations of parameters, in [`Phase::Weights`].
     fn weights(&mut self, needs: &Needs) -> Result<(), IrError> {
         let source = self.source;
         let mut readers: HashMap<TensorId, &Node> = HashMap::new();
@@ -261,7 +261,7 @@ impl Rewrite<'_> {
         Ok(())
     }
 
-    /// The quantized operands of each tensor that GEMMs read dequantized.
+    /// Tensors with dequantized readers, each with the quantized operands to dequantize.
     fn dequantized_uses(&self) -> HashMap<TensorId, Vec<(Key, Axis)>> {
         let mut uses: HashMap<TensorId, Vec<(Key, Axis)>> = HashMap::new();
         let gemms = self.source.nodes.iter().filter_map(|node| self.gemm(node));
@@ -273,7 +273,7 @@ impl Rewrite<'_> {
         uses
     }
 
-    /// The tensors that some node reads as they are.
+    /// Tensors that some node reads in high precision.
     fn read_in_high_precision(&self) -> HashSet<TensorId> {
         let mut read = HashSet::new();
         for node in &self.source.nodes {
@@ -298,7 +298,7 @@ impl Rewrite<'_> {
         let wanted = needs.get(&tensor).into_iter().flatten();
         for (count, &Need { format, axis, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
-            // An operand that is quantized in another way needs another name.
+            // Further quantizations of a tensor have numbered names.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
             let op = Quantize { format, axis };
@@ -340,7 +340,7 @@ impl Rewrite<'_> {
         Ok(())
     }
 
-    /// Rounds elements of the operands of `tensor` at random, behind its quantizations.
+    /// Adds stochastic rounding of the operands of `tensor`, after the quantizations.
     fn round(&mut self, tensor: TensorId, needs: &Needs, producer: &Node) {
         for need in needs.get(&tensor).into_iter().flatten() {
             for axis in [Axis::Row, Axis::Column] {
@@ -369,12 +369,12 @@ impl Rewrite<'_> {
         }
     }
 
-    /// The high-precision tensor that a node reads in place of `id`.
+    /// The high-precision tensor that a node reads instead of `id`.
     fn high_precision(&self, id: TensorId) -> TensorId {
         self.high_precision.get(&id).copied().unwrap_or(id)
     }
 
-    /// An operand in high precision again, for `reader` or where it stands.
+    /// Dequantizes an operand for `reader`, or returns the existing result.
     fn dequantize(&mut self, key: Key, axis: Axis, reader: &Node) -> TensorId {
         let made_with_weights = self.dequantized.get(&(key, axis, Phase::Weights));
         let made = made_with_weights.or_else(|| self.dequantized.get(&(key, axis, reader.phase)));
@@ -386,7 +386,7 @@ impl Rewrite<'_> {
         let is_weight = matches!(source.kind, TensorKind::Parameter { .. });
         let shape = source.shape.clone();
         let data_name = &self.result.tensor(planes[0]).name;
-        // What the forward dequantized is not kept: the backward does it again.
+        // The forward result is not kept: the backward dequantizes again.
         let in_forward = self.dequantized.contains_key(&(key, axis, Phase::Forward));
         let again = if in_forward { ".backward" } else { "" };
         let name = format!("{data_name}{again}.{}", self.activation);
@@ -420,7 +420,7 @@ impl Rewrite<'_> {
                         *input = self.high_precision(*input);
                     }
                 }
-                // What another rank sends is stored as its activations are.
+                // Received tensors are stored in the sender's activation type.
                 if let Op::Collective(Collective {
                     kind: CollectiveKind::Recv { dtype, .. }, ..
                 }) = &mut node.op
@@ -435,7 +435,7 @@ impl Rewrite<'_> {
             }) => {
                 let operands = [(a, a_axis), (b, b_axis)];
                 let mut inputs = operands.map(|operand| self.quantized[&operand].clone()).concat();
-                // A bias, or where groups begin.
+                // A bias, or the group offsets.
                 inputs.extend(node.inputs[2..].iter().map(|&input| self.high_precision(input)));
                 let (a, b, output) = (a.1, b.1, self.activation);
                 node.op = match grouped_rows(&node.op) {
@@ -446,8 +446,8 @@ impl Rewrite<'_> {
                     }
                 };
                 node.inputs = inputs;
-                // Its operands are kept for the backward as quantized data; nothing is left to
-                // recompute.
+                // The operands are kept for the backward as quantized data, so no recomputation is
+                // needed.
             }
             Some(Gemm { operands, .. }) => {
                 for (index, input) in node.inputs.clone().into_iter().enumerate() {

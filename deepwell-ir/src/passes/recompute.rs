@@ -1,5 +1,4 @@
-//! Trades memory for time: marked forward nodes run again in the backward instead of keeping
-//! their outputs.
+//! Trades time for memory: the backward recomputes the outputs of marked forward nodes.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Graph, IrError, Link, Node, Op, Part, Phase, Stage, Tensor, TensorId, TensorKind};
 
-/// What the backward makes again.
+/// What the backward recomputes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -18,9 +17,9 @@ pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Outputs of a layer's norms and activation functions: cheap to make, large to keep.
+    /// Outputs of a layer's norms and activation functions: cheap to compute, large to keep.
     Selective,
-    /// Everything inside a layer; only what crosses layers is kept.
+    /// Everything inside a layer; only tensors between layers are kept.
     Full,
 }
 
@@ -47,7 +46,7 @@ impl FromStr for Recompute {
     }
 }
 
-/// Marks forward nodes by `rule` and inserts their second run before its first use.
+/// Marks forward nodes by `rule` and inserts their recomputation before its first use.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Differentiated`].
@@ -82,8 +81,8 @@ pub fn recompute(graph: &Graph, rule: Recompute) -> Result<Graph, IrError> {
     Ok(result)
 }
 
-/// Tensors that a forward node of another layer, or the loss, reads. The loss node is replaced by
-/// its backward: what that reads crosses too.
+/// Tensors that a forward node of another layer or the loss reads. The loss node is already
+/// replaced by a backward node, whose inputs count too.
 fn crossing_layers(graph: &Graph) -> HashSet<TensorId> {
     let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
@@ -109,7 +108,7 @@ fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool
     }
     match rule {
         Recompute::None => false,
-        // The final norm's output is read by the very next node: nothing is won there.
+        // The next node already reads the final norm's output: recomputation would save nothing.
         Recompute::Selective => {
             matches!(
                 node.op,
@@ -125,22 +124,22 @@ fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool
     }
 }
 
-/// Whether the op decides which experts tokens visit. That is small and kept: a second run on
-/// numbers that another kernel made could choose others than those whose outputs were added up.
+/// Whether the op decides which experts tokens visit. Its outputs are small and kept: recomputation
+/// from slightly different inputs could choose experts other than those of the forward pass.
 fn routes(op: &Op) -> bool {
     matches!(op, Op::RouterLogits(_) | Op::Route(_) | Op::Dispatch(_) | Op::DispatchToRanks(_))
 }
 
 struct SecondRun<'a> {
     graph: &'a Graph,
-    /// The marked node that writes a tensor.
+    /// Marked node that writes each tensor.
     writers: HashMap<TensorId, &'a Node>,
-    /// First-run tensor to second-run tensor.
+    /// Tensors of the first run, each with the recomputed tensor.
     made: HashMap<TensorId, TensorId>,
 }
 
 impl SecondRun<'_> {
-    /// The tensor to read in the backward in place of `tensor`.
+    /// Returns the tensor that the backward reads instead of `tensor`.
     fn of(&mut self, tensor: TensorId, result: &mut Graph) -> TensorId {
         if let Some(&made) = self.made.get(&tensor) {
             return made;

@@ -1,17 +1,16 @@
 //! Splits a captured graph over the ranks of a tensor-parallel group, with sequence parallelism
 //! (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198).
 //!
-//! Between the GEMMs a rank has some rows of an activation, its part of the tokens of a
-//! micro-batch; within attention and feed-forward it has some columns, its heads or its part of the
-//! hidden units, of all tokens. A linear layer leads from rows to columns (its input is gathered,
-//! its weight is cut along N) or from columns back to rows (its weight is cut along K, the results
-//! are summed up and scattered). So what a layer is follows from what it reads, and nothing
-//! depends on names.
+//! Between GEMMs a rank has some rows of an activation (its part of a micro-batch's tokens); within
+//! attention and feed-forward it has some columns (its heads or hidden units) of all tokens. A
+//! linear layer goes from rows to columns (input all-gathered, weight split along N) or from
+//! columns to rows (weight split along K, results reduce-scattered). The layout of a layer's input
+//! determines which, independent of names.
 //!
-//! The pass comes before differentiation, from which the exchanges of the backward follow: the
-//! gradient of a gather is a reduce-scatter, and the other way round. A parameter that is cut has
-//! its whole gradient on its rank. Every other parameter is read by part of the tokens or heads,
-//! and what ranks have of its gradient is summed up by whoever lowers the graph.
+//! The pass precedes differentiation, which derives the collectives of the backward: the gradient
+//! of an all-gather is a reduce-scatter and vice versa. A split parameter has its whole gradient on
+//! its rank. Every other parameter sees only part of the tokens or heads, and lowering adds an
+//! all-reduce of its gradient.
 
 use std::collections::HashMap;
 
@@ -27,19 +26,19 @@ use crate::{
 /// A rank of a tensor-parallel group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRank {
-    /// Among which of its groups it exchanges.
+    /// Process group of the collectives.
     pub group: GroupId,
-    /// Its place in the group.
+    /// Place in the group.
     pub place: usize,
-    /// How many ranks the group has.
+    /// Number of ranks in the group.
     pub ranks: usize,
 }
 
-/// What a rank computes of `graph`, and which slice it has of each parameter, in the order of
-/// [`Graph::parameters`]; none of one that is whole.
+/// Returns a rank's part of `graph` and the rank's slice of each parameter, in the order of
+/// [`Graph::parameters`]; `None` for an unsplit parameter.
 ///
 /// # Errors
-/// [`IrError::Split`] for a size that the ranks do not divide, and for an op that is not split.
+/// [`IrError::Split`] for a size that the number of ranks does not divide, and for unsupported ops.
 pub fn tensor_parallel(
     graph: &Graph,
     rank: TensorRank,
@@ -49,7 +48,7 @@ pub fn tensor_parallel(
         return Err(IrError::Stage { pass: "tensor_parallel", wants, got });
     }
     let mut splitter = Splitter::new(graph, rank);
-    // Before norms and rotations of heads, which do not say whether they are of queries or keys.
+    // First split attention: head counts are needed for norms and rotations of queries and keys.
     for node in &graph.nodes {
         if let Op::Attention(op) = &node.op {
             splitter.heads(node, op)?;
@@ -65,14 +64,14 @@ pub fn tensor_parallel(
     Ok((result, splits))
 }
 
-/// What a rank has of a tensor.
+/// A rank's part of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// All of it.
+    /// The whole tensor.
     Whole,
-    /// Its part of the tokens.
+    /// Some of the rows (tokens).
     Rows,
-    /// Its part of the columns, of all tokens.
+    /// Some of the columns, for all tokens.
     Columns,
 }
 
@@ -90,11 +89,11 @@ struct Splitter<'a> {
     source: &'a Graph,
     rank: TensorRank,
     result: Graph,
-    /// What stands for a tensor of the source.
+    /// Tensors of the source, each with the tensor of the result.
     made: HashMap<TensorId, (TensorId, Layout)>,
-    /// Gathered tensors by their parts.
+    /// All-gathered tensors, by their slices.
     gathered: HashMap<TensorId, TensorId>,
-    /// How parameters of the source that were used are cut.
+    /// Splits of the parameters used so far.
     splits: HashMap<TensorId, Option<Split>>,
 }
 
@@ -120,7 +119,7 @@ impl<'a> Splitter<'a> {
         IrError::Split { name: name.to_string(), ranks: self.rank.ranks, what: what.into() }
     }
 
-    /// One of the ranks' equal parts of a size.
+    /// Divides a size equally over the ranks.
     fn part(&self, name: &str, size: usize, of_what: &str) -> Result<usize, IrError> {
         let ranks = self.rank.ranks;
         if ranks > 0 && size.is_multiple_of(ranks) {
@@ -133,7 +132,7 @@ impl<'a> Splitter<'a> {
         self.made[&id].1
     }
 
-    /// Input `index` of a node, which must be there as `layout`.
+    /// Returns input `index` of a node, which must have this layout.
     fn input(&self, node: &Node, index: usize, layout: Layout) -> Result<TensorId, IrError> {
         let (id, got) = self.made[&node.inputs[index]];
         if got == layout {
@@ -152,7 +151,7 @@ impl<'a> Splitter<'a> {
         Err(self.refuse(&node.name, what))
     }
 
-    /// Input `index` of a node, a parameter, cut along a dimension or whole.
+    /// Returns input `index` of a node, a parameter, split along a dimension or whole.
     fn parameter(
         &mut self,
         node: &Node,
@@ -185,7 +184,7 @@ impl<'a> Splitter<'a> {
         Ok(id)
     }
 
-    /// Adds a node beside `place`; its first output.
+    /// Adds a node next to `place` and returns the first output.
     fn push(
         &mut self,
         place: &Node,
@@ -199,7 +198,7 @@ impl<'a> Splitter<'a> {
         Ok(output)
     }
 
-    /// Adds what a node becomes; all its outputs are laid out alike.
+    /// Adds the replacement of a node; all outputs have the same layout.
     fn replace(
         &mut self,
         node: &Node,
@@ -218,7 +217,7 @@ impl<'a> Splitter<'a> {
         Collective::new(kind, self.rank.group, self.rank.ranks as u32)
     }
 
-    /// The rows of all ranks, gathered once however many read them.
+    /// All-gathers the rows of all ranks, once for all readers.
     fn gather(&mut self, place: &Node, rows: TensorId) -> Result<TensorId, IrError> {
         if let Some(&whole) = self.gathered.get(&rows) {
             return Ok(whole);
@@ -230,7 +229,7 @@ impl<'a> Splitter<'a> {
         Ok(whole)
     }
 
-    /// This rank's rows of the sum over all ranks.
+    /// Reduce-scatters partial sums into this rank's rows.
     fn scatter(&mut self, node: &Node, partial: TensorId) -> Result<TensorId, IrError> {
         let op = self.exchange(CollectiveKind::ReduceScatter { reduction: Reduction::Sum });
         self.push(node, &format!("{}.reduce_scatter", node.name), op, &[partial])
@@ -256,7 +255,7 @@ impl<'a> Splitter<'a> {
                 }
                 self.beside(node, 1, Layout::Columns)
             }
-            // A token chooses experts by itself; which rank has those is another grid's matter.
+            // Routing is per token; expert parallelism distributes the experts.
             Op::RouterLogits(_) | Op::Route(_) => self.beside(node, 1, Layout::Rows),
             Op::Experts(_) => self.beside(node, 3, Layout::Rows),
             Op::Rope(rope) => {
@@ -319,8 +318,8 @@ impl<'a> Splitter<'a> {
         Ok(())
     }
 
-    /// An op on what a rank has of its first operands, with parameters behind them that all ranks
-    /// have.
+    /// Replaces an op whose first `operands` operands are split and whose other operands are
+    /// unsplit parameters.
     fn beside(&mut self, node: &Node, operands: usize, layout: Layout) -> Result<(), IrError> {
         let own = (0..operands).map(|index| self.input(node, index, layout));
         let mut inputs = own.collect::<Result<Vec<TensorId>, IrError>>()?;
@@ -330,7 +329,7 @@ impl<'a> Splitter<'a> {
         self.replace(node, node.op.clone(), &inputs, layout)
     }
 
-    /// A rank's heads of an attention.
+    /// The rank's heads of an attention.
     fn heads(&self, node: &Node, op: &Attention) -> Result<AttentionHeads, IrError> {
         Ok(AttentionHeads {
             heads: self.part(&node.name, op.heads.heads, "query heads")?,
@@ -343,8 +342,8 @@ impl<'a> Splitter<'a> {
         let heads = self.heads(node, op)?;
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for index in 0..node.inputs.len() {
-            // Sinks, one for each head, stand behind queries, keys and values; documents, which all
-            // heads have in common, behind those.
+            // Sinks, one per head, follow queries, keys and values; then come the documents, common
+            // to all heads.
             inputs.push(match index {
                 0..3 => self.input(node, index, Layout::Columns)?,
                 _ if op.heads.documents_at(3) == Some(index) => {
@@ -356,7 +355,7 @@ impl<'a> Splitter<'a> {
         self.replace(node, Attention { heads }, &inputs, Layout::Columns)
     }
 
-    /// An op element by element on tensors that are laid out alike.
+    /// Replaces an element-wise op on tensors of equal layout.
     fn elementwise(&mut self, node: &Node) -> Result<(), IrError> {
         let layout = self.layout(node.inputs[0]);
         let inputs = (0..node.inputs.len()).map(|index| self.input(node, index, layout));
@@ -364,8 +363,9 @@ impl<'a> Splitter<'a> {
         self.replace(node, node.op.clone(), &inputs, layout)
     }
 
-    /// Of all tokens of a micro-batch, on each rank: the balance of experts is one of them all. The
-    /// gradient of what is gathered is a sum over the ranks, to which each gives its part.
+    /// Computes the loss for all tokens of a micro-batch on every rank, because expert balance is a
+    /// property of all tokens. The gradient of the all-gather sums over ranks, so each rank
+    /// contributes a fraction.
     fn router_loss(&mut self, node: &Node, op: &RouterLoss) -> Result<(), IrError> {
         let [logits, chosen] = [0, 1].map(|index| self.input(node, index, Layout::Rows));
         let (logits, chosen) = (self.gather(node, logits?)?, self.gather(node, chosen?)?);

@@ -1,24 +1,24 @@
-//! What a precision policy came to for each parameter.
+//! Result of a precision policy for each parameter.
 
 use deepwell_precision::{Assignment, Direction, Format, GemmPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::GemmKind;
 
-/// What one parameter got.
+/// Precision of one parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorPrecision {
     /// Name of the parameter.
     pub tensor: String,
-    /// The format of its GEMMs; quantized where any operand of them is.
+    /// Format of the GEMMs; quantized if any operand is quantized.
     pub format: Format,
-    /// How fprop, dgrad and wgrad are computed, where that is not all in `format`.
+    /// Precision of fprop, dgrad and wgrad, unless all three are computed in `format`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gemms: Option<[GemmPrecision; 3]>,
-    /// The format that the policy asks for and the target does not serve.
+    /// Requested format, if the target does not support it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Format>,
-    /// Which rule said so.
+    /// The deciding rule.
     pub reason: String,
 }
 
@@ -35,7 +35,7 @@ impl TensorPrecision {
         }
     }
 
-    /// How one of its GEMMs is computed.
+    /// Precision of one of the GEMMs.
     pub fn gemm(&self, kind: GemmKind) -> GemmPrecision {
         match (self.gemms, self.format) {
             (Some(gemms), _) => gemms[kind as usize],
@@ -44,7 +44,7 @@ impl TensorPrecision {
         }
     }
 
-    /// The reason, and after it those GEMMs that are not computed in `format`.
+    /// The reason, followed by the GEMMs not computed in `format`.
     pub fn explanation(&self) -> String {
         let mut parts = vec![self.reason.clone()];
         if let Some(gemms) = self.gemms {

@@ -1,25 +1,25 @@
-//! Takes the gradients of weights out of the backward pass, into a phase of their own.
+//! Moves weight gradients out of the backward pass into a separate phase.
 //!
-//! Nobody but the optimizer waits for a gradient of a weight. A zero-bubble schedule (Qi et al.,
-//! arXiv 2401.10241) sends the gradient of a stage's input first and makes those of its weights
-//! where the stage would wait.
+//! Only the optimizer needs weight gradients. A zero-bubble schedule (Qi et al., arXiv 2401.10241)
+//! first sends the gradient of a stage's input and computes weight gradients while the stage would
+//! be idle.
 //!
-//! What moves are the nodes that serve gradients of parameters alone: GEMMs, bias gradients, those
-//! of embedding tables, and what is computed or gathered for them. What stays:
-//! - a node that makes a gradient of an input beside that of a weight, as norms and the loss do,
-//! - every writer of a gradient that one of those writes, so that sums keep their order,
-//! - quantizations: what they make takes less room until then than what they read,
-//! - what reads weights, which ZeRO 3 has there in the backward alone.
+//! Nodes move if they serve only parameter gradients: GEMMs, bias gradients, embedding table
+//! gradients, and computations or collectives for these. The following nodes stay:
+//! - a node that computes both an input gradient and a weight gradient, as norms and the loss do,
+//! - every writer of a gradient with such a node as a writer, to preserve the order of summation,
+//! - quantizations, because their outputs take less memory until then than their inputs,
+//! - readers of weights, because ZeRO 3 gathers weights only for the backward.
 
 use std::collections::HashSet;
 
 use crate::{Graph, IrError, Node, Op, Phase, Stage, TensorId, TensorKind};
 
-/// The graph with the nodes that serve gradients of parameters alone in
-/// [`Phase::WeightGradients`], in the order that they had. They compute what they did.
+/// Moves the nodes that serve only parameter gradients to [`Phase::WeightGradients`], in order. The
+/// computation itself is unchanged.
 ///
 /// # Errors
-/// A graph that is not differentiated.
+/// A graph before differentiation.
 pub fn defer_weight_gradients(graph: &Graph) -> Result<Graph, IrError> {
     if graph.stage < Stage::Differentiated {
         return Err(IrError::Stage {
@@ -43,8 +43,7 @@ pub fn defer_weight_gradients(graph: &Graph) -> Result<Graph, IrError> {
     Ok(result)
 }
 
-/// Which nodes move: of all that could, one falls out with each other that needs it, until none
-/// does.
+/// Nodes that move: starts with all candidates and removes nodes needed by others until stable.
 fn moving(graph: &Graph) -> Vec<bool> {
     let mut moves: Vec<bool> = graph.nodes.iter().map(|node| may_move(graph, node)).collect();
     loop {
@@ -54,7 +53,7 @@ fn moving(graph: &Graph) -> Vec<bool> {
             if moves {
                 read_there.extend(&node.inputs);
             } else {
-                // Of a gradient all writers stay, or none.
+                // Either all writers of a gradient stay, or none.
                 needed_before.extend(node.inputs.iter().chain(&node.outputs));
             }
         }

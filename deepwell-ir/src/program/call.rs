@@ -1,4 +1,4 @@
-//! One kernel call: what is computed, by which kernel, on which values, and when.
+//! One kernel call: operation, kernel, operands, and position in the step.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::{ByteRange, Instance, Program, ValueId};
 use crate::ops::{AdamW, CopyKind, Quantize};
 use crate::{KernelChoice, MathUnit, NodeId, Op, Phase, Rejected, Tag, TensorId};
 
-/// How a call touches an operand.
+/// Access of a call to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
@@ -18,22 +18,21 @@ pub enum Access {
     Update,
 }
 
-/// When a call adds to its accumulators (the loss, gradients of parameters) and when it overwrites
-/// them.
+/// When a call adds to its accumulators (loss, parameter gradients) and when it overwrites.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accumulate {
-    /// It overwrites, or has none.
+    /// Always overwrites, or has no accumulator.
     #[default]
     Never,
-    /// It overwrites in the first micro-batch of a step and adds in the others.
+    /// Overwrites in the first micro-batch of a step and adds in all others.
     AfterFirst,
-    /// It adds: a call before it in the same body has written.
+    /// Always adds: an earlier call of the same body has written.
     Always,
 }
 
 impl Accumulate {
-    /// Whether it adds in an instance.
+    /// Whether the call adds in an instance.
     pub fn adds(self, instance: Instance) -> bool {
         match self {
             Accumulate::Never => false,
@@ -43,16 +42,16 @@ impl Accumulate {
     }
 }
 
-/// A value and what the call does with it.
+/// A value and the call's access to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operand {
-    /// Which value.
+    /// The value.
     pub value: ValueId,
-    /// What for.
+    /// The access.
     pub access: Access,
 }
 
-/// What a call costs at least.
+/// Lower bounds of a call's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Floating-point operations, a multiply-add counted as two.
@@ -61,7 +60,7 @@ pub struct Cost {
     pub bytes_read: u64,
     /// Bytes written to memory.
     pub bytes_written: u64,
-    /// Bytes through the link to other ranks, in its busier direction.
+    /// Bytes over the link to other ranks, in the busier direction.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_on_link: u64,
 }
@@ -85,7 +84,7 @@ impl Cost {
     }
 }
 
-/// Queue that a call is issued on. Stream 0 computes.
+/// Queue that a call is issued on. Stream 0 is the compute stream.
 pub type StreamId = u32;
 /// A point in a stream that another stream can wait for.
 pub type EventId = u32;
@@ -93,65 +92,65 @@ pub type EventId = u32;
 /// One kernel launch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    /// Unique name: the node's.
+    /// Unique name, equal to the node's name.
     pub name: String,
-    /// What is computed.
+    /// The operation.
     pub op: Op,
-    /// Which kernel computes it.
+    /// The kernel.
     pub choice: KernelChoice,
     /// Inputs, then outputs, in the op's order.
     pub operands: Vec<Operand>,
-    /// How many of the operands are inputs.
+    /// Number of inputs among the operands.
     pub input_count: usize,
-    /// When outputs that are accumulators add to what is there.
+    /// When accumulator outputs are added to.
     pub accumulate: Accumulate,
-    /// Whether it runs in the last micro-batch of a step alone: a sum over ranks of what all
-    /// micro-batches have added up.
+    /// Whether the call runs only in the last micro-batch of a step: a sum over ranks of gradients
+    /// accumulated over all micro-batches.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub last_only: bool,
-    /// Whether a step leaves it out: it makes copies of weights that the optimizer's calls write
-    /// within a step, and runs where its body runs alone, after weights were loaded.
+    /// Whether a step skips the call: within a step, the optimizer's calls write these weight
+    /// copies. The call runs if its body runs alone, after weights are loaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone_only: bool,
-    /// Scratch, `choice.workspace_bytes` long.
+    /// Scratch of `choice.workspace_bytes` bytes.
     pub workspace: ByteRange,
-    /// When it runs.
+    /// Phase of the step.
     pub phase: Phase,
     /// Part of the model.
     pub tag: Tag,
     /// Transformer layer.
     pub layer: Option<u32>,
-    /// Whether it repeats a forward call.
+    /// Whether the call repeats a forward call.
     pub recomputes: bool,
-    /// The node of the captured graph that it computes, differentiates, repeats or serves.
+    /// Node of the captured graph that the call computes, differentiates, repeats or serves.
     pub source: NodeId,
-    /// Unit that does the arithmetic.
+    /// Unit that executes the arithmetic.
     pub unit: MathUnit,
-    /// Largest share of the unit's peak in a measurement of the kernel; 1 without a measurement.
+    /// Largest measured fraction of the unit's peak for the kernel; 1 without a measurement.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub peak_share: f64,
-    /// Lower bound of the work of one run, the first of a step.
+    /// Lower bound of the cost of the first run in a step.
     pub cost: Cost,
-    /// Bytes of accumulators that runs which add to them read beside.
+    /// Additional bytes read by runs that add to accumulators.
     #[serde(default)]
     pub accumulator_bytes: u64,
     /// Queue.
     pub stream: StreamId,
-    /// Events to wait for first.
+    /// Events to wait for before the call.
     pub waits: Vec<EventId>,
-    /// Event to record afterwards.
+    /// Event to record after the call.
     pub records: Option<EventId>,
-    /// Kernels that would have been preferred or cannot serve, and why.
+    /// Kernels that were not selected, and why.
     pub rejected: Vec<Rejected>,
 }
 
 impl Call {
-    /// Whether it runs in an instance of its body.
+    /// Whether the call runs in an instance of its body.
     pub fn runs_in(&self, instance: Instance) -> bool {
         (instance.is_last || !self.last_only) && (instance.is_alone || !self.alone_only)
     }
 
-    /// How often a step runs it, of whose body it has so many runs.
+    /// Number of runs of the call in a step with `body_runs` runs of its body.
     pub fn runs_of(&self, body_runs: usize) -> usize {
         match (self.alone_only, self.last_only) {
             (true, _) => 0,
@@ -160,14 +159,14 @@ impl Call {
         }
     }
 
-    /// Lower bound of the work of one run.
+    /// Lower bound of the cost of one run.
     pub fn cost_in(&self, instance: Instance) -> Cost {
         let adds = self.accumulate == Accumulate::AfterFirst && !instance.is_first;
         let bytes = if adds { self.accumulator_bytes } else { 0 };
         Cost { bytes_read: self.cost.bytes_read + bytes, ..self.cost }
     }
 
-    /// Bytes that so many runs in a step move.
+    /// Bytes moved by `runs` runs in a step.
     pub fn bytes_in_step(&self, runs: usize) -> u64 {
         let bytes = |is_first| self.cost_in(Instance { is_first, ..Instance::ONLY }).bytes();
         match runs {
@@ -176,17 +175,17 @@ impl Call {
         }
     }
 
-    /// The inputs.
+    /// Input operands.
     pub fn inputs(&self) -> &[Operand] {
         &self.operands[..self.input_count]
     }
 
-    /// The outputs.
+    /// Output operands.
     pub fn outputs(&self) -> &[Operand] {
         &self.operands[self.input_count..]
     }
 
-    /// The casts that the call does: what is cast, and to which value.
+    /// Casts in the call: source value and destination value.
     pub fn casts(&self) -> Vec<(ValueId, ValueId)> {
         match (&self.op, self.inputs(), self.outputs()) {
             (Op::Cast(_), [source], [copy]) => vec![(source.value, copy.value)],
@@ -205,8 +204,7 @@ impl Call {
         }
     }
 
-    /// The block quantizations that the call does, be it one itself, in its epilogue, or of weights
-    /// that it updates.
+    /// Block quantizations in the call: the op itself, in the epilogue, or of updated weights.
     pub fn quantizations(&self) -> Vec<Quantization<'_>> {
         let outputs = self.outputs();
         match &self.op {
@@ -242,11 +240,11 @@ impl Call {
 /// One block quantization of a [`Call`].
 #[derive(Clone, Copy, Debug)]
 pub struct Quantization<'a> {
-    /// How.
+    /// Format and axes.
     pub quantize: &'a Quantize,
-    /// What is quantized; none when the call does not store it.
+    /// Source value; `None` if the call does not store the source.
     pub source: Option<ValueId>,
-    /// Rowwise data and scales, columnwise data and scales, counters: those that there are.
+    /// Existing outputs, in order: rowwise data and scales, columnwise data and scales, counters.
     pub outputs: &'a [Operand],
 }
 
@@ -256,18 +254,18 @@ impl Quantization<'_> {
         self.outputs.split_last().map_or(&[], |(_, operands)| operands)
     }
 
-    /// The counters.
+    /// Counters.
     pub fn statistics(&self) -> Option<ValueId> {
         self.outputs.last().map(|operand| operand.value)
     }
 
-    /// The tensor that is quantized, by the link of what is made of it.
+    /// The quantized tensor, from the link of the quantized data.
     pub fn tensor(&self, program: &Program) -> Option<TensorId> {
         let data = self.outputs.first()?;
         program.value(data.value).link.map(|link| link.of)
     }
 
-    /// Name of what is quantized, stored or not.
+    /// Name of the quantized tensor, stored or not.
     pub fn source_name<'p>(&self, program: &'p Program) -> &'p str {
         match self.source {
             Some(source) => &program.value(source).name,

@@ -1,4 +1,4 @@
-//! The weights of the GEMMs that read each value.
+//! Weights of the GEMMs that read each value.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,9 +7,9 @@ use crate::ops::CollectiveKind;
 use crate::{GemmKind, NodeId, Op, TensorId};
 
 impl Program {
-    /// For each operand of a GEMM of a linear layer or of experts, the weights of the GEMMs that
-    /// read it, as indices into [`Program::parameters`]: as it is, dequantized, or gathered from
-    /// the slices of ranks. Fprop, dgrad and wgrad are GEMMs of the weight of their layer.
+    /// For each operand of a linear or expert GEMM, the weights of the reading GEMMs, as indices
+    /// into [`Program::parameters`]. A GEMM may read the operand directly, dequantized, or
+    /// all-gathered. Fprop, dgrad and wgrad count as GEMMs of their layer's weight.
     pub fn weights_by_operand(&self) -> HashMap<ValueId, BTreeSet<usize>> {
         let weight_of = self.weights_by_source();
         let mut readers: HashMap<ValueId, BTreeSet<usize>> = HashMap::new();
@@ -20,7 +20,7 @@ impl Program {
                 readers.entry(operand.value).or_default().insert(weight);
             }
         }
-        // A chain of moves may stand in any order: weights are made for the next step.
+        // Moves can be chained in any order, because weights are made for the next step.
         let mut grows = true;
         while grows {
             grows = false;
@@ -35,13 +35,13 @@ impl Program {
         readers
     }
 
-    /// The weight of the GEMMs of each node of the captured graph, by the GEMMs that read it.
+    /// The weight of each captured linear node, taken from the GEMMs that read the weight.
     fn weights_by_source(&self) -> HashMap<NodeId, usize> {
         let tensor_of = |id: ValueId| {
             let value = self.value(id);
             value.link.map(|link| link.of).or(value.tensor)
         };
-        // A rank may have no master of its own in memory, but what is made of it.
+        // A rank may store only derived tensors and no master.
         let by_name: HashMap<&str, TensorId> =
             self.unstored.iter().map(|unstored| (&*unstored.name, unstored.tensor)).collect();
         let of_parameter = |(index, state): (usize, &ParameterState)| {
@@ -58,8 +58,8 @@ impl Program {
     }
 }
 
-/// Of a GEMM, which input its weight begins at, which is none of wgrad, and how many inputs its two
-/// operands are.
+/// For a GEMM, the input index of the weight (`None` for wgrad) and the number of inputs that form
+/// the two operands.
 fn gemm_operands(op: &Op) -> Option<(Option<usize>, usize)> {
     match op.leading() {
         Op::ScaledGemm(op) => {
@@ -77,7 +77,7 @@ fn gemm_operands(op: &Op) -> Option<(Option<usize>, usize)> {
     }
 }
 
-/// What a call hands on without computing: each input that an output holds.
+/// Copies without computation in a call: pairs of input and output.
 fn moves(call: &Call) -> Vec<(ValueId, ValueId)> {
     let pairs = call.inputs().iter().zip(call.outputs());
     match &call.op {

@@ -1,11 +1,11 @@
-//! What the stages of a pipeline send each other between the bodies of a step.
+//! Transfers between pipeline stages between the bodies of a step.
 //!
-//! A send may end only when the other stage receives. So sends and receives are taken out of the
-//! bodies: where one body has ended and the next has not begun, a stage sends what the one made and
-//! receives, all at the same time, what has an [`Arrival`] there. That may be for a later body:
-//! what is received lands in a place of its own, and is moved to where its body reads it when that
-//! body is the next to begin. The order in which all ends is found by whoever lowers; a stage alone
-//! does not show whether two wait for each other.
+//! A send may not complete until the other stage receives. Sends and receives are therefore
+//! separated from the bodies: between two bodies, a stage simultaneously sends the outputs of the
+//! finished body and receives every [`Arrival`] scheduled there. An arrival may be for a later
+//! body: received data is stored in a receive buffer (a place) and copied to where the body reads
+//! it when that body is next. Lowering finds an order without deadlock; the program of a single
+//! stage does not show deadlocks.
 
 use std::ops::Range;
 
@@ -16,49 +16,49 @@ use super::{BodyId, ByteRange, Call, Program, ValueId};
 use crate::ops::CollectiveKind;
 use crate::{Op, ProcessGroup, Ranks};
 
-/// When a stage receives what other stages send it, and where that lands.
+/// Schedule and buffers of the tensors that a stage receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handover {
     /// First byte of the first place.
     pub offset: usize,
-    /// From one place to the next; what a body receives fits into one.
+    /// Distance between places; large enough for the receives of any body.
     pub place_bytes: usize,
-    /// How many there are.
+    /// Number of places.
     pub places: u32,
-    /// What is received before each invocation of the schedule and behind the last one, that of one
-    /// stage in the order in which it is sent.
+    /// Arrivals before each invocation of the schedule and after the last; arrivals from one stage
+    /// are in the order of its sends.
     pub before: Vec<Vec<Arrival>>,
 }
 
-/// All that one invocation of a body receives.
+/// All tensors received by an invocation of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// Which one, by its index in the schedule.
+    /// Index of the invocation in the schedule.
     pub invocation: u32,
-    /// Where it lands.
+    /// Index of the receive buffer.
     pub place: u32,
 }
 
 impl Handover {
-    /// All places.
+    /// Bytes of all places.
     pub fn range(&self) -> ByteRange {
         ByteRange { offset: self.offset, bytes: self.place_bytes * self.places as usize }
     }
 }
 
-/// What a stage sends and receives at one point of its schedule, whichever micro-batches it is of.
+/// Transfers of a stage at one point of its schedule, for any micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Meeting {
-    /// The body whose sends it runs, and the slot of what they send.
+    /// Body whose sends run, and the slot to send from.
     pub sends: Option<(BodyId, u32)>,
-    /// The bodies whose receives it runs, and the place of each, in order.
+    /// Bodies whose receives run, with the place of each body, in order.
     pub arrivals: Vec<(BodyId, u32)>,
-    /// What is moved then: the body that reads it, its slot, and the place where it is.
+    /// Received data to copy: destination body, its slot, and the source place.
     pub taken: Option<(BodyId, u32, u32)>,
 }
 
 impl Call {
-    /// Whether it sends something to another stage of a pipeline, or receives it.
+    /// Whether the call is a send or receive between pipeline stages.
     pub fn is_handed_over(&self, ranks: &Ranks) -> bool {
         let Op::Collective(op) = &self.op else { return false };
         let group = ranks.group(op.group);
@@ -66,20 +66,19 @@ impl Call {
             && matches!(op.kind, CollectiveKind::Send { .. } | CollectiveKind::Recv { .. })
     }
 
-    /// Whether it receives what another rank sends.
+    /// Whether the call is a receive.
     pub fn receives(&self) -> bool {
         matches!(&self.op, Op::Collective(op) if matches!(op.kind, CollectiveKind::Recv { .. }))
     }
 }
 
 impl Program {
-    /// Whether a call is one that stages hand over between bodies.
+    /// Whether the call is a transfer between bodies.
     pub fn is_handed_over(&self, call: &Call) -> bool {
         self.handover.is_some() && call.is_handed_over(&self.target.ranks)
     }
 
-    /// The calls of a body by what they do with other stages, as ranges of its calls: those that
-    /// receive, at its beginning, and those that send, at its end.
+    /// Transfers of a body as ranges of its calls: receives at the beginning, sends at the end.
     pub fn handed_over(&self, body: BodyId) -> (Range<usize>, Range<usize>) {
         let calls = self.calls_of(body);
         let is = |call: &Call, receives| self.is_handed_over(call) && call.receives() == receives;
@@ -88,8 +87,8 @@ impl Program {
         (0..received, calls.len() - sent..calls.len())
     }
 
-    /// What stages exchange before invocation `index` of the schedule, or behind the last one;
-    /// nothing where bodies exchange it themselves.
+    /// Transfers before invocation `index` of the schedule, or after the last; `None` without
+    /// transfers between bodies.
     pub fn meeting(&self, index: usize) -> Option<Meeting> {
         let handover = self.handover.as_ref()?;
         let former = index.checked_sub(1).and_then(|former| self.schedule.get(former));
@@ -112,7 +111,7 @@ impl Program {
         (meeting != Meeting::default()).then_some(meeting)
     }
 
-    /// What a body receives, and where in a place each value lands, one behind the other.
+    /// Values that a body receives, with consecutive byte ranges relative to a place.
     pub fn landings(&self, body: BodyId) -> Vec<(ValueId, ByteRange)> {
         let received = &self.calls_of(body)[self.handed_over(body).0];
         let values = received.iter().flat_map(|call| call.outputs()).map(|operand| operand.value);
@@ -125,13 +124,13 @@ impl Program {
         values.map(landing).collect()
     }
 
-    /// The bytes of a place that a body needs.
+    /// Bytes that a body needs in a place.
     pub fn landing_bytes(&self, body: BodyId) -> usize {
         let end = self.landings(body).last().map_or(0, |(_, range)| range.end());
         end.next_multiple_of(ALIGNMENT_BYTES)
     }
 
-    /// The program in which what bodies receive lies where it lands, in `place`.
+    /// The program with received values located in `place`.
     pub fn with_landings(&self, place: u32) -> Program {
         let mut landed = self.clone();
         let Some(handover) = &self.handover else { return landed };

@@ -1,4 +1,4 @@
-//! Values and where they lie in the arena.
+//! Values and their memory in the arena.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,13 @@ use crate::{DType, Link, TensorId, storage_bytes};
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// As an index into [`Program::values`](crate::Program::values).
+    /// The id as an index into [`Program::values`](crate::Program::values).
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What memory is spent on.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -27,16 +27,16 @@ pub enum MemoryKind {
     Gradients,
     /// Compute copies of the weights.
     Weights,
-    /// Tokens, targets and scalars from the host; loss, norm and counters back to it.
+    /// Tokens, targets and scalars from the host; loss, norm and counters to the host.
     Host,
-    /// Between calls.
+    /// Tensors between calls.
     Activations,
     /// Scratch of single calls.
     Workspace,
 }
 
 impl MemoryKind {
-    /// All kinds, in the order they stand in the arena.
+    /// All kinds, in arena order.
     pub const ALL: [MemoryKind; 6] = [
         MemoryKind::Optimizer,
         MemoryKind::Gradients,
@@ -74,13 +74,13 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// One past the last byte; the largest number where that is more.
+    /// One past the last byte, saturating.
     pub fn end(&self) -> usize {
         self.offset.saturating_add(self.bytes)
     }
 
-    /// From the first byte of the first range to the last of the last, of ranges that lie one
-    /// behind the other: each begins at the next multiple of [`ALIGNMENT_BYTES`]. None of others.
+    /// The range from the first byte of the first range to the end of the last, if the ranges are
+    /// consecutive: each begins at the next multiple of [`ALIGNMENT_BYTES`]. `None` otherwise.
     pub fn spanning(ranges: &[ByteRange]) -> Option<ByteRange> {
         let (first, last) = (ranges.first()?, ranges.last()?);
         let follows = |pair: &[ByteRange]| {
@@ -97,7 +97,7 @@ impl ByteRange {
     }
 }
 
-/// A tensor with a place in the arena.
+/// A tensor located in the arena.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
     /// Unique name.
@@ -106,17 +106,17 @@ pub struct Value {
     pub dtype: DType,
     /// Row-major shape.
     pub shape: Vec<usize>,
-    /// What the memory is spent on.
+    /// Purpose of the memory.
     pub memory: MemoryKind,
-    /// Its place in slot 0. Ranges of values whose lives do not meet may overlap.
+    /// Bytes in slot 0. Ranges of values with disjoint lifetimes may overlap.
     pub range: ByteRange,
-    /// From its place in one slot to that in the next; 0 where all slots share one.
+    /// Distance between the value's ranges in consecutive slots; 0 if all slots share one range.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub slot_stride_bytes: usize,
-    /// The tensor of the graph that it is; none for what lowering adds.
+    /// The corresponding tensor of the graph; `None` for values added by lowering.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorId>,
-    /// What it holds of another tensor.
+    /// Source tensor that the value is derived from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
 }
@@ -126,7 +126,7 @@ fn is_zero(bytes: &usize) -> bool {
 }
 
 impl Value {
-    /// A value that stands for no tensor of a graph, at one place for all slots.
+    /// Creates a value without a graph tensor, at the same range in all slots.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
@@ -138,7 +138,7 @@ impl Value {
         Value { name, dtype, shape, memory, range, slot_stride_bytes: 0, tensor, link }
     }
 
-    /// Bytes that its type and shape take; none where that is more than an address can count.
+    /// Bytes required by type and shape; `None` if the number overflows `usize`.
     pub fn storage_bytes(&self) -> Option<usize> {
         storage_bytes(self.dtype, &self.shape)
     }
@@ -148,27 +148,27 @@ impl Value {
         self.shape.iter().product()
     }
 
-    /// Its place in a slot.
+    /// The value's bytes in a slot.
     pub fn range_in(&self, slot: u32) -> ByteRange {
         let offset = self.range.offset + slot as usize * self.slot_stride_bytes;
         ByteRange { offset, bytes: self.range.bytes }
     }
 }
 
-/// The arena: persistent values first, then what lives within a step.
+/// The arena: persistent values first, then values that live within a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arena {
-    /// Whole size.
+    /// Total size.
     pub bytes: usize,
-    /// Where values that live within a step begin.
+    /// Begin of values that live within a step.
     pub transient_offset: usize,
-    /// Largest sum of transient values and workspaces alive at one call: no plan can do with
-    /// less.
+    /// Largest sum of transient values and workspaces alive at any call, a lower bound for every
+    /// plan.
     pub transient_lower_bound_bytes: usize,
 }
 
 impl Arena {
-    /// Size of the part that is reused within a step.
+    /// Bytes reused within a step.
     pub fn transient_bytes(&self) -> usize {
         self.bytes - self.transient_offset
     }

@@ -1,10 +1,10 @@
 //! The lowered step of one rank: bodies of kernel calls over byte ranges of one arena, and the
 //! schedule that invokes them.
 //!
-//! A [`Program`] is plain data. It is made by `deepwell-plan`, read by `dryrun`, and run by the
-//! `Executor` of `deepwell-kernels`: what is predicted is what is run. A body (the forward pass,
-//! the backward pass, the optimizer, the weights' compute copies) stands once, however often the
-//! schedule invokes it: the cost of a program does not grow with its micro-batches.
+//! A [`Program`] is plain data: made by `deepwell-plan`, read by `dryrun`, and run by the
+//! `Executor` of `deepwell-kernels`, so the predicted program is the one that runs. Each body
+//! (forward pass, backward pass, optimizer, weight copies) is stored once and invoked as often as
+//! the schedule says: the size of a program does not grow with the number of micro-batches.
 
 mod call;
 mod gemms;
@@ -27,7 +27,7 @@ pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
 pub use self::verify::{ALIGNMENT_BYTES, verify_program};
 use crate::{Link, Part, Phase, Ranks, Split, Target, TensorId, TensorPrecision};
 
-/// What a program is for.
+/// Purpose of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -37,25 +37,25 @@ pub enum Mode {
     Evaluate,
 }
 
-/// Values that the host writes and reads, by what they are.
+/// Values that the host writes and reads, by role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInterface {
     /// Token ids i32 `[B·S]` of a micro-batch.
     pub tokens: Option<ValueId>,
     /// Targets i32 `[B·S]` of a micro-batch.
     pub targets: Option<ValueId>,
-    /// f32 `[1]`: one over the tokens of the step that count.
+    /// f32 `[1]`: reciprocal of the number of tokens of the step counted in the loss.
     pub loss_scale: Option<ValueId>,
     /// f32 `[2]`: learning rate and largest gradient norm.
     pub schedule: Option<ValueId>,
-    /// u64 `[2]`: seed and number of the step, for rounding at random; none where nothing is.
+    /// u64 `[2]`: seed and step number for stochastic rounding; `None` without such rounding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding_key: Option<ValueId>,
-    /// i32 `[B·S, 2]`, where the document of each token of a micro-batch begins and ends; none
-    /// where documents are joined.
+    /// i32 `[B·S, 2]`: begin and end of each token's document, per micro-batch; `None` if documents
+    /// are joined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<ValueId>,
-    /// i32 `[B·S]`, the place of each token in its document, for learned positions.
+    /// i32 `[B·S]`: position of each token within its document, for learned positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<ValueId>,
     /// u64 `[2]`: applied and skipped steps.
@@ -64,37 +64,37 @@ pub struct HostInterface {
     pub loss: Option<ValueId>,
     /// f32 `[1]`, before clipping.
     pub grad_norm: Option<ValueId>,
-    /// Counters of each quantization: name of the quantized tensor and its u64 values.
+    /// Counters of each quantization: name of the quantized tensor and a u64 value.
     pub statistics: Vec<(String, ValueId)>,
 }
 
-/// A parameter with everything that training keeps for it.
+/// A parameter with all training state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterState {
     /// Name of the parameter in the source model.
     pub name: String,
-    /// FP32 master weight. Where ranks have a part each, see [`Shard`], it is gathered here: by the
-    /// body of [`Phase::Weights`], for it to be here between steps, or where a pass needs it; in
-    /// BF16, or as rowwise data, where such copies are all that calls read.
+    /// FP32 master weight. For a [sharded](Shard) parameter, the gathered weight: gathered by the
+    /// body of [`Phase::Weights`] and kept between steps, or gathered where a pass needs it;
+    /// gathered in BF16 or as rowwise quantized data if calls read only such copies.
     pub master: ValueId,
-    /// First moment; none in a program that only evaluates, or where ranks have a part each.
+    /// First moment; `None` in a program for evaluation and for sharded state.
     pub first_moment: Option<ValueId>,
     /// Second moment.
     pub second_moment: Option<ValueId>,
     /// FP32 gradient.
     pub gradient: Option<ValueId>,
-    /// Which slice of it tensor-parallel ranks have each; none where all have it whole.
+    /// Slice of the parameter on this tensor-parallel rank; `None` if unsplit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
 }
 
-/// A bucket of parameters of whose optimizer state each rank of a group has one slice (ZeRO,
+/// A bucket of parameters whose optimizer state is sharded, one slice per rank of a group (ZeRO,
 /// Rajbhandari et al., arXiv 1910.02054).
 ///
-/// The parameters lie one behind the other in the bucket, each from a multiple of
-/// [`ALIGNMENT_BYTES`] on; slices are equally long, and the last ones may hold zeros. Slice `p` is
-/// that of place `p` in the group. A slice is flat, `[m]`, and may end within a parameter; of a
-/// parameter alone it may be whole rows, or whole matrices of a stack, in their shape.
+/// The parameters are consecutive in the bucket, each aligned to [`ALIGNMENT_BYTES`]; slices have
+/// equal length, and the last slices may be padded with zeros. Slice `p` belongs to place `p` of
+/// the group. A slice is flat, `[m]`, and may end within a parameter; if a bucket holds a single
+/// parameter, a slice may be whole rows, or whole matrices of a stack, in their shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Name of the group.
@@ -105,19 +105,19 @@ pub struct Shard {
     pub first_moment: ValueId,
     /// Slice of the second moments.
     pub second_moment: ValueId,
-    /// The parameters, as indices into [`Program::parameters`], and the element of the bucket that
-    /// each begins at.
+    /// The parameters, as indices into [`Program::parameters`], each with its first element in the
+    /// bucket.
     pub parameters: Vec<(usize, usize)>,
 }
 
-/// A tensor that calls quantize without storing it.
+/// A tensor quantized by calls without being stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unstored {
-    /// Which one.
+    /// The tensor.
     pub tensor: TensorId,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// What it holds of another tensor.
+    /// Source tensor that this tensor is derived from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
 }
@@ -127,11 +127,11 @@ pub struct Unstored {
 pub struct Program {
     /// Name of the model.
     pub name: String,
-    /// What it is for.
+    /// Purpose of the program.
     pub mode: Mode,
-    /// Rank it is for.
+    /// Rank that the program is for.
     pub rank: u32,
-    /// What it runs on.
+    /// Device that the program runs on.
     pub target: Target,
     /// Sequences per micro-batch.
     pub batch: usize,
@@ -139,54 +139,55 @@ pub struct Program {
     pub seq: usize,
     /// Micro-batches per step.
     pub micro_batches: usize,
-    /// Tensors with their places.
+    /// Tensors with their arena ranges.
     pub values: Vec<Value>,
-    /// Passes of micro-batches through chunks whose activations are in flight at a time.
+    /// Number of activation slots: passes of micro-batches through chunks that are in flight at a
+    /// time.
     pub slots: u32,
     /// Kernel calls, body after body, each in issue order.
     pub calls: Vec<Call>,
-    /// Ranges of calls that run together, at most one of each phase and chunk, which cover all
-    /// calls in order. That of [`Phase::Weights`] makes the compute copies for the next step, and
-    /// is also run alone after weights are loaded: then with those that the optimizer's calls
+    /// Ranges of calls that run together, at most one per phase and chunk, which cover all calls in
+    /// order. The body of [`Phase::Weights`] makes the compute copies for the next step. After
+    /// weights are loaded, this body also runs alone, including copies that the optimizer's calls
     /// write within a step, see [`Call::alone_only`].
     pub bodies: Vec<Body>,
-    /// What a step runs, in order.
+    /// Invocations of a step, in order.
     pub schedule: Vec<Invocation>,
-    /// How stages hand over what they send each other; none where bodies do so themselves.
+    /// Transfers between stages; `None` if bodies contain their transfers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handover: Option<Handover>,
     /// The arena.
     pub arena: Arena,
-    /// What the host writes and reads.
+    /// Values that the host writes and reads.
     pub host: HostInterface,
     /// Parameters in canonical order.
     pub parameters: Vec<ParameterState>,
-    /// Buckets of parameters whose optimizer state the ranks share.
+    /// Buckets of parameters with sharded optimizer state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<Shard>,
-    /// What each parameter got from the policy.
+    /// Result of the precision policy for each parameter.
     pub precision: Vec<TensorPrecision>,
-    /// Tensors that links lead to and that have no value.
+    /// Targets of links without a value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unstored: Vec<Unstored>,
-    /// Bytes that the backend holds beside the arena.
+    /// Bytes that the backend holds in addition to the arena.
     pub fixed_overhead_bytes: usize,
 }
 
 impl Program {
-    /// The same program for another rank of its class: calls, values and places are those of all.
+    /// The program for another rank with identical calls, values and ranges.
     pub fn for_rank(&self, ranks: Ranks) -> Program {
         let target = self.target.clone().as_rank(ranks);
         Program { rank: target.ranks.rank, target, ..self.clone() }
     }
 
-    /// Shape of a parameter, of which this rank may have a slice.
+    /// Shape of the whole parameter, also if this rank has a slice.
     pub fn whole_shape(&self, state: &ParameterState) -> Vec<usize> {
         let own = &self.value(state.master).shape;
         state.split.map_or_else(|| own.clone(), |split| split.whole_shape(own))
     }
 
-    /// The value behind an id.
+    /// Returns the value with this id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
     }
@@ -196,14 +197,14 @@ impl Program {
         self.values.iter().position(|value| value.name == name).map(|i| ValueId(i as u32))
     }
 
-    /// Name of a tensor: that of its value, or its own where it is not stored.
+    /// Name of a tensor: the value's name, or the stored name of an unstored tensor.
     pub fn tensor_name(&self, id: TensorId) -> Option<&str> {
         let value = self.values.iter().find(|value| value.tensor == Some(id));
         let unstored = || self.unstored.iter().find(|unstored| unstored.tensor == id);
         value.map(|value| &*value.name).or_else(|| unstored().map(|unstored| &*unstored.name))
     }
 
-    /// The tensor that the forward made, of one that the backward may have made again.
+    /// The forward tensor of a tensor that may be a recomputation.
     pub fn first_run(&self, id: TensorId) -> TensorId {
         let value = self.values.iter().find(|value| value.tensor == Some(id));
         let unstored = || self.unstored.iter().find(|unstored| unstored.tensor == id);
@@ -224,16 +225,15 @@ impl Program {
         &self.calls[self.bodies[body.index()].calls.clone()]
     }
 
-    /// The body of a phase; of several chunks that which stands first.
+    /// The body of a phase; the first body if the rank has several chunks.
     pub fn body_of(&self, phase: Phase) -> Option<BodyId> {
         self.bodies.iter().position(|body| body.phase == phase).map(|i| BodyId(i as u32))
     }
 
-    /// What has to be known to prepare the calls of an invocation. Micro-batches go through a body
-    /// in their order.
+    /// The instance in which an invocation runs. Micro-batches go through a body in order.
     pub fn instance(&self, invocation: &Invocation) -> Instance {
         let is_last = match self.bodies.get(invocation.body.index()).map(|body| body.phase) {
-            // They run once in a step.
+            // These bodies run once per step.
             Some(Phase::Optimizer | Phase::Weights) => true,
             _ => invocation.micro_batch as usize + 1 == self.micro_batches,
         };
@@ -241,8 +241,8 @@ impl Program {
         Instance { slot: invocation.slot, is_first, is_last, is_alone: false }
     }
 
-    /// The instance of a body that stands for `instance`: where nothing is accumulated, nothing
-    /// waits for the last micro-batch and a step leaves nothing out, all run alike.
+    /// Canonical instance of a body: instances are equal unless calls of the body depend on the
+    /// first micro-batch, on the last one, or on running alone.
     pub fn instance_of(&self, body: BodyId, instance: Instance) -> Instance {
         let calls = self.calls_of(body);
         let adds = calls.iter().any(|call| call.accumulate == Accumulate::AfterFirst);
@@ -257,7 +257,7 @@ impl Program {
         }
     }
 
-    /// The instances of bodies that a step runs, and those that run alone.
+    /// Distinct instances of bodies in a step, and instances that run alone.
     pub fn instances(&self) -> BTreeSet<(BodyId, Instance)> {
         let of_schedule = self.schedule.iter().map(|it| (it.body, self.instance(it)));
         let alone = self.body_of(Phase::Weights).map(|body| (body, Instance::ALONE));
@@ -267,7 +267,7 @@ impl Program {
             .collect()
     }
 
-    /// How often a step runs each body.
+    /// Number of runs of each body in a step.
     pub fn runs_per_step(&self) -> Vec<usize> {
         let mut runs = vec![0; self.bodies.len()];
         for invocation in &self.schedule {
@@ -276,7 +276,7 @@ impl Program {
         runs
     }
 
-    /// Each call, with how often a step runs it.
+    /// All calls, each with its number of runs in a step.
     pub fn calls_with_runs(&self) -> impl Iterator<Item = (&Call, usize)> {
         let runs = self.runs_per_step();
         let of_body = move |(body, runs): (&Body, usize)| (body.calls.clone(), runs);
@@ -290,26 +290,25 @@ impl Program {
         self.calls_with_runs().map(|(call, runs)| call.cost.flops * runs as u64).sum()
     }
 
-    /// Bytes that the calls of a step move.
+    /// Bytes moved by the calls of a step.
     pub fn bytes_moved(&self) -> u64 {
         self.calls_with_runs().map(|(call, runs)| call.bytes_in_step(runs)).sum()
     }
 
-    /// The values whose memory is spent on `kind`.
+    /// Values of a memory kind.
     pub fn values_of(&self, kind: MemoryKind) -> impl Iterator<Item = &Value> {
         self.values.iter().filter(move |value| value.memory == kind)
     }
 
-    /// The program as JSON.
+    /// Serializes the program as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a program holds only plain data")
     }
 
-    /// Reads [`Program::to_json`] back, verified.
+    /// Reads and verifies the output of [`Program::to_json`].
     ///
     /// # Errors
-    /// Text that is no program, or a program that breaks a rule of
-    /// [`crate::verify_program`].
+    /// Text that is not a program, or a program that breaks a rule of [`crate::verify_program`].
     pub fn from_json(text: &str) -> Result<Program, crate::IrError> {
         let program: Program = serde_json::from_str(text)
             .map_err(|source| crate::IrError::Json { what: "program", source })?;

@@ -1,31 +1,31 @@
-//! Which calls of a program are over before which others begin.
+//! Happens-before order of the calls of a program.
 //!
-//! Calls of one stream run in order; a call waits for the events that it names; all streams join
-//! between two bodies. Nothing else orders two calls. The order is kept as one vector clock for
-//! each call: how many calls of each stream are over when it begins, itself counted.
+//! Calls of one stream run in order; a call waits for its events; all streams join between two
+//! bodies. No other order exists. The order is stored as one vector clock per call: the number of
+//! calls of each stream that are complete when the call begins, itself included.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Body, Call, EventId, StreamId};
 
-/// The happens-before order of the calls of a program, bodies one after the other.
+/// Happens-before order of the calls of a program, one body after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Stream of each call, streams numbered from 0.
+    /// Stream of each call, numbered from 0.
     stream: Vec<usize>,
     /// Calls of each stream, by index.
     of_stream: Vec<Vec<usize>>,
-    /// Place of each call in its stream, from 1.
+    /// Position of each call in its stream, from 1.
     place: Vec<usize>,
     /// `[call][stream]`.
     clocks: Vec<usize>,
 }
 
 impl Order {
-    /// The order of `calls`, which `bodies` cover.
+    /// Computes the order of `calls`, which `bodies` must cover.
     ///
     /// # Errors
-    /// Calls that are in no body, or an event that is waited for before the same body records it.
+    /// A call outside all bodies, or an event that is waited for before the same body records it.
     pub fn of(calls: &[Call], bodies: &[Body]) -> Result<Order, String> {
         let mut numbers: BTreeMap<StreamId, usize> =
             calls.iter().map(|call| (call.stream, 0)).collect();
@@ -85,7 +85,7 @@ impl Order {
         Ok(order)
     }
 
-    /// All streams wait for each other.
+    /// Makes all streams wait for one another.
     fn join(&self, now: &mut [Vec<usize>]) {
         let all: Vec<usize> = self.of_stream.iter().map(Vec::len).collect();
         for clock in now {
@@ -103,19 +103,19 @@ impl Order {
         self.stream[call]
     }
 
-    /// Whether call `before` is over when call `after` begins.
+    /// Whether call `before` is complete when call `after` begins.
     pub fn is_before(&self, before: usize, after: usize) -> bool {
         before != after && self.clock(after)[self.stream[before]] >= self.place[before]
     }
 
-    /// The last call, in issue order, that may begin while `call` is not over: `call` itself
-    /// where every later one waits for it. What `call` uses is free for all behind that.
+    /// Last call in issue order that may overlap with `call`; `call` itself if every later call
+    /// waits for it. Memory of `call` is free for all calls after the returned one.
     pub fn last_beside(&self, call: usize) -> usize {
         let own = self.stream[call];
         self.of_stream
             .iter()
             .filter_map(|calls| {
-                // Clocks grow along a stream.
+                // Clocks are monotonic along a stream.
                 let beside = calls.partition_point(|&other| {
                     other == call || self.clock(other)[own] < self.place[call]
                 });

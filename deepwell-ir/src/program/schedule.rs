@@ -12,23 +12,23 @@ use crate::Phase;
 pub struct BodyId(pub u32);
 
 impl BodyId {
-    /// As an index into [`Program::bodies`](crate::Program::bodies).
+    /// The id as an index into [`Program::bodies`](crate::Program::bodies).
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Calls that run together: the forward pass of a micro-batch, for example.
+/// Calls that run together, for example the forward pass of a micro-batch.
 ///
-/// All streams join where a body begins and where it ends.
+/// All streams join at the beginning and at the end of a body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Body {
-    /// When its calls run.
+    /// Phase of the calls.
     pub phase: Phase,
-    /// Of which of the rank's chunks of layers; 0 where it has one.
+    /// Chunk of layers on this rank; 0 if the rank has a single chunk.
     #[serde(default, skip_serializing_if = "is_first_chunk")]
     pub chunk: u32,
-    /// Its calls, as indices into [`Program::calls`](crate::Program::calls).
+    /// Calls of the body, as indices into [`Program::calls`](crate::Program::calls).
     pub calls: Range<usize>,
 }
 
@@ -36,34 +36,34 @@ fn is_first_chunk(chunk: &u32) -> bool {
     *chunk == 0
 }
 
-/// What one run of a body differs in from another.
+/// Properties in which runs of a body differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance {
-    /// Which copy of the activations it uses.
+    /// Activation slot.
     pub slot: u32,
-    /// Whether it is the first of its step, which overwrites accumulators where others add.
+    /// Whether this is the first run of a step, which overwrites accumulators instead of adding.
     pub is_first: bool,
-    /// Whether it is the last of its step, which has sums of what all of them have added up.
+    /// Whether this is the last run of a step, which sums accumulated gradients over ranks.
     pub is_last: bool,
-    /// Whether it is outside of a step: copies of weights that were loaded, all of them.
+    /// Whether the run is outside of a step: makes all compute copies after weights are loaded.
     pub is_alone: bool,
 }
 
 impl Instance {
-    /// The only run in its step.
+    /// The only run in a step.
     pub const ONLY: Instance = Instance { slot: 0, is_first: true, is_last: true, is_alone: false };
-    /// The run of a body alone, outside of a step.
+    /// A run outside of a step.
     pub const ALONE: Instance = Instance { is_alone: true, ..Instance::ONLY };
 }
 
 /// One run of a body within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Invocation {
-    /// Which body.
+    /// The body.
     pub body: BodyId,
     /// Micro-batch, counted from 0.
     pub micro_batch: u32,
-    /// Which copy of the activations.
+    /// Activation slot.
     pub slot: u32,
 }
 
@@ -72,39 +72,39 @@ pub struct Invocation {
 pub struct Slotted {
     /// [`Phase::Forward`], [`Phase::Backward`] or [`Phase::WeightGradients`].
     pub phase: Phase,
-    /// Which of the rank's chunks of layers, counted from 0.
+    /// Chunk of layers on this rank, counted from 0.
     pub chunk: u32,
     /// Micro-batch, counted from 0.
     pub micro_batch: u32,
-    /// Which copy of the activations.
+    /// Activation slot.
     pub slot: u32,
 }
 
-/// The order of forward and backward passes on one rank, and how many of them have activations in
-/// flight at a time.
+/// Order of forward and backward passes on one rank, and the number of passes with activations in
+/// flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Copies of the activations that a backward pass reads.
+    /// Number of activation slots.
     pub slots: u32,
-    /// Passes in the order they run.
+    /// Passes in execution order.
     pub passes: Vec<Slotted>,
 }
 
 impl Schedule {
-    /// Whether gradients of weights are passes of their own.
+    /// Whether weight gradients are separate passes.
     pub fn defers_weight_gradients(&self) -> bool {
         self.passes.iter().any(|pass| pass.phase == Phase::WeightGradients)
     }
 
-    /// F B F B …: each micro-batch whole, over one slot.
+    /// F B F B …: forward and backward of each micro-batch in turn, in a single slot.
     pub fn gradient_accumulation(micro_batches: usize) -> Schedule {
         Schedule::one_forward_one_backward(micro_batches, 1, 0)
     }
 
-    /// The schedule of pipeline stage `stage` of `stages` that PipeDream-Flush and Megatron-LM
-    /// call 1F1B: `stages - stage - 1` forward passes to warm up, then one forward and one
-    /// backward in turn, then the backward passes that are left. A stage holds the activations of
-    /// at most `stages - stage` micro-batches.
+    /// The 1F1B schedule (PipeDream-Flush, Megatron-LM) for pipeline stage `stage` of `stages`:
+    /// `stages - stage - 1` warm-up forward passes, then forward and backward passes alternating,
+    /// then the remaining backward passes. A stage holds the activations of at most
+    /// `stages - stage` micro-batches.
     ///
     /// ```
     /// use deepwell_ir::Schedule;

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{Access, Call, MemoryKind, Op, OpRule, Operand, Program};
 
 impl fmt::Display for Program {
-    /// Header, arena, then each body with how often a step runs it, and one line for each call:
+    /// Header, arena, then each body with its runs per step and one line per call:
     /// `name: kernel outputs <- inputs  flops bytes workspace stream`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

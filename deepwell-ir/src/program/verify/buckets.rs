@@ -1,5 +1,5 @@
-//! The optimizer updates every parameter once, in buckets that lie as they say, or in slices of
-//! buckets that ranks share. Selection biases are moved by counts.
+//! Checks that the optimizer updates every parameter once, in consecutive buckets or in shards of
+//! buckets. Counts update selection biases instead.
 
 use std::collections::HashSet;
 
@@ -7,8 +7,8 @@ use super::ALIGNMENT_BYTES;
 use crate::ops::AdamW;
 use crate::{Access, Call, Op, Operand, OperandType, ParameterState, Program, Shard, ValueId};
 
-/// Buckets in the order of their parameters: each is what its call says, they do not meet, and what
-/// has a gradient is in one of them.
+/// Checks the buckets in parameter order: operands match the call, buckets do not overlap, and
+/// every parameter with a gradient is in a bucket.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     let mut buckets: Vec<(&Call, &AdamW)> = Vec::new();
     for call in &program.calls {
@@ -45,8 +45,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     all_frozen(&program.parameters[next..], &moved)
 }
 
-/// The selection biases that calls move, each once and by the counts that stand in the place of its
-/// gradient.
+/// Selection biases that calls update: each bias once, from the counts stored as its gradient.
 fn moved_by_counts(program: &Program) -> Result<HashSet<ValueId>, String> {
     let mut moved = HashSet::new();
     for call in &program.calls {
@@ -71,8 +70,8 @@ fn moved_by_counts(program: &Program) -> Result<HashSet<ValueId>, String> {
     Ok(moved)
 }
 
-/// Each call updates the slice of the shard that it names, each shard is updated once, and each
-/// parameter with a gradient is in one, behind those before it.
+/// Checks that each call updates its shard's slice, each shard is updated once, and each parameter
+/// with a gradient is in one shard, consecutive with the parameter before it.
 fn shards(
     program: &Program,
     buckets: &[(&Call, &AdamW)],
@@ -104,7 +103,7 @@ fn shards(
         .try_for_each(|state| all_frozen(std::slice::from_ref(state), moved))
 }
 
-/// The parameters of a shard lie one behind the other, within the slices of its group.
+/// Checks that the parameters of a shard are consecutive and fit into the slices of its group.
 fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Result<(), String> {
     let Some((_, group)) = program.target.ranks.named(&shard.group) else {
         return Err(format!("it is of group `{}`, which its target does not have", shard.group));
@@ -130,7 +129,7 @@ fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Re
     Ok(())
 }
 
-/// Wants what no bucket holds to have no gradient, unless it is moved by counts.
+/// Checks that parameters outside all buckets have no gradient, except selection biases.
 fn all_frozen(states: &[ParameterState], moved: &HashSet<ValueId>) -> Result<(), String> {
     let trained =
         |state: &&ParameterState| state.gradient.is_some() && !moved.contains(&state.master);
@@ -182,7 +181,7 @@ fn types(program: &Program, call: &Call) -> Result<(), String> {
     Ok(())
 }
 
-/// Gradients lie one behind the other, so do masters and moments: a shard is one range of each.
+/// Checks that gradients, masters and moments are each consecutive: a shard is one range of each.
 fn columns(program: &Program, call: &Call, states: &[ParameterState]) -> Result<(), String> {
     for pair in states.windows(2) {
         let values = values_of(&pair[0]).into_iter().flatten();

@@ -1,12 +1,12 @@
-//! Compute copies of weights that the optimizer's calls write: a step leaves out the calls that
-//! make them by themselves, and no others.
+//! Weight copies that the optimizer's calls write: a step skips exactly the separate calls that
+//! make these copies.
 
 use std::collections::HashMap;
 
 use crate::ops::{AdamW, CopyKind};
 use crate::{Access, Call, Op, Operand, Phase, Program, ValueId};
 
-/// A copy of a weight: which, how, and where it is.
+/// A copy of a weight: source, conversion and destination.
 #[derive(PartialEq)]
 struct Made {
     master: ValueId,
@@ -14,8 +14,8 @@ struct Made {
     outputs: Vec<Operand>,
 }
 
-/// Each copy that an update writes is that of one call which a step leaves out, and the other way
-/// round: of the same master, in the same way, to the same values.
+/// Checks that copies written by updates and calls skipped by a step correspond one to one: same
+/// master, same conversion, same destination.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     let mut left_out: HashMap<ValueId, (&Call, Made)> = HashMap::new();
     for call in program.calls.iter().filter(|call| call.alone_only) {

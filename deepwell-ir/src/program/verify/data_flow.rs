@@ -1,10 +1,10 @@
-//! What lies in the transient part of the arena, followed in issue order.
+//! Contents of the transient part of the arena, followed in issue order.
 
 use std::collections::BTreeMap;
 
 use crate::{Access, ByteRange, Phase, Program};
 
-/// Values whose bytes are whole, by where they begin. They never overlap.
+/// Values with intact bytes, by offset. The ranges never overlap.
 #[derive(Default)]
 struct Whole {
     by_offset: BTreeMap<usize, (usize, usize)>,
@@ -33,9 +33,9 @@ impl Whole {
     }
 }
 
-/// Every transient value that a call reads has been written and not been overwritten since. Bodies
-/// stand in the order of a micro-batch, so that one walk over them says it for all micro-batches;
-/// the weights' body runs alone too and finds nothing.
+/// Checks that every transient value is written before a call reads it, and not overwritten in
+/// between. Bodies are in the order of a micro-batch, so one walk covers all micro-batches. The
+/// body of weights also runs alone, so it starts with no contents.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     let mut whole = Whole::default();
     for body in &program.bodies {

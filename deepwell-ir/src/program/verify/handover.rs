@@ -1,4 +1,4 @@
-//! What stages hand over lands in a place that is free, and is taken once.
+//! Checks that received tensors go to a free place and are read once.
 
 use super::ByteRange;
 use crate::{Accumulate, BodyId, Program};
@@ -58,7 +58,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     }
 }
 
-/// A body first receives and last sends, in every run.
+/// Checks that receives come first and sends last in a body, in every run.
 fn calls(program: &Program) -> Result<(), String> {
     for body in (0..program.bodies.len()).map(|body| BodyId(body as u32)) {
         let (received, sent) = program.handed_over(body);
@@ -80,7 +80,7 @@ fn calls(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// Places share no byte with anything else.
+/// Checks that places do not overlap with any other memory of the program.
 fn places_apart(program: &Program, places: ByteRange) -> Result<(), String> {
     let arena = &program.arena;
     let is_aligned = places.offset.is_multiple_of(super::ALIGNMENT_BYTES);

@@ -1,14 +1,13 @@
-//! Calls that run in the last micro-batch of a step alone: sums over ranks of what all
-//! micro-batches have added up.
+//! Calls that run only in the last micro-batch of a step: sums over ranks of gradients accumulated
+//! over all micro-batches.
 
 use std::collections::HashSet;
 
 use crate::{Access, Accumulate, Call, Phase, Program, ValueId};
 
-/// They stand in passes, and add to nothing from micro-batch to micro-batch. Behind the last run of
-/// their body no body runs that stands before it: what they write is then there until the step
-/// ends, as the order of the calls says. What they write within a step no call reads that runs in
-/// other micro-batches too.
+/// Checks that such calls belong to passes and do not accumulate over micro-batches. After the last
+/// run of their body, no earlier body may run, so that results persist until the end of the step.
+/// No call that also runs in other micro-batches may read their transient results.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     let Some(first) = program.calls.iter().find(|call| call.last_only) else { return Ok(()) };
     let is_once = |call: &Call| matches!(call.phase, Phase::Optimizer | Phase::Weights);
@@ -52,7 +51,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// The values of a step that nothing makes but calls of the last micro-batch.
+/// Transient values that only last-micro-batch calls write.
 pub(super) fn values(program: &Program) -> HashSet<ValueId> {
     let written = |last_only: bool| {
         let calls = program.calls.iter().filter(move |call| call.last_only == last_only);

@@ -1,4 +1,4 @@
-//! Rules of a program, checked where one is made, read or run.
+//! Rules of a program, checked when a program is made, read or run.
 
 mod buckets;
 mod copies;
@@ -15,31 +15,30 @@ use super::{Access, ByteRange, Call, Operand, Order, Program, Value, ValueId};
 use crate::ops::{Collective, CollectiveKind};
 use crate::{Accumulate, Binding, IrError, Op, OperandType};
 
-/// Every value and workspace starts on such a boundary: a cache line, and what vector loads and
-/// bulk copies want.
+/// Alignment of every value and workspace: a cache line, sufficient for vector loads and bulk
+/// copies.
 pub const ALIGNMENT_BYTES: usize = 64;
 
 /// Checks that
-/// - value and call names are unique, ids in range, ranges inside the arena, aligned and as long
-///   as the shape says;
-/// - persistent values share no byte with anything else;
-/// - operands of one call and its workspace share no byte, unless both are only read;
-/// - every transient operand that is read has been written and not been overwritten since;
-/// - bodies cover all calls, events are recorded before they are waited for, and of two calls that
-///   use the same bytes, unless both only read them, one is over before the other begins;
-/// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
-///   the one to the other has a place in each slot;
-/// - where stages hand over between bodies, each body has received before it begins, into a place
-///   that was free and is nobody else's;
-/// - calls of the last micro-batch alone run behind all passes that stand before them, and nothing
-///   that runs in others reads what they write;
-/// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
-///   parameters that they name and lie one behind the other;
-/// - what a step leaves out are the copies of weights that the optimizer's calls write;
-/// - the target's groups are of the program's rank, and a collective is among all ranks of one of
-///   them, with operands of the sizes that it makes; the tensors of a bucket lie one behind the
-///   other;
-/// - where several ranks split the batches of a step, each gradient is summed over them once,
+/// - value and call names are unique, ids in range, ranges inside the arena, aligned and as long as
+///   the shape requires;
+/// - persistent values overlap with no other memory;
+/// - operands of one call and its workspace do not overlap, unless both are only read;
+/// - every transient operand is written before it is read, and not overwritten in between;
+/// - bodies cover all calls, events are recorded before any wait, and two calls that use the same
+///   bytes, unless both only read, are ordered;
+/// - the schedule runs each micro-batch forward and then backward in one slot, and values that live
+///   between passes have a range in each slot;
+/// - with transfers between bodies, each body has received its inputs before it begins, in a place
+///   that was free and exclusive;
+/// - calls of only the last micro-batch run after all earlier passes, and no call of other
+///   micro-batches reads their results;
+/// - the optimizer updates each parameter with a gradient once, in buckets whose operands are
+///   consecutive and match the named parameters;
+/// - a step skips exactly the weight copies that the optimizer's calls write;
+/// - the target's groups contain the program's rank, and a collective covers all ranks of one
+///   group, with operands of matching sizes; the tensors of a bucket are consecutive;
+/// - if several ranks split the batches of a step, each gradient is summed over these ranks once,
 ///   before the optimizer uses it.
 ///
 /// # Errors
@@ -112,7 +111,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The tensors of a bucket lie one behind the other and are as long as the slices of all ranks;
+    /// Checks that the tensors of a bucket are consecutive and as long as the slices of all ranks;
     /// an all-reduce updates them.
     fn bucket(&self, call: &Call, collective: &Collective) -> Result<(), String> {
         let (bucket, slice) = match collective.kind {
@@ -131,7 +130,7 @@ impl Check<'_> {
         }
         let Some(slice) = slice else { return Ok(()) };
         let expected = range(slice).bytes * collective.ranks as usize;
-        // One that adds up micro-batches fills the slices up with zeros itself.
+        // An accumulating reduce-scatter pads the slices with zeros itself.
         let is_filled_up = call.accumulate == Accumulate::AfterFirst;
         match span.bytes.next_multiple_of(ALIGNMENT_BYTES) {
             bytes if bytes == expected || is_filled_up && bytes < expected => Ok(()),
@@ -197,7 +196,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The places of a value in all slots lie apart, in the arena.
+    /// Checks that the ranges of a value in all slots are disjoint and inside the arena.
     fn slots(&self, value: &Value) -> Result<(), String> {
         let (stride, slots) = (value.slot_stride_bytes, self.program.slots as usize);
         if stride == 0 || slots < 2 {
@@ -276,9 +275,9 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Operands that share a byte are both only read; the workspace shares none. In the order of
-    /// their offsets each needs to be compared with the one before that reaches furthest: a call of
-    /// the optimizer has thousands.
+    /// Checks that overlapping operands are only read, and that the workspace overlaps with none.
+    /// Sorted by offset, each range is compared only with the earlier range that ends last, because
+    /// an optimizer call has thousands of operands.
     fn overlaps(&self, call: &Call) -> Result<(), String> {
         let operands = call
             .operands
@@ -291,7 +290,7 @@ impl Check<'_> {
             .filter(|(range, ..)| range.bytes > 0)
             .collect();
         used.sort_unstable_by_key(|(range, _, index)| (range.offset, *index));
-        // Ends and indices of those that reach furthest: of all, and of those that are written.
+        // Ends and indices of the ranges that end last: among all, and among written ones.
         let mut furthest = [(0, 0); 2];
         for (range, only_reads, index) in used {
             let (end, other) = furthest[usize::from(only_reads)];

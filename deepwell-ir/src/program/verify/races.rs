@@ -1,25 +1,25 @@
-//! Of two calls that use the same bytes, one is over before the other begins.
+//! Checks that two calls that use the same bytes are ordered.
 
 use std::collections::BTreeMap;
 
 use crate::{Access, ByteRange, Order, Program};
 
-/// Who used some bytes last.
+/// Last users of some bytes.
 #[derive(Clone, Debug, Default)]
 struct Users {
     writer: Option<usize>,
-    /// The last reader on each stream since.
+    /// Last reader on each stream since the last write.
     readers: BTreeMap<usize, usize>,
 }
 
-/// The arena in stretches whose bytes were used alike, by where they begin; each ends where the
-/// next begins.
+/// The arena in stretches of bytes with the same users, by offset; each stretch ends at the begin
+/// of the next.
 struct Stretches {
     by_offset: BTreeMap<usize, Users>,
 }
 
 impl Stretches {
-    /// Makes a stretch begin at `offset`.
+    /// Splits the stretch at `offset`.
     fn split(&mut self, offset: usize) {
         let before = self.by_offset.range(..=offset).next_back();
         let users = before.map(|(_, users)| users.clone()).unwrap_or_default();
@@ -45,8 +45,8 @@ impl Stretches {
     }
 }
 
-/// Walks the calls in issue order and compares each access with the last ones of the same bytes.
-/// On one stream there is nothing to find.
+/// Walks the calls in issue order and compares each access with the last users of the same bytes.
+/// Calls on a single stream cannot race.
 pub(super) fn check(program: &Program, order: &Order) -> Result<(), String> {
     if order.streams() < 2 {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Ranks that split the batches of a step agree on its gradients: each is summed over all of them
-//! once, and only then used. Sums over other groups, as of a table that two stages of a pipeline
-//! have, may come before.
+//! Checks gradient synchronization of ranks that split the batches of a step: each gradient is
+//! summed over all these ranks once, before any use. Sums over other groups, such as for an
+//! embedding table shared by two pipeline stages, may come before.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use crate::{
     SplitOver, ValueId,
 };
 
-/// In the body of the optimizer, or behind the call of a pass that writes the last of it, a sum
-/// over the ranks of the data group comes before all else that uses a gradient, or the loss, and
-/// comes once. Gradients of experts that expert-parallel ranks have some of each are summed over
-/// the ranks with the same ones in place of all. So are those of parameters that are whole on each
-/// rank of a tensor group over that, and none that are split.
+/// Checks that a sum over the ranks of the data group precedes every other use of a gradient or the
+/// loss, and occurs once: in the body of the optimizer, or in a pass after the last writer.
+/// Gradients of experts split over expert-parallel ranks are instead summed over the ranks with the
+/// same experts. Gradients of unsplit parameters are also summed over the tensor group; gradients
+/// of split parameters are not.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.mode != Mode::Train {
         return Ok(());
@@ -25,7 +25,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         let is_its =
             move |state: &&ParameterState| state.split.is_some_and(over_experts) == of_experts;
         let of_its = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
-        // The others are scattered while they come.
+        // The others are reduce-scattered during the backward.
         of_its.filter(|gradient| program.value(*gradient).memory.is_persistent())
     };
     if let Some((group, members)) = ranks.named(ProcessGroup::DATA) {
@@ -50,8 +50,8 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     check_group(program, group, members, whole.collect())
 }
 
-/// What the optimizer has of a gradient: of one that is scattered while it comes the slice, which a
-/// check of its own wants.
+/// The value of a gradient that the optimizer reads. For a gradient reduce-scattered during the
+/// backward, the slice; a separate check covers the reduce-scatter.
 fn in_optimizer(program: &Program, gradient: ValueId) -> Option<ValueId> {
     if program.value(gradient).memory.is_persistent() {
         return Some(gradient);
@@ -64,8 +64,8 @@ fn in_optimizer(program: &Program, gradient: ValueId) -> Option<ValueId> {
     Some(scatter.outputs().first()?.value)
 }
 
-/// Gradients that live within the backward are scattered there, once each, behind all that writes
-/// them; nothing else reads them.
+/// Checks that transient gradients are reduce-scattered once during the backward, after all
+/// writers, and not read otherwise.
 fn check_scattered(
     program: &Program,
     (group, members): (GroupId, &ProcessGroup),
@@ -115,7 +115,7 @@ fn check_scattered(
     }
 }
 
-/// Refuses sums over ranks that have a slice of a parameter each.
+/// Rejects sums over ranks with different slices of a parameter.
 fn refuse_sums(
     program: &Program,
     (group, members): (GroupId, &ProcessGroup),
@@ -138,7 +138,7 @@ fn refuse_sums(
     Ok(())
 }
 
-/// Whether a call behind a forward pass sums over the ranks of a group.
+/// Whether a call after the forward pass sums over the ranks of a matching group.
 fn sums_over(call: &Call, is_group: impl Fn(GroupId) -> bool) -> bool {
     match &call.op {
         Op::Collective(op) if is_behind_forward(call) && is_group(op.group) => matches!(
@@ -150,7 +150,7 @@ fn sums_over(call: &Call, is_group: impl Fn(GroupId) -> bool) -> bool {
     }
 }
 
-/// Whether a call is where gradients are made or used.
+/// Whether a call is in a phase that computes or uses gradients.
 fn is_behind_forward(call: &Call) -> bool {
     matches!(call.phase, Phase::Backward | Phase::WeightGradients | Phase::Optimizer)
 }
@@ -169,7 +169,7 @@ fn check_group(
         let is_sum = sums_over(call, |of| of == group);
         let sums_elsewhere = sums_over(call, |of| of != group);
         if sums_elsewhere && call.outputs().is_empty() {
-            // Sums in place over several groups are in any order.
+            // In-place sums over several groups may be in any order.
             continue;
         }
         if call.phase != Phase::Optimizer {
@@ -209,8 +209,8 @@ fn check_group(
     }
 }
 
-/// A sum of a pass is of all that the step adds to it: nothing writes there behind it, and it is in
-/// the last micro-batch alone.
+/// Checks that a sum within a pass covers all contributions of the step: no later writes, and only
+/// in the last micro-batch.
 fn check_in_pass(
     program: &Program,
     call: &Call,
@@ -235,8 +235,8 @@ fn check_in_pass(
     Ok(())
 }
 
-/// The loss that this rank has of its own: where stages of a pipeline sum theirs up, what the sum
-/// is made from; none of a stage that adds nothing.
+/// This rank's own loss: if pipeline stages sum their losses, the input of the sum; `None` for a
+/// stage that contributes no loss.
 fn own_loss(program: &Program) -> Option<ValueId> {
     let loss = program.host.loss?;
     let mut calls = program.calls.iter().filter(|call| call.phase == Phase::Optimizer);

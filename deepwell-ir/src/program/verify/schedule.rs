@@ -1,4 +1,4 @@
-//! A step runs its bodies in an order that makes sense, over slots that do not meet.
+//! Checks the order of bodies in a step, and that slots do not overlap.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     if program.slots > 1 { slots_apart(program) } else { Ok(()) }
 }
 
-/// Who holds a slot: a micro-batch on its way through a chunk, and the phase that comes next.
+/// Holder of a slot: a micro-batch in a chunk, and its next phase.
 #[derive(Clone, Copy, PartialEq)]
 struct Holder {
     chunk: u32,
@@ -18,12 +18,12 @@ struct Holder {
     next: Phase,
 }
 
-/// The phases of a micro-batch, one after the other.
+/// Phases of a micro-batch, in order.
 const PASSES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::WeightGradients];
 
-/// Each micro-batch runs forward and then backward through a chunk in its slot, and then, where
-/// they have a body of their own, the gradients of its weights, in order; the optimizer and the
-/// weights run when no micro-batch is under way.
+/// Checks that each micro-batch runs forward and then backward through a chunk in its slot, and
+/// then weight gradients if separate, in micro-batch order. The optimizer and the weights run only
+/// if no micro-batch is in flight.
 fn invocations(program: &Program) -> Result<(), String> {
     let mut kinds = HashSet::new();
     if let Some(body) = program.bodies.iter().find(|body| !kinds.insert((body.phase, body.chunk))) {
@@ -32,7 +32,7 @@ fn invocations(program: &Program) -> Result<(), String> {
             chunk => format!("two bodies are of {} of chunk {chunk}", body.phase),
         });
     }
-    // The pass of a chunk behind another.
+    // Next pass of a chunk after `phase`.
     let behind = |phase: Phase, chunk: u32| {
         let later = PASSES.into_iter().filter(move |&it| it > phase);
         later.into_iter().find(|&it| kinds.contains(&(it, chunk)))
@@ -105,8 +105,8 @@ fn invocations(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// With several slots, what several bodies use lies in each slot apart from everything else, but
-/// for what the last micro-batch alone makes.
+/// Checks that, with several slots, values shared by several bodies have a separate range in each
+/// slot, except values made only in the last micro-batch.
 fn slots_apart(program: &Program) -> Result<(), String> {
     let made_last = last_only::values(program);
     let mut user: Vec<Option<usize>> = vec![None; program.values.len()];
