@@ -1,4 +1,4 @@
-//! Where a model runs: `cpu`, `cuda[:N]` or `emulated:ARCH`, on one rank or several.
+//! Device of a model: `cpu`, `cuda[:N]` or `emulated:ARCH`, on one rank or several.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
 
-/// A device as people name it.
+/// A device, as named on the command line.
 ///
 /// ```
 /// use deepwell_trainer::Device;
@@ -25,15 +25,15 @@ pub enum Device {
     /// This machine's processor.
     #[default]
     Cpu,
-    /// A GPU by the index that the CUDA driver gives it.
+    /// A GPU by its index in the CUDA driver.
     Cuda(usize),
-    /// A GPU of an architecture, emulated on this machine's processor: for models of a few
-    /// thousand parameters. A missing synchronization in a kernel is an error of the step. The
-    /// `DEEPWELL_EMULATOR_` variables of [`deepwell_kernels::cuda`] say how kernels are run.
+    /// A GPU of an architecture, emulated on this machine's CPU: for models of a few thousand
+    /// parameters. A missing synchronization in a kernel is an error of the step. The
+    /// `DEEPWELL_EMULATOR_` variables of [`deepwell_kernels::cuda`] control how kernels run.
     Emulated(Architecture),
 }
 
-/// SMs of an emulated GPU: few, for each holds blocks that take turns.
+/// SMs of an emulated GPU: few, because the CTAs of all SMs run in turns.
 const EMULATED_SM_COUNT: u32 = 4;
 
 impl fmt::Display for Device {
@@ -80,21 +80,22 @@ impl From<Device> for String {
     }
 }
 
-/// A catalog that threads may share.
+/// A catalog shared between threads.
 pub type Catalog = Box<dyn KernelCatalog + Send + Sync>;
 
-/// A device that is ready to run programs.
+/// A device ready to run programs.
 pub struct OpenDevice {
     /// Runs calls.
     pub backend: Box<dyn Backend>,
-    /// Which kernels there are.
+    /// The available kernels.
     pub catalog: Catalog,
-    /// What programs are lowered for.
+    /// Target of lowered programs.
     pub target: Target,
 }
 
 impl Device {
-    /// The kernels of this kind of device; of a GPU as tables of measured times select them.
+    /// Returns the kernels for this kind of device; for a GPU, tables of measured times select
+    /// among them.
     pub fn catalog(self) -> Catalog {
         match self {
             Device::Cpu => Box::new(CpuCatalog),
@@ -103,10 +104,10 @@ impl Device {
         }
     }
 
-    /// What programs for this device of `hardware` are lowered for; nothing is opened.
+    /// Returns the lowering target for this device of `hardware`, without opening the device.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] when `hardware` has no such GPU, or no kernel runs on it.
+    /// [`TrainError::Setting`] if `hardware` has no such GPU, or no kernel supports the GPU.
     pub fn target(self, hardware: &Hardware) -> Result<Target, TrainError> {
         let index = match self {
             Device::Cpu => return Ok(cpu_target(rayon::current_num_threads())),
@@ -131,7 +132,7 @@ impl Device {
         Ok(Target { gpu: Some(index), gpu_name: Some(gpu.name.clone()), ..target })
     }
 
-    /// The error for a GPU that is not there: what was found instead, and what to do.
+    /// The error for a missing GPU: the devices found, and a remedy.
     fn absent(self, hardware: &Hardware) -> TrainError {
         let (got, hint) = match &hardware.gpus_absent {
             Some(absence) => (absence.reason.clone(), absence.hint.clone()),
@@ -153,8 +154,7 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// No such GPU, no driver, a driver that is too old, or a build without CUDA or without the
-    /// emulator.
+    /// No such GPU, no driver, an outdated driver, or a build without CUDA or without the emulator.
     pub fn open(self, hardware: &Hardware) -> Result<OpenDevice, TrainError> {
         let target = self.target(hardware)?;
         let backend: Box<dyn Backend> = match self {
@@ -167,7 +167,7 @@ impl Device {
 }
 
 impl Device {
-    /// What programs of one rank among several are lowered for.
+    /// Returns the lowering target for one rank of several.
     ///
     /// # Errors
     /// As [`Device::target`].
@@ -175,7 +175,7 @@ impl Device {
         Ok(self.among_ranks(self.target(hardware)?))
     }
 
-    /// The target with what ranks on such devices exchange data by.
+    /// Adds the collectives library of this kind of device to a target.
     pub fn among_ranks(self, mut target: Target) -> Target {
         if self != Device::Cpu {
             target.libraries.push(COLLECTIVES.to_string());
@@ -183,7 +183,7 @@ impl Device {
         target
     }
 
-    /// Checks that ranks on such devices can be threads of one process.
+    /// Checks that ranks on this kind of device can be threads of one process.
     ///
     /// # Errors
     /// [`TrainError::Setting`] for GPUs.
@@ -194,7 +194,7 @@ impl Device {
         }
     }
 
-    /// Opens the device for one rank among several of this process.
+    /// Opens the device for one of several ranks in this process.
     ///
     /// # Errors
     /// As [`Device::open`] and [`Device::check_ranks`].
@@ -233,7 +233,7 @@ impl Device {
     /// The driver of a GPU.
     ///
     /// # Errors
-    /// As [`Device::open`]; a device that is no GPU.
+    /// As [`Device::open`]; the device is not a GPU.
     pub(crate) fn open_driver(self) -> Result<deepwell_kernels::cuda::CudarcDriver, TrainError> {
         match self {
             Device::Cuda(index) => Ok(deepwell_kernels::cuda::CudarcDriver::open(index)
@@ -247,7 +247,7 @@ impl Device {
         }
     }
 
-    /// A GPU whose driver is open, as one rank of several where `comm` is given.
+    /// Opens a GPU with an open driver; with `comm`, as one of several ranks.
     ///
     /// # Errors
     /// As [`Device::open`].
@@ -271,7 +271,7 @@ impl Device {
     }
 }
 
-/// Where the ranks of a run are, as people name it.
+/// Devices of a run's ranks, as named on the command line.
 ///
 /// ```
 /// use deepwell_trainer::{Device, Devices};
@@ -281,9 +281,9 @@ impl Device {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Devices {
-    /// The device of each rank; of GPUs the first, whose neighbours the others have.
+    /// Device of each rank; for GPUs the first of consecutive GPUs.
     pub device: Device,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
 }
 

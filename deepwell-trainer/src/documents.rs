@@ -1,4 +1,4 @@
-//! Documents of a sequence: whether they see each other, and where they begin.
+//! Documents of a sequence: attention between them, and their bounds.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,18 +10,19 @@ use serde::{Deserialize, Serialize};
 use crate::data::Dataset;
 use crate::{Settings, TrainError};
 
-/// What the documents that a sequence is cut from are to each other.
+/// Relation of the documents in a sequence.
 ///
-/// A sequence is `seq_len` tokens of a stream of documents, each of which ends with the tokenizer's
+/// A sequence is `seq_len` tokens of a stream of documents, each ended by the tokenizer's
 /// end-of-text token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Documents {
-    /// One text: a token sees all before it, and the first token of a document is a target.
+    /// One text: a token attends to all earlier tokens, and the first token of a document is a
+    /// target.
     #[default]
     Joined,
-    /// Each for itself: attention does not cross into another document, learned positions begin
-    /// anew, and the first token of a document is nobody's target. In Megatron's words
+    /// Separate: attention does not cross into another document, learned positions restart in each
+    /// document, and the first token of a document is not a target. In Megatron:
     /// `--reset-attention-mask --reset-position-ids --eod-mask-loss`.
     Masked,
 }
@@ -48,10 +49,10 @@ impl FromStr for Documents {
 }
 
 impl Documents {
-    /// The token that ends a document of `data`, where documents are told apart.
+    /// Returns the token that ends a document of `data`, if documents are masked.
     ///
     /// # Errors
-    /// Data of which nobody says how documents end.
+    /// The data have no known end-of-document token.
     pub fn end(self, settings: &Settings, data: &Dataset) -> Result<Option<i32>, TrainError> {
         if self == Documents::Joined {
             return Ok(None);
@@ -82,8 +83,8 @@ impl Documents {
     }
 }
 
-/// Where the document of each of `tokens` begins and ends in its sequence of `seq`, `[tokens, 2]`:
-/// one ends behind each `end` token, and with the sequence.
+/// Start and end of each token's document in its sequence of `seq`, `[tokens, 2]`: a document ends
+/// after each `end` token, and at the end of the sequence.
 pub(crate) fn bounds(tokens: &[i32], seq: usize, end: i32) -> Vec<i32> {
     let mut bounds = vec![0; 2 * tokens.len()];
     for (tokens, bounds) in tokens.chunks(seq.max(1)).zip(bounds.chunks_mut(2 * seq.max(1))) {
@@ -99,13 +100,13 @@ pub(crate) fn bounds(tokens: &[i32], seq: usize, end: i32) -> Vec<i32> {
     bounds
 }
 
-/// The place of each token in its document, of [`bounds`] in sequences of `seq`.
+/// Position of each token in its document, from [`bounds`] in sequences of `seq`.
 pub(crate) fn positions(bounds: &[i32], seq: usize) -> Vec<i32> {
     let of_token = |(token, bounds): (usize, &[i32])| (token % seq) as i32 - bounds[0];
     bounds.chunks_exact(2).enumerate().map(of_token).collect()
 }
 
-/// The targets that count: none of an `end` token, behind which another document begins.
+/// Ignores the targets of `end` tokens, because they belong to the next document.
 pub(crate) fn masked_targets<'a>(
     tokens: &[i32],
     targets: &'a [i32],
@@ -125,9 +126,9 @@ mod tests {
         for (tokens, seq, expected, places) in [
             (&[1, 2, 3, 4][..], 4, &[0, 4, 0, 4, 0, 4, 0, 4][..], &[0, 1, 2, 3][..]),
             (&[1, 0, 3, 4], 4, &[0, 2, 0, 2, 2, 4, 2, 4], &[0, 1, 0, 1]),
-            // Empty documents, and one that ends with the sequence.
+            // Empty documents, and a document that ends with the sequence.
             (&[0, 0, 3, 0], 4, &[0, 1, 1, 2, 2, 4, 2, 4], &[0, 0, 0, 1]),
-            // None goes on in the next sequence.
+            // No document continues in the next sequence.
             (&[1, 0, 3, 4], 2, &[0, 2, 0, 2, 0, 2, 0, 2], &[0, 1, 0, 1]),
             (&[5, 6, 0, 4], 2, &[0, 2, 0, 2, 0, 1, 1, 2], &[0, 1, 0, 0]),
             (&[], 2, &[], &[]),

@@ -1,8 +1,8 @@
-//! Degrees for the ranks that are left.
+//! Degrees of parallelism after a change of the world size.
 //!
-//! A run that goes on with other ranks keeps its degrees where they divide them: data-parallel
-//! ranks are then as many as there is room for. Where they do not, the degrees are chosen anew, the
-//! ones whose step is predicted to take the least time. A step keeps its sequences.
+//! A resumed run keeps its degrees if they divide the new number of ranks; only the data-parallel
+//! degree changes. Otherwise new degrees are chosen by the least predicted step time. The number of
+//! sequences per step stays the same.
 
 use deepwell_ir::Graph;
 use deepwell_plan::Parallel;
@@ -10,7 +10,7 @@ use deepwell_probe::Hardware;
 
 use crate::{CompileOptions, Settings, TrainError, World};
 
-/// Whether the ranks of the settings can have their degrees and share the sequences of a step.
+/// Whether the degrees of the settings match their ranks and divide the sequences of a step.
 pub(crate) fn fits(settings: &Settings) -> bool {
     let parallel = settings.parallel();
     let is_whole = parallel.world_size() == settings.ranks;
@@ -19,9 +19,9 @@ pub(crate) fn fits(settings: &Settings) -> bool {
         && settings.batch_size.is_multiple_of(parallel.batch_ranks())
 }
 
-/// The largest part of a micro-batch of `given` sequences that the ranks of the settings can have:
-/// it divides the sequences of each, and an interleaved schedule has as many as it needs. None
-/// where there is no such part.
+/// Returns the largest divisor of a micro-batch of `given` sequences that the ranks of the settings
+/// can run: it divides the sequences of each rank, and an interleaved schedule gets a multiple of
+/// its stages in micro-batches. None if no divisor fits.
 pub(crate) fn micro_batch(settings: &Settings, given: usize) -> Option<usize> {
     let parallel = settings.parallel();
     let rows = settings.batch_size / parallel.batch_ranks().max(1);
@@ -33,8 +33,8 @@ pub(crate) fn micro_batch(settings: &Settings, given: usize) -> Option<usize> {
     (1..=given.min(rows)).rev().find(fits)
 }
 
-/// The settings with degrees that make up their ranks, least split first: another way is taken only
-/// where it is faster.
+/// The settings with all degrees that match their ranks, least model-parallel first: [`choose`]
+/// prefers an earlier candidate unless a later one is faster.
 pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     let ranks = settings.ranks;
     let divisors = |of: usize| (1..=of).filter(move |it| of.is_multiple_of(*it));
@@ -68,10 +68,10 @@ pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     found
 }
 
-/// Settings with degrees for their ranks, and what to tell users.
+/// Returns settings with degrees for their ranks, and a note for the user.
 ///
 /// # Errors
-/// Ranks that cannot share the model in any way.
+/// No degrees let the ranks share the model.
 pub(crate) fn choose(
     settings: &Settings,
     graph: &Graph,
@@ -133,9 +133,9 @@ mod tests {
         check(1, 4, 2, &["data 1"]);
         check(2, 4, 2, &["data 2", "data 1, pipeline 2", "data 1, tensor 2"]);
         check(3, 12, 2, &["data 3", "data 1, pipeline 3", "data 1, tensor 3"]);
-        // Three ranks cannot share four sequences, but for one stage or slice each.
+        // Three ranks cannot split four sequences, except as pipeline stages or tensor slices.
         check(3, 4, 2, &["data 1, pipeline 3", "data 1, tensor 3"]);
-        // Those that split sequences do so where they make up the ranks.
+        // Context-parallel ranks stay if the degree divides the ranks.
         let joined = |settings: Settings| {
             let found: Vec<String> =
                 candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(contexts(3, 2), "data 3; data 1, pipeline 3; data 1, tensor 3");
         assert_eq!(contexts(2, 2), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
         assert_eq!(contexts(2, 4), "data 2, context 2; data 1, pipeline 2; data 1, tensor 2");
-        // So do those that share experts.
+        // So do expert-parallel ranks.
         let experts = |ranks, expert| {
             joined(Settings { ranks, batch_size: 12, expert, ..Settings::default() })
         };

@@ -1,4 +1,4 @@
-//! What can go wrong between a model folder and a trained model.
+//! Errors between a model folder and a trained model.
 
 use std::path::PathBuf;
 
@@ -20,13 +20,13 @@ pub enum TrainError {
     /// No plan.
     #[error(transparent)]
     Plan(#[from] deepwell_plan::PlanError),
-    /// A call refused, or there is no memory.
+    /// A call fails, or memory is insufficient.
     #[error(transparent)]
     Kernel(#[from] deepwell_kernels::KernelError),
     /// The policy cannot be used.
     #[error(transparent)]
     Policy(#[from] deepwell_precision::PolicyError),
-    /// Scales that are not as long as their shape says.
+    /// The length of scales contradicts their shape.
     #[error(transparent)]
     Quantize(#[from] deepwell_precision::QuantizeError),
     /// A guard stopped the run.
@@ -44,30 +44,30 @@ pub enum TrainError {
     /// Ranks did not agree.
     #[error(transparent)]
     Comm(#[from] deepwell_kernels::CommError),
-    /// One of several ranks failed, and the others ended with it.
+    /// One of several ranks failed, and the others stopped.
     #[error("rank {rank} of {world_size}: {source}")]
     Rank {
-        /// Which one, counted from 0.
+        /// The failed rank, counted from 0.
         rank: usize,
-        /// How many there are.
+        /// Number of ranks.
         world_size: usize,
         /// How.
         #[source]
         source: Box<TrainError>,
     },
-    /// What a rank of another process has said.
+    /// An error already printed by a rank in another process.
     #[error("{0}")]
     Elsewhere(String),
-    /// A setting that cannot be.
+    /// A setting has an invalid value.
     #[error("{setting}: expected {expected}, got {got}{}", hint_line(.hint))]
     Setting {
         /// Name of the setting, as on the command line.
         setting: &'static str,
-        /// What is possible.
+        /// Valid values.
         expected: String,
-        /// What came.
+        /// The given value.
         got: String,
-        /// What to do, if there is something.
+        /// Remedy, if any.
         hint: Option<String>,
     },
     /// Hugging Face weights cannot be read.
@@ -82,7 +82,7 @@ pub enum TrainError {
         #[source]
         source: std::io::Error,
     },
-    /// An output folder that cannot be made or written to.
+    /// The output folder cannot be created or written.
     #[error(
         "cannot write to the output folder `{path}`: {source}\nhint: `--out` names a folder that \
          you can write to",
@@ -95,17 +95,17 @@ pub enum TrainError {
         #[source]
         source: std::io::Error,
     },
-    /// A checkpoint that cannot be gone on from.
+    /// A checkpoint from which the run cannot resume.
     #[error("cannot resume from `{path}`: {what}\nhint: {hint}", path = path.display())]
     Resume {
         /// The checkpoint, or the folder of the run.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: &'static str,
     },
-    /// The run of the folder is another one than that which is to go on.
+    /// The settings differ from those of the run in the folder.
     #[error(
         "cannot resume from `{path}`: {count} not what {it} now\n{differences}\
          hint: give what the run has, which `run.json` in its folder lists; `--accept-changes` \
@@ -121,10 +121,10 @@ pub enum TrainError {
     OtherRun {
         /// The checkpoint, or the folder of the run.
         path: PathBuf,
-        /// Each field of the fingerprint that differs.
+        /// The differing fields of the fingerprint.
         differences: Vec<Difference>,
     },
-    /// The folder holds what another run left.
+    /// The folder contains results of another run.
     #[error(
         "`{folder}` holds the results of {whose}: {found}\nhint: `--resume` goes on with it, \
          `--out` names another folder, `--overwrite` deletes them",
@@ -135,9 +135,9 @@ pub enum TrainError {
     Results {
         /// The output folder.
         folder: PathBuf,
-        /// Identity of the run and when it began, where that is known.
+        /// Identity and start of the run, if known.
         run: Option<String>,
-        /// Names of what is there.
+        /// Names of the existing files.
         found: Vec<String>,
     },
     /// Another process owns the folder.
@@ -152,7 +152,7 @@ pub enum TrainError {
     Locked {
         /// The output folder.
         folder: PathBuf,
-        /// Who holds it, where that could be read.
+        /// The process that holds the lock, if it could be read.
         holder: Option<LockHolder>,
     },
 }

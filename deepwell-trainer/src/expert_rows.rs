@@ -1,5 +1,4 @@
-//! How full the buffers of experts' rows were: they have their largest size, whatever the router
-//! does.
+//! Use of the buffers of experts' rows, whose size is the largest that any routing needs.
 
 use std::fmt;
 
@@ -12,15 +11,15 @@ use crate::ExpertLoad;
 pub struct ExpertRows {
     /// The layer, counted from 0.
     pub layer: u32,
-    /// Rows that were used in the micro-batch that used most: pairs of a token and an expert, each
-    /// expert's rounded up to the alignment of its group.
+    /// Rows used in the fullest micro-batch: pairs of a token and an expert, rounded up for each
+    /// expert to the alignment of its group.
     pub used: u64,
-    /// Rows that a buffer has.
+    /// Rows of a buffer.
     pub planned: u64,
 }
 
 impl ExpertRows {
-    /// The part of the buffer that was used, 0 to 1; 0 of one without rows.
+    /// Used fraction of the buffer, 0 to 1; 0 for an empty buffer.
     pub fn share(&self) -> f64 {
         if self.planned == 0 { 0.0 } else { self.used as f64 / self.planned as f64 }
     }
@@ -36,7 +35,7 @@ impl ExpertRows {
         }
     }
 
-    /// The layer whose buffers were fullest, as a sentence; none without experts.
+    /// Describes the layer with the fullest buffers; none without experts.
     pub(crate) fn fullest(rows: &[ExpertRows]) -> Option<String> {
         let fullest = rows.iter().max_by(|a, b| a.share().total_cmp(&b.share()))?;
         Some(format!("rows of experts: at most {fullest}, where their buffers were fullest"))

@@ -1,8 +1,8 @@
-//! What a run is: everything that its numbers follow from.
+//! Fingerprint of a run: everything that determines its numbers.
 //!
-//! A checkpoint holds the fingerprint of its run. `--resume` compares it, field by field, with that
-//! of the settings at hand. What changes no number is not in it: where files lie, how often
-//! checkpoints are written and how many stay, the index of a GPU, the rule of recomputation.
+//! A checkpoint contains the fingerprint of its run. `--resume` compares the fingerprint, field by
+//! field, with that of the current settings. Settings that change no number are left out: paths,
+//! checkpoint interval and retention, the index of a GPU, the recomputation rule.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,18 +19,18 @@ use crate::data::TokenCache;
 use crate::weights::MasterWeights;
 use crate::{Device, Documents, Engine, Settings, TrainError};
 
-/// Everything that the numbers of a run follow from. Hashes are BLAKE3, of contents.
+/// Everything that determines the numbers of a run. Hashes are BLAKE3, of contents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Hash of the captured graph.
     pub model: String,
-    /// Hash of the weights that the run began with, or that they are made from `seed`.
+    /// Hash of the initial weights, or a note that the weights are made from `seed`.
     pub initial_weights: String,
     /// Hash of the tokens of both parts.
     pub data: String,
     /// Hash of the tokenizer.
     pub tokenizer: String,
-    /// The precision policy, as the guards found it.
+    /// The precision policy, without changes by guards.
     pub policy: Value,
     /// Thresholds of the guards.
     pub guards: GuardConfig,
@@ -40,7 +40,7 @@ pub struct Fingerprint {
     pub arch: String,
     /// The kernels of each op, with their tiles.
     pub kernels: BTreeMap<String, Vec<String>>,
-    /// Seed of weights that are not loaded.
+    /// Seed of initialized weights.
     pub seed: u64,
     /// Seed of the order of the data.
     pub data_seed: u64,
@@ -50,33 +50,33 @@ pub struct Fingerprint {
     pub steps: u64,
     /// Tokens of a sequence.
     pub seq_len: usize,
-    /// Whether documents of a sequence see each other.
+    /// Whether documents of a sequence attend to each other.
     #[serde(default, skip_serializing_if = "is_joined")]
     pub documents: Documents,
     /// Sequences of a step.
     pub batch_size: usize,
-    /// Sequences that run at a time.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Ranks that split the tokens of a step: the order of sums follows from it.
+    /// Ranks that split the tokens of a step; they determine the order of sums.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub data_ranks: usize,
-    /// Ranks that split each sequence: attention is a sum over the keys of each of them.
+    /// Context-parallel ranks: attention sums over the keys of each of them.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub context_ranks: usize,
-    /// Ranks that split each layer: sums over its columns are sums of theirs.
+    /// Tensor-parallel ranks: sums over a layer's columns are sums of partial sums.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor_ranks: usize,
-    /// Ranks that have some of the experts each: their gradients are sums over all their tokens.
+    /// Expert-parallel ranks: gradients of experts are sums over the tokens of all these ranks.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert_ranks: usize,
-    /// Ranks that have some of the layers each. They change no sum, nor do the four below; each
-    /// rank has kernels for what it has.
+    /// Pipeline-parallel ranks. They change no sum, and neither do the four fields below, but the
+    /// kernels of each rank depend on its layers.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub pipeline_ranks: usize,
-    /// Chunks of layers that each of them has.
+    /// Model chunks per stage.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub pipeline_chunks: usize,
-    /// The order of their passes.
+    /// Pipeline schedule.
     #[serde(default, skip_serializing_if = "is_one_f_one_b")]
     pub pipeline_schedule: PipelineSchedule,
     /// Layers of each stage.
@@ -87,7 +87,7 @@ pub struct Fingerprint {
     pub zero: u8,
     /// The largest learning rate.
     pub learning_rate: f64,
-    /// Steps until it is reached.
+    /// Warmup steps to the learning rate.
     pub warmup_steps: u64,
     /// Last learning rate over the largest.
     pub final_learning_rate_ratio: f64,
@@ -103,12 +103,12 @@ pub struct Fingerprint {
     pub interim_eval_tokens: u64,
 }
 
-/// What a run is made from that neither its engine nor its settings tell.
+/// Inputs of a run that are known neither to its engine nor to its settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     /// Hash of the tokenizer.
     pub tokenizer: Option<String>,
-    /// Hash of the weights that were loaded; none where they are made from the seed.
+    /// Hash of the loaded weights; none if initialized from the seed.
     pub weights: Option<String>,
 }
 
@@ -164,7 +164,7 @@ impl Fingerprint {
         }
     }
 
-    /// As JSON, with every `f32` as short as it is in a run file.
+    /// As JSON, with every `f32` in the short form of a run file.
     pub fn to_value(&self) -> Value {
         to_value(self)
     }
@@ -190,14 +190,14 @@ fn is_one(count: &usize) -> bool {
     *count == 1
 }
 
-/// A field in which two runs differ.
+/// A field that differs between two runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Its name: `optimizer.beta1`.
+    /// Name of the field: `optimizer.beta1`.
     pub field: String,
-    /// What the run has; none where it has no such field.
+    /// Value of the run; none if the run lacks the field.
     pub was: Option<Value>,
-    /// What it would be now.
+    /// Current value.
     pub now: Option<Value>,
 }
 
@@ -209,25 +209,25 @@ impl fmt::Display for Difference {
 }
 
 impl Difference {
-    /// Whether it is in how ranks share the model.
+    /// Whether the field describes the parallelism.
     pub(crate) fn is_of_ranks(&self) -> bool {
         without_ranks(&self.field).is_some()
     }
 
-    /// Whether it is in something that follows from how ranks share the model: how many sequences
-    /// one of them runs at a time, and the kernels for its part of the tensors.
+    /// Whether the field follows from the parallelism: the micro-batch of a rank, and the kernels
+    /// for its tensors.
     pub(crate) fn follows_ranks(&self) -> bool {
         self.field == "micro_batch" || self.is_of_kernels()
     }
 
-    /// Whether it is in kernels.
+    /// Whether the field lists kernels.
     pub(crate) fn is_of_kernels(&self) -> bool {
         self.field.starts_with("kernels.")
     }
 }
 
-/// What a field of the fingerprint has where one rank does it all, if it tells how ranks share the
-/// model. Fingerprints leave such values out.
+/// Value of a field on a single rank, if the field describes the parallelism. Fingerprints leave
+/// such values out.
 fn without_ranks(field: &str) -> Option<Value> {
     match field.split(['.', '[']).next().unwrap_or_default() {
         "data_ranks" | "context_ranks" | "tensor_ranks" | "expert_ranks" | "pipeline_ranks"
@@ -239,7 +239,7 @@ fn without_ranks(field: &str) -> Option<Value> {
     }
 }
 
-/// The fields in which a run, by the fingerprint that it was saved with, differs from another.
+/// Returns the fields in which a run's saved fingerprint differs from another fingerprint.
 pub fn differences(was: &Value, now: &Value) -> Vec<Difference> {
     let found = json_differences(was, now).into_iter();
     let known = |field: &str, value: Option<Value>| value.or_else(|| without_ranks(field));
@@ -266,8 +266,8 @@ pub(crate) fn short(value: Option<&Value>) -> String {
     }
 }
 
-/// The hash of weights, by the names of their tensors: in whichever order, and by whichever ranks
-/// they were loaded, those of a model have one.
+/// The hash of weights, by the names of their tensors. The hash depends neither on the order of
+/// loading nor on the ranks that loaded the tensors.
 #[derive(Clone, Debug, Default)]
 pub struct WeightsHash {
     tensors: BTreeMap<String, blake3::Hash>,
@@ -277,7 +277,7 @@ pub struct WeightsHash {
 const WORDS: usize = blake3::OUT_LEN / size_of::<u64>();
 
 impl WeightsHash {
-    /// The hash of what was written so far.
+    /// The hash of all tensors written so far.
     pub fn hash(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (name, hash) in &self.tensors {
@@ -288,7 +288,7 @@ impl WeightsHash {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// The hashes of these tensors, for another process; zeros for those that were not written.
+    /// The hashes of these tensors, for another process; zeros for tensors not written.
     pub(crate) fn words(&self, names: &[String]) -> Vec<u64> {
         let of = |name: &String| {
             let hash = self.tensors.get(name).map_or([0; blake3::OUT_LEN], |it| *it.as_bytes());
@@ -297,7 +297,7 @@ impl WeightsHash {
         names.iter().flat_map(of).collect()
     }
 
-    /// Takes the hashes of tensors that another process has written.
+    /// Adds the hashes of tensors written by another process.
     pub(crate) fn add_words(&mut self, names: &[String], words: &[u64]) {
         for (name, words) in names.iter().zip(words.as_chunks::<WORDS>().0) {
             if *words != [0; WORDS] {
@@ -308,7 +308,7 @@ impl WeightsHash {
     }
 }
 
-/// Hashes weights while they are loaded, so that nothing is read twice.
+/// Hashes weights during loading, so that nothing is read twice.
 pub struct HashedWeights<'a> {
     target: &'a mut dyn MasterWeights,
     hash: WeightsHash,
@@ -316,29 +316,29 @@ pub struct HashedWeights<'a> {
 }
 
 impl<'a> HashedWeights<'a> {
-    /// Weights on their way to `target`.
+    /// Hashes weights written to `target`.
     pub fn new(target: &'a mut dyn MasterWeights) -> HashedWeights<'a> {
         HashedWeights { target, hash: WeightsHash::default(), makes_copies: true }
     }
 
-    /// Goes on from the weights of other ranks.
+    /// Continues with the hash of weights on other ranks.
     #[must_use]
     pub fn behind(self, hash: WeightsHash) -> HashedWeights<'a> {
         HashedWeights { hash, ..self }
     }
 
-    /// What was hashed, for the next rank.
+    /// Returns the hash state for the next rank.
     pub fn into_hash(self) -> WeightsHash {
         self.hash
     }
 
-    /// Leaves the compute copies to whoever makes them on all ranks.
+    /// Does not compute the compute copies, because the caller does so on all ranks.
     #[must_use]
     pub fn without_copies(self) -> HashedWeights<'a> {
         HashedWeights { makes_copies: false, ..self }
     }
 
-    /// The hash of what was written.
+    /// The hash of the written weights.
     pub fn hash(&self) -> String {
         self.hash.hash()
     }
@@ -350,7 +350,7 @@ impl MasterWeights for HashedWeights<'_> {
     }
 
     fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
-        // A value is called otherwise where a rank gathers it.
+        // A gathered value has another name than its parameter.
         let program = self.target.program();
         let state = program.parameters.iter().find(|state| state.master == id);
         let name = state.map_or_else(|| &program.value(id).name, |state| &state.name);
@@ -365,7 +365,7 @@ impl MasterWeights for HashedWeights<'_> {
     }
 }
 
-/// Hash of a graph, whatever the name that its model was given by.
+/// Hash of a graph without its model's name.
 fn graph_hash(graph: &Graph) -> String {
     let unnamed = Graph { name: String::new(), ..graph.clone() };
     let text = serde_json::to_vec(&unnamed).expect("a graph is plain data");
@@ -382,13 +382,13 @@ fn kernels(plan: &Plan) -> BTreeMap<String, Vec<String>> {
     kernels
 }
 
-/// Through text, which has an `f32` in its own digits and not in those of an `f64`.
+/// Converts through text, which keeps the short digits of an `f32`.
 fn to_value(data: &impl Serialize) -> Value {
     let text = serde_json::to_string(data).expect("settings, plans and policies are plain data");
     serde_json::from_str(&text).expect("it was just written")
 }
 
-/// A policy without the places of its rules in a file.
+/// A policy without the positions of its rules in a file.
 fn without_places(mut policy: Value) -> Value {
     match &mut policy {
         Value::Object(fields) => {

@@ -1,9 +1,10 @@
 //! The training loop: batches, steps, guards, evaluation, metrics, checkpoints.
 //!
-//! While the device runs a step, the one before is looked at: one step is in flight.
+//! The host processes the results of a step while the device runs the next step: one step is in
+//! flight.
 //!
-//! Of several ranks each has a [`Fit`] of its own, which does the same in the same order: what they
-//! decide follows from numbers that are equal on all of them, or is decided by rank 0. Rank 0 alone
+//! Each rank has its own [`Fit`], and all ranks perform the same operations in the same order:
+//! decisions follow from numbers that are equal on all ranks, or are made by rank 0. Only rank 0
 //! writes metrics and checkpoints.
 
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use crate::{
     Engine, ExpertRows, OperandStats, PendingStep, Schedule, Settings, StepOutcome, TrainError,
 };
 
-/// Steps that training may stand still for a checkpoint before a word is said about it.
+/// Longest checkpoint stall, in steps, that is not reported.
 const STALL_STEPS_MAX: f64 = 2.0;
 
-/// A run under way.
+/// A run in progress.
 pub(crate) struct Fit<'r> {
     engine: &'r mut Engine,
     settings: &'r Settings,
@@ -40,42 +41,42 @@ pub(crate) struct Fit<'r> {
     loader: Loader,
     /// Of the evaluation after the last step.
     heldout: HeldoutWindows,
-    /// Of those before.
+    /// Windows of earlier evaluations.
     interim: HeldoutWindows,
     /// Of rank 0.
     log: Option<Log>,
     rank_times: RankTimes,
     expert_rows: Vec<ExpertRows>,
     writer: checkpoint::Writer,
-    /// After the last step that was looked at.
+    /// State after the last processed step.
     position: Position,
     in_flight: Option<InFlight>,
-    /// When the last step was looked at.
+    /// Time at which the last step was processed.
     last_end: Instant,
-    /// Tokens per second of each step, the audited one left out.
+    /// Tokens per second of each step, except the audited step.
     speeds: Vec<f64>,
     checkpoint_stalls_s: Vec<f64>,
-    /// Stalls of [`STALL_STEPS_MAX`] and more since the last line about them.
+    /// Stalls above [`STALL_STEPS_MAX`] since the last note about stalls.
     stalls_untold: StallsUntold,
     /// After the last step, batch by batch.
     heldout_losses: Vec<f64>,
 }
 
-/// Where a run takes its batches from.
+/// Source of a run's batches.
 pub(crate) struct Batches {
     loader: Loader,
     /// Of the evaluation after the last step.
     heldout: HeldoutWindows,
-    /// Of those before.
+    /// Windows of earlier evaluations.
     interim: HeldoutWindows,
 }
 
 impl Batches {
-    /// Batches of a run that evaluates so many sequences at a time, from the first one on. `end` is
-    /// the token that ends a document, where documents are told apart.
+    /// Batches of a run that evaluates `rows` sequences at a time, starting with batch 0. `end` is
+    /// the token that ends a document, if documents are masked.
     ///
     /// # Errors
-    /// Data that is too short for them, or a held-out part with nothing to predict.
+    /// The data are too short, or the held-out part has nothing to predict.
     pub(crate) fn new(
         settings: &Settings,
         tokens: &Arc<TokenCache>,
@@ -92,41 +93,41 @@ impl Batches {
     }
 }
 
-/// A step that was started and not looked at yet.
+/// A step started but not yet processed.
 struct InFlight {
     step: u64,
-    /// Number of the batch behind its own.
+    /// Number of the next batch.
     next_batch: u64,
     learning_rate: f64,
     tokens: usize,
     /// Whether any target counts in the loss.
     has_targets: bool,
-    /// The device had nothing to do before it.
+    /// The device was idle before the step.
     is_first: bool,
-    /// When it began, and how long this rank had been in exchanges by then.
+    /// Start of the step, and this rank's accumulated waiting time at that moment.
     began: Instant,
     waited_before: Option<Duration>,
     begun: Begun,
 }
 
 enum Begun {
-    /// It ran call by call, and has ended.
+    /// The step ran call by call, and is complete.
     Audited(StepOutcome),
-    /// The device runs it.
+    /// The device runs the step.
     Pending(PendingStep),
 }
 
-/// What comes behind a step.
+/// Actions after a step.
 struct Behind {
     evaluates: bool,
     interrupts: bool,
     saves: bool,
-    /// Whoever looks at the state after the step waits for it.
+    /// Whether the host waits for the step, because the state after it is needed.
     waits: bool,
 }
 
 impl<'r> Fit<'r> {
-    /// A run at its first step, or after the checkpoint that it goes on from.
+    /// A run at its first step, or resumed from a checkpoint.
     pub(crate) fn begin(
         engine: &'r mut Engine,
         settings: &'r Settings,
@@ -221,7 +222,7 @@ impl<'r> Fit<'r> {
         self.report(interrupted)
     }
 
-    /// Starts a step; gives the one that was in flight.
+    /// Starts a step; returns the previous step, if in flight.
     fn start(&mut self, step: u64) -> Result<Option<InFlight>, TrainError> {
         let learning_rate = self.schedule.at(step);
         let clip = self.settings.max_grad_norm;
@@ -256,11 +257,11 @@ impl<'r> Fit<'r> {
         }))
     }
 
-    /// What comes behind a step that was just started.
+    /// Decides the actions after a step that was just started.
     fn behind(&mut self, step: u64, stop: &AtomicBool) -> Result<Behind, TrainError> {
         let last = step == self.settings.steps;
         let evaluates = last || step.is_multiple_of(self.settings.eval_interval());
-        // Ranks that look at it at different times would stop after different steps.
+        // Ranks that read the flag at different times would stop after different steps.
         let own = [stop.load(Ordering::Relaxed), self.writer.is_written()].map(u64::from);
         let all = self.engine.peers.gather(&own)?;
         let stops = all[0][0] == 1;
@@ -275,7 +276,7 @@ impl<'r> Fit<'r> {
         Ok(Behind { evaluates, interrupts, saves, waits })
     }
 
-    /// Waits for a step, logs it and shows it to the guards.
+    /// Waits for a step, logs its results and passes them to the guards.
     fn look_at(&mut self, flight: InFlight) -> Result<(), TrainError> {
         let is_audited = matches!(flight.begun, Begun::Audited(_));
         let (began, waited_before) = (flight.began, flight.waited_before);
@@ -316,8 +317,8 @@ impl<'r> Fit<'r> {
         self.guard(&outcome, flight.has_targets)
     }
 
-    /// How long each rank has worked since a step began, where that is known: a device that goes on
-    /// by itself waits by itself, too.
+    /// Busy and waiting time of each rank since a step began; empty for asynchronous devices, whose
+    /// waiting the host does not see.
     fn times_of_ranks(
         &mut self,
         began: Instant,
@@ -339,7 +340,7 @@ impl<'r> Fit<'r> {
         Ok(all.iter().enumerate().map(of_rank).collect())
     }
 
-    /// Shows the step to the guards and does what they decide.
+    /// Passes the step's results to the guards and applies their decisions.
     fn guard(&mut self, outcome: &StepOutcome, has_loss: bool) -> Result<(), TrainError> {
         let step = self.position.step;
         let statistics = self.engine.statistics_by_phase()?;
@@ -386,7 +387,7 @@ impl<'r> Fit<'r> {
             // A mean over nothing has no value.
             0 => None,
             _ if is_even => Some(losses.iter().sum::<f64>() / losses.len() as f64),
-            // As many tokens count in each as are targets, and not behind the end of a document.
+            // Weighted by the number of counted targets of each batch.
             _ => {
                 let terms = losses.iter().zip(&counts).map(|(loss, &count)| loss * count as f64);
                 Some(terms.sum::<f64>() / tokens as f64)
@@ -409,7 +410,7 @@ impl<'r> Fit<'r> {
 
     /// Writes a checkpoint, or begins to.
     fn save(&mut self) -> Result<(), TrainError> {
-        // The checkpoint is what a resumed run trusts: metrics up to it must be there.
+        // A resumed run trusts the checkpoint: metrics up to it must be on the disk.
         if let Some(log) = &mut self.log {
             log.sync()?;
         }
@@ -423,7 +424,7 @@ impl<'r> Fit<'r> {
         Ok(())
     }
 
-    /// Says where training stood still for a checkpoint longer than it should, and what to do.
+    /// Reports a checkpoint stall above the limit, with a hint.
     fn tell_of_stall(&mut self, stall_s: f64) {
         let mut speeds = self.speeds.clone();
         speeds.sort_by(f64::total_cmp);
@@ -446,15 +447,15 @@ impl<'r> Fit<'r> {
         ));
     }
 
-    /// Waits for the last checkpoint, and says how the run ended.
+    /// Waits for the last checkpoint, and returns the report of the run.
     fn report(mut self, interrupted: bool) -> Result<FitReport, TrainError> {
         self.writer.finish(self.engine)?;
         if let Some(log) = &mut self.log {
             log.sync()?;
         }
         if self.heldout_losses.is_empty() && !interrupted {
-            // Resumed after the last evaluation, whose line has the mean alone, and whose GEMMs the
-            // checkpoint has counted.
+            // The run resumed after the last evaluation: its metrics line has only the mean, and
+            // the checkpoint has counted its GEMMs.
             let counts = self.engine.counts();
             let losses = losses_on(self.engine, &self.heldout)?;
             let of_windows = self.heldout.counts(self.engine.document_end());
@@ -481,8 +482,8 @@ impl<'r> Fit<'r> {
     }
 }
 
-/// The windows of an evaluation: as many as cover `least` tokens, or all that there are where the
-/// number is nobody's wish.
+/// The windows of an evaluation: enough to cover `least` tokens; or at most all windows, if the
+/// number is a default.
 fn heldout_windows(
     settings: &Settings,
     tokens: &Arc<TokenCache>,
@@ -500,13 +501,14 @@ fn heldout_windows(
     Ok(windows)
 }
 
-/// Windows that a rank evaluates before all tell each other their losses: no stage of a pipeline is
-/// further ahead of those behind it.
+/// Windows that a rank evaluates between two collectives: this limits how far a pipeline stage runs
+/// ahead of later stages.
 const TURNS_AHEAD: usize = 16;
 
-/// Losses on held-out windows, batch by batch: those that split a batch in training take turns, and
-/// all ranks get all. The stages of a pipeline evaluate a window together, and the last one knows
-/// its loss; of those that split sequences each knows a part, which are added up.
+/// Losses on held-out windows, batch by batch. Ranks that split a batch in training evaluate
+/// different windows, and all ranks get all losses. The stages of a pipeline evaluate a window
+/// together, and the last stage has the loss; the partial losses of context-parallel ranks are
+/// summed.
 fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
     let parallel = engine.plan().parallel;
     let own_place = parallel.batch_place(engine.rank());
@@ -521,8 +523,8 @@ fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, 
         let mut own = Vec::with_capacity(TURNS_AHEAD);
         for turn in first..turns.min(first + TURNS_AHEAD as u64) {
             let index = turn * places + place;
-            // Ranks that have experts or weights of each other evaluate together, the last window
-            // again where there are no more.
+            // Ranks that share experts or weights evaluate together; if no window is left, the last
+            // window again.
             let together = parallel.expert > 1 || parallel.zero >= 3;
             let loss = if index < windows.len() || together {
                 windows.fill(index.min(windows.len() - 1), &mut batch);

@@ -1,4 +1,4 @@
-//! In what formats a model's GEMMs are computed, in a word.
+//! The formats of a model's GEMMs, as one word.
 
 use deepwell_ir::TensorPrecision;
 

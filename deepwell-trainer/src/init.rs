@@ -6,7 +6,7 @@ use deepwell_ir::{Graph, Init, TensorKind};
 use deepwell_precision::random::split_mix64 as mix;
 use rayon::prelude::*;
 
-/// Values that one thread makes at a time: whole pairs.
+/// Values computed by one thread at a time: whole pairs.
 const PART: usize = 1 << 16;
 
 /// A uniform number in the open interval (0, 1).
@@ -22,7 +22,7 @@ fn stream(seed: u64, name: &str) -> u64 {
     mix(seed ^ u64::from_le_bytes(key))
 }
 
-/// How each parameter of a graph begins, by its name.
+/// Returns the initialization of each parameter of a graph, by name.
 pub(crate) fn initial_values(graph: &Graph) -> HashMap<String, Init> {
     let parameters = graph.parameters().filter_map(|(_, tensor)| match tensor.kind {
         TensorKind::Parameter { init, .. } => Some((tensor.name.clone(), init)),
@@ -31,8 +31,8 @@ pub(crate) fn initial_values(graph: &Graph) -> HashMap<String, Init> {
     parameters.collect()
 }
 
-/// Flips the last bit of about half of the `values` of parameter `name`. Zeros stay, as their
-/// neighbours are subnormal.
+/// Flips the last bit of about half of the `values` of parameter `name`. Zeros are kept, because
+/// their neighbours are subnormal.
 pub fn perturb(seed: u64, name: &str, values: &mut [f32]) {
     let stream = stream(seed, name);
     values.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
@@ -45,10 +45,10 @@ pub fn perturb(seed: u64, name: &str, values: &mut [f32]) {
     });
 }
 
-/// Fills `values` with the start of parameter `name`.
+/// Fills `values` with the initial values of parameter `name`.
 ///
-/// Normal numbers come in pairs by the method of Box and Muller, so that the value at an index
-/// does not depend on the length or on threads.
+/// Normal numbers come in pairs by the Box-Muller method, so that the value at an index does not
+/// depend on the length or on the number of threads.
 pub fn fill(init: Init, seed: u64, name: &str, values: &mut [f32]) {
     let std = match init {
         Init::Ones => return values.fill(1.0),
@@ -56,7 +56,7 @@ pub fn fill(init: Init, seed: u64, name: &str, values: &mut [f32]) {
         Init::Normal { std } => std,
     };
     let stream = stream(seed, name);
-    // Logarithms of billions of numbers take minutes on one core.
+    // Parallel, because logarithms of billions of numbers take minutes on one core.
     values.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
         for (pair, values) in values.chunks_mut(2).enumerate() {
             let counter = stream.wrapping_add((part * PART + 2 * pair) as u64);
@@ -112,7 +112,7 @@ mod tests {
         fill(Init::Normal { std: 1.0 }, 1, "a", &mut b);
         fill(Init::Normal { std: 1.0 }, 1, "b", &mut c);
         assert_eq!(a, b[..7]);
-        // The first value of a second part, worked out alone.
+        // The first value of a second part, computed separately.
         let mut longer = vec![0.0; 2 * PART];
         fill(Init::Normal { std: 1.0 }, 1, "a", &mut longer);
         assert_eq!(b[..], longer[..PART + 3]);

@@ -3,13 +3,12 @@
 //! # Brief overview
 //!
 //! [`compile`] plans and lowers a captured graph and loads it on a backend: an [`Engine`].
-//! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
-//! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
-//! [`World`] is several ranks that train one model together.
-//! [`generate`] continues a text with what was trained.
-//! [`parity`] trains a model in BF16 and in low precision and says whether that holds BF16's loss;
-//! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
-//! this crate's binary.
+//! [`Trainer`] feeds the engine batches of a [`data::Dataset`], evaluates, guards the precision,
+//! and writes metrics and checkpoints. [`optimize`] goes from a model folder to an engine in one
+//! call. [`World`] represents several ranks that train one model together. [`generate`] continues a
+//! text with a trained model. [`parity`] trains a model in BF16 and in low precision and tests
+//! whether low precision holds BF16's loss; [`audit`] compares one step, call by call, with slow
+//! definitions. The `deepwell` command is this crate's binary.
 //!
 //! ```
 //! use deepwell_ir::PrecisionPolicy;

@@ -1,8 +1,8 @@
 //! One process owns an output folder.
 //!
-//! The lock is the operating system's (`flock`) on a file in the folder. It ends with its process,
-//! however that ends, so that what a dead process left never blocks. The file says who holds it,
-//! for the message to whoever comes second.
+//! The lock is a lock of the operating system (`flock`) on a file in the folder. The lock ends with
+//! its process, even after a crash, so that leftovers of a dead process never block. The file names
+//! the holder, for the error message of a second process.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -17,7 +17,7 @@ use crate::clock::utc_now;
 /// Name of the lock file in an output folder.
 pub const LOCK_FILE: &str = ".deepwell.lock";
 
-/// An output folder that belongs to this value until it is dropped.
+/// An output folder locked until this value is dropped.
 ///
 /// ```
 /// use deepwell_trainer::lock::OutputLock;
@@ -32,22 +32,22 @@ pub const LOCK_FILE: &str = ".deepwell.lock";
 /// ```
 #[derive(Debug)]
 pub struct OutputLock {
-    /// Unlocked when it is closed.
+    /// Unlocked on close.
     file: File,
     path: PathBuf,
     /// Whether the file was made for this lock.
     is_new: bool,
-    /// Folders that were made for it, the innermost first.
+    /// Folders created for the lock, the innermost first.
     made: Vec<PathBuf>,
 }
 
-/// Attempts to lock a file that others remove at the same time.
+/// Attempts to lock a file that other processes remove at the same time.
 const ATTEMPTS_MAX: usize = 100;
 
-/// Who holds a lock.
+/// Holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
-    /// Its process.
+    /// Process of the holder.
     pub pid: u32,
     /// The machine's name.
     pub host: String,
@@ -62,13 +62,13 @@ impl fmt::Display for LockHolder {
 }
 
 impl OutputLock {
-    /// Takes the folder, which is made if need be.
+    /// Locks the folder, and creates it if needed.
     ///
-    /// On a file system without locks it is taken unchecked, with a warning in the log.
+    /// On a file system without locks the folder is used unlocked, with a warning in the log.
     ///
     /// # Errors
-    /// [`TrainError::Locked`] naming the process that holds it; [`TrainError::OutputFolder`] for a
-    /// folder that cannot be written to.
+    /// [`TrainError::Locked`] names the process that holds the lock; [`TrainError::OutputFolder`]
+    /// if the folder cannot be written.
     pub fn acquire(folder: &Path) -> Result<OutputLock, TrainError> {
         let path = folder.join(LOCK_FILE);
         let unusable = |path: &Path, source| {
@@ -85,7 +85,7 @@ impl OutputLock {
             }
             let (mut file, is_new) = match open(&path) {
                 Ok(opened) => opened,
-                // A run that has not begun took it away.
+                // A run that never began has removed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound && !is_last => continue,
                 Err(error) => return unusable(&path, error),
             };
@@ -96,7 +96,7 @@ impl OutputLock {
                     return Err(TrainError::Locked { folder: folder.to_path_buf(), holder });
                 }
                 // Some network file systems are mounted without locks. Refusing to train there
-                // would be worse than not seeing a second run.
+                // would be worse than missing a second run.
                 Err(TryLockError::Error(error)) => {
                     tracing::warn!("`{}` has no locks: {error}", folder.display());
                 }
@@ -115,9 +115,9 @@ impl OutputLock {
         Ok(lock)
     }
 
-    /// Removes what was made for this lock: its file, and folders that are empty.
+    /// Removes everything created for this lock: the file, and empty folders.
     pub(crate) fn remove_made(&self) {
-        // What cannot be removed stays, and keeps nobody from taking the folder.
+        // Files that cannot be removed stay, and do not block the folder.
         if self.is_new {
             let _ = fs::remove_file(&self.path);
         }
@@ -132,7 +132,7 @@ impl OutputLock {
     }
 }
 
-/// Opens the file of a lock; whether it is new.
+/// Opens the file of a lock; returns whether the file is new.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     let mut options = File::options();
     options.read(true).write(true);
@@ -142,13 +142,13 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// A folder and those around it that are not there, the innermost first.
+/// Returns a folder and its missing parents, the innermost first.
 fn missing(folder: &Path) -> Vec<PathBuf> {
     let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     folder.ancestors().take_while(is_missing).map(Path::to_path_buf).collect()
 }
 
-/// Whether an open file is the one that has this name: whoever held it before may have removed it.
+/// Whether an open file still has this name: the previous holder may have removed the file.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -162,7 +162,7 @@ fn is_at(_file: &File, path: &Path) -> bool {
     path.exists()
 }
 
-/// What the file says; nothing while its owner is about to write it.
+/// Reads the holder; none before the owner has written the file.
 fn read_holder(file: &mut File) -> Option<LockHolder> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
@@ -204,7 +204,7 @@ mod tests {
                 inner.display()
             )
         );
-        // Another folder is free, and this one is once its owner is gone.
+        // Another folder is free, and this folder is free once its owner is gone.
         OutputLock::acquire(folder.path()).unwrap();
         drop(held);
         OutputLock::acquire(&inner).unwrap();
@@ -218,7 +218,7 @@ mod tests {
         };
         let inner = folder.path().join("runs/a");
         let lock = OutputLock::acquire(&inner).unwrap();
-        // Nobody takes a file that has no name any more.
+        // A file without a name can still be locked, but does not lock the folder.
         let waiting = File::open(inner.join(LOCK_FILE)).unwrap();
         lock.remove_made();
         assert!(names().is_empty(), "{:?}", names());
@@ -227,7 +227,7 @@ mod tests {
         let again = OutputLock::acquire(&inner).unwrap();
         assert!(matches!(OutputLock::acquire(&inner), Err(TrainError::Locked { .. })));
         drop(again);
-        // What was there before stays.
+        // Files that existed before stay.
         OutputLock::acquire(&inner).unwrap().remove_made();
         assert!(inner.join(LOCK_FILE).exists());
         fs::remove_file(inner.join(LOCK_FILE)).unwrap();

@@ -1,5 +1,5 @@
-//! What this process really holds, sampled: anonymous resident memory, or memory of the GPU as
-//! its driver counts it.
+//! Sampled memory of this process: anonymous resident memory, or GPU memory as counted by the
+//! driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub fn anonymous_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Bytes that a device holds now: of this process, or of a whole GPU.
+/// Bytes currently held on a device: by this process, or on a whole GPU.
 pub(crate) fn held_bytes(device: Device) -> Option<u64> {
     match device {
         // The memory of an emulated GPU is this process's.
@@ -25,7 +25,7 @@ pub(crate) fn held_bytes(device: Device) -> Option<u64> {
     }
 }
 
-/// Samples the memory of a device on a thread of its own until it is dropped.
+/// Samples the memory of a device on a separate thread until dropped.
 #[derive(Debug)]
 pub struct MemorySampler {
     device: Device,
@@ -61,7 +61,7 @@ impl MemorySampler {
         Some(MemorySampler { device, baseline_bytes, peak_bytes, stop, thread })
     }
 
-    /// Counts so many bytes too, which the process took before and holds still.
+    /// Includes `bytes` that the process took before and still holds.
     #[must_use]
     pub fn with_bytes(mut self, bytes: u64) -> MemorySampler {
         self.baseline_bytes = self.baseline_bytes.saturating_sub(bytes);
@@ -81,7 +81,7 @@ impl Drop for MemorySampler {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A sampler that panicked has nothing left to tell.
+            // A sampler that panicked has no result.
             let _ = thread.join();
         }
     }

@@ -18,7 +18,7 @@ use crate::device::{Device, OpenDevice};
 use crate::world::Peers;
 use crate::{ModelSource, Settings, TrainError};
 
-/// What to compile for.
+/// Options of a compilation.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// Tokens per sequence.
@@ -27,26 +27,26 @@ pub struct CompileOptions {
     pub global_batch: usize,
     /// Precision of each tensor.
     pub policy: PrecisionPolicy,
-    /// Whether to go on where the device serves nothing of what the policy quantizes.
+    /// Whether to continue if the device supports no quantization of the policy.
     pub allow_fallback: bool,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// Memory that may be used; none takes what [`deepwell_plan::memory_limit_bytes`] gives.
+    /// Memory limit; the default is [`deepwell_plan::memory_limit_bytes`].
     pub memory_limit_bytes: Option<u64>,
     /// Fixes the micro-batch.
     pub micro_batch: Option<usize>,
-    /// Fixes what the backward makes again.
+    /// Fixes the recomputation of the backward pass.
     pub recompute: Option<Recompute>,
     /// Where to run: of several ranks the device of each.
     pub device: Device,
     /// Over how many ranks, see [`World`](crate::World).
     pub parallel: Parallel,
-    /// Layers of each stage of a pipeline; none balances them by FLOPs.
+    /// Layers of each pipeline stage; none balances the stages by FLOPs.
     pub stage_layers: Option<Vec<usize>>,
     /// How long a rank waits for another.
     pub rank_timeout: Duration,
-    /// The token that ends a document, for a graph in which those are told apart
-    /// ([`deepwell_ir::mask_documents`]): targets behind it do not count.
+    /// The token that ends a document, for a graph with masked documents
+    /// ([`deepwell_ir::mask_documents`]): targets after this token do not count.
     pub document_end: Option<i32>,
 }
 
@@ -71,11 +71,11 @@ impl CompileOptions {
     }
 }
 
-/// Plans, lowers and loads a model on a device of this machine. Weights are zero until they are
-/// initialized or loaded.
+/// Plans, lowers and loads a model on a device of this machine. Weights are zero until initialized
+/// or loaded.
 ///
 /// # Errors
-/// Whatever stops the planner, or not enough memory.
+/// Planning fails, or memory is insufficient.
 pub fn compile(
     graph: Graph,
     hardware: Hardware,
@@ -85,7 +85,7 @@ pub fn compile(
     compile_on(device, graph, hardware, options)
 }
 
-/// [`compile`] on a device that is open already, over whatever driver.
+/// [`compile`] on an open device, with any driver.
 ///
 /// # Errors
 /// As [`compile`].
@@ -133,7 +133,7 @@ pub(crate) fn planned(
     Ok(planned)
 }
 
-/// What is loaded on the device of a rank.
+/// Programs and data to load on the device of a rank.
 pub(crate) struct Compiled {
     pub(crate) graph: Graph,
     pub(crate) hardware: Hardware,
@@ -197,7 +197,7 @@ pub(crate) fn load(
     })
 }
 
-/// Wants an end of documents where they are told apart, and there alone.
+/// Requires a document-end token if and only if the graph masks documents.
 fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainError> {
     let has_attention = program.calls.iter().any(|call| matches!(call.op, Op::Attention(_)));
     let is_masked = program.host.documents.is_some();
@@ -216,8 +216,8 @@ fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainEr
     })
 }
 
-/// Bytes that the host writes before a micro-batch and reads after a body at most, each value in
-/// whole 64 bytes.
+/// Maximum bytes that the host writes before a micro-batch and reads after a body, each value
+/// rounded up to 64 bytes.
 fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let host = &program.host;
     let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
@@ -234,9 +234,9 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
 }
 
 /// From a model to an engine on a device in one call: probe, capture, plan, compile, initialize.
-/// The model is a preset, a `config.json`, a model folder or a `.pt2` archive; folders and archives
-/// with weights give them, all others begin anew. The precision is a preset, or [`Settings::AUTO`],
-/// which the device decides.
+/// The model is a preset, a `config.json`, a model folder or a `.pt2` archive; weights in folders
+/// and archives are loaded, otherwise weights are initialized. The precision is a preset, or
+/// [`Settings::AUTO`] to let the device decide.
 ///
 /// ```
 /// use deepwell_trainer::{Device, optimize};
@@ -251,7 +251,7 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
 /// ```
 ///
 /// # Errors
-/// Whatever stops one of the steps.
+/// A step of the above fails.
 pub fn optimize(
     model: impl AsRef<std::path::Path>,
     precision: &str,

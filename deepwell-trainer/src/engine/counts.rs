@@ -1,4 +1,4 @@
-//! What a run has computed in low precision, counted as steps and evaluations end.
+//! Counts of a run's low-precision work, updated when steps and evaluations end.
 
 use deepwell_ir::{GemmKind, Op, Program};
 use deepwell_plan::{LinearFlops, linear_flops};
@@ -36,18 +36,17 @@ impl GemmCounts {
     }
 }
 
-/// What has run. A step counts when it has ended, with the program that it ran: GEMMs that are in
-/// fallback add no quantized GEMMs. A step whose update was left out counts as well, for its GEMMs
-/// ran.
+/// Completed work. A step is counted at its end, with the program that it ran: GEMMs in fallback
+/// are not counted as quantized. A step without an update is counted too, because its GEMMs ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunCounts {
     /// GEMMs of quantized operands, of steps and evaluations.
     #[serde(alias = "mxfp8_gemms")]
     pub quantized_gemms: GemmCounts,
-    /// Bytes of quantized data and scales that those GEMMs read.
+    /// Bytes of quantized data and scales read by these GEMMs.
     pub quantized_bytes: GemmCounts,
-    /// FLOPs of those GEMMs of steps, recomputed ones left out. The three sums of FLOPs are
-    /// `f64` because a long run exceeds 64 bits.
+    /// FLOPs of these GEMMs in steps, without recomputation. The three sums of FLOPs are `f64`
+    /// because a long run exceeds 64 bits.
     #[serde(alias = "mxfp8_flops")]
     pub quantized_flops: f64,
     /// FLOPs of all GEMMs of the blocks' linear layers of steps.
@@ -57,7 +56,7 @@ pub struct RunCounts {
 }
 
 impl RunCounts {
-    /// What one step adds.
+    /// Counts of one step.
     pub(super) fn of_step(program: &Program) -> RunCounts {
         let LinearFlops { quantized, blocks, with_head } = linear_flops(program);
         RunCounts {
@@ -68,7 +67,7 @@ impl RunCounts {
         }
     }
 
-    /// What one evaluation adds: GEMMs and bytes.
+    /// Counts of one evaluation: GEMMs and bytes.
     pub(super) fn of_evaluation(program: &Program) -> RunCounts {
         let mut counts = RunCounts::default();
         for (call, runs) in program.calls_with_runs() {
@@ -94,8 +93,8 @@ impl RunCounts {
         self.linear_flops_with_head += other.linear_flops_with_head;
     }
 
-    /// Share of the FLOPs of linear layers that ran on quantized operands: of the blocks, and
-    /// with the head. Zero before the first step.
+    /// Share of the FLOPs of linear layers that ran on quantized operands: of the blocks, and of
+    /// the blocks and the head. Zero before the first step.
     pub fn quantized_flop_share(&self) -> (f64, f64) {
         let share = |total: f64| if total == 0.0 { 0.0 } else { self.quantized_flops / total };
         (share(self.linear_flops), share(self.linear_flops_with_head))

@@ -1,4 +1,4 @@
-//! The GEMMs that fall back to BF16 by themselves, and the quantizations that count for each.
+//! The GEMMs that fall back to BF16 one by one, and the quantizations that count for each GEMM.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::step::{Counters, Statistics};
 
 /// The fprop, dgrad and wgrad GEMMs of a weight: the unit that guards judge and move to BF16. A
 /// stack of experts is one weight. No call computes GEMMs of two weights, and no two weights need
-/// one format, so each moves alone.
+/// the same format, so each weight can fall back alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gemm {
     /// Name of the weight.
@@ -19,25 +19,26 @@ pub struct Gemm {
     pub layer: Option<u32>,
 }
 
-/// What was counted of an operand.
+/// Statistics of an operand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperandStats {
-    /// The GEMMs that read it, as indices into [`Engine::gemms`](crate::Engine::gemms), ascending.
+    /// The GEMMs that read the operand, as indices into [`Engine::gemms`](crate::Engine::gemms),
+    /// ascending.
     pub gemms: Arc<[usize]>,
-    /// What its quantization counted.
+    /// Statistics of the operand's quantization.
     pub stats: QuantStats,
 }
 
-/// The GEMMs of all weights of the whole model that a policy can quantize.
+/// Returns the GEMMs of all weights of the whole model that a policy can quantize.
 pub(super) fn gemms_of(graph: &Graph) -> Vec<Gemm> {
     let of = |(id, layer)| Gemm { weight: graph.tensor(id).name.clone(), layer };
     quantizable_weights(graph).into_iter().map(of).collect()
 }
 
-/// Counters of the quantizations that a step does in each body, with the GEMMs that read the
-/// operand, whoever made the tensor: those fall back when it looks bad. GEMMs that read one
-/// activation all have the evidence. A quantization is made for a GEMM of a weight; one that no
-/// GEMM of the program reads is not counted.
+/// Returns the counters of the quantizations in each body, with the GEMMs that read the operand:
+/// these GEMMs fall back if the statistics are bad. Counters of an activation with several GEMMs
+/// count for all of them. A quantization that no GEMM of a weight in the program reads is not
+/// counted.
 pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics> {
     let index_of: HashMap<&str, usize> =
         (0..).zip(gemms).map(|(index, gemm)| (&*gemm.weight, index)).collect();

@@ -1,4 +1,4 @@
-//! A compiled model: programs loaded on a backend, with its weights and optimizer state.
+//! A compiled model: programs loaded on a backend, with weights and optimizer state.
 
 mod compile;
 mod counts;
@@ -31,15 +31,15 @@ use crate::documents::masked_targets;
 use crate::init;
 use crate::world::Peers;
 
-/// A model that is ready to train.
+/// A model ready to train.
 pub struct Engine {
     graph: Graph,
-    /// Of the whole model, whichever part of it the rank has.
+    /// GEMMs of the whole model, on every rank.
     gemms: Vec<Gemm>,
     hardware: Hardware,
     target: deepwell_ir::Target,
     policy: PrecisionPolicy,
-    /// What of the policy the device does not serve.
+    /// Parts of the policy that the device does not support.
     precision_fallbacks: Vec<PrecisionFallback>,
     plan: Plan,
     prediction: DryRun,
@@ -50,18 +50,18 @@ pub struct Engine {
     evaluation: LoadedProgram,
     /// The other ranks.
     pub(crate) peers: Peers,
-    /// Counters of the quantizations of each body, with the GEMMs that they count for.
+    /// Counters of the quantizations of each body, with the GEMMs that the counters belong to.
     statistics: Vec<Statistics>,
     /// Loads of experts of each body.
     loads: Vec<std::sync::Arc<[LoadCounters]>>,
     steps: Steps,
     skipped_steps: u64,
-    /// Steps that were begun, and the seed, for what is rounded at random.
+    /// Number of begun steps and the seed, for stochastic rounding.
     steps_begun: u64,
     rounding_seed: u64,
-    /// The token that ends a document, where documents are told apart.
+    /// The token that ends a document, if documents are masked.
     document_end: Option<i32>,
-    /// What a step and an evaluation of the loaded programs compute.
+    /// Counts of a step and of an evaluation of the loaded programs.
     per_step: RunCounts,
     per_evaluation: RunCounts,
     counts: RunCounts,
@@ -79,12 +79,12 @@ impl Engine {
         &self.plan
     }
 
-    /// What the policy asks for and the device does not serve, by reason, of all ranks.
+    /// Parts of the policy that the devices of all ranks do not support, by reason.
     pub fn precision_fallbacks(&self) -> &[PrecisionFallback] {
         &self.precision_fallbacks
     }
 
-    /// Which rank of the run it is, counted from 0.
+    /// Rank of this engine, counted from 0.
     pub fn rank(&self) -> usize {
         self.peers.rank()
     }
@@ -109,13 +109,13 @@ impl Engine {
         self.evaluation.program()
     }
 
-    /// The hardware that the engine was planned for.
+    /// The hardware that the plan was made for.
     pub fn hardware(&self) -> &Hardware {
         &self.hardware
     }
 
-    /// Predicted peak, in bytes: the larger arena of training and evaluation (of a GPU also what
-    /// is kept for GEMMs that fall back), and what the backend holds beside it.
+    /// Predicted peak, in bytes: the larger arena of training and evaluation (on a GPU including
+    /// the reserve for GEMMs that fall back), plus the backend's own allocations.
     pub fn predicted_peak_bytes(&self) -> u64 {
         let (training, evaluation) = (self.program(), self.evaluation_program());
         let arena = match self.device {
@@ -125,50 +125,50 @@ impl Engine {
         (arena + training.fixed_overhead_bytes) as u64
     }
 
-    /// What the steps and evaluations that have ended computed, since the start of the run.
-    /// Profiled steps are left out.
+    /// Counts of all completed steps and evaluations since the start of the run, without profiled
+    /// steps.
     pub fn counts(&self) -> RunCounts {
         self.counts
     }
 
-    /// Sets the counts to those of the part of a run that ended elsewhere.
+    /// Sets the counts of the part of a run that ended in another process.
     pub fn set_counts(&mut self, counts: RunCounts) {
         self.counts = counts;
     }
 
     /// Share of the FLOPs of linear layers that a step runs on quantized operands while no GEMM is
-    /// in fallback: of the blocks, and with the head.
+    /// in fallback: of the blocks, and of the blocks and the head.
     pub fn quantized_flop_share_planned(&self) -> (f64, f64) {
         self.flop_share_planned
     }
 
-    /// The token that ends a document, where documents are told apart.
+    /// The token that ends a document, if documents are masked.
     pub fn document_end(&self) -> Option<i32> {
         self.document_end
     }
 
-    /// The policy that the engine was compiled for, without what guards changed since.
+    /// The policy at compilation, without later changes by guards.
     pub fn policy(&self) -> &PrecisionPolicy {
         &self.policy
     }
 
-    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies, on
-    /// all ranks at a time.
+    /// Initializes the weights from `seed`, zeroes the optimizer and computes the weight copies. A
+    /// collective of all ranks.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
         self.initialize_masters(seed)?;
         self.refresh_weight_copies()
     }
 
-    /// [`Engine::initialize`] without the copies, so that no rank needs another.
+    /// [`Engine::initialize`] without the copies, and so without collectives.
     pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let inits = init::initial_values(&self.graph);
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
-            // A program has parameters of its graph, of a stage of a pipeline some of them.
+            // A program has the parameters of its graph; a pipeline stage has some of them.
             let Some(&init) = inits.get(&state.name) else { continue };
             buffer.clear();
             buffer.resize(self.program().whole_shape(&state).iter().product(), 0.0);
@@ -185,11 +185,11 @@ impl Engine {
         self.set_applied_steps(0, 0)
     }
 
-    /// Flips the last bit of about half of the master weights and makes the weight copies again:
-    /// the start of a run that differs from the one without by chaos alone.
+    /// Flips the last bit of about half of the master weights and recomputes the weight copies: the
+    /// start of a run that differs from the unperturbed run only by chaos.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     pub fn perturb_weights(&mut self, seed: u64) -> Result<(), TrainError> {
         self.perturb_masters(seed)?;
         self.refresh_weight_copies()
@@ -208,7 +208,7 @@ impl Engine {
                 self.read_value(state.master, cast_slice_mut(&mut buffer))?;
             }
             if let Some(split) = state.split {
-                // Coins are those of the whole parameter.
+                // The random bits are drawn for the whole parameter.
                 let own = self.program().value(state.master).shape.clone();
                 let mut whole = vec![0f32; self.program().whole_shape(&state).iter().product()];
                 split.insert(&buffer, &own, &mut whole);
@@ -223,7 +223,7 @@ impl Engine {
     /// Sets the counters of applied and skipped steps.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     pub fn set_applied_steps(&mut self, applied: u64, skipped: u64) -> Result<(), TrainError> {
         self.skipped_steps = skipped;
         self.steps_begun = applied + skipped;
@@ -231,15 +231,15 @@ impl Engine {
         counters.map_or(Ok(()), |id| self.write_value(id, cast_slice(&[applied, skipped])))
     }
 
-    /// Sets the seed of what is rounded at random, which [`Engine::initialize`] sets too.
+    /// Sets the seed of stochastic rounding, which [`Engine::initialize`] sets too.
     pub fn set_rounding_seed(&mut self, seed: u64) {
         self.rounding_seed = seed;
     }
 
-    /// Counters of applied and skipped steps.
+    /// Reads the counters of applied and skipped steps.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     pub fn applied_steps(&mut self) -> Result<(u64, u64), TrainError> {
         let mut counters = [0u64; 2];
         if let Some(id) = self.program().host.counters {
@@ -248,11 +248,11 @@ impl Engine {
         Ok((counters[0], counters[1]))
     }
 
-    /// Makes the compute copies again from the master weights. Where ranks have slices of those,
-    /// all of them do so at the same time.
+    /// Recomputes the compute copies from the master weights. A collective of all ranks if masters
+    /// are sharded.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     pub fn refresh_weight_copies(&mut self) -> Result<(), TrainError> {
         self.scatter_masters()?;
         Ok(self.executor.run_phase(&self.training, Phase::Weights)?)
@@ -274,31 +274,31 @@ impl Engine {
         Ok(self.executor.read(self.training.program(), id, bytes)?)
     }
 
-    /// Runs a step on the data of the last one, whole and then call by call, and says when each
-    /// call ran.
+    /// Runs a step on the data of the last step, first as a whole and then call by call, and
+    /// returns the time of each call.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// The device fails.
     pub fn profile_step(&mut self) -> Result<Vec<CallTime>, TrainError> {
         Ok(self.executor.profile(&self.training)?)
     }
 
-    /// Whether the device goes on by itself once a step is started.
+    /// Whether the device runs asynchronously once a step is started.
     pub fn is_asynchronous(&self) -> bool {
         self.device != Device::Cpu
     }
 
-    /// Where it runs.
+    /// Device of the engine.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
-    /// [`Engine::evaluation_rows`] sequences.
+    /// Computes the mean loss on one micro-batch without training; batches as in [`Engine::step`],
+    /// but of [`Engine::evaluation_rows`] sequences.
     ///
-    /// The stages of a pipeline evaluate the same batch together; the loss is that of the last one,
-    /// the others give zero. So do context-parallel ranks, each of which gives what its tokens add
-    /// to the mean.
+    /// The stages of a pipeline evaluate the same batch together; the last stage returns the loss,
+    /// the others return zero. Context-parallel ranks also evaluate a batch together, and each
+    /// returns its tokens' contribution to the mean.
     ///
     /// # Errors
     /// As [`Engine::step`].
@@ -331,12 +331,11 @@ impl Engine {
         Ok(loss[0])
     }
 
-    /// Evaluates what was evaluated last `count` times more, one right behind the other, and waits
-    /// for the last: to time a forward pass without what the host does for a batch. Of ranks that
-    /// are not stages of a pipeline.
+    /// Repeats the last evaluation `count` times back to back and synchronizes once, to time a
+    /// forward pass without the host's work for a batch. Not for pipeline stages.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// The device fails.
     pub fn repeat_evaluation(&mut self, count: usize) -> Result<(), TrainError> {
         for _ in 0..count {
             for index in 0..self.evaluation.program().schedule.len() {
@@ -351,17 +350,16 @@ impl Engine {
         self.evaluation.program().batch
     }
 
-    /// The GEMMs of the model that guards watch and that can fall back, those of one weight
-    /// together.
+    /// The GEMMs of the model that guards watch and that can fall back, one entry for each weight.
     pub fn gemms(&self) -> &[Gemm] {
         &self.gemms
     }
 
-    /// Compiles again with `gemms`, indices into [`Engine::gemms`], in BF16, in place of an earlier
-    /// such list. Weights and optimizer state stay where they are. All ranks do so together.
+    /// Compiles again with `gemms`, indices into [`Engine::gemms`], in BF16; the list replaces
+    /// earlier lists. Weights and optimizer state stay in place. A collective of all ranks.
     ///
     /// # Errors
-    /// An index that no GEMM has; whatever stops the lowering.
+    /// An index is out of range, or lowering fails.
     pub fn fall_back(&mut self, gemms: &[usize], reason: &str) -> Result<(), TrainError> {
         let forced = gemms.iter().map(|&index| {
             let gemm = self.gemms.get(index).ok_or_else(|| TrainError::Setting {

@@ -1,4 +1,4 @@
-//! How the tokens of a step were spread over the experts of each layer, as dispatches counted them.
+//! Distribution of a step's tokens over the experts of each layer, as counted by dispatches.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 pub struct ExpertLoad {
     /// The layer, counted from 0.
     pub layer: u32,
-    /// Pairs that chose each expert, before any were dropped: of this rank's tokens, or of those of
-    /// all ranks that have some of the experts each, where they are gathered.
+    /// Pairs that chose each expert, before drops: of this rank's tokens, or with gathered tokens
+    /// of all expert-parallel ranks' tokens.
     pub chosen: Vec<u64>,
-    /// Pairs that were dropped, as their expert was full.
+    /// Pairs dropped because their expert was full.
     pub dropped: u64,
-    /// Rows that grouped GEMMs had in the micro-batch that had most, with what rounds the groups
-    /// up: of this rank's experts.
+    /// Rows of this rank's grouped GEMMs in the fullest micro-batch, including the padding of
+    /// groups.
     #[serde(default)]
     pub rows_used: u64,
-    /// Rows that there is room for.
+    /// Rows of the buffer.
     #[serde(default)]
     pub rows_planned: u64,
 }
 
 impl ExpertLoad {
-    /// Experts that no token chose.
+    /// Number of experts that no token chose.
     pub fn dead(&self) -> usize {
         self.chosen.iter().filter(|&&count| count == 0).count()
     }
@@ -38,8 +38,8 @@ impl ExpertLoad {
         if total == 0 { 0.0 } else { (largest * self.chosen.len() as u64) as f64 / total as f64 }
     }
 
-    /// Entropy of the load over that of an equal one: 1 where all are equal, 0 where one expert has
-    /// everything, or there is one alone.
+    /// Entropy of the load over the entropy of a uniform load: 1 if all loads are equal, 0 if one
+    /// expert has all pairs or the layer has a single expert.
     pub fn entropy(&self) -> f64 {
         let total: u64 = self.chosen.iter().sum();
         if total == 0 || self.chosen.len() < 2 {
@@ -51,8 +51,7 @@ impl ExpertLoad {
         sum / (self.chosen.len() as f64).ln()
     }
 
-    /// Adds what another micro-batch counted: pairs that chose each expert, then those that have a
-    /// row.
+    /// Adds the counts of another micro-batch: pairs that chose each expert, then pairs with a row.
     fn add(&mut self, load: &[i32], counters: &LoadCounters) {
         let (chosen, kept) = load.split_at(load.len() / 2);
         if let Some(Rows { align, planned }) = counters.rows {
@@ -73,7 +72,7 @@ impl ExpertLoad {
     }
 }
 
-/// Adds the load of a micro-batch to that of its step.
+/// Adds the load of a micro-batch to the load of its step.
 pub(super) fn add_load(loads: &mut Vec<ExpertLoad>, counters: &LoadCounters, load: &[i32]) {
     let layer = counters.layer;
     let at = loads.iter().position(|known| known.layer == layer).unwrap_or_else(|| {
@@ -83,17 +82,17 @@ pub(super) fn add_load(loads: &mut Vec<ExpertLoad>, counters: &LoadCounters, loa
     loads[at].add(load, counters);
 }
 
-/// Where a dispatch leaves its counts.
+/// Location of a dispatch's counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadCounters {
     pub(super) id: ValueId,
     pub(super) layer: u32,
     pub(super) experts: usize,
-    /// Whether these are choices that nobody else has counted: what ranks sent, they have.
+    /// Whether the counts are new choices; the sending ranks have already counted received pairs.
     counts_choices: bool,
-    /// Whether a pair without a row was dropped: else another rank has its expert.
+    /// Whether a pair without a row was dropped; otherwise its expert is on another rank.
     drops: bool,
-    /// Of a dispatch that sorts rows for grouped GEMMs.
+    /// Row buffer of a dispatch that sorts rows for grouped GEMMs.
     rows: Option<Rows>,
 }
 
@@ -105,7 +104,7 @@ struct Rows {
     planned: u64,
 }
 
-/// Those of each body.
+/// Load counters of each body.
 pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
     let of_body = |calls: std::ops::Range<usize>| -> Arc<[LoadCounters]> {
         let calls = program.calls[calls].iter().filter(|call| !call.recomputes);
@@ -148,7 +147,7 @@ mod tests {
         add_load(&mut loads, &of(1, 4), &[4, 0, 0, 4, 3, 0, 0, 4]);
         add_load(&mut loads, &of(0, 2), &[1, 1, 1, 1]);
         add_load(&mut loads, &of(1, 4), &[4, 0, 0, 4, 4, 0, 0, 2]);
-        // What came from other ranks has rows here, and was counted there.
+        // Pairs from other ranks have rows here, but were counted by the senders.
         let sent = LoadCounters { counts_choices: false, ..of(1, 2) };
         add_load(&mut loads, &sent, &[7, 5, 7, 5]);
         assert_eq!(loads.len(), 2);
@@ -156,7 +155,7 @@ mod tests {
         assert_eq!((*layer, chosen.as_slice(), *dropped), (1, &[8, 0, 0, 8][..], 3));
         assert_eq!((*rows_used, *rows_planned), (16, 24));
         assert_eq!(loads[1].rows_used, 8);
-        // Of the tokens of all ranks, of which this one has the second half of the experts.
+        // Gathered tokens of all ranks; this rank has the second half of the experts.
         let gathered = LoadCounters { drops: false, ..of(2, 4) };
         add_load(&mut loads, &gathered, &[9, 0, 5, 2, 0, 0, 5, 2]);
         assert_eq!((loads[2].chosen.as_slice(), loads[2].dropped), (&[9, 0, 5, 2][..], 0));

@@ -1,10 +1,10 @@
-//! Optimizer state of which this rank has one slice of each bucket.
+//! Sharded optimizer state: this rank has one slice of each bucket.
 //!
-//! Between steps the masters are whole on every rank, where the weights' body gathers them, so
-//! that whoever reads or writes them sees no slices. Before the body runs on masters that the host
-//! wrote, each rank takes its slices from there. Moments are nowhere whole: each rank saves and
-//! loads its own. Masters that are gathered where a layer needs them (ZeRO 2 and 3) are nowhere
-//! whole either: who writes them writes slices.
+//! Between steps every rank has the whole masters, which the weights' body gathers, so readers and
+//! writers need not know about slices. Before this body runs on masters written by the host, each
+//! rank copies its slices from the whole masters. Moments are never gathered: each rank saves and
+//! loads its own slices. Masters that are gathered per layer (ZeRO 2 and 3) are never whole either:
+//! writes go to the slices.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::TrainError;
 pub(crate) enum Moment {
     /// Of the gradients.
     First,
-    /// Of their squares.
+    /// Of the squared gradients.
     Second,
 }
 
@@ -44,7 +44,7 @@ impl Moment {
     }
 }
 
-/// What a slice has of a parameter: elements of the slice, and of the parameter.
+/// Intersection of a slice with a parameter: elements of the slice, and elements of the parameter.
 pub(crate) fn part(
     slice: Range<usize>,
     offset: usize,
@@ -54,15 +54,15 @@ pub(crate) fn part(
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
 }
 
-/// Whether slices alone have the master of a parameter: it is whole within a step at most, or a
-/// copy in BF16 is.
+/// Whether the FP32 master of a parameter exists only as slices: the whole master is BF16, or not
+/// persistent.
 pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
     let master = program.value(state.master);
     !master.memory.is_persistent() || master.dtype != DType::F32
 }
 
-/// Elements of the bucket of a shard that the slice of a rank has: it is of the ranks with the same
-/// experts, or of all that split the batch.
+/// Elements of a shard's bucket in the slice of a rank. The bucket is split over the ranks with the
+/// same experts, or over all data-parallel ranks.
 pub(crate) fn slice_of(
     program: &Program,
     parallel: Parallel,
@@ -77,19 +77,19 @@ pub(crate) fn slice_of(
 }
 
 impl Engine {
-    /// Elements of the bucket that the slice of a rank has.
+    /// Elements of the bucket in the slice of a rank.
     fn slice(&self, shard: &Shard, rank: usize) -> Range<usize> {
         slice_of(self.program(), self.plan.parallel, shard, rank)
     }
 
-    /// Whether slices alone have the masters of a shard.
+    /// Whether the masters of a shard exist only as slices.
     fn is_gathered(&self, shard: &Shard) -> bool {
         let program = self.program();
         let first = shard.parameters.first();
         first.is_some_and(|(index, _)| is_gathered(program, &program.parameters[*index]))
     }
 
-    /// Takes this rank's slices of the masters from where they are whole.
+    /// Copies this rank's slices from the whole masters.
     pub(super) fn scatter_masters(&mut self) -> Result<(), TrainError> {
         for shard in self.program().shards.clone() {
             if self.is_gathered(&shard) {
@@ -116,7 +116,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes zeros to the moments that this rank has slices of.
+    /// Writes zeros to this rank's slices of the moments.
     pub(super) fn clear_moment_slices(&mut self) -> Result<(), TrainError> {
         for shard in self.program().shards.clone() {
             let zeros = vec![0f32; self.program().value(shard.master).elements()];
@@ -127,7 +127,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes this rank's part of a tensor of a parameter into its slice.
+    /// Writes this rank's slice of a whole parameter tensor.
     fn write_slice(
         &mut self,
         parameter: usize,
@@ -149,8 +149,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads this rank's part of the master of a parameter, which slices alone have: its elements
-    /// in their places, others zero.
+    /// Reads this rank's slice of a master that exists only as slices. The result has the shape of
+    /// the whole master, with zeros for elements of other ranks.
     pub(super) fn read_master_slice(&mut self, parameter: usize) -> Result<Vec<f32>, TrainError> {
         let master = self.program().parameters[parameter].master;
         let mut whole = vec![0f32; self.program().value(master).elements()];
@@ -170,7 +170,8 @@ impl Engine {
         Ok(whole)
     }
 
-    /// Writes a value of the training program, of which this rank may have a slice, given whole.
+    /// Writes a value of the training program from the whole tensor; this rank may have a slice of
+    /// it.
     ///
     /// # Errors
     /// Bytes of the wrong length.

@@ -1,4 +1,4 @@
-//! What the quantizations of all ranks counted in a step, in the order in which one rank counts.
+//! Quantization statistics of all ranks in a step, in the order of a single rank.
 
 use std::cmp::Reverse;
 
@@ -8,19 +8,19 @@ use deepwell_precision::QuantStats;
 use super::{Engine, ExpertLoad, OperandStats};
 use crate::TrainError;
 
-/// Phases as ranks tell them.
+/// Phases, in the order of their codes between ranks.
 const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
-/// Words that a rank tells of an operand, beside the GEMMs that read it.
+/// Words per operand in a message, in addition to the GEMMs that read the operand.
 const WORDS: usize = 10;
 
-/// What was counted of an operand in a pass.
+/// Statistics of an operand in a pass.
 #[derive(Clone, Debug, PartialEq)]
 struct Counted {
     micro_batch: u32,
     phase: Phase,
-    /// Of which of the stage's chunks.
+    /// Chunk of the stage.
     chunk: u32,
     operand: OperandStats,
 }
@@ -39,7 +39,7 @@ impl Counted {
         place.into_iter().chain(counters).chain(count).chain(gemms)
     }
 
-    /// What a rank told, operand by operand.
+    /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
         while let Some((own, rest)) = words.split_at_checked(WORDS) {
@@ -65,10 +65,9 @@ impl Counted {
     }
 }
 
-/// What the stages of a pipeline counted, as one rank would that has them all: forward from the
-/// first to the last, backward the other way, micro-batch by micro-batch, and the weights at the
-/// end, one by one. The chunks of a stage are stages of the model, one round of all behind the
-/// other.
+/// Orders the statistics of pipeline stages like those of a single rank with all layers: forward in
+/// the order of the stages, backward in reverse, micro-batch by micro-batch, and the weights at the
+/// end, one by one. Chunk `c` of stage `s` is stage `c · stages + s` of the model.
 fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
     let count = stages.len();
     let of_stage = |(stage, counted): (usize, Vec<Counted>)| {
@@ -87,10 +86,10 @@ fn as_one_rank(stages: Vec<Vec<Counted>>) -> Vec<Counted> {
 }
 
 impl Engine {
-    /// [`Engine::statistics`] of all ranks together, operand by operand: the same on each of them.
+    /// [`Engine::statistics`] of all ranks together, operand by operand, equal on all ranks.
     ///
     /// # Errors
-    /// Ranks that have failed.
+    /// A rank has failed.
     pub fn statistics_of_ranks(&mut self) -> Result<Vec<OperandStats>, TrainError> {
         Ok(self.statistics_by_phase()?.into_iter().map(|(_, operand)| operand).collect())
     }
@@ -98,7 +97,7 @@ impl Engine {
     /// [`Engine::statistics_of_ranks`] with the phase that quantized each operand.
     ///
     /// # Errors
-    /// Ranks that have failed.
+    /// A rank has failed.
     pub(crate) fn statistics_by_phase(&mut self) -> Result<Vec<(Phase, OperandStats)>, TrainError> {
         let passes = self.passes_of_statistics().iter();
         let own = self.statistics().iter().cloned().zip(passes);
@@ -132,7 +131,7 @@ impl Engine {
     /// [`Engine::expert_loads`] of all stages of this rank's pipeline, by layer.
     ///
     /// # Errors
-    /// Ranks that have failed.
+    /// A rank has failed.
     pub(crate) fn expert_loads_of_stages(&mut self) -> Result<Vec<ExpertLoad>, TrainError> {
         let own = self.expert_loads().to_vec();
         let parallel = self.plan.parallel;

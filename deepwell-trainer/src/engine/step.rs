@@ -1,9 +1,8 @@
-//! Steps under way: inputs go in and results come out while the device runs.
+//! Steps in flight: the host writes inputs and reads results while the device runs.
 //!
-//! Each body with quantizations is followed by a readback of their counters, the last body of a
-//! step by one of its loss, norm and counters. As many readbacks as a backend keeps can be under
-//! way; before another is asked for, the oldest is fetched, so that the host is never further
-//! ahead.
+//! Each body with quantizations is followed by a readback of their counters; the last body of a
+//! step also reads back its loss, norm and counters. At most [`READBACKS`] readbacks are in flight;
+//! before another is enqueued, the oldest is fetched, which bounds the host's lead over the device.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -22,7 +21,7 @@ use super::{Engine, OperandStats, RunCounts};
 use crate::TrainError;
 use crate::documents::{self, masked_targets};
 
-/// What a step gave.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepOutcome {
     /// Mean loss over the tokens of the step, nats.
@@ -33,29 +32,29 @@ pub struct StepOutcome {
     pub skipped: bool,
 }
 
-/// A step that is under way.
+/// A step in flight.
 #[derive(Debug)]
 pub struct PendingStep {
     number: u64,
 }
 
-/// How long a device took for a step, by its own clock.
+/// Device time of a step, by the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
-    /// From where its first inputs were on the device, in seconds.
+    /// Seconds since the step's first inputs were on the device.
     pub since_staged_s: f64,
     /// From the end of the step before, in seconds; `None` for the first.
     pub since_readback_s: Option<f64>,
 }
 
-/// The counters of a quantization, and the GEMMs that they count for.
+/// The counters of a quantization, and the GEMMs that the counters belong to.
 #[derive(Clone, Debug)]
 pub(super) struct Counters {
     pub(super) id: ValueId,
-    /// Those that read the operand.
+    /// GEMMs that read the operand.
     pub(super) gemms: Arc<[usize]>,
     /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
-    /// to the nearest, so that about half of them are too small. Guards do not watch that.
+    /// to nearest, so that about half of them are too small. Guards ignore this clipping.
     pub(super) clips_by_design: bool,
 }
 
@@ -71,37 +70,37 @@ impl Counters {
 /// The counters of one body.
 pub(super) type Statistics = Arc<[Counters]>;
 
-/// A readback that was asked for.
+/// A readback in flight.
 #[derive(Debug)]
 struct Part {
     step: u64,
     readback: Readback,
-    /// What they were counted in.
+    /// The pass of the counters.
     pass: (u32, Phase, u32),
     statistics: Statistics,
     loads: Arc<[LoadCounters]>,
-    /// Whether it ends with loss, norm and counters of the step.
+    /// Whether the readback ends with loss, norm and counters of the step.
     is_last: bool,
 }
 
-/// What is known of a step.
+/// Results of a step so far.
 #[derive(Debug, Default)]
 struct Known {
     number: u64,
-    /// What it computes, by the program that was loaded when it began.
+    /// Counts of the program that was loaded when the step began.
     per_step: RunCounts,
     counted: Vec<OperandStats>,
-    /// The pass that each was counted in: micro-batch, phase and chunk.
+    /// The pass of each statistic: micro-batch, phase and chunk.
     passes: Vec<(u32, Phase, u32)>,
     loads: Vec<ExpertLoad>,
     since_staged_s: Option<f64>,
     since_readback_s: Option<f64>,
     has_gap: bool,
-    /// Loss, norm of the gradients, skipped steps; there when all else is.
+    /// Loss, norm of the gradients, skipped steps; present once the step is complete.
     scalars: Option<(f32, f32, u64)>,
 }
 
-/// Steps that were begun and not finished, and the last one that was.
+/// Steps in flight, and the last finished step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     begun: u64,
@@ -110,11 +109,11 @@ pub(super) struct Steps {
     finished: Known,
 }
 
-/// This rank's part of a batch and the scalars of a step.
+/// This rank's part of a batch, with the scalars of a step.
 struct StepInputs<'a> {
     tokens: &'a [i32],
     targets: &'a [i32],
-    /// Of a graph that tells documents apart, two for each token.
+    /// For masked documents, two values for each token.
     documents: &'a [i32],
     positions: &'a [i32],
     scale: [f32; 1],
@@ -123,13 +122,13 @@ struct StepInputs<'a> {
 }
 
 impl Engine {
-    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major. Each of
-    /// several ranks is given the whole batch and takes its part: as many sequences one behind the
-    /// other, in the order of the ranks, and of those that context-parallel ranks share two chunks.
-    /// Loss and norm are those of all ranks.
+    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major. Every rank
+    /// is given the whole batch and takes its part: consecutive sequences, in the order of the
+    /// ranks; context-parallel ranks share the sequences, with two chunks of each sequence per
+    /// rank. Loss and norm cover all ranks.
     ///
     /// # Errors
-    /// Batches of the wrong size, or data that a call refuses.
+    /// Batches of the wrong size, or data that a call rejects.
     pub fn step(
         &mut self,
         inputs: &[i32],
@@ -141,8 +140,8 @@ impl Engine {
         self.finish_step(pending)
     }
 
-    /// Begins a step as [`Engine::step`] does, without waiting for it where the device can go on
-    /// by itself. Two steps may be under way: the one before is finished next.
+    /// Begins a step like [`Engine::step`], without waiting for it if the device is asynchronous.
+    /// Two steps may be in flight; the older step must be finished next.
     ///
     /// # Errors
     /// As [`Engine::step`].
@@ -159,7 +158,7 @@ impl Engine {
     /// [`Engine::step`] with an observer around each call.
     ///
     /// # Errors
-    /// As [`Engine::step`], and what the observer refuses.
+    /// As [`Engine::step`], and errors of the observer.
     pub fn step_observed(
         &mut self,
         inputs: &[i32],
@@ -173,11 +172,11 @@ impl Engine {
         self.finish_step(pending)
     }
 
-    /// Waits for a step and says what it gave. The counters of its quantizations are there for
-    /// [`Engine::statistics`] then.
+    /// Waits for a step and returns its result. Afterwards [`Engine::statistics`] returns the
+    /// counters of its quantizations.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// The device fails.
     pub fn finish_step(&mut self, pending: PendingStep) -> Result<StepOutcome, TrainError> {
         loop {
             match self.steps.known.front() {
@@ -201,33 +200,31 @@ impl Engine {
         Ok(StepOutcome { loss, grad_norm, skipped: was_skipped })
     }
 
-    /// The counters of the quantizations of the step that was finished last, with the GEMMs that
-    /// read each operand; saturations that are part of a format are left out.
+    /// The statistics of the last finished step's quantizations, with the GEMMs that read each
+    /// operand; saturations by design of a format are left out.
     pub fn statistics(&self) -> &[OperandStats] {
         &self.steps.finished.counted
     }
 
-    /// The passes that [`Engine::statistics`] were counted in: micro-batch, phase and
-    /// chunk.
+    /// The passes of [`Engine::statistics`]: micro-batch, phase and chunk.
     pub(super) fn passes_of_statistics(&self) -> &[(u32, Phase, u32)] {
         &self.steps.finished.passes
     }
 
-    /// How the tokens of the step that was finished last were spread over experts, by layer; empty
-    /// for a model without.
+    /// Expert loads of the last finished step, by layer; empty for a model without experts.
     pub fn expert_loads(&self) -> &[ExpertLoad] {
         &self.steps.finished.loads
     }
 
-    /// How long the device took for the step that was finished last, by its own clock; `None` on a
-    /// device that runs in the host's time.
+    /// Device time of the last finished step, by the device's clock; `None` for a synchronous
+    /// device.
     pub fn step_time(&self) -> Option<StepTime> {
         let finished = &self.steps.finished;
         let since_readback_s = finished.since_readback_s.filter(|_| !finished.has_gap);
         Some(StepTime { since_staged_s: finished.since_staged_s?, since_readback_s })
     }
 
-    /// Puts the whole schedule into the device's queue, with inputs and readbacks.
+    /// Enqueues the whole schedule, with inputs and readbacks.
     fn run_schedule(
         &mut self,
         inputs: &[i32],
@@ -277,12 +274,12 @@ impl Engine {
             }
             self.read_later(&invocation, index + 1 == invocations)?;
         }
-        // A rank that has not come so far keeps the others waiting on their devices.
+        // A rank that has not got here keeps the devices of other ranks waiting.
         self.peers.has_begun();
         Ok(PendingStep { number })
     }
 
-    /// What this rank has of the tokens of a step, or of their targets.
+    /// This rank's part of the tokens or targets of a step.
     fn part_of_batch<'a>(&self, all: &'a [i32]) -> Cow<'a, [i32]> {
         let parallel = self.plan.parallel;
         let own = self.program().tokens_per_step() * parallel.context;
@@ -290,7 +287,7 @@ impl Engine {
         self.part_of_sequences(&all[place * own..(place + 1) * own])
     }
 
-    /// What this rank has of sequences that context-parallel ranks share.
+    /// This rank's part of sequences shared by context-parallel ranks.
     pub(super) fn part_of_sequences<'a>(&self, whole: &'a [i32]) -> Cow<'a, [i32]> {
         let Parallel { context: ranks, .. } = self.plan.parallel;
         if ranks == 1 {
@@ -300,8 +297,8 @@ impl Engine {
         Cow::Owned(Zigzag { place, ranks }.part_of(whole, self.plan.seq))
     }
 
-    /// Where the documents of a rank's tokens begin and end, and the place of each token in its
-    /// own. Both empty where documents are joined.
+    /// Start and end of the document of each of a rank's tokens, and the token's position in the
+    /// document. Both empty if documents are joined.
     pub(super) fn documents_of(&self, tokens: &[i32]) -> (Vec<i32>, Vec<i32>) {
         let Some(end) = self.document_end else { return (Vec::new(), Vec::new()) };
         let bounds = documents::bounds(tokens, self.plan.seq, end);
@@ -309,7 +306,7 @@ impl Engine {
         (bounds, positions)
     }
 
-    /// Brings a micro-batch into its slot, and before the first one the scalars of the step.
+    /// Copies a micro-batch into its slot; the first one with the scalars of the step.
     fn stage(
         &mut self,
         invocation: &Invocation,
@@ -337,7 +334,7 @@ impl Engine {
         Ok(self.executor.stage(program, invocation.slot, &values)?)
     }
 
-    /// Asks for what an invocation gives, if it gives anything.
+    /// Enqueues a readback of an invocation's results, if any.
     fn read_later(&mut self, invocation: &Invocation, is_last: bool) -> Result<(), TrainError> {
         let statistics = Arc::clone(&self.statistics[invocation.body.index()]);
         let loads = Arc::clone(&self.loads[invocation.body.index()]);
@@ -369,7 +366,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for the readback that was asked for first and adds it to its step.
+    /// Waits for the oldest readback and adds its values to its step.
     fn fetch_oldest(&mut self) -> Result<(), TrainError> {
         let Some(part) = self.steps.parts.pop_front() else { return Ok(()) };
         let mut counters = vec![[0u64; Quantize::STATISTICS]; part.statistics.len()];
@@ -414,7 +411,7 @@ impl Engine {
     }
 }
 
-/// One over the targets that count.
+/// Returns 1 over the number of counted targets.
 pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
     let ignored = deepwell_ir::ops::IGNORED_TARGET;
     let counted = targets.iter().filter(|&&target| target != ignored).count();
@@ -425,7 +422,7 @@ pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// Saturations that belong to the format put no GEMM in BF16; all else counts.
+    /// Saturations by design of the format cause no fallback; all other statistics count.
     #[test]
     fn guards_do_not_see_what_a_format_clips_by_design() {
         // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.

@@ -1,4 +1,4 @@
-//! The files of a model folder that hold no weights: configuration and tokenizer.
+//! Files of a model folder without weights: configuration and tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ const GENERATION: &str = "generation_config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// What may lie beside a `tokenizer.json` and belongs to it.
+/// Files that may accompany a `tokenizer.json`.
 const BESIDE_TOKENIZER: [&str; 8] = [
     TOKENIZER_CONFIG,
     "special_tokens_map.json",
@@ -26,19 +26,19 @@ const BESIDE_TOKENIZER: [&str; 8] = [
     "tokenizer.model",
 ];
 
-/// All that this module writes.
+/// Names of all files of this module.
 fn all() -> impl Iterator<Item = &'static str> {
     [CONFIG, GENERATION, TOKENIZER].into_iter().chain(BESIDE_TOKENIZER)
 }
 
-/// What the tokens of a run stand for.
+/// Tokenizer of a run's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokensOf<'a> {
     /// Bytes.
     Bytes,
     /// The tokens of a `tokenizer.json`.
     File(&'a Path),
-    /// Token files, which do not say.
+    /// Token files without a known tokenizer.
     Unknown,
 }
 
@@ -77,14 +77,14 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// The files of a model that is trained on such tokens.
+    /// Collects the files of a model that is trained on the given tokens.
     ///
-    /// A model's own `config.json` is taken as it is; a preset is written as one, with the end of
-    /// text of the tokenizer. So is the end of text of a model that has another tokenizer of its
-    /// own, whose ids mean other tokens here.
+    /// A model's own `config.json` is copied; a preset is written as a `config.json` with the
+    /// tokenizer's end-of-text token. If the model came with another tokenizer, its special token
+    /// ids are replaced too, because they mean other tokens here.
     ///
     /// # Errors
-    /// Files that cannot be read.
+    /// A file cannot be read.
     pub fn of(model: &ModelSource, tokens: TokensOf<'_>) -> Result<ModelFiles, TrainError> {
         let mut files = BTreeMap::new();
         let separator = match tokens {
@@ -103,7 +103,7 @@ impl ModelFiles {
         };
         if let Some((mut config, is_own)) = model.config_json()? {
             if let (false, Some(object)) = (is_own && has_own_ids, config.as_object_mut()) {
-                // Between two documents stands the byte 0, so it also begins one.
+                // Byte 0 separates documents, so it also begins a document.
                 let begin = separator.filter(|_| tokens == TokensOf::Bytes);
                 object.insert("bos_token_id".to_string(), json!(begin));
                 object.insert("eos_token_id".to_string(), json!(separator));
@@ -118,7 +118,7 @@ impl ModelFiles {
         Ok(ModelFiles { files })
     }
 
-    /// Those that a run's folder has.
+    /// Reads the files in a run's folder.
     pub(super) fn read(folder: &Path) -> Result<ModelFiles, TrainError> {
         let mut files = BTreeMap::new();
         for name in all() {
@@ -130,10 +130,10 @@ impl ModelFiles {
         Ok(ModelFiles { files })
     }
 
-    /// Writes them into a run's folder, each as a whole, and takes away those of another model.
+    /// Writes the files into a run's folder, each atomically, and removes files of another model.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// The folder cannot be written.
     pub fn keep(&self, folder: &Path) -> Result<(), TrainError> {
         std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
         for name in all() {
@@ -153,7 +153,7 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Tokens of the tokenizer among them, whose files would lie in `folder`.
+    /// Vocabulary size of the included tokenizer; `folder` is used for errors.
     pub(super) fn tokens(&self, folder: &Path) -> Option<u64> {
         let tokenizer = Tokenizer::from_bytes(&folder.join(TOKENIZER), self.files.get(TOKENIZER)?);
         Some(u64::from(tokenizer.ok()?.vocab_size()))
@@ -194,7 +194,7 @@ fn pretty(value: &Value) -> Vec<u8> {
     text
 }
 
-/// Adds a tokenizer and what belongs to it; gives the token that separates documents.
+/// Adds a tokenizer with its accompanying files; returns the token that separates documents.
 fn add_tokenizer(
     path: &Path,
     files: &mut BTreeMap<String, Vec<u8>>,
@@ -214,8 +214,8 @@ fn add_tokenizer(
     Ok(tokenizer.separator())
 }
 
-/// Without a class, transformers takes that of the model's family, which may build another
-/// tokenizer out of the same vocabulary.
+/// Without a class, transformers uses the class of the model's family, which may build a different
+/// tokenizer from the same vocabulary.
 fn tokenizer_config(end_of_text: Option<String>) -> Value {
     let mut config = json!({
         "clean_up_tokenization_spaces": false,
@@ -227,7 +227,7 @@ fn tokenizer_config(end_of_text: Option<String>) -> Value {
     config
 }
 
-/// A `tokenizer.json` for which byte `b` is token `b`: a byte-level BPE without merges.
+/// A `tokenizer.json` that maps byte `b` to token `b`: a byte-level BPE without merges.
 fn byte_tokenizer() -> Value {
     let vocab: Map<String, Value> =
         (0..=255u8).map(|byte| (byte_letter(byte).to_string(), json!(byte))).collect();
@@ -251,8 +251,8 @@ fn byte_tokenizer() -> Value {
     })
 }
 
-/// The letter that stands for a byte in byte-level vocabularies since GPT-2: printable characters
-/// of Latin-1 for themselves, the others in order from U+0100.
+/// The character of a byte in byte-level vocabularies since GPT-2: printable Latin-1 characters
+/// represent themselves, the other bytes are numbered from U+0100.
 fn byte_letter(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(byte) {

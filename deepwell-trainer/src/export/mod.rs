@@ -1,9 +1,9 @@
-//! Trained models out: a Hugging Face folder that `from_pretrained` of transformers loads.
+//! Exports trained models to a Hugging Face folder that `from_pretrained` of transformers loads.
 //!
-//! [`export_hf`] takes the master weights of a checkpoint, puts them into the tensors that the
-//! model's weight files have (GPT-2's three projections of attention side by side, for example),
-//! and writes them beside the configuration and the tokenizer. [`ModelFiles::keep`] has put those
-//! two into a folder of the run when the run began, so that a checkpoint is enough.
+//! [`export_hf`] takes the master weights of a checkpoint, arranges them as the tensors of the
+//! model's weight files (for GPT-2, the three projections of attention are one tensor), and writes
+//! the tensors with the configuration and the tokenizer. [`ModelFiles::keep`] saved these two in
+//! the run's folder at the start of the run, so that a checkpoint is sufficient.
 
 mod files;
 mod tensors;
@@ -19,30 +19,30 @@ pub use self::files::{ModelFiles, TokensOf};
 use self::tensors::Tensors;
 use crate::{ModelSource, Settings, TrainError};
 
-/// The folder in the output folder of a run that [`ModelFiles`] are kept in.
+/// Subfolder of a run's output folder for [`ModelFiles`].
 pub const KEPT: &str = "model";
 
-/// What is exported, and how.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// A checkpoint of a run.
     pub checkpoint: PathBuf,
-    /// The folder to write, which must not be there or be empty.
+    /// The output folder, which must be missing or empty.
     pub to: PathBuf,
-    /// `F32`, in which the master weights are, or `Bf16`.
+    /// `F32`, the type of the master weights, or `Bf16`.
     pub dtype: CkptDtype,
     /// Most bytes of tensors in a weight file.
     pub shard_bytes_max: u64,
-    /// The model, in place of what the run's folder has: a preset, a `config.json`, a model folder
-    /// or a `.pt2` archive.
+    /// Replaces the model in the run's folder: a preset, a `config.json`, a model folder or a
+    /// `.pt2` archive.
     pub model: Option<String>,
-    /// A `tokenizer.json`, in place of what the run's folder has.
+    /// Replaces the tokenizer in the run's folder: a `tokenizer.json`.
     pub tokenizer: Option<PathBuf>,
-    /// The `config.json` that goes into the folder of a `.pt2` archive, which has none.
+    /// `config.json` for the folder of a `.pt2` archive, which has no configuration.
     pub config: Option<PathBuf>,
 }
 
-/// What was exported.
+/// Result of an export.
 #[derive(Clone, Debug, Serialize)]
 pub struct Exported {
     /// The checkpoint.
@@ -56,16 +56,16 @@ pub struct Exported {
     /// The folder.
     #[serde(flatten)]
     pub folder: WrittenFolder,
-    /// What a user has to know; sentences.
+    /// Remarks for the user; sentences.
     pub remarks: Vec<String>,
 }
 
-/// Writes the model of a checkpoint as a Hugging Face folder, complete or not at all. `progress` is
-/// told how many bytes of how many are written.
+/// Writes the model of a checkpoint as a Hugging Face folder, completely or not at all. `progress`
+/// receives the bytes written and the total.
 ///
 /// # Errors
-/// A checkpoint that is damaged or is not of the model, a model or tokenizer that is no longer
-/// where the run found it, and what writing fails with.
+/// The checkpoint is damaged or belongs to another model; the model or tokenizer has moved since
+/// the run; or writing fails.
 pub fn export_hf(
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64, u64),
@@ -130,7 +130,7 @@ fn settings_of(checkpoint: &Checkpoint) -> Result<Settings, TrainError> {
     })
 }
 
-/// Where the run that a checkpoint is of keeps its [`ModelFiles`]: beside `checkpoints`.
+/// Folder of the [`ModelFiles`] of a checkpoint's run, next to `checkpoints`.
 pub(crate) fn kept_folder(checkpoint: &Path) -> PathBuf {
     let checkpoint = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.to_path_buf());
     let root = checkpoint.parent().unwrap_or(Path::new("."));
@@ -140,7 +140,7 @@ pub(crate) fn kept_folder(checkpoint: &Path) -> PathBuf {
     }
 }
 
-/// The model: as it is named, as the run's folder has it, or where the run found it.
+/// Opens the named model, the model in the run's folder, or the model at its original path.
 fn open_model(
     options: &ExportOptions,
     settings: &Settings,

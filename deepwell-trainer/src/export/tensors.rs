@@ -9,7 +9,7 @@ use deepwell_ir::capture::{ArchiveTensor, StoredPart};
 use crate::source::StoredParameter;
 use crate::{ModelSource, TrainError};
 
-/// A master weight that is a part of a stored tensor.
+/// A master weight that forms part of a stored tensor.
 #[derive(Clone, Debug)]
 struct Member {
     parameter: String,
@@ -17,17 +17,17 @@ struct Member {
     part: StoredPart,
 }
 
-/// The tensors of the weight files, each with the master weights that it is made of.
+/// The tensors of the weight files, each with its master weights.
 pub(super) struct Tensors {
     model: ModelSource,
     list: Vec<FolderTensor>,
     members: HashMap<String, Vec<Member>>,
-    /// What a user has to know; sentences.
+    /// Remarks for the user; sentences.
     pub(super) remarks: Vec<String>,
 }
 
 impl Tensors {
-    /// The tensors of `model`, whose parameters must be the master weights of `checkpoint`.
+    /// The tensors of `model`, whose parameters must match the master weights of `checkpoint`.
     pub(super) fn of(checkpoint: &Checkpoint, model: ModelSource) -> Result<Tensors, TrainError> {
         let mut tensors =
             Tensors { list: Vec::new(), members: HashMap::new(), remarks: Vec::new(), model };
@@ -58,8 +58,8 @@ impl Tensors {
         Ok(tensors)
     }
 
-    /// Adds what an archive stores beside: other names of what is trained, buffers, and parameters
-    /// that no logit depends on.
+    /// Adds an archive's other tensors: aliases of trained tensors, buffers, and parameters that do
+    /// not affect the logits.
     fn add_untrained(&mut self) {
         for ArchiveTensor { name, shape, holds_floats, aliases } in self.model.archive_tensors() {
             if self.members.contains_key(&name) {
@@ -92,20 +92,20 @@ impl Tensors {
         self.list.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// What fills the elements of one tensor at a time.
+    /// Returns a function that fills the elements of one tensor at a time.
     pub(super) fn reader(
         mut self,
         checkpoint: &Checkpoint,
     ) -> impl FnMut(&FolderTensor, &mut [f32]) -> Result<(), TrainError> {
         let mut buffer: Vec<f32> = Vec::new();
-        // Whose values the buffer holds: those of a stack serve many tensors.
+        // Name of the parameter in the buffer: a stack of experts serves many tensors.
         let mut held = String::new();
         move |tensor, elements| {
             let members = self.members.get(&tensor.name).map(Vec::as_slice).unwrap_or_default();
             let covered: usize =
                 members.iter().map(|member| member.part.elements_of(&member.shape).0.len()).sum();
             if covered < elements.len() {
-                // The rest is as it was exported.
+                // The rest keeps its exported values.
                 elements.copy_from_slice(&self.model.read_stored(&tensor.name)?);
             }
             for Member { parameter, shape, part } in members {

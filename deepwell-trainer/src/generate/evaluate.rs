@@ -17,9 +17,9 @@ pub struct Evaluation {
     /// Bits for each byte of the text; none of token files and of conversations, where the text is
     /// not known or not predicted.
     pub bits_per_byte: Option<f64>,
-    /// Predicted tokens: each token but the first, of conversations those of answers.
+    /// Predicted tokens: each token except the first; in conversations the tokens of answers.
     pub tokens_predicted: u64,
-    /// Tokens of the text, with those that end its documents.
+    /// Tokens of the text, including end-of-document tokens.
     pub tokens: u64,
     /// Tokens of a window.
     pub seq_len: usize,
@@ -33,13 +33,13 @@ impl TextModel {
     /// Evaluates a model, opened to score, on the held-out part of `data`.
     ///
     /// A window is [`Forward::window`](super::Forward::window) tokens, and begins `stride` tokens
-    /// after the one before. Each token but the first is predicted once, in the first window that
-    /// has the token before it, from the tokens of that window. `progress` is told of the windows
-    /// done and of all.
+    /// after the previous window. Each token except the first is predicted once, in the first
+    /// window that contains the preceding token, from the tokens of that window. `progress`
+    /// receives the number of windows done and the total.
     ///
     /// # Errors
-    /// A stride of 0 or more than a window, a token outside the vocabulary, a text with nothing to
-    /// predict, or what the device failed with.
+    /// The stride is 0 or more than a window, a token is outside the vocabulary, the text has
+    /// nothing to predict, or the device fails.
     pub fn evaluate(
         &mut self,
         data: &Dataset,
@@ -72,7 +72,7 @@ impl TextModel {
             targets.fill(IGNORED_TARGET);
             tokens.copy_i32(Split::Heldout, start, &mut inputs[..len]);
             tokens.copy_targets(Split::Heldout, start + 1, &mut targets[..len]);
-            // What an earlier window has predicted.
+            // Targets that an earlier window has predicted.
             let seen = (done - start) as usize;
             targets[..seen].fill(IGNORED_TARGET);
             done = start + len as u64;

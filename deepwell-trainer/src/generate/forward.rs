@@ -1,8 +1,7 @@
-//! A model that gives logits: the forward program over one window of tokens, and the output head.
+//! Logits of a model: the forward program over one window of tokens, and the output head.
 //!
-//! There is no cache of keys and values: each token runs the forward pass over the whole window,
-//! which is the same program whatever stands in it. The head is multiplied here, with the one row
-//! that is wanted.
+//! There is no KV cache: each token runs the same forward program over the whole window. The GEMV
+//! with the head is computed here, for only the needed row.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{DType, Graph, PrecisionPolicy, Program, ValueId};
@@ -16,14 +15,14 @@ use crate::engine::loss_scale;
 use crate::weights::MasterWeights;
 use crate::{Device, TrainError};
 
-/// A model on a device that computes logits.
+/// A model on a device, for computing logits.
 pub struct Forward {
     executor: Executor,
     weights: LoadedProgram,
     forward: LoadedProgram,
     rows: ValueId,
     head: ValueId,
-    /// The head as the device holds it, `[vocab, hidden]`.
+    /// The head with the device's values, `[vocab, hidden]`.
     head_values: Vec<f32>,
     /// Host copy of the rows, where the host does not see the device's memory.
     buffer: Vec<u8>,
@@ -32,10 +31,10 @@ pub struct Forward {
 
 impl Forward {
     /// Lowers and loads the forward pass of a captured graph for windows of `window` tokens. The
-    /// weights are zero until they are written.
+    /// weights are zero until written.
     ///
     /// # Errors
-    /// No such device, no kernel for an op, or not enough memory.
+    /// No such device, no kernel for an op, or insufficient memory.
     pub fn open(
         graph: &Graph,
         policy: &PrecisionPolicy,
@@ -46,7 +45,7 @@ impl Forward {
         Forward::open_as(graph, policy, window, device, hardware, false)
     }
 
-    /// [`Forward::open`]; where it `scores`, the loss of a window is computed with it, for
+    /// [`Forward::open`]; with `scores`, the program also computes the loss of a window, for
     /// [`Forward::loss`].
     ///
     /// # Errors
@@ -79,7 +78,7 @@ impl Forward {
         })
     }
 
-    /// Most tokens that are looked at.
+    /// Maximum number of tokens in a window.
     pub fn window(&self) -> usize {
         self.forward.program().seq
     }
@@ -94,11 +93,11 @@ impl Forward {
         self.forward.program()
     }
 
-    /// Logits of the token that comes after `tokens`, one for each of the vocabulary: from the last
-    /// [`Forward::window`] of them.
+    /// Computes the logits of the token after `tokens`, one for each token of the vocabulary, from
+    /// the last [`Forward::window`] tokens.
     ///
     /// # Errors
-    /// No token, one outside of the vocabulary, or what the device failed with.
+    /// No token, a token outside of the vocabulary, or the device fails.
     pub fn logits(&mut self, tokens: &[u32]) -> Result<&[f32], TrainError> {
         let window = self.window();
         let seen = &tokens[tokens.len().saturating_sub(window)..];
@@ -112,7 +111,7 @@ impl Forward {
         if let Some(&token) = seen.iter().find(|&&token| token as usize >= vocab) {
             return refuse(format!("tokens below {vocab}"), token.to_string());
         }
-        // What stands behind the last token has no influence on it: attention is causal.
+        // Tokens after the last one have no influence: attention is causal.
         let mut inputs = vec![0i32; window];
         for (input, &token) in inputs.iter_mut().zip(seen) {
             *input = token as i32;
@@ -126,11 +125,11 @@ impl Forward {
         Ok(&self.logits)
     }
 
-    /// Mean loss of a whole window in nats, over the targets that are not ignored: of a model that
-    /// [`Forward::open_as`] opened to score. 0 where none counts.
+    /// Computes the mean loss of a whole window in nats, over the targets that are not ignored; for
+    /// a model opened to score by [`Forward::open_as`]. 0 without counted targets.
     ///
     /// # Errors
-    /// Another number of tokens, or what the device failed with.
+    /// Another number of tokens, or the device fails.
     pub fn loss(&mut self, tokens: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
         let program = self.forward.program();
         let host = program.host.clone();
@@ -153,7 +152,7 @@ impl Forward {
     /// Runs the forward pass over a whole window, call by call.
     ///
     /// # Errors
-    /// Another number of tokens, or what the device or the observer failed with.
+    /// Another number of tokens, or the device or the observer fails.
     pub(crate) fn run_observed(
         &mut self,
         tokens: &[i32],
@@ -166,7 +165,7 @@ impl Forward {
         Ok(self.executor.run_observed(&self.forward, observer)?)
     }
 
-    /// Multiplies one row with the head.
+    /// Multiplies the head with one row.
     fn multiply_head(&mut self, row: usize) -> Result<(), TrainError> {
         let program = self.forward.program();
         let value = program.value(self.rows);
@@ -245,7 +244,7 @@ mod tests {
         for width in [0, 1, 15, 16, 17, 100] {
             let a: Vec<f32> = (0..width).map(|index| index as f32).collect();
             let b: Vec<f32> = (0..width).map(|index| (index % 3) as f32).collect();
-            // Whole numbers far below 2^24: every order of adding gives the same.
+            // Integers far below 2^24: every summation order gives the same result.
             let expected: usize = (0..width).map(|index| index * (index % 3)).sum();
             assert_eq!(dot(&a, &b), expected as f32, "{width}");
         }

@@ -1,10 +1,9 @@
 //! Text from a trained model, token by token.
 //!
-//! A [`TextModel`] is opened from a checkpoint of a run, with the run's own tokenizer, precision
-//! and sequence length, or from a Hugging Face folder; [`TextModel::generate`] continues a prompt.
-//! Each token runs the forward program over a whole window (there is no cache of keys and values),
-//! and what [`Sampling`] draws depends on the logits, the seed and the token's number alone: the
-//! same request gives the same text.
+//! A [`TextModel`] is opened from a checkpoint of a run, with the run's tokenizer, precision and
+//! sequence length, or from a Hugging Face folder; [`TextModel::generate`] continues a prompt. Each
+//! token runs the forward program over a whole window (there is no KV cache). [`Sampling`] depends
+//! only on the logits, the seed and the token's index: the same request gives the same text.
 
 mod evaluate;
 mod forward;
@@ -23,18 +22,18 @@ pub(crate) use self::text_model::load_masters;
 pub use self::text_model::{OpenOptions, TextModel};
 use crate::TrainError;
 
-/// What is asked of a model.
+/// A request for text.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Text to continue. None begins a text, with what the template of the tokenizer puts before
-    /// each; where that is nothing, with `bos_token_id` of the model's files, else with the token
+    /// Text to continue. An empty prompt starts with the special tokens of the tokenizer's
+    /// template; without these with `bos_token_id` of the model's files, otherwise with the token
     /// that separates documents.
     pub prompt: String,
-    /// Tokens that are made at most.
+    /// Maximum number of new tokens.
     pub tokens_max: usize,
-    /// How they are drawn.
+    /// Sampling method.
     pub sampling: Sampling,
-    /// Go on where the model ends the document.
+    /// Continue after the model ends the document.
     pub ignores_end: bool,
 }
 
@@ -44,23 +43,23 @@ pub struct Request {
 pub enum Stop {
     /// As many tokens as were asked for.
     TokensMax,
-    /// The model ended the text, with the tokenizer's end of text or a token that
-    /// `generation_config.json` or `config.json` names.
+    /// The model ended the text, with the tokenizer's end-of-text token or a token named by
+    /// `generation_config.json` or `config.json`.
     EndOfText,
     /// Nobody reads on.
     ReaderGone,
 }
 
-/// What was made of a request.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Generation {
     /// Tokens of the prompt.
     pub prompt_tokens: Vec<u32>,
-    /// Tokens that were made, the end of the document not among them.
+    /// New tokens, without the end-of-text token.
     pub tokens: Vec<u32>,
-    /// Their text; bytes that are no UTF-8 are replaced.
+    /// Text of the new tokens; bytes that are not UTF-8 are replaced.
     pub text: String,
-    /// Why it ends.
+    /// Reason for the end.
     pub stop: Stop,
     /// Seconds from the first token to the last.
     pub time_s: f64,
@@ -69,15 +68,14 @@ pub struct Generation {
 }
 
 impl TextModel {
-    /// Continues a prompt. `on_text` gets the bytes of each token as it is made; when it answers
-    /// with a broken pipe, no more is made.
+    /// Continues a prompt. `on_text` receives the bytes of each new token; a broken pipe error from
+    /// `on_text` ends the generation.
     ///
-    /// Once prompt and new tokens are more than the model's window, the oldest are no longer seen.
+    /// Once prompt and new tokens exceed the model's window, the oldest tokens are dropped.
     ///
     /// # Errors
-    /// A prompt that is longer than the window, has a token without a row of the model, or has no
-    /// token where nothing says how a text begins; sampling that cannot be; what the device failed
-    /// with.
+    /// The prompt is longer than the window, contains a token without a row in the model, or is
+    /// empty with no known start token; the sampling is invalid; or the device fails.
     pub fn generate(
         &mut self,
         request: &Request,
@@ -96,7 +94,7 @@ impl TextModel {
         let mut stop = Stop::TokensMax;
         let started = Instant::now();
         for index in 0..request.tokens_max {
-            // Rows of the head beyond the tokenizer's vocabulary stand for nothing.
+            // Ignore rows of the head beyond the tokenizer's vocabulary.
             let logits = &self.forward.logits(&tokens)?[..known];
             let token = request.sampling.pick(logits, index as u64)?;
             if ends.contains(&token) {

@@ -1,4 +1,4 @@
-//! Which token comes next: the largest logit, or one drawn by its probability.
+//! Choice of the next token: the largest logit, or a random token by probability.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use crate::TrainError;
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; 0 takes the largest, of several the first.
+    /// Divisor of the logits; 0 takes the largest logit, the first of equal ones.
     pub temperature: f64,
     /// Only so many of the most probable tokens are drawn from.
     pub top_k: Option<usize>,
@@ -35,7 +35,7 @@ impl Sampling {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// The first invalid number.
     pub fn check(&self) -> Result<(), TrainError> {
         let refuse = |setting, expected: &str, got: String, hint: Option<&str>| {
             let (expected, hint) = (expected.to_string(), hint.map(str::to_string));
@@ -56,8 +56,8 @@ impl Sampling {
         Ok(())
     }
 
-    /// The token that comes `index`-th after the prompt, from its logits. The same logits, seed and
-    /// index give the same token on every machine whose exponentials agree.
+    /// Chooses the `index`-th token after the prompt from its logits. The same logits, seed and
+    /// index give the same token on every machine with the same exponential function.
     ///
     /// ```
     /// use deepwell_trainer::generate::Sampling;
@@ -70,7 +70,7 @@ impl Sampling {
     /// ```
     ///
     /// # Errors
-    /// No logits, or one that is NaN or infinite.
+    /// No logits, or a logit that is NaN or infinite.
     pub fn pick(&self, logits: &[f32], index: u64) -> Result<u32, TrainError> {
         if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
             return Err(TrainError::Setting {
@@ -118,7 +118,7 @@ impl Sampling {
                 return Ok(token);
             }
         }
-        // Rounding may leave a last crumb, which belongs to the last token.
+        // Rounding may leave a small remainder, assigned to the last token.
         Ok(candidates[kept - 1].0)
     }
 
@@ -130,7 +130,7 @@ impl Sampling {
     }
 }
 
-/// Larger logits first, equal ones by their tokens.
+/// Larger logits first, equal logits by token.
 fn by_logit(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -139,7 +139,7 @@ fn by_logit(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 mod tests {
     use super::*;
 
-    /// How often each of four tokens comes in many draws.
+    /// Share of each of four tokens in many draws.
     fn shares(sampling: Sampling, logits: &[f32; 4]) -> [f64; 4] {
         const DRAWS: u64 = 20_000;
         let mut counts = [0.0; 4];
@@ -152,8 +152,8 @@ mod tests {
     #[test]
     fn tokens_come_as_often_as_they_should() {
         let logits = [1.0f32, 0.0, 2.0, 0.5].map(|p| p.max(1e-9)).map(f32::ln);
-        // Of 20,000 draws a share is off by 0.0035 at most in one of three, by four times that in
-        // one of 16,000.
+        // With 20,000 draws the standard deviation of a share is at most 0.0035; four deviations
+        // occur once in 16,000.
         let check = |sampling: Sampling, expected: [f64; 4]| {
             let got = shares(sampling, &logits);
             for (got, expected) in got.iter().zip(expected) {

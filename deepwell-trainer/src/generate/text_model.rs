@@ -1,4 +1,4 @@
-//! A trained model with its tokenizer, from a checkpoint or from a Hugging Face folder.
+//! A trained model with a tokenizer, from a checkpoint or from a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 
@@ -14,57 +14,57 @@ use crate::init::{self, initial_values};
 use crate::weights::MasterWeights;
 use crate::{BYTES, Device, ModelSource, Settings, SpecialTokens, TrainError, open_tokenizer};
 
-/// What is not taken from the checkpoint or the model folder.
+/// Overrides of the values in the checkpoint or the model folder.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The model's configuration, in place of the one that the run names.
+    /// Replaces the model configuration named by the run.
     pub model: Option<String>,
-    /// A `tokenizer.json` or `bytes`, in place of the one that the run or the folder has.
+    /// Replaces the tokenizer of the run or the folder: a `tokenizer.json` or `bytes`.
     pub tokenizer: Option<PathBuf>,
-    /// Name of a precision preset, in place of what the run trained in; a folder's is BF16.
+    /// Name of a precision preset; default is the precision of the run, for a folder BF16.
     pub precision: Option<String>,
-    /// Most tokens that are looked at.
+    /// Maximum number of tokens in a window.
     pub window: Option<usize>,
-    /// Where it runs.
+    /// Device of the model.
     pub device: Device,
-    /// Tokens that are to come out, prompt included, as far as that is known: a folder's window is
-    /// not larger than it has to be.
+    /// Expected number of tokens, including the prompt, if known: limits the window of a folder's
+    /// model.
     pub tokens_wanted: usize,
-    /// Whether it computes losses, for [`TextModel::evaluate`].
+    /// Whether the model computes losses, for [`TextModel::evaluate`].
     pub scores: bool,
-    /// The data that it is evaluated on: token files need no tokenizer.
+    /// The evaluation data: token files need no tokenizer.
     pub data: Vec<PathBuf>,
 }
 
-/// A model that turns text into text.
+/// A model with a tokenizer.
 pub struct TextModel {
     /// The checkpoint or the folder.
     pub path: PathBuf,
     /// Training steps done, of a checkpoint.
     pub step: Option<u64>,
-    /// Name of its precision.
+    /// Name of the precision.
     pub precision: String,
     /// Tokens and text.
     pub tokenizer: Tokenizer,
-    /// What the files of the model name as the begin and the ends of a text, beside the
-    /// tokenizer's end.
+    /// Start and end tokens of a text named in the model's files, in addition to the tokenizer's
+    /// end.
     pub special: SpecialTokens,
-    /// Longest sequence that the model is made for, if that is known.
+    /// Longest supported sequence of the model, if known.
     pub window_max: Option<usize>,
     /// Tokens and logits.
     pub forward: Forward,
 }
 
-/// Windows of folders come in whole multiples of this.
+/// Windows of folders are multiples of this number of tokens.
 const WINDOW_STEP: usize = 128;
 
 impl TextModel {
-    /// Opens a checkpoint that `deepwell train` wrote: the run's model, tokenizer, precision and
-    /// sequence length, and the master weights. Layers that had fallen back to BF16 are in BF16.
+    /// Opens a checkpoint of `deepwell train`: the run's model, tokenizer, precision and sequence
+    /// length, and the master weights. Layers that had fallen back to BF16 are in BF16.
     ///
     /// # Errors
-    /// A damaged checkpoint, one without settings, or a model or tokenizer that is no longer where
-    /// the run found it.
+    /// The checkpoint is damaged or without settings, or the model or tokenizer has moved since the
+    /// run.
     pub fn from_checkpoint(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
         let checkpoint = deepwell_ckpt::load(path)?;
         let unreadable = |what: &str, error: serde_json::Error| TrainError::Setting {
@@ -108,7 +108,7 @@ impl TextModel {
             }
             (None, named) => open_tokenizer(named.as_deref())?,
         };
-        // The files that the run has kept fit its tokenizer.
+        // The model files in the run's folder match the run's tokenizer.
         let kept = kept_folder(path);
         let special = match &options.tokenizer {
             None if kept.is_dir() => SpecialTokens::of_folder(&kept)?,
@@ -132,15 +132,15 @@ impl TextModel {
     }
 
     /// Opens a Hugging Face model folder: `config.json`, safetensors weights, `tokenizer.json`, and
-    /// `generation_config.json` if it is there. A model of 256 tokens needs no tokenizer: bytes are
-    /// its tokens.
+    /// `generation_config.json` if present. A model of 256 tokens needs no tokenizer: its tokens
+    /// are bytes.
     ///
     /// # Errors
-    /// Weights that are not those of the configuration, or no tokenizer.
+    /// The weights do not match the configuration, or the tokenizer is missing.
     pub fn from_folder(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
         let name = path.display().to_string();
         let mut model = ModelSource::open(&name)?;
-        // Of a preset or a configuration the weights that training begins with can be measured.
+        // The initial weights of a preset or a configuration can be scored.
         if !model.has_weights() && (!options.scores || path.is_dir()) {
             return Err(TrainError::Setting {
                 setting: "model",
@@ -167,7 +167,7 @@ impl TextModel {
     }
 }
 
-/// Gives a model the master weights of a checkpoint.
+/// Copies the master weights of a checkpoint to a model.
 pub(crate) fn load_masters(
     checkpoint: &Checkpoint,
     forward: &mut Forward,
@@ -183,7 +183,7 @@ pub(crate) fn load_masters(
     forward.refresh_copies()
 }
 
-/// Gives a model the weights that a run of seed 0 begins with.
+/// Initializes a model like a run with seed 0.
 fn begin_anew(model: &ModelSource, forward: &mut Forward, window: usize) -> Result<(), TrainError> {
     let graph = model.capture(Some(window))?;
     let inits = initial_values(&graph);

@@ -1,4 +1,4 @@
-//! What can go wrong while metrics are written or read.
+//! Errors of writing and reading metrics.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub enum MetricsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file could not be written, for example because the disk is full.
@@ -20,7 +20,7 @@ pub enum MetricsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A record could not be written as JSON.
@@ -28,10 +28,10 @@ pub enum MetricsError {
     Record {
         /// The file.
         path: PathBuf,
-        /// What the serializer said.
+        /// Error of the serializer.
         source: serde_json::Error,
     },
-    /// A line that is not the last one is not a JSON object.
+    /// A line other than the last is not a JSON object.
     #[error(
         "`{}` line {line}: expected a JSON object, got `{start}`\nhint: the file was changed by \
          something else; move it away to begin a new one", path.display()
@@ -39,9 +39,9 @@ pub enum MetricsError {
     BadLine {
         /// The file.
         path: PathBuf,
-        /// Its number, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Its first characters.
+        /// First characters of the line.
         start: String,
     },
     /// An event file is damaged.
@@ -51,7 +51,7 @@ pub enum MetricsError {
         path: PathBuf,
         /// Where the record begins.
         offset: u64,
-        /// What is wrong with it.
+        /// Description of the error.
         what: &'static str,
     },
 }
