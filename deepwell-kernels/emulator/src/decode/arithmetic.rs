@@ -1,4 +1,4 @@
-//! Arithmetic of integers and floats.
+//! Decoding of integer and float arithmetic.
 
 use super::Instruction;
 use super::lower::{Decoded, Lowering};
@@ -26,7 +26,7 @@ impl Words<'_> {
         ])
     }
 
-    /// Rounding, `.ftz`, `.sat`, `.relu` as far as a type has them.
+    /// Takes rounding, `.ftz`, `.sat` and `.relu`, as far as the type supports them.
     fn take_float_modifiers(&mut self, value_type: Type) -> Result<FloatModifiers, String> {
         let rounding = self.take_rounding().unwrap_or(FloatRounding::NearestEven);
         let modifiers = FloatModifiers {
@@ -124,7 +124,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `add` to `neg`, of integers and floats.
+    /// Decodes `add` to `neg`, for integers and floats.
     pub(super) fn arithmetic(
         &mut self,
         name: &str,
@@ -137,7 +137,7 @@ impl Lowering<'_> {
         }
         let packed = matches!(value_type, Type::U16x2 | Type::S16x2);
         let packed_too = matches!(name, "add" | "sub" | "min" | "max") && packed;
-        // Without a sign: what carry chains are written with.
+        // Untyped bits, which carry chains use.
         let bits = matches!(value_type, Type::B32 | Type::B64 | Type::B16);
         let bits_too = bits && matches!(name, "add" | "sub" | "addc" | "subc");
         if !INTEGERS.contains(&value_type) && !packed_too && !bits_too {
@@ -339,7 +339,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Single-precision results of half-precision operands.
+    /// Decodes instructions with single-precision results of half-precision operands.
     fn mixed(
         &mut self,
         name: &str,
@@ -367,7 +367,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// A sum and the product that is its operand, as one instruction.
+    /// Fuses a sum with the product that is one of its operands.
     pub(super) fn fuse(
         &mut self,
         sum: &Instruction,
@@ -405,7 +405,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Functions of floats, `copysign` and `testp`.
+    /// Decodes functions of floats, `copysign` and `testp`.
     pub(super) fn float_function(
         &mut self,
         name: &str,
@@ -438,7 +438,7 @@ impl Lowering<'_> {
                 }))
             }
             _ => {
-                // `.ftz` belongs to the instruction's name for doubles and bfloat16.
+                // For doubles and bfloat16, `.ftz` is part of the instruction's name.
                 let flush = words.take("ftz");
                 let modifiers = FloatModifiers {
                     flush_subnormals: flush,

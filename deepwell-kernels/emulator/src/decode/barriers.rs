@@ -1,4 +1,4 @@
-//! `mbarrier`.
+//! Decoding of `mbarrier`.
 
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
@@ -8,7 +8,7 @@ use super::{Instruction, Mbarrier, MbarrierPhase};
 use crate::ptx::Operand;
 
 impl Lowering<'_> {
-    /// The address of a barrier in a space that barriers live in.
+    /// Decodes the address of an mbarrier in shared memory.
     pub(super) fn barrier_at(
         &mut self,
         space: Space,
@@ -26,7 +26,7 @@ impl Lowering<'_> {
         Ok(Barrier64 { space, address })
     }
 
-    /// All of `mbarrier`.
+    /// Decodes all `mbarrier` instructions.
     pub(super) fn mbarrier(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let action = words.peek().ok_or("the action is missing")?;
         words.take(action);
@@ -79,7 +79,7 @@ impl Lowering<'_> {
                 if !matches!(semantics, Semantics::Release | Semantics::Relaxed) {
                     return Err("an arrival releases or is relaxed".to_string());
                 }
-                // The state may be left out where the barrier is another CTA's.
+                // Without a state operand, for an mbarrier of another CTA.
                 let operands = between(operands, 1, 3)?;
                 let (state, operands) = match &operands[0] {
                     Operand::Address { .. } => (None, operands),

@@ -1,4 +1,4 @@
-//! Asynchronous copies: of single threads, in bulk, by tensor maps.
+//! Decoding of asynchronous copies: per thread, bulk, and with tensor maps.
 
 use super::lower::{Decoded, Lowering};
 use super::memory::ATOMICS;
@@ -12,7 +12,7 @@ use super::{
 use crate::ptx::Operand;
 
 impl Lowering<'_> {
-    /// `cp.async`, `cp.async.bulk`, `cp.reduce.async.bulk`.
+    /// Decodes `cp.async`, `cp.async.bulk` and `cp.reduce.async.bulk`.
     pub(super) fn copy(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let reduces = words.take("reduce");
         words.expect(&["async"])?;
@@ -51,7 +51,7 @@ impl Lowering<'_> {
         if !past_l1 {
             words.expect(&["ca"])?;
         }
-        // Both spaces are named, the target first.
+        // The opcode names both spaces, the target first.
         if words.take_space() != Space::Shared || words.take_space() != Space::Global {
             return Err("the copy is from `.global` to `.shared`".to_string());
         }
@@ -67,7 +67,7 @@ impl Lowering<'_> {
         }
         let (mut source_bytes, mut ignore_source) = (None, None);
         if let Some(operand) = rest.first() {
-            // A predicate says whether the source is ignored, a number how much of it is read.
+            // A predicate disables reading the source; a number limits the bytes read.
             match self.predicate(operand) {
                 Ok(predicate @ PredicateSource::Register { .. }) => {
                     ignore_source = Some(predicate);
@@ -84,7 +84,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// How and on elements of which type a reduction combines.
+    /// Takes the operation of a reduction.
     fn reduction(&mut self, words: &mut Words<'_>) -> Result<AtomicOperation, String> {
         let operation = words.take_from(ATOMICS).ok_or("the operation is missing")?;
         if matches!(operation, AtomicOperation::Exchange | AtomicOperation::CompareAndSwap) {
@@ -304,7 +304,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `st.async`, after its first two words.
+    /// Decodes `st.async` after its first two words.
     pub(super) fn store_async(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         words.take("weak");
         words.take_scope();
@@ -337,7 +337,7 @@ impl Lowering<'_> {
         words.expect(&["mbarrier::complete_tx::bytes"])
     }
 
-    /// `red.async`, after its first two words.
+    /// Decodes `red.async` after its first two words.
     pub(super) fn reduce_async(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         if words.take_semantics() != Some(Semantics::Relaxed)
             || words.take_scope() != Some(Scope::Cluster)
@@ -367,7 +367,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `tensormap.replace`, `tensormap.cp_fenceproxy`.
+    /// Decodes `tensormap.replace` and `tensormap.cp_fenceproxy`.
     pub(super) fn tensor_map(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         if words.take("cp_fenceproxy") {
             words.expect(&[

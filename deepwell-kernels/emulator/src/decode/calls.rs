@@ -1,4 +1,4 @@
-//! Calls: functions of the module are inlined, those of the device's runtime stay.
+//! Decoding of calls: functions of the module are inlined, calls of runtime functions stay.
 
 use super::layout::slot_bytes;
 use super::lower::Lowering;
@@ -17,7 +17,7 @@ const EXTERNAL: &[(&str, ExternalFunction)] = &[
 ];
 
 impl<'m> Lowering<'m> {
-    /// `call {(results),} function {, (arguments)} {, prototype}`.
+    /// Decodes `call {(results),} function {, (arguments)} {, prototype}`.
     pub(super) fn call(&mut self, line: &'m Line) -> Result<(), String> {
         let mut rest = line.operands.as_slice();
         let mut results: &'m [Operand] = &[];
@@ -46,7 +46,7 @@ impl<'m> Lowering<'m> {
                 results.len()
             ));
         }
-        // Slots for values that are passed without one of their own belong to this call.
+        // Local slots of arguments and results are freed after the call.
         let local_top = self.tops.local_bytes;
         let mut bindings = Vec::new();
         let mut after = Vec::new();
@@ -93,7 +93,7 @@ impl<'m> Lowering<'m> {
         Ok(())
     }
 
-    /// What a parameter of the callee means, after its value is where it is looked for.
+    /// Binds a parameter of the callee, after moving the argument to its register or slot.
     fn argument(&mut self, formal: &Variable, argument: &Operand) -> Result<Binding, String> {
         if let Operand::Name(name) = argument
             && let Some(variable @ Binding::Variable { space: Space::Local, .. }) = self.find(name)
@@ -121,7 +121,8 @@ impl<'m> Lowering<'m> {
         Ok(binding)
     }
 
-    /// What a result of the callee means, and what brings it to where the caller wants it.
+    /// Binds a result of the callee. Also returns the instruction, if one is needed, that moves the
+    /// result to the caller's destination.
     fn result(
         &mut self,
         formal: &Variable,

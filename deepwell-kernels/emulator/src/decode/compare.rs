@@ -1,4 +1,4 @@
-//! Comparisons, selections and moves.
+//! Decoding of comparisons, selections and moves.
 
 use super::Instruction;
 use super::lower::{Decoded, Lowering};
@@ -34,7 +34,7 @@ const COMPARISONS: &[(&str, Comparison)] = &[
 const LOGIC: &[(&str, LogicOperation)] =
     &[("and", LogicOperation::And), ("or", LogicOperation::Or), ("xor", LogicOperation::Xor)];
 
-/// Types that can be compared and chosen from.
+/// Types of comparisons and selections.
 fn is_plain(value_type: Type) -> bool {
     (value_type.is_integer() && value_type.bits() >= 16)
         || matches!(value_type, Type::F32 | Type::F64)
@@ -62,7 +62,7 @@ fn check_comparison(comparison: Comparison, value_type: Type) -> Result<(), Stri
 }
 
 impl Lowering<'_> {
-    /// `setp`, `set`, `selp`, `slct`.
+    /// Decodes `setp`, `set`, `selp` and `slct`.
     pub(super) fn comparison(
         &mut self,
         name: &str,
@@ -154,7 +154,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `mov`, of registers, addresses, vectors, predicates and special registers.
+    /// Decodes `mov` of registers, addresses, vectors, predicates and special registers.
     pub(super) fn mov(
         &mut self,
         words: &mut Words<'_>,
@@ -177,7 +177,7 @@ impl Lowering<'_> {
             _ => return Err(format!("type `.{value_type}` is not known for `mov`")),
         }
         if let Operand::Vector(targets) = d {
-            // A vector from braces is as many moves; from one register it is taken apart.
+            // From a vector, one move per element; from one register, an unpack.
             if let Operand::Vector(values) = a {
                 return self.move_each(value_type, targets, values);
             }
@@ -213,8 +213,8 @@ impl Lowering<'_> {
         }
         let steps = self.step_count();
         let source = self.source(a, value_type)?;
-        // The address of a variable was just read into a register that only this line has. One that
-        // an earlier line has read keeps its register, too.
+        // `a` was the address of a variable, just read into a temporary of this line. A register
+        // read by an earlier line is not redirected.
         if self.step_count() > steps && self.redirect_special(source, destination) {
             return Ok(None);
         }
@@ -265,7 +265,7 @@ impl Lowering<'_> {
         if targets.len() != 2 || values.len() != 2 {
             return Err("128 bits are two parts of 64".to_string());
         }
-        // The second target may be the first value: keep it.
+        // The second target may be the first value, so save it.
         let kept = self.temporary(Type::B64)?;
         let moved = |destination, source| {
             Instruction::Scalar(ScalarInstruction::Move { destination, source })

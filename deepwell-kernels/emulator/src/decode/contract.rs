@@ -1,13 +1,15 @@
-//! Products and sums that become one instruction.
+//! Contraction of products and sums into fused multiply-adds.
 //!
-//! The ISA lets a `mul` and an `add` or `sub` without a rounding be fused, and ptxas does so: what
-//! runs on a GPU rounds once where the text rounds twice. These are its rules as far as they were
-//! seen in what ptxas 13.0 makes of small texts for sm_90a and sm_100a:
+//! The ISA allows fusing a `mul` and an `add` or `sub` without rounding modifiers, and ptxas does
+//! so: the GPU rounds once where the text rounds twice. The rules below were observed on small
+//! texts compiled by ptxas 13.0 for sm_90a and sm_100a:
 //!
-//! - neither has a rounding, the product has no guard and no `.sat`, types and `.ftz` agree;
+//! - neither has a rounding modifier, the product has no guard and no `.sat`, types and `.ftz`
+//!   agree;
 //! - every use of the product is such a sum, in the same run of instructions without a label or a
-//!   jump, and each of these sums takes this product as its one fused operand;
-//! - a sum of two such products fuses the one with fewer uses, and the first of equals.
+//!   jump, and each of these sums fuses this product;
+//! - a sum of two such products fuses the one with fewer uses, or the first if both have equally
+//!   many.
 
 use std::collections::HashMap;
 
@@ -19,7 +21,7 @@ use crate::ptx::{Instruction, Name, Operand, Statement, StatementKind};
 pub(super) struct Fused {
     /// Position of the product in the body.
     pub(super) product: usize,
-    /// Which operand of the sum it is: 1 or 2.
+    /// Operand of the sum that is the product: 1 or 2.
     pub(super) operand: usize,
 }
 
@@ -33,11 +35,11 @@ struct Product {
 }
 
 struct Sum {
-    /// The products that are its operands 1 and 2.
+    /// The products that are operands 1 and 2.
     products: [Option<usize>; 2],
 }
 
-/// The type and `.ftz` of an arithmetic instruction that leaves its rounding open.
+/// Returns the type and `.ftz` of an arithmetic instruction without a rounding modifier.
 fn open_form(line: &Instruction, sums: bool) -> Option<(Type, bool)> {
     let words = &line.opcode.words;
     let known = if sums { matches!(&*words[0], "add" | "sub") } else { &*words[0] == "mul" };
@@ -59,7 +61,7 @@ fn open_form(line: &Instruction, sums: bool) -> Option<(Type, bool)> {
     Some((value_type?, flush))
 }
 
-/// How often each name is the first operand of something, which is where results go.
+/// Counts how often each name is a first operand, that is, a destination.
 fn definitions(body: &[Statement]) -> HashMap<&Name, u32> {
     let mut counts = HashMap::new();
     for statement in body {
@@ -79,7 +81,7 @@ fn name_of(operand: &Operand) -> Option<&Name> {
     }
 }
 
-/// The fused sums of a body, by their positions.
+/// Returns the fused sums of a body, by position.
 pub(super) fn find(body: &[Statement]) -> HashMap<usize, Fused> {
     let definitions = definitions(body);
     let single = |operand: &Operand| match operand {
@@ -117,7 +119,7 @@ pub(super) fn find(body: &[Statement]) -> HashMap<usize, Fused> {
                 }
             });
         }
-        // `x + x` takes a product twice.
+        // `x + x` uses a product twice.
         if let [Some(first), Some(second)] = operands_of_sum
             && first == second
         {
@@ -136,7 +138,7 @@ pub(super) fn find(body: &[Statement]) -> HashMap<usize, Fused> {
                 value_type,
                 flush,
                 uses: Vec::new(),
-                // Names with one definition mean the same at the sum as here.
+                // Names with a single definition have the same value at the sum.
                 qualifies: line.guard.is_none() && line.operands.iter().all(single),
             });
         }
@@ -147,8 +149,8 @@ pub(super) fn find(body: &[Statement]) -> HashMap<usize, Fused> {
     choose(&mut products, &sums)
 }
 
-/// Gives every sum one product, and takes products back that a sum does without, until nothing
-/// changes.
+/// Chooses one product for every sum. Disqualifies products that one of their sums does not choose,
+/// and repeats until nothing changes.
 fn choose(products: &mut [Product], sums: &HashMap<usize, Sum>) -> HashMap<usize, Fused> {
     loop {
         let mut chosen: HashMap<usize, Fused> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Jumps, ends and what decides over launches.
+//! Decoding of branches, exits and launch control.
 
 use super::Instruction;
 use super::lower::{Decoded, Lowering};
@@ -8,7 +8,7 @@ use super::words::Words;
 use crate::ptx::Operand;
 
 impl Lowering<'_> {
-    /// `bra` to `nanosleep`.
+    /// Decodes `bra` to `nanosleep`.
     pub(super) fn control(
         &mut self,
         name: &str,
@@ -66,7 +66,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `setmaxnreg`, `griddepcontrol`, `clusterlaunchcontrol`.
+    /// Decodes `setmaxnreg`, `griddepcontrol` and `clusterlaunchcontrol`.
     pub(super) fn launch_control(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Conversions.
+//! Decoding of conversions.
 
 use super::Instruction;
 use super::lower::{Decoded, Lowering};
@@ -23,7 +23,7 @@ fn is_float(value_type: Type) -> bool {
 }
 
 impl Lowering<'_> {
-    /// `cvt` and `cvt.pack`.
+    /// Decodes `cvt` and `cvt.pack`.
     pub(super) fn conversion(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         if words.take("pack") {
             return self.pack(words, operands);
@@ -114,7 +114,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The table of pairs of types and what each of them may carry.
+/// Checks the types of a conversion and the modifiers that the pair allows.
 fn check(conversion: &Conversion) -> Result<(), String> {
     let Conversion { to, from, integer_rounding, float_rounding, .. } = *conversion;
     let pair = || format!("`.{to}` from `.{from}`");
@@ -157,7 +157,7 @@ fn check(conversion: &Conversion) -> Result<(), String> {
         _ if is_float(to) && is_integer(from) => rounding_among(&all),
         _ if is_float(to) && is_float(from) => {
             if to == from {
-                // An integral value of the same type, or a copy.
+                // Rounding to an integral value of the same type, or a copy.
                 return match float_rounding {
                     Some(_) if to != Type::F32 && to != Type::F64 => rounding_among(&all),
                     _ => Ok(()),

@@ -3,108 +3,108 @@
 use super::memory_instruction::AtomicOperation;
 use super::types::{Address, Source, Space, Type};
 
-/// `st.async`, `red.async`.
+/// `st.async` or `red.async`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAsync {
-    /// In shared memory of the cluster.
+    /// Shared memory of a CTA of the cluster.
     pub target: Address,
-    /// Of one element.
+    /// Type of one element.
     pub element: Type,
-    /// One for each element.
+    /// One source per element.
     pub sources: Box<[Source]>,
-    /// In the same CTA as the target; gets the bytes.
+    /// The mbarrier that counts the bytes, in the same CTA as the target.
     pub barrier: Address,
-    /// `red.async`: how to combine.
+    /// `red.async`: the operation.
     pub reduction: Option<AtomicOperation>,
 }
 
-/// Where a bulk copy begins and ends.
+/// Source and target memory of a bulk copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BulkDirection {
     /// Global to shared memory of the cluster.
     GlobalToShared,
     /// Shared to global memory.
     SharedToGlobal,
-    /// Shared memory to that of another CTA of the cluster.
+    /// Shared memory to shared memory of another CTA of the cluster.
     SharedToShared,
-    /// Global memory into the L2 cache: nothing that can be seen.
+    /// Global memory to the L2 cache; no visible effect.
     Prefetch,
 }
 
-/// How a bulk operation ends.
+/// Completion mechanism of a bulk operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BulkCompletion {
-    /// `.mbarrier::complete_tx::bytes`: bytes are counted on the barrier.
+    /// `.mbarrier::complete_tx::bytes`: the mbarrier counts the bytes.
     Mbarrier(Address),
     /// `.bulk_group`.
     Group,
-    /// Prefetches do not say.
+    /// None, for prefetches.
     None,
 }
 
-/// `cp.async.bulk`, `cp.reduce.async.bulk`.
+/// `cp.async.bulk` or `cp.reduce.async.bulk`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BulkCopy {
-    /// From where to where.
+    /// Source and target memory.
     pub direction: BulkDirection,
-    /// First byte written. For [`BulkDirection::Prefetch`] the same as the source.
+    /// First byte written; for [`BulkDirection::Prefetch`] equal to the source.
     pub target: Address,
-    /// The target is given in the window of the own CTA (`.shared::cta`).
+    /// Whether the target is in the executing CTA's window (`.shared::cta`).
     pub target_is_own_cta: bool,
     /// First byte read.
     pub source: Address,
-    /// A multiple of 16.
+    /// Number of bytes, a multiple of 16.
     pub bytes: Source,
-    /// How it ends.
+    /// Completion mechanism.
     pub completion: BulkCompletion,
-    /// `.multicast::cluster`: a bit for each rank.
+    /// `.multicast::cluster`: one bit per rank.
     pub multicast: Option<Source>,
-    /// `.cp_mask`: a bit for each byte of 16.
+    /// `.cp_mask`: one bit per byte of 16.
     pub byte_mask: Option<Source>,
-    /// `cp.reduce`: how to combine and elements of which type.
+    /// `cp.reduce`: operation and element type.
     pub reduction: Option<(AtomicOperation, Type)>,
 }
 
-/// How coordinates find a box.
+/// Interpretation of the coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum TensorMode {
     Tile,
-    /// Four rows of a 2-D tensor; five coordinates.
+    /// Loads four rows of a 2-D tensor; five coordinates.
     Gather4,
-    /// Four rows of a 2-D tensor; five coordinates.
+    /// Stores four rows of a 2-D tensor; five coordinates.
     Scatter4,
     Im2col,
     Im2colW,
     Im2colW128,
 }
 
-/// `cp.async.bulk.tensor`, `cp.reduce.async.bulk.tensor`.
+/// `cp.async.bulk.tensor` or `cp.reduce.async.bulk.tensor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorCopy {
-    /// From where to where.
+    /// Source and target memory.
     pub direction: BulkDirection,
     /// Dimensions, 1 to 5.
     pub rank: u32,
-    /// How coordinates find a box.
+    /// Interpretation of the coordinates.
     pub mode: TensorMode,
     /// Generic address of the 128-byte map.
     pub map: Address,
-    /// Innermost first.
+    /// Coordinates, innermost first.
     pub coordinates: Box<[Source]>,
-    /// In shared memory; a zero for prefetches.
+    /// Address in shared memory; zero for prefetches.
     pub shared: Address,
-    /// The shared address is given in the window of the own CTA (`.shared::cta`).
+    /// Whether the shared address is in the executing CTA's window (`.shared::cta`).
     pub shared_is_own_cta: bool,
-    /// How it ends.
+    /// Completion mechanism.
     pub completion: BulkCompletion,
     /// Offsets of the im2col modes.
     pub im2col: Box<[Source]>,
-    /// `.multicast::cluster`: a bit for each rank.
+    /// `.multicast::cluster`: one bit per rank.
     pub multicast: Option<Source>,
-    /// `.cta_group`: 1 or 2. With 2 the barrier may be that of the pair's other CTA.
+    /// `.cta_group`: 1 or 2. With 2, the mbarrier may be in the pair's other CTA.
     pub cta_group: Option<u32>,
-    /// `cp.reduce`: how to combine.
+    /// `cp.reduce`: the operation.
     pub reduction: Option<AtomicOperation>,
 }
 
@@ -128,9 +128,9 @@ pub enum TensorMapField {
 /// `tensormap.replace.tile`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorMapReplace {
-    /// Which field.
+    /// Field to replace.
     pub field: TensorMapField,
-    /// Which dimension, for the fields that have several.
+    /// Dimension, for fields with several values.
     pub ordinal: u32,
     /// The map.
     pub map: Address,

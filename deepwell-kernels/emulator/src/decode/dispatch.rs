@@ -1,4 +1,4 @@
-//! Which family a line belongs to.
+//! Dispatch of lines to the decoders of instruction families.
 
 use super::Instruction;
 use super::lower::Lowering;
@@ -6,7 +6,7 @@ use super::words::Words;
 use crate::ptx::Instruction as Line;
 
 impl Lowering<'_> {
-    /// Decodes a line that is no call. `None` where a line needs nothing after what it emitted.
+    /// Decodes a line that is not a call. Returns `None` if the emitted instructions are complete.
     pub(super) fn instruction(&mut self, line: &Line) -> Result<Option<Instruction>, String> {
         let mut words = Words::new(&line.opcode)?;
         let words = &mut words;

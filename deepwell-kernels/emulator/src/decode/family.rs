@@ -1,10 +1,10 @@
-//! Instructions by what they are for, as reports count them.
+//! Instruction families for reports.
 
 use super::instruction::Instruction;
 
 impl Instruction {
-    /// A short name of the family, `tcgen05` for example: the first word of the opcode where that
-    /// says it, else what such instructions do.
+    /// Returns the family's short name: the first word of the opcode, such as `tcgen05`, if that is
+    /// descriptive, otherwise a description.
     pub fn family(&self) -> &'static str {
         use Instruction as I;
         match self {

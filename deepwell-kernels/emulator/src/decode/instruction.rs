@@ -1,8 +1,8 @@
-//! Typed instructions: what a line of PTX asks for, with registers as indexes and labels as
-//! positions in [`crate::decode::Program::steps`].
+//! Typed instructions. Registers are indices; labels are positions in
+//! [`crate::decode::Program::steps`].
 //!
-//! Nothing here is checked again by what runs it: a form that a family does not have, or a shape
-//! that a table of the ISA does not list, never becomes an [`Instruction`].
+//! The decoder checks forms and shapes against the ISA tables, so that an [`Instruction`] is always
+//! legal in form. The engine does not repeat these checks.
 
 use super::copy_instruction::{BulkCopy, StoreAsync, TensorCopy, TensorMapReplace};
 use super::matrix_instruction::{LoadMatrix, StoreMatrix, WarpGroupMma, WarpMma};
@@ -12,12 +12,12 @@ use super::synchronize_instruction::{CtaBarrier, Fence, Match, Mbarrier, Shuffle
 use super::tensor_instruction::Tcgen05;
 use super::types::{Address, Barrier64, PredicateSource, Register, Scope, Source, Space, Type};
 
-/// One decoded instruction with its guard and where it came from.
+/// A decoded instruction with its guard and source location.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Lanes that take part; `None` is all of them.
+    /// Guard predicate; `None` if all lanes take part.
     pub guard: Option<PredicateSource>,
-    /// What they do.
+    /// The instruction.
     pub instruction: Instruction,
     /// Line of the PTX text, from 1.
     pub ptx_line: u32,
@@ -25,30 +25,30 @@ pub struct Step {
     pub source: Option<(u32, u32)>,
 }
 
-/// Every family that the engine runs.
+/// All instructions that the engine runs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
-    /// Arithmetic of single lanes, run by [`crate::scalar::execute`].
+    /// Per-lane arithmetic, executed by [`crate::scalar::execute`].
     Scalar(ScalarInstruction),
     /// Reads a special register. The destination has the width of the register's declared type.
     Special {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// Which.
+        /// Special register.
         register: SpecialRegister,
     },
-    /// Jump. `uniform` says that the author claims all active lanes go the same way.
+    /// Branch. With `uniform`, the author asserts that all active lanes take the same path.
     Branch {
         /// Position in the program.
         target: u32,
         /// `.uni`.
         uniform: bool,
     },
-    /// `brx.idx`: jump through a table; an index outside of it is undefined behavior.
+    /// `brx.idx`: branch through a table; an index out of range is undefined behavior.
     BranchIndexed {
         /// Positions in the program.
         targets: Box<[u32]>,
-        /// Which of them.
+        /// Index into the targets.
         index: Source,
         /// `.uni`.
         uniform: bool,
@@ -57,9 +57,9 @@ pub enum Instruction {
     Exit,
     /// `trap` or `brkpt`: ends the launch with an error.
     Trap,
-    /// Call of a function that the device's runtime gives. Other functions are inlined.
+    /// Call of a runtime function. Functions of the module are inlined.
     ExternalCall(ExternalCall),
-    /// `nanosleep`, and hints that change nothing (`pragma`, `prefetch`, `discard` of policies).
+    /// `nanosleep`, and hints without effect (`pragma`, `prefetch`, `discard` of policies).
     Hint,
 
     /// `ld`, `ldu`.
@@ -68,15 +68,15 @@ pub enum Instruction {
     Store(Store),
     /// `atom` and `red`.
     Atomic(Atomic),
-    /// `cvta`: between a window and generic addresses.
+    /// `cvta`: converts between window and generic addresses.
     ConvertAddress {
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// The address.
         source: Source,
         /// The window.
         space: Space,
-        /// Generic to window (`.to`), else window to generic.
+        /// Generic to window (`.to`); otherwise window to generic.
         to_window: bool,
     },
     /// `isspacep`.
@@ -90,48 +90,48 @@ pub enum Instruction {
     },
     /// `mapa`: the same offset in shared memory of another CTA of the cluster.
     MapAddress {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// Shared window address, or generic when `space` is [`Space::Generic`].
+        /// Shared window address, or a generic address if `space` is [`Space::Generic`].
         source: Source,
         /// Rank of the CTA in the cluster.
         rank: Source,
         /// [`Space::Generic`] or [`Space::SharedCluster`].
         space: Space,
     },
-    /// `getctarank`: the CTA whose shared memory holds an address.
+    /// `getctarank`: rank of the CTA whose shared memory holds an address.
     CtaRank {
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// The address.
         source: Source,
         /// [`Space::Generic`] or [`Space::SharedCluster`].
         space: Space,
     },
-    /// `createpolicy`: the destination gets an opaque value that nothing reads.
+    /// `createpolicy`: the destination gets an opaque value that no instruction reads.
     CreatePolicy {
-        /// Where to.
+        /// Destination register.
         destination: Register,
     },
     /// `bar`, `barrier`.
     Barrier(CtaBarrier),
     /// `bar.warp.sync`.
     WarpBarrier {
-        /// Which lanes.
+        /// Participating lanes.
         mask: Source,
     },
     /// `barrier.cluster.arrive`.
     ClusterArrive {
-        /// `.relaxed`: orders nothing. Without it the arrival releases.
+        /// `.relaxed`: no ordering. Otherwise the arrival releases.
         relaxed: bool,
-        /// All lanes of the warp come together.
+        /// Whether all lanes of the warp execute it together.
         aligned: bool,
     },
     /// `barrier.cluster.wait`.
     ClusterWait {
-        /// `.acquire` is the default; there is no other.
+        /// `.acquire`, the default and only order.
         acquire: bool,
-        /// All lanes of the warp come together.
+        /// Whether all lanes of the warp execute it together.
         aligned: bool,
     },
     /// `membar`, `fence`.
@@ -144,40 +144,40 @@ pub enum Instruction {
     Match(Match),
     /// `activemask`.
     ActiveMask {
-        /// Where to.
+        /// Destination register.
         destination: Register,
     },
-    /// `elect.sync`: the lowest lane of `mask`.
+    /// `elect.sync`: elects the lowest lane of `mask`.
     Elect {
-        /// Gets the lane.
+        /// Index of the elected lane.
         destination: Option<Register>,
         /// True in the elected lane.
         predicate: Option<u32>,
-        /// Which lanes.
+        /// Participating lanes.
         mask: Source,
     },
-    /// `redux.sync`: every lane gets the result over `mask`.
+    /// `redux.sync`: reduces over `mask`; every lane gets the result.
     Redux {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// One value a lane.
+        /// One value per lane.
         source: Source,
-        /// Which lanes.
+        /// Participating lanes.
         mask: Source,
-        /// How to combine two values.
+        /// Reduction operation.
         operation: ReductionOperation,
-        /// Of the values.
+        /// Type of the values.
         value_type: Type,
-        /// `.abs` (of floats).
+        /// `.abs`, for floats.
         absolute: bool,
-        /// `.NaN`: a NaN wins.
+        /// `.NaN`: NaN propagates.
         propagate_nan: bool,
     },
     /// `setmaxnreg`.
     SetMaxRegisters {
         /// `.inc` waits for registers; `.dec` frees them.
         increase: bool,
-        /// Registers a thread, 24 to 256 in steps of 8.
+        /// Registers per thread, 24 to 256 in steps of 8.
         count: u32,
     },
     /// `griddepcontrol.launch_dependents`.
@@ -186,56 +186,56 @@ pub enum Instruction {
     DependencyWait,
     /// `clusterlaunchcontrol.try_cancel`.
     TryCancel {
-        /// 16 bytes of shared memory that get the answer.
+        /// 16 bytes of shared memory for the response.
         response: Address,
         /// Space of both addresses: [`Space::Shared`] or [`Space::Generic`].
         space: Space,
-        /// Gets 16 bytes of `complete_tx`.
+        /// The mbarrier that gets 16 bytes of `complete_tx`.
         barrier: Address,
-        /// `.multicast::cluster::all`: every CTA of the cluster gets the answer.
+        /// `.multicast::cluster::all`: every CTA of the cluster gets the response.
         multicast: bool,
     },
     /// `clusterlaunchcontrol.query_cancel.is_canceled`.
     QueryCanceled {
         /// The predicate register.
         destination: u32,
-        /// The 128 bits of the answer, low half first.
+        /// The 128 bits of the response, low half first.
         response: [Source; 2],
     },
-    /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`. Undefined when nothing was canceled.
+    /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`. Undefined if nothing was canceled.
     QueryFirstCta {
         /// x, y, z of the canceled cluster's first CTA, and one unused word.
         destinations: [Option<Register>; 4],
-        /// The 128 bits of the answer, low half first.
+        /// The 128 bits of the response, low half first.
         response: [Source; 2],
     },
 
     /// `mbarrier.*`.
     Mbarrier(Mbarrier),
 
-    /// `cp.async`: 4, 8 or 16 bytes of one thread.
+    /// `cp.async`: copies 4, 8 or 16 bytes per thread.
     CopyAsync {
-        /// In shared memory.
+        /// Address in shared memory.
         target: Address,
-        /// In global memory.
+        /// Address in global memory.
         source: Address,
         /// Bytes written: 4, 8 or 16.
         bytes: u32,
-        /// Bytes read; the rest are zeros. `None` is all.
+        /// Bytes read; the remaining bytes are zero. `None` reads all bytes.
         source_bytes: Option<Source>,
-        /// When true nothing is read and zeros are written.
+        /// If true, nothing is read and zeros are written.
         ignore_source: Option<PredicateSource>,
     },
     /// `cp.async.commit_group`.
     CopyAsyncCommit,
     /// `cp.async.wait_group N`; `None` is `wait_all`.
     CopyAsyncWait {
-        /// Groups that may stay open.
+        /// Groups that may stay pending.
         pending: Option<u32>,
     },
     /// `cp.async.mbarrier.arrive`.
     CopyAsyncArrive {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
         /// `.noinc`: the pending count is not incremented before the arrival.
         no_increment: bool,
@@ -250,18 +250,18 @@ pub enum Instruction {
     BulkCommit,
     /// `cp.async.bulk.wait_group`.
     BulkWait {
-        /// Groups that may stay open.
+        /// Groups that may stay pending.
         pending: u32,
-        /// `.read`: sources were read, writes may not be there yet.
+        /// `.read`: waits only until the sources have been read.
         read: bool,
     },
     /// `tensormap.replace`.
     TensorMapReplace(TensorMapReplace),
-    /// `tensormap.cp_fenceproxy`: copies 128 bytes and makes them visible to the tensor-map proxy.
+    /// `tensormap.cp_fenceproxy`: copies 128 bytes and makes them visible to the tensormap proxy.
     TensorMapCopyFence {
-        /// In global memory.
+        /// Address in global memory.
         target: Address,
-        /// In shared memory.
+        /// Address in shared memory.
         source: Address,
         /// Scope of the release.
         scope: Scope,
@@ -273,9 +273,9 @@ pub enum Instruction {
     StoreMatrix(StoreMatrix),
     /// `movmatrix.sync.aligned.m8n8.trans.b16`.
     MoveMatrix {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// One row of two 16-bit elements a lane.
+        /// One row of two 16-bit elements per lane.
         source: Source,
     },
     /// `mma.sync`.
@@ -288,7 +288,7 @@ pub enum Instruction {
     WarpGroupCommit,
     /// `wgmma.wait_group N`.
     WarpGroupWait {
-        /// Groups that may stay open.
+        /// Groups that may stay pending.
         pending: u32,
     },
     /// `tcgen05.*`.
@@ -299,7 +299,7 @@ pub enum Instruction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum SpecialRegister {
-    /// `%tid` along axis 0 to 2. Axis 3 of this and the next ones is 0.
+    /// `%tid` along axis 0 to 2. Axis 3 is 0, here and in the next registers.
     ThreadIndex(u8),
     /// `%ntid`.
     CtaSize(u8),
@@ -353,23 +353,23 @@ pub enum SpecialRegister {
     AggregateSharedBytes,
     /// `%dynamic_smem_size`.
     DynamicSharedBytes,
-    /// `%reserved_smem_offset_begin` and the like: always 0.
+    /// `%reserved_smem_offset_begin` and related registers: always 0.
     ReservedShared,
     /// `%envreg<n>`: always 0.
     Environment(u8),
     /// `%pm<n>`: always 0.
     PerformanceMonitor(u8),
-    /// No register of the ISA: the shared window address of the byte at an offset of the own
-    /// CTA's shared memory, which holds the rank of the CTA in its cluster. What `mov` takes
-    /// the address of a shared variable to be.
+    /// Not a register of the ISA: the shared window address of a byte of the CTA's own shared
+    /// memory, including the CTA's rank in the cluster. `mov` of a shared variable's address reads
+    /// it.
     SharedVariable(u32),
-    /// The same for a parameter of the kernel: the generic address of a byte of them.
+    /// Not a register of the ISA: the generic address of a byte of the kernel's parameters.
     ParameterVariable(u32),
-    /// The same for constants.
+    /// Not a register of the ISA: the generic address of a byte of the constants.
     ConstantVariable(u32),
 }
 
-/// Functions that the device's runtime gives.
+/// Functions of the device runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExternalFunction {
     /// `vprintf(format, arguments)`: both generic 64-bit addresses; returns a 32-bit count.
@@ -385,19 +385,19 @@ pub enum ExternalFunction {
 /// A call of an [`ExternalFunction`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExternalCall {
-    /// Which.
+    /// Called function.
     pub function: ExternalFunction,
-    /// Where each argument lies in local memory: first byte and size.
+    /// Local-memory slot of each argument.
     pub arguments: Box<[LocalSlot]>,
-    /// Where the result goes in local memory.
+    /// Local-memory slot of the result.
     pub result: Option<LocalSlot>,
 }
 
-/// Bytes of a thread's local memory.
+/// A range of a thread's local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalSlot {
     /// First byte.
     pub offset: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u32,
 }

@@ -1,4 +1,4 @@
-//! Where variables and parameters lie.
+//! Layout of variables and parameters.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,23 +6,23 @@ use super::types::{Space, Type};
 use super::{DecodeError, ParameterLayout};
 use crate::ptx::{Function, InitialValue, Module, Name, Operand, StatementKind, Variable};
 
-/// A variable in global memory, which whoever loads a module has to place.
+/// A variable in global memory, to be allocated by the loader of the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalVariable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Of the first byte.
+    /// Alignment of the first byte.
     pub alignment: u32,
-    /// Declared here, defined elsewhere.
+    /// Whether the variable is defined in another module.
     pub is_extern: bool,
 }
 
 /// Addresses of variables in global memory, by name.
 pub type GlobalAddresses = BTreeMap<String, u64>;
 
-/// Constant space: ten banks of 64 KiB.
+/// Size of the constant space: ten banks of 64 KiB.
 const CONSTANT_BYTES_MAX: u64 = 640 << 10;
 
 fn variables_in(module: &Module, space: Space) -> impl Iterator<Item = &Variable> {
@@ -35,7 +35,7 @@ fn variables_in(module: &Module, space: Space) -> impl Iterator<Item = &Variable
     module.variables.iter().chain(inner).filter(move |variable| variable.space == Some(space))
 }
 
-/// Variables in global memory, those inside of functions included.
+/// Returns all variables in global memory, including those inside of functions.
 pub fn global_variables(module: &Module) -> Vec<GlobalVariable> {
     variables_in(module, Space::Global)
         .map(|variable| GlobalVariable {
@@ -47,10 +47,10 @@ pub fn global_variables(module: &Module) -> Vec<GlobalVariable> {
         .collect()
 }
 
-/// The bytes that variables in global memory begin with.
+/// Returns the initial bytes of variables in global memory.
 ///
 /// # Errors
-/// An initializer that names what has no address.
+/// An initializer with a name that has no address.
 pub fn global_images(
     module: &Module,
     addresses: &GlobalAddresses,
@@ -84,7 +84,7 @@ fn image(variable: &Variable, addresses: &GlobalAddresses) -> Result<Vec<u8>, De
     Ok(bytes)
 }
 
-/// Constants of a module: addresses in the constant space, and bytes.
+/// Returns the addresses of a module's constants in the constant space, and the bytes of the space.
 pub(super) fn constants(
     module: &Module,
     globals: &GlobalAddresses,
@@ -105,7 +105,7 @@ pub(super) fn constants(
     Ok((addresses, bytes))
 }
 
-/// Offsets of a kernel's parameters, and their size together.
+/// Returns the layout of a kernel's parameters, and their total size.
 pub(super) fn parameters(function: &Function) -> (Vec<ParameterLayout>, u32) {
     let mut offset = 0u32;
     let parameters = function
@@ -128,7 +128,7 @@ pub(super) fn parameters(function: &Function) -> (Vec<ParameterLayout>, u32) {
     (parameters, offset)
 }
 
-/// The function's body and those of all it calls.
+/// Returns the function and all functions that it calls, directly or indirectly.
 pub(super) fn reachable<'m>(module: &'m Module, kernel: &'m Function) -> Vec<&'m Function> {
     let mut found: Vec<&Function> = vec![kernel];
     let mut next = 0;
@@ -154,7 +154,8 @@ pub(super) fn reachable<'m>(module: &'m Module, kernel: &'m Function) -> Vec<&'m
     found
 }
 
-/// Shared variables of a kernel: offsets by name, and where the dynamic part begins.
+/// Returns the offsets of a kernel's shared variables by name, and the start of dynamic shared
+/// memory.
 pub(super) fn shared(
     module: &Module,
     functions: &[&Function],
@@ -238,7 +239,7 @@ fn collect_names<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
     }
 }
 
-/// Bytes of a register or a variable of a type, for the slots of calls.
+/// Bytes of a call slot for a value of a type.
 pub(super) fn slot_bytes(value_type: Type) -> u32 {
     value_type.bytes().max(1)
 }

@@ -1,9 +1,9 @@
-//! Tables of the ISA: which shapes and types of matrices are there.
+//! ISA tables of legal matrix shapes and types.
 
 use super::types::Type;
 use super::{MatrixElement, MatrixShape, MmaKind, MmaShape};
 
-/// Checks a form of `ldmatrix` (or `stmatrix`).
+/// Checks a form of `ldmatrix`, or of `stmatrix` if `stores`.
 pub(super) fn matrix(
     stores: bool,
     shape: MatrixShape,
@@ -28,7 +28,7 @@ pub(super) fn matrix(
     Err(format!("{shape:?} x{count} of {element:?} with transpose {transpose} is not known"))
 }
 
-/// Types and shape of a `mma.sync`.
+/// Types and shape of an `mma.sync`.
 pub(super) struct WarpForm {
     pub(super) shape: MmaShape,
     pub(super) d_type: Type,
@@ -40,7 +40,7 @@ pub(super) struct WarpForm {
 
 const SMALL: &[Type] = &[Type::E4m3, Type::E5m2, Type::E3m2, Type::E2m3, Type::E2m1];
 
-/// Checks a form of `mma.sync`; the numbers of registers of D, A, B and C.
+/// Checks a form of `mma.sync`. Returns the number of registers of D, A, B and C.
 pub(super) fn warp_mma(
     form: &WarpForm,
     a_is_row: bool,
@@ -88,7 +88,7 @@ pub(super) fn warp_mma(
     if (shape.m, shape.n) != (16, 8) || !k_of.contains(&shape.k) {
         return Err(describe());
     }
-    // Elements of eight or fewer bits with a kind stand in bytes, save for the FP4 kinds.
+    // With a `.kind`, elements of at most 8 bits are in bytes, except in the FP4 kinds.
     let packed = matches!(kind, Some(MmaKind::Mxf4 | MmaKind::Mxf4nvf4));
     let bits = match a_type {
         Type::E2m1 if packed => 4,
@@ -102,7 +102,7 @@ pub(super) fn warp_mma(
     Ok([outputs(d_type), registers(16), registers(8), outputs(c_type)])
 }
 
-/// Scales along K of a `mma.sync` with block scales.
+/// Returns the scales along K of an `mma.sync` with block scales.
 pub(super) fn warp_scales(
     kind: Option<MmaKind>,
     vector: Option<u32>,
@@ -117,7 +117,7 @@ pub(super) fn warp_scales(
     }
 }
 
-/// Checks a form of `wgmma.mma_async`; the number of registers of D.
+/// Checks a form of `wgmma.mma_async`. Returns the number of registers of D.
 pub(super) fn warp_group(
     shape: MmaShape,
     d_type: Type,
@@ -149,7 +149,7 @@ pub(super) fn warp_group(
     Ok(if d_type == Type::F16 { n / 4 } else { n / 2 })
 }
 
-/// How the size of scales of `tcgen05.mma` is written.
+/// Notations of the scale size of `tcgen05.mma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleVector {
     /// `.scale_vec::nX`.
@@ -158,7 +158,7 @@ pub(super) enum ScaleVector {
     Block(u32),
 }
 
-/// Scales along K of one `tcgen05.mma`, and the elements that share one.
+/// Returns the scales along K of one `tcgen05.mma`, and the elements per scale.
 pub(super) fn tensor_scales(
     kind: MmaKind,
     vector: Option<ScaleVector>,

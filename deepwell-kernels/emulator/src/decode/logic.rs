@@ -1,4 +1,4 @@
-//! Bits: logic, shifts, permutation, counting and fields.
+//! Decoding of bit operations: logic, shifts, permutation, counting and fields.
 
 use super::Instruction;
 use super::lower::{Decoded, Lowering};
@@ -14,7 +14,7 @@ use crate::ptx::Operand;
 const BITS: &[Type] = &[Type::B16, Type::B32, Type::B64];
 
 impl Lowering<'_> {
-    /// `and` to `prmt`.
+    /// Decodes `and` to `prmt`.
     pub(super) fn logic(
         &mut self,
         name: &str,
@@ -116,7 +116,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Counting, fields and small products.
+    /// Decodes counting, bit fields and small products.
     pub(super) fn bits(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! The walk over a kernel's text that makes a program of it.
+//! Lowering of a kernel's text to a program.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -12,16 +12,16 @@ use super::{DecodeOptions, GlobalAddresses, Program};
 use super::{Instruction, Step};
 use crate::ptx::{Function, Instruction as Line, Module, Name, Statement, StatementKind};
 
-/// What a family's decoder gives: the last instruction of those that a line becomes.
+/// Result of a family's decoder: the last instruction of the line.
 pub(super) type Decoded = Result<Instruction, String>;
 
-/// Calls within calls that are taken for endless.
+/// Deepest nesting of calls; deeper nesting counts as endless recursion.
 const DEPTH_LIMIT: usize = 64;
-/// Statements after inlining, for each one of the text, that are taken for a mistake. Functions
-/// that call others twice each would otherwise make 2^64 of a few lines.
+/// Most statements after inlining, per statement of the text. Without a limit, functions that each
+/// call the next one twice would turn a few lines into 2^64 statements.
 const STATEMENTS_PER_STATEMENT: usize = 256;
 
-/// State of the walk.
+/// State of the lowering.
 pub(super) struct Lowering<'m> {
     pub(super) module: &'m Module,
     module_names: HashMap<Name, Binding>,
@@ -31,7 +31,7 @@ pub(super) struct Lowering<'m> {
     scopes: Vec<Scope>,
     pub(super) tops: Tops,
     most: Tops,
-    /// Position of each label, by its number in this walk.
+    /// Position of each label, by label number.
     label_positions: Vec<Option<u32>>,
     frames: Vec<Frame>,
     labels_of: HashMap<Name, Rc<Labels>>,
@@ -40,17 +40,17 @@ pub(super) struct Lowering<'m> {
     guard: Option<PredicateSource>,
     ptx_line: u32,
     source: Option<(u32, u32)>,
-    /// Statements of functions that were inlined so far, and how many may be.
+    /// Number of statements of inlined functions so far, and its limit.
     statements_walked: usize,
     statements_max: usize,
 }
 
-/// One function that is being walked through.
+/// An inlined function in progress.
 struct Frame {
     name: Name,
     labels: Rc<Labels>,
     first_label: u32,
-    /// Number of the label after the last instruction.
+    /// Number of the label after the function's last instruction.
     end_label: u32,
     scopes_seen: usize,
 }
@@ -144,25 +144,26 @@ impl<'m> Lowering<'m> {
         })
     }
 
-    /// Adds one instruction under the guard of the line.
+    /// Appends an instruction under the guard of the line.
     pub(super) fn emit(&mut self, instruction: Instruction) {
         let (guard, ptx_line, source) = (self.guard, self.ptx_line, self.source);
         self.steps.push(Step { guard, instruction, ptx_line, source });
     }
 
-    /// Adds one instruction under another guard.
+    /// Appends an instruction under another guard.
     pub(super) fn emit_guarded(&mut self, guard: Option<PredicateSource>, what: Instruction) {
         let outer = std::mem::replace(&mut self.guard, guard);
         self.emit(what);
         self.guard = outer;
     }
 
-    /// Instructions so far.
+    /// Number of instructions so far.
     pub(super) fn step_count(&self) -> usize {
         self.steps.len()
     }
 
-    /// Makes the instruction before, which read a special register into `from`, read it into `to`.
+    /// Changes the destination of the last instruction, a read of a special register, from `from`
+    /// to `to`.
     pub(super) fn redirect_special(&mut self, from: Source, to: Register) -> bool {
         if let Some(Step { instruction: Instruction::Special { destination, .. }, .. }) =
             self.steps.last_mut()
@@ -174,12 +175,12 @@ impl<'m> Lowering<'m> {
         false
     }
 
-    /// The guard of the line.
+    /// Guard of the line.
     pub(super) fn guard(&self) -> Option<PredicateSource> {
         self.guard
     }
 
-    /// What a name means.
+    /// Looks up a name.
     pub(super) fn find(&self, name: &str) -> Option<Binding> {
         for scope in self.scopes.iter().rev() {
             if let Some(binding) = scope.find(name) {
@@ -192,7 +193,7 @@ impl<'m> Lowering<'m> {
         self.module_names.get(name).copied()
     }
 
-    /// A register that only this line uses.
+    /// Allocates a register for this line only.
     pub(super) fn temporary(&mut self, value_type: Type) -> Result<Register, String> {
         match self.tops.allocate(value_type, 1)? {
             Binding::Value(register) => Ok(register),
@@ -200,7 +201,7 @@ impl<'m> Lowering<'m> {
         }
     }
 
-    /// A predicate register that only this line uses.
+    /// Allocates a predicate register for this line only.
     pub(super) fn temporary_predicate(&mut self) -> Result<u32, String> {
         match self.tops.allocate(Type::Predicate, 1)? {
             Binding::Predicate(index) => Ok(index),
@@ -208,7 +209,7 @@ impl<'m> Lowering<'m> {
         }
     }
 
-    /// Bytes of local memory that stay until the scope ends; the first of them.
+    /// Allocates local memory until the end of the scope. Returns its first byte.
     pub(super) fn local_slot(&mut self, bytes: u32, alignment: u32) -> Result<u32, String> {
         let first = self
             .tops
@@ -220,7 +221,7 @@ impl<'m> Lowering<'m> {
         Ok(first.0)
     }
 
-    /// The number of a label that a jump names.
+    /// Returns the number of a label by name.
     pub(super) fn label(&self, name: &str) -> Result<u32, String> {
         let frame = self.frames.last().ok_or("no function")?;
         for scope in self.scopes.iter().rev() {
@@ -234,7 +235,7 @@ impl<'m> Lowering<'m> {
         Err(format!("label `{name}` is not there"))
     }
 
-    /// The labels of a table.
+    /// Returns the labels of a branch table.
     pub(super) fn table(&self, name: &str) -> Result<Box<[u32]>, String> {
         let frame = self.frames.last().ok_or("no function")?;
         for scope in self.scopes.iter().rev() {
@@ -248,23 +249,23 @@ impl<'m> Lowering<'m> {
         Err(format!("table `{name}` is not there"))
     }
 
-    /// The number of the label at the end of the function; `None` in the kernel itself.
+    /// Returns the label at the end of the function; `None` in the kernel itself.
     pub(super) fn return_label(&self) -> Option<u32> {
         (self.frames.len() > 1).then(|| self.frames.last().map(|frame| frame.end_label)).flatten()
     }
 
-    /// A label of its own.
+    /// Creates a label.
     pub(super) fn new_label(&mut self) -> u32 {
         self.label_positions.push(None);
         self.label_positions.len() as u32 - 1
     }
 
-    /// Puts a label before the next instruction.
+    /// Places a label before the next instruction.
     pub(super) fn place_label(&mut self, label: u32) {
         self.label_positions[label as usize] = Some(self.steps.len() as u32);
     }
 
-    /// Whether a call of `name` may be inlined here.
+    /// Checks that a call of `function` may be inlined here.
     pub(super) fn may_enter(&self, function: &Function) -> Result<(), String> {
         let name = &function.name;
         if self.frames.iter().any(|frame| frame.name == *name) {
@@ -278,7 +279,7 @@ impl<'m> Lowering<'m> {
         Ok(())
     }
 
-    /// Walks through a function with its parameters bound.
+    /// Lowers a function with bound parameters.
     pub(super) fn function(
         &mut self,
         function: &'m Function,
@@ -304,7 +305,7 @@ impl<'m> Lowering<'m> {
         self.inline(function, bindings);
     }
 
-    /// The same for functions whose variables are known.
+    /// Lowers a function whose variables are already bound.
     pub(super) fn inline(&mut self, function: &'m Function, bindings: Vec<(Name, Binding)>) {
         let body = function.body.as_deref().unwrap_or_default();
         self.statements_walked += 1 + body.len();
@@ -395,7 +396,7 @@ impl<'m> Lowering<'m> {
     }
 
     fn refuse(&mut self, ptx_line: u32, text: String, form: &str, reason: String) {
-        // Names of registers differ from line to line.
+        // Ignore register numbers, which differ from line to line.
         let reason_kind = reason.replace(|letter: char| letter.is_ascii_digit(), "");
         let key = (form.to_string(), reason_kind);
         self.unknown.entry(key).and_modify(|known| known.occurrences += 1).or_insert(UnknownForm {
@@ -412,7 +413,7 @@ impl<'m> Lowering<'m> {
         let tops = self.tops;
         let result = self.guarded(line, product);
         self.most = self.most.maximum(self.tops);
-        // Slots of calls stay; registers of the line do not.
+        // Slots of calls stay allocated; registers of the line are freed.
         self.tops = Tops { local_bytes: self.tops.local_bytes, ..tops };
         if let Err(reason) = result {
             self.refuse(ptx_line, line.to_string(), &line.opcode.text, reason);
@@ -439,7 +440,7 @@ impl<'m> Lowering<'m> {
         }
         let mut instruction = self.instruction(line)?;
         if let (Some((product, operand)), Some(sum)) = (product, &instruction) {
-            // A product whose registers are out of reach here stays one.
+            // A product whose operands are not visible here is not fused.
             if let Some(fused) = self.fuse(sum, product, operand) {
                 instruction = Some(fused);
             }

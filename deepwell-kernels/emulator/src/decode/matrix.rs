@@ -1,4 +1,4 @@
-//! Matrix fragments: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`, `wgmma`.
+//! Decoding of matrix instructions: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`, `wgmma`.
 
 use super::legality;
 use super::lower::{Decoded, Lowering};
@@ -19,7 +19,7 @@ struct MatrixForm {
     space: Space,
 }
 
-/// `m16n8k32` as three numbers.
+/// Parses `m16n8k32` to three numbers.
 fn parse_shape(word: &str) -> Option<MmaShape> {
     let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
     let (n, k) = rest.split_once('k')?;
@@ -62,7 +62,7 @@ impl Lowering<'_> {
         Ok(MatrixForm { shape, count, transpose, element, space })
     }
 
-    /// `ldmatrix`.
+    /// Decodes `ldmatrix`.
     pub(super) fn load_matrix(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let form = self.matrix_form(false, words)?;
         let [d, address] = exactly(operands)?;
@@ -82,7 +82,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `stmatrix`.
+    /// Decodes `stmatrix`.
     pub(super) fn store_matrix(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let form = self.matrix_form(true, words)?;
         let [address, values] = exactly(operands)?;
@@ -101,7 +101,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `movmatrix`.
+    /// Decodes `movmatrix`.
     pub(super) fn move_matrix(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         words.expect(&["sync", "aligned", "m8n8", "trans", "b16"])?;
         let [d, a] = exactly(operands)?;
@@ -111,7 +111,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// `mma.sync`.
+    /// Decodes `mma.sync`.
     pub(super) fn warp_mma(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         words.expect(&["sync", "aligned"])?;
         let shape = words.take_by(parse_shape).ok_or("the shape is missing")?;
@@ -188,7 +188,7 @@ impl Lowering<'_> {
             return Err(format!("`{operand}`: {count} registers are expected"));
         }
         let register = if element == Type::F64 { Type::B64 } else { Type::B32 };
-        // Zeros of C are written as numbers.
+        // C may be given as constant zeros.
         values
             .iter()
             .map(|value| match value {
@@ -224,7 +224,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// `wgmma`.
+    /// Decodes `wgmma`.
     pub(super) fn warp_group(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let action = words.peek().ok_or("the action is missing")?;
         words.take(action);

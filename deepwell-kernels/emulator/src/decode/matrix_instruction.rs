@@ -12,33 +12,33 @@ pub enum MatrixShape {
     M16n16,
 }
 
-/// Elements of `ldmatrix` and `stmatrix`, as in memory and as in registers.
+/// Elements of `ldmatrix` and `stmatrix`, in memory and in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixElement {
     /// 16 bits.
     B16,
     /// 8 bits.
     B8,
-    /// 8 bits in registers, 16 of 6 bits and 4 bytes of padding in memory (`.b6x16_p32`).
+    /// 8 bits in registers; in memory, 16 elements of 6 bits and 4 bytes of padding (`.b6x16_p32`).
     B8FromB6,
-    /// 8 bits in registers, 16 of 4 bits and 8 bytes of padding in memory (`.b4x16_p64`).
+    /// 8 bits in registers; in memory, 16 elements of 4 bits and 8 bytes of padding (`.b4x16_p64`).
     B8FromB4,
 }
 
 /// `ldmatrix`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadMatrix {
-    /// Of one matrix.
+    /// Shape of one matrix.
     pub shape: MatrixShape,
-    /// Matrices: 1, 2 or 4.
+    /// Number of matrices: 1, 2 or 4.
     pub count: u32,
     /// `.trans`.
     pub transpose: bool,
-    /// Elements.
+    /// Element type.
     pub element: MatrixElement,
-    /// Registers of 32 bits.
+    /// Destinations, 32-bit registers.
     pub destinations: Box<[Option<Register>]>,
-    /// Of one row, by lane.
+    /// Address of one row per lane.
     pub address: Address,
     /// [`Space::Generic`], [`Space::Shared`].
     pub space: Space,
@@ -47,17 +47,17 @@ pub struct LoadMatrix {
 /// `stmatrix`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreMatrix {
-    /// Of one matrix.
+    /// Shape of one matrix.
     pub shape: MatrixShape,
-    /// Matrices: 1, 2 or 4.
+    /// Number of matrices: 1, 2 or 4.
     pub count: u32,
     /// `.trans`.
     pub transpose: bool,
-    /// Elements.
+    /// Element type.
     pub element: MatrixElement,
-    /// Registers of 32 bits.
+    /// Sources, 32-bit registers.
     pub sources: Box<[Source]>,
-    /// Of one row, by lane.
+    /// Address of one row per lane.
     pub address: Address,
     /// [`Space::Generic`], [`Space::Shared`].
     pub space: Space,
@@ -85,14 +85,14 @@ pub enum MmaKind {
     Mxf4nvf4,
 }
 
-/// Scales of one side of a `mma.sync` with block scales.
+/// Block scales of one operand of `mma.sync`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarpMmaScale {
-    /// 32 bits that hold the scales of a lane.
+    /// A lane's 32-bit register of scales.
     pub data: Source,
-    /// Which byte (or half) of them.
+    /// Byte (or half) of the register.
     pub byte_id: Source,
-    /// Which threads of four (two) give them.
+    /// Threads of four (two) that supply the scales.
     pub thread_id: Source,
 }
 
@@ -101,15 +101,15 @@ pub struct WarpMmaScale {
 pub struct WarpMma {
     /// Shape.
     pub shape: MmaShape,
-    /// `.row`/`.col` of A and B: true where row. Only row by column for most.
+    /// Whether A is `.row`. Only A `.row` with B `.col` is decoded.
     pub a_is_row: bool,
-    /// See [`WarpMma::a_is_row`].
+    /// Whether B is `.row`; see [`WarpMma::a_is_row`].
     pub b_is_row: bool,
     /// Type of D.
     pub d_type: Type,
-    /// Element of A.
+    /// Element type of A.
     pub a_type: Type,
-    /// Element of B.
+    /// Element type of B.
     pub b_type: Type,
     /// Type of C.
     pub c_type: Type,
@@ -117,7 +117,7 @@ pub struct WarpMma {
     pub saturate: bool,
     /// `.kind::`.
     pub kind: Option<MmaKind>,
-    /// Elements along K that share a scale, the type of scales, and scales of A and B.
+    /// Block scales of A and B.
     pub scales: Option<Box<WarpMmaScales>>,
     /// Registers of D.
     pub d: Box<[Option<Register>]>,
@@ -136,9 +136,9 @@ pub struct WarpMmaScales {
     pub vector: u32,
     /// [`Type::Ue8m0`] or [`Type::Ue4m3`].
     pub scale_type: Type,
-    /// Of A.
+    /// Scales of A.
     pub a: WarpMmaScale,
-    /// Of B.
+    /// Scales of B.
     pub b: WarpMmaScale,
 }
 
@@ -158,9 +158,9 @@ pub struct WarpGroupMma {
     pub shape: MmaShape,
     /// Type of D.
     pub d_type: Type,
-    /// Element of A.
+    /// Element type of A.
     pub a_type: Type,
-    /// Element of B.
+    /// Element type of B.
     pub b_type: Type,
     /// `.satfinite` (integers).
     pub saturate: bool,
@@ -168,16 +168,16 @@ pub struct WarpGroupMma {
     pub d: Box<[Register]>,
     /// A.
     pub a: WarpGroupOperand,
-    /// B's descriptor.
+    /// Matrix descriptor of B.
     pub b: Source,
-    /// False: D is not added.
+    /// Whether D is accumulated.
     pub scale_d: PredicateSource,
-    /// A is negated.
+    /// Whether A is negated.
     pub negate_a: bool,
-    /// B is negated.
+    /// Whether B is negated.
     pub negate_b: bool,
-    /// A is M-major.
+    /// Whether A is M-major.
     pub transpose_a: bool,
-    /// B is N-major.
+    /// Whether B is N-major.
     pub transpose_b: bool,
 }

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics and addresses.
+//! Decoding of loads, stores, atomics and address instructions.
 
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly, parts};
@@ -23,12 +23,12 @@ const ELEMENTS: &[Type] = &[
     Type::S64,
     Type::F32,
     Type::F64,
-    // Older compilers write half floats so.
+    // Older compilers use float types for halves.
     Type::F16,
     Type::Bf16,
 ];
 
-/// The operations of `atom` and `red`.
+/// Operations of `atom` and `red`.
 pub(super) const ATOMICS: &[(&str, AtomicOperation)] = &[
     ("add", AtomicOperation::Add),
     ("min", AtomicOperation::Min),
@@ -42,7 +42,7 @@ pub(super) const ATOMICS: &[(&str, AtomicOperation)] = &[
     ("cas", AtomicOperation::CompareAndSwap),
 ];
 
-/// What an access says of order; `.weak` where it says nothing.
+/// Takes the memory order and scope of an access; the default is `.weak`.
 fn order(words: &mut Words<'_>) -> Result<(Semantics, Scope), String> {
     let semantics = words.take_semantics().unwrap_or(Semantics::Weak);
     if semantics == Semantics::Mmio {
@@ -59,11 +59,11 @@ fn order(words: &mut Words<'_>) -> Result<(Semantics, Scope), String> {
 }
 
 impl Lowering<'_> {
-    /// The space of an access: what the opcode says, corrected by what the variable is.
+    /// Returns the space of an access: the opcode's, refined by the space of the variable.
     fn space_of(&self, said: Space, variable: Option<Space>) -> Result<Space, String> {
         match (said, variable) {
             (_, None) => Ok(said),
-            // Parameters of functions live in local memory here.
+            // Parameters of functions are in local memory.
             (Space::Parameter, Some(Space::Local)) => Ok(Space::Local),
             (Space::Generic, Some(Space::Global)) => Ok(Space::Global),
             (Space::SharedCluster, Some(Space::Shared)) => Ok(Space::Shared),
@@ -74,7 +74,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `ld`, `ldu`.
+    /// Decodes `ld` and `ldu`.
     pub(super) fn load(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let (semantics, scope) = order(words)?;
         if matches!(semantics, Semantics::Release | Semantics::AcquireRelease)
@@ -119,7 +119,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `st`, `st.async`, `st.bulk`.
+    /// Decodes `st`, `st.async` and `st.bulk`.
     pub(super) fn store(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         if words.take("async") {
             return self.store_async(words, operands);
@@ -163,7 +163,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// `atom`, `red`, `red.async`.
+    /// Decodes `atom`, `red` and `red.async`.
     pub(super) fn atomic(
         &mut self,
         name: &str,
@@ -248,7 +248,7 @@ impl Lowering<'_> {
         values.iter().map(|value| self.source_wide(value, element)).collect()
     }
 
-    /// `cvta`, `isspacep`, `mapa`, `getctarank`, `createpolicy`.
+    /// Decodes `cvta`, `isspacep`, `mapa`, `getctarank` and `createpolicy`.
     pub(super) fn address_instruction(
         &mut self,
         name: &str,
@@ -316,7 +316,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register with an address, a variable, or a variable and an offset.
+    /// Decodes an address value: a register, a variable, or a variable plus an offset.
     fn address_value(
         &mut self,
         operand: &Operand,
@@ -331,7 +331,7 @@ impl Lowering<'_> {
         Ok((self.source(operand, value_type)?, variable))
     }
 
-    /// What only steers caches: it still has to be well formed.
+    /// Decodes cache hints, whose operands are checked although they have no effect.
     pub(super) fn cache_hint(
         &mut self,
         name: &str,
@@ -349,11 +349,11 @@ impl Lowering<'_> {
         let most = if matches!(name, "applypriority" | "discard") { 2 } else { 1 };
         let operands = between(operands, 1, most)?;
         self.plain_address(&operands[0])?;
-        // What is discarded may be lost or not: leaving it is one of the two.
+        // Discarded data may or may not survive; the emulator keeps it.
         Ok(Instruction::Hint)
     }
 
-    /// A word that is zero, for fields that an instruction does not have.
+    /// A zero address, for operands that an instruction lacks.
     pub(super) fn no_address() -> Address {
         Address { base: Source::Immediate(0), offset: 0 }
     }

@@ -2,43 +2,43 @@
 
 use super::types::{Address, Register, Scope, Semantics, Source, Space, Type};
 
-/// `ld`. The element of 128 bits is given as two of 64.
+/// `ld`. A 128-bit element is decoded as two 64-bit elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Where from.
+    /// Memory space.
     pub space: Space,
-    /// Order.
+    /// Memory order.
     pub semantics: Semantics,
-    /// Of [`Load::semantics`].
+    /// Scope of the order.
     pub scope: Scope,
-    /// `.nc`: the bytes may not be written while the kernel runs.
+    /// `.nc`: the bytes must not be written while the kernel runs.
     pub read_only: bool,
-    /// Of one element. Signed elements are sign-extended to the register, others zero-extended.
+    /// Element type. Signed elements are sign-extended to the register, others zero-extended.
     pub element: Type,
-    /// One for each element; `None` is `_`.
+    /// One register per element; `None` is `_`.
     pub destinations: Box<[Option<Register>]>,
     /// First byte.
     pub address: Address,
 }
 
-/// `st`. The element of 128 bits is given as two of 64.
+/// `st`. A 128-bit element is decoded as two 64-bit elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Store {
-    /// Where to.
+    /// Memory space.
     pub space: Space,
-    /// Order.
+    /// Memory order.
     pub semantics: Semantics,
-    /// Of [`Store::semantics`].
+    /// Scope of the order.
     pub scope: Scope,
-    /// Of one element; registers are cut to it.
+    /// Element type; registers are truncated to it.
     pub element: Type,
-    /// One for each element.
+    /// One source per element.
     pub sources: Box<[Source]>,
     /// First byte.
     pub address: Address,
 }
 
-/// What `atom` and `red` do with the old value and the operand.
+/// Operations of `atom` and `red`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum AtomicOperation {
@@ -59,22 +59,22 @@ pub enum AtomicOperation {
 /// `atom`, `red`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Atomic {
-    /// Where.
+    /// Memory space.
     pub space: Space,
-    /// Order.
+    /// Memory order.
     pub semantics: Semantics,
-    /// Of [`Atomic::semantics`].
+    /// Scope of the order.
     pub scope: Scope,
-    /// What.
+    /// Operation.
     pub operation: AtomicOperation,
-    /// Of one element. For [`Type::B128`] every value is two sources, low half first.
+    /// Element type. A [`Type::B128`] value is two sources, low half first.
     pub element: Type,
-    /// Old values, one for each element; empty for `red` or for `_`.
+    /// Registers for the old values, one per element; empty for `red` or for `_`.
     pub destinations: Box<[Option<Register>]>,
     /// First byte.
     pub address: Address,
-    /// Operands, one for each element.
+    /// Operands, one per element.
     pub values: Box<[Source]>,
-    /// What [`AtomicOperation::CompareAndSwap`] compares with; else empty.
+    /// Expected values of [`AtomicOperation::CompareAndSwap`]; otherwise empty.
     pub compare: Box<[Source]>,
 }

@@ -1,6 +1,6 @@
-//! Typed instructions.
+//! Decoder: typed instructions from parsed PTX.
 //!
-//! [`decode()`] turns the text of one kernel into a [`Program`]: functions inlined, registers
+//! [`decode()`] turns the text of one kernel into a [`Program`]: functions are inlined, registers
 //! numbered, labels and symbols resolved.
 
 mod arithmetic;
@@ -48,11 +48,11 @@ pub use unknown::{DecodeError, UnknownForm};
 
 use crate::ptx::Module;
 
-/// What decoding may do.
+/// Options of the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Fuses products and sums that leave their rounding open where ptxas would, so that results
-    /// are those of a GPU; else every instruction rounds as it says.
+    /// Fuses products and sums without rounding modifiers as ptxas does, so that results equal
+    /// those of a GPU. Otherwise every instruction rounds separately.
     pub contract_products: bool,
 }
 
@@ -65,7 +65,7 @@ impl Default for DecodeOptions {
 /// [`decode_with`] with the options of [`DecodeOptions::default`].
 ///
 /// # Errors
-/// As [`decode_with`].
+/// The errors of [`decode_with`].
 pub fn decode(
     module: &Module,
     kernel: &str,
@@ -74,14 +74,14 @@ pub fn decode(
     decode_with(module, kernel, globals, DecodeOptions::default())
 }
 
-/// Makes a program of one kernel. Functions that it calls are inlined.
+/// Decodes one kernel. Called functions are inlined.
 ///
-/// Variables in global memory have to be placed before: [`global_variables`] lists them, and
-/// [`global_images`] has their first bytes. Names that `globals` lacks are unknown to the kernel.
+/// Variables in global memory must be allocated before: [`global_variables`] lists them, and
+/// [`global_images`] returns their initial bytes. A variable missing from `globals` is an unknown
+/// name in the kernel.
 ///
 /// # Errors
-/// [`DecodeError::UnknownForms`] with every form that is not understood, and what the other
-/// variants say.
+/// [`DecodeError::UnknownForms`] with all unknown forms; otherwise see [`DecodeError`].
 pub fn decode_with(
     module: &Module,
     kernel: &str,
@@ -96,28 +96,28 @@ pub fn decode_with(
     lower::Lowering::run(module, function, globals, options)
 }
 
-/// A kernel that can run.
+/// An executable kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Its name.
+    /// Name of the kernel.
     pub name: String,
-    /// Instructions; a position in here is a program counter. The last one is an exit.
+    /// Instructions; a program counter is an index into this list. The last instruction is an exit.
     pub steps: Vec<Step>,
-    /// Masks of predicates that a warp needs.
+    /// Number of predicate registers of a warp.
     pub predicate_count: u32,
-    /// Rows of 32-bit words (and halves) that a warp needs.
+    /// Number of 32-bit (and 16-bit) registers of a warp.
     pub word_count: u32,
-    /// Rows of 64-bit words that a warp needs.
+    /// Number of 64-bit registers of a warp.
     pub long_count: u32,
-    /// Bytes of local memory of a thread.
+    /// Bytes of local memory per thread.
     pub local_bytes: u32,
-    /// Bytes of shared memory before the dynamic part, which begins at this offset.
+    /// Bytes of static shared memory; the dynamic part begins at this offset.
     pub shared_static_bytes: u32,
-    /// Parameters in order of their offsets.
+    /// Parameters, by offset.
     pub parameters: Vec<ParameterLayout>,
-    /// Bytes of all parameters.
+    /// Total bytes of the parameters.
     pub parameter_bytes: u32,
-    /// The constant space, from its address 0 on.
+    /// Contents of the constant space, from address 0.
     pub constants: Vec<u8>,
     /// `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
@@ -125,7 +125,7 @@ pub struct Program {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqnctapercluster`.
     pub required_cluster: Option<[u32; 3]>,
-    /// `.explicitcluster`: must be launched with a cluster shape.
+    /// `.explicitcluster`: a launch must give a cluster shape.
     pub explicit_cluster: bool,
     /// `.target`, such as `sm_100a`.
     pub target: String,
@@ -134,13 +134,13 @@ pub struct Program {
 /// One parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterLayout {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u32,
-    /// Of the first byte.
+    /// Alignment in bytes.
     pub alignment: u32,
 }
 

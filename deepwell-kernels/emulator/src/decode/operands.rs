@@ -1,4 +1,4 @@
-//! Operands as registers, constants and addresses.
+//! Decoding of operands: registers, constants and addresses.
 
 use super::lower::Lowering;
 use super::scalar_instruction::{Comparison, ScalarInstruction};
@@ -8,7 +8,7 @@ use super::types::{Address, PredicateSource, Register, Source, Space, Type};
 use super::{Instruction, SpecialRegister};
 use crate::ptx::{Name, Operand};
 
-/// Bits of the register that holds a value of a type.
+/// Returns the width of the register for a value of a type.
 pub(super) fn register_bits(value_type: Type) -> u32 {
     match value_type.bits() {
         0..=16 => 16,
@@ -31,7 +31,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A value of exactly the width of `value_type`.
+    /// Decodes a value of exactly the width of `value_type`.
     pub(super) fn source(&mut self, operand: &Operand, value_type: Type) -> Result<Source, String> {
         let source = self.source_any(operand, value_type)?;
         if let Source::Register(register) = source
@@ -46,7 +46,7 @@ impl Lowering<'_> {
         Ok(source)
     }
 
-    /// A value of at least the width of `value_type`.
+    /// Decodes a value of at least the width of `value_type`.
     pub(super) fn source_wide(
         &mut self,
         operand: &Operand,
@@ -65,7 +65,7 @@ impl Lowering<'_> {
         Ok(source)
     }
 
-    /// A value of any width.
+    /// Decodes a value of any width.
     pub(super) fn source_any(
         &mut self,
         operand: &Operand,
@@ -84,7 +84,7 @@ impl Lowering<'_> {
                     if register_bits(value_type) == destination.bits() {
                         return Ok(Source::Register(destination));
                     }
-                    // Cut to what the instruction takes, as the upper bits of counters are.
+                    // Truncates to the instruction's width, such as the upper bits of a counter.
                     let cut = self.temporary(value_type)?;
                     self.emit(Instruction::Scalar(ScalarInstruction::Move {
                         destination: cut,
@@ -112,14 +112,14 @@ impl Lowering<'_> {
                 Type::F32 => u64::from((f64::from_bits(*bits) as f32).to_bits()),
                 _ => *bits,
             })),
-            // Braces around one value.
+            // Braces around a single value.
             Operand::Vector(parts) if parts.len() == 1 => self.source_any(&parts[0], value_type),
             _ => Err(format!("`{operand}` is no value")),
         }
     }
 
-    /// The address of a variable as a value. Those that a launch or a CTA decides come from a
-    /// register that the engine gives.
+    /// Decodes the address of a variable. Addresses that depend on the launch or the CTA are
+    /// special registers of the engine.
     fn variable_address(
         &mut self,
         name: &Name,
@@ -140,7 +140,7 @@ impl Lowering<'_> {
         Ok(Source::Register(destination))
     }
 
-    /// The space and the address of a variable.
+    /// Returns the space and the address of a variable.
     pub(super) fn variable(&self, name: &Name) -> Result<(Space, u64), String> {
         match self.find(name) {
             Some(Binding::Variable { space, address, .. }) => Ok((space, address)),
@@ -149,7 +149,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register of exactly the width of `value_type`.
+    /// Decodes a destination of exactly the width of `value_type`.
     pub(super) fn destination(
         &mut self,
         operand: &Operand,
@@ -162,12 +162,12 @@ impl Lowering<'_> {
                 register.bits(),
                 value_type.bits()
             )),
-            // What goes to `_` still has to go somewhere.
+            // `_` gets a temporary register.
             None => self.temporary(value_type),
         }
     }
 
-    /// A register of at least the width of `value_type`; `None` for `_`.
+    /// Decodes a destination of at least the width of `value_type`; `None` for `_`.
     pub(super) fn destination_wide(
         &mut self,
         operand: &Operand,
@@ -195,7 +195,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A predicate register; `None` for `_`.
+    /// Decodes a predicate destination; `None` for `_`.
     pub(super) fn predicate_destination(&self, operand: &Operand) -> Result<Option<u32>, String> {
         match operand {
             Operand::Sink => Ok(None),
@@ -207,7 +207,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A predicate register that has to be one.
+    /// Decodes a predicate destination; `_` gets a temporary register.
     pub(super) fn predicate_register(&mut self, operand: &Operand) -> Result<u32, String> {
         match self.predicate_destination(operand)? {
             Some(index) => Ok(index),
@@ -215,7 +215,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `p`, `!p`, 0 or 1.
+    /// Decodes `p`, `!p`, 0 or 1.
     pub(super) fn predicate(&mut self, operand: &Operand) -> Result<PredicateSource, String> {
         match operand {
             Operand::Name(name) => {
@@ -241,13 +241,13 @@ impl Lowering<'_> {
                 Ok(PredicateSource::Register { index, negated: false })
             }
             Operand::Negated(inner) => Ok(self.predicate(inner)?.negate()),
-            // -1 is how `true` of a predicate is written.
+            // A true predicate constant may be written as -1.
             Operand::Integer(value) => Ok(PredicateSource::Constant(*value != 0)),
             _ => Err(format!("`{operand}` is no predicate")),
         }
     }
 
-    /// `[base + offset]` and, where it names a variable, the variable's space.
+    /// Decodes `[base + offset]`. Also returns the space of the variable, if the base is one.
     pub(super) fn address(
         &mut self,
         operand: &Operand,
@@ -258,12 +258,12 @@ impl Lowering<'_> {
         }
     }
 
-    /// The same without what the variable says.
+    /// Decodes `[base + offset]` without the variable's space.
     pub(super) fn plain_address(&mut self, operand: &Operand) -> Result<Address, String> {
         Ok(self.address(operand)?.0)
     }
 
-    /// A base and an offset.
+    /// Decodes a base and an offset.
     pub(super) fn place(
         &mut self,
         base: Option<&Name>,
@@ -284,7 +284,7 @@ impl Lowering<'_> {
         Ok((address, Some(space)))
     }
 
-    /// The two halves of a value of 128 bits.
+    /// Decodes a 128-bit value as two halves.
     pub(super) fn wide_source(&mut self, operand: &Operand) -> Result<[Source; 2], String> {
         match operand {
             Operand::Name(name) => match self.find(name) {
@@ -301,7 +301,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The two halves of a register of 128 bits.
+    /// Decodes a 128-bit destination as two halves.
     pub(super) fn wide_destination(&self, operand: &Operand) -> Result<[Register; 2], String> {
         match operand {
             Operand::Name(name) => match self.find(name) {
@@ -312,12 +312,12 @@ impl Lowering<'_> {
         }
     }
 
-    /// 32-bit sources in braces.
+    /// Decodes 32-bit sources in braces.
     pub(super) fn word_sources(&mut self, operand: &Operand) -> Result<Box<[Source]>, String> {
         parts(operand).iter().map(|one| self.source(one, Type::B32)).collect()
     }
 
-    /// 32-bit destinations in braces.
+    /// Decodes 32-bit destinations in braces.
     pub(super) fn word_destinations(
         &mut self,
         operand: &Operand,
@@ -331,7 +331,7 @@ impl Lowering<'_> {
         Ok(found)
     }
 
-    /// An integer that the instruction holds itself.
+    /// Decodes an immediate integer.
     pub(super) fn immediate(&self, operand: &Operand) -> Result<u64, String> {
         match operand {
             Operand::Integer(value) => Ok(*value),
@@ -340,7 +340,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Operands in braces, or one alone.
+/// Returns the operands in braces, or a single operand.
 pub(super) fn parts(operand: &Operand) -> &[Operand] {
     match operand {
         Operand::Vector(operands) => operands,
@@ -348,14 +348,14 @@ pub(super) fn parts(operand: &Operand) -> &[Operand] {
     }
 }
 
-/// Exactly so many operands.
+/// Checks that there are exactly N operands.
 pub(super) fn exactly<const N: usize>(operands: &[Operand]) -> Result<&[Operand; N], String> {
     operands
         .try_into()
         .map_err(|_| format!("{N} operands are expected, {} are given", operands.len()))
 }
 
-/// So many operands, or some more.
+/// Checks that there are `least` to `most` operands.
 pub(super) fn between(
     operands: &[Operand],
     least: usize,

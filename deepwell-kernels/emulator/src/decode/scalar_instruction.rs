@@ -1,13 +1,13 @@
-//! Instructions whose result in a lane depends on that lane's operands alone.
+//! Scalar instructions: the result in a lane depends only on operands in the same lane.
 
 use super::types::{PredicateSource, Register, Source, Type};
 
-/// Rounding of a float.
+/// Rounding modes of float results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatRounding {
-    /// `.rn`: to the nearest, ties to even.
+    /// `.rn`: to nearest, ties to even.
     NearestEven,
-    /// `.rna`: to the nearest, ties away from zero.
+    /// `.rna`: to nearest, ties away from zero.
     NearestAway,
     /// `.rz`.
     TowardZero,
@@ -15,20 +15,20 @@ pub enum FloatRounding {
     Down,
     /// `.rp`.
     Up,
-    /// `.rs`: stochastic, by random bits that are an operand.
+    /// `.rs`: stochastic, with random bits as an operand.
     Stochastic,
 }
 
 /// Modifiers of float arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FloatModifiers {
-    /// How the result is rounded.
+    /// Rounding mode of the result.
     pub rounding: FloatRounding,
-    /// Subnormals of single precision are zeros, in and out.
+    /// `.ftz`: single-precision subnormal inputs and results become zero.
     pub flush_subnormals: bool,
-    /// Results are clamped to 0 .. 1, NaN to 0.
+    /// `.sat`: results are clamped to 0 .. 1, NaN to 0.
     pub saturate: bool,
-    /// Results below zero are zero (`.relu`).
+    /// `.relu`: negative results become zero.
     pub relu: bool,
 }
 
@@ -48,26 +48,26 @@ impl Default for FloatModifiers {
 pub struct ExtremumModifiers {
     /// `.ftz`.
     pub flush_subnormals: bool,
-    /// `.NaN`: a NaN wins; else the other operand does.
+    /// `.NaN`: NaN propagates; otherwise the other operand is returned.
     pub propagate_nan: bool,
     /// `.xorsign.abs`: the extremum of magnitudes with the product of signs.
     pub xor_sign: bool,
-    /// `.abs` alone (three operands): magnitudes.
+    /// `.abs` (three operands): compares magnitudes.
     pub absolute: bool,
 }
 
-/// Which half of a product.
+/// Selected part of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MultiplyPart {
     /// `.lo`.
     Low,
     /// `.hi`.
     High,
-    /// `.wide`: twice the bits of the operands.
+    /// `.wide`: the full product, twice the width of the operands.
     Wide,
 }
 
-/// How two values are combined over lanes.
+/// Operations of reductions over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum ReductionOperation {
@@ -121,7 +121,7 @@ pub enum Comparison {
     Unordered,
 }
 
-/// What a `testp` asks of a float.
+/// Properties tested by `testp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum FloatTest {
@@ -159,13 +159,13 @@ pub enum PermuteMode {
     Replicate16,
 }
 
-/// Functions of one float: those whose error the ISA bounds but whose bits it leaves open, which
-/// are an H200's here, and the correctly rounded ones of one operand.
+/// Functions of one float: approximate functions, with the bits of an H200 because the ISA only
+/// bounds their error, and correctly rounded functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatFunction {
     /// `rcp.approx`.
     ReciprocalApproximate,
-    /// `rcp.rn` and the like.
+    /// `rcp.rn` and other roundings.
     Reciprocal,
     /// `rcp.approx.ftz.f64`: the upper 32 bits only.
     ReciprocalHigh,
@@ -175,7 +175,7 @@ pub enum FloatFunction {
     InverseRootHigh,
     /// `sqrt.approx`.
     RootApproximate,
-    /// `sqrt.rn` and the like.
+    /// `sqrt.rn` and other roundings.
     Root,
     /// `sin.approx`.
     Sine,
@@ -189,18 +189,18 @@ pub enum FloatFunction {
     HyperbolicTangent,
 }
 
-/// One operand.
+/// Operations of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum UnaryOperation {
     Not,
-    /// 1 where the operand is 0, else 0.
+    /// 1 if the operand is 0, otherwise 0.
     LogicalNot,
     Negate,
     Absolute,
     PopulationCount,
     LeadingZeros,
-    /// Position of the highest bit that is not sign, or its distance from the top.
+    /// Position of the highest bit that differs from the sign, or its distance from the top.
     FindBit {
         shift_amount: bool,
     },
@@ -214,11 +214,11 @@ pub enum UnaryOperation {
     Function(FloatFunction, FloatModifiers),
 }
 
-/// Two operands.
+/// Operations of two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum BinaryOperation {
-    /// With `carry_in`, the carry flag of the lane is added; with `carry_out` it is set.
+    /// `carry_in` adds the carry flag of the lane; `carry_out` sets it.
     Add {
         saturate: bool,
         carry_in: bool,
@@ -230,7 +230,7 @@ pub enum BinaryOperation {
         carry_out: bool,
     },
     Multiply(MultiplyPart),
-    /// Of 24-bit operands; low 32 bits, or bits 16 to 47.
+    /// Product of 24-bit operands: low 32 bits, or bits 16 to 47.
     Multiply24 {
         high: bool,
     },
@@ -247,7 +247,7 @@ pub enum BinaryOperation {
     Xor,
     ShiftLeft,
     ShiftRight,
-    /// `bmsk`: a run of bits.
+    /// `bmsk`: mask of consecutive bits.
     BitMask {
         wrap: bool,
     },
@@ -269,7 +269,7 @@ pub enum BinaryOperation {
     CopySign,
 }
 
-/// Three operands.
+/// Operations of three operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum TernaryOperation {
@@ -284,14 +284,14 @@ pub enum TernaryOperation {
         saturate: bool,
     },
     SumOfAbsoluteDifferences,
-    /// Any function of three bits, by its truth table.
+    /// Any bitwise function of three operands, by truth table.
     Logic3(u8),
     Permute(PermuteMode),
-    /// 64 bits made of b:a, shifted left; the upper 32.
+    /// 64 bits b:a, shifted left; the upper 32 bits.
     FunnelLeft {
         wrap: bool,
     },
-    /// 64 bits made of b:a, shifted right; the lower 32.
+    /// 64 bits b:a, shifted right; the lower 32 bits.
     FunnelRight {
         wrap: bool,
     },
@@ -299,29 +299,29 @@ pub enum TernaryOperation {
     ExtractBits,
     /// `fns`: the n-th set bit.
     FindNthSet,
-    /// Four products of bytes and a sum; `signed` of a and b.
+    /// Sum of four byte products; signedness of a and b.
     Dot4 {
         signed: [bool; 2],
     },
-    /// Two products of halves with the low or high two bytes, and a sum.
+    /// Sum of two products of halves with the low or high two bytes.
     Dot2 {
         signed: [bool; 2],
         high: bool,
     },
     FloatMultiplyAdd(FloatModifiers),
-    /// What a `mul` and a `sub` become together: the product minus the third operand, or the third
-    /// operand minus the product.
+    /// A fused `mul` and `sub`: the product minus the third operand, or the third operand minus the
+    /// product.
     FloatMultiplySubtract {
         modifiers: FloatModifiers,
         negate_product: bool,
     },
-    /// `fma.oob`: a NaN of a special pattern counts as zero.
+    /// `fma.oob`: the NaN of out-of-bounds elements counts as zero.
     FloatMultiplyAddOutOfBounds {
         relu: bool,
     },
     FloatMinimum3(ExtremumModifiers),
     FloatMaximum3(ExtremumModifiers),
-    /// Third operand's sign chooses (`slct`): first if it is not negative.
+    /// `slct`: the first operand if the third is at least zero, otherwise the second.
     SelectBySign {
         condition: Type,
         flush_subnormals: bool,
@@ -331,83 +331,84 @@ pub enum TernaryOperation {
 /// `cvt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conversion {
-    /// To.
+    /// Destination type.
     pub to: Type,
-    /// From.
+    /// Source type.
     pub from: Type,
-    /// To an integer, or a float to an integral float.
+    /// Rounding to an integer, or to an integral float.
     pub integer_rounding: Option<IntegerRounding>,
-    /// To a float that cannot hold every value.
+    /// Rounding to a float type that cannot represent every value.
     pub float_rounding: Option<FloatRounding>,
     /// `.ftz`.
     pub flush_subnormals: bool,
-    /// `.sat`: floats to 0 .. 1, integers to their range.
+    /// `.sat`: clamps floats to 0 .. 1, integers to their range.
     pub saturate: bool,
-    /// `.satfinite`: infinities and what overflows become the largest finite value.
+    /// `.satfinite`: infinities and overflows become the largest finite value.
     pub saturate_finite: bool,
     /// `.relu`.
     pub relu: bool,
 }
 
-/// Instructions on lanes.
+/// Scalar instructions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScalarInstruction {
-    /// `mov` of the bits of a register or a constant; upper bits are cut or zero.
+    /// `mov` of a register or a constant; truncated or zero-extended.
     Move {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// What.
+        /// Source.
         source: Source,
     },
-    /// `mov d, {a, b, ..}`: parts with the least significant first.
+    /// `mov d, {a, b, ..}`: packs parts, the least significant first.
     Pack {
-        /// Where to. For 128 bits this is one of the [`ScalarInstruction::Move`]s of two halves.
+        /// Destination register. A 128-bit destination is decoded as two
+        /// [`ScalarInstruction::Move`]s.
         destination: Register,
         /// Bits of one part.
         part_bits: u32,
-        /// What.
+        /// The parts.
         sources: Box<[Source]>,
     },
-    /// `mov {a, b, ..}, d`.
+    /// `mov {a, b, ..}, d`: unpacks parts.
     Unpack {
-        /// Where to; `None` is `_`.
+        /// Destination registers; `None` is `_`.
         destinations: Box<[Option<Register>]>,
         /// Bits of one part.
         part_bits: u32,
-        /// What.
+        /// Source.
         source: Source,
     },
-    /// One operand.
+    /// An operation of one operand.
     Unary {
-        /// What.
+        /// Operation.
         operation: UnaryOperation,
-        /// Of the operand.
+        /// Type of the operand.
         value_type: Type,
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// The operand.
         a: Source,
     },
-    /// Two operands.
+    /// An operation of two operands.
     Binary {
-        /// What.
+        /// Operation.
         operation: BinaryOperation,
-        /// Of the operands.
+        /// Type of the operands.
         value_type: Type,
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// First operand.
         a: Source,
         /// Second operand.
         b: Source,
     },
-    /// Three operands.
+    /// An operation of three operands.
     Ternary {
-        /// What.
+        /// Operation.
         operation: TernaryOperation,
-        /// Of the operands.
+        /// Type of the operands.
         value_type: Type,
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// First operand.
         a: Source,
@@ -416,58 +417,58 @@ pub enum ScalarInstruction {
         /// Third operand.
         c: Source,
     },
-    /// `bfi`: `a` into `b` at a position, so many bits.
+    /// `bfi`: inserts the low bits of `a` into `b`.
     InsertBits {
         /// 32 or 64 bits.
         value_type: Type,
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// The bits.
+        /// The inserted bits.
         a: Source,
-        /// Where they go.
+        /// The value around them.
         b: Source,
-        /// First bit.
+        /// Position of the lowest inserted bit.
         position: Source,
-        /// Bits.
+        /// Number of inserted bits.
         length: Source,
     },
-    /// `cvt` of one value, or of several into a packed result.
+    /// `cvt` of one value, or of several values to a packed result.
     Convert {
         /// Types and modifiers.
         conversion: Conversion,
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// The first of them goes to the upper part, as in the ISA. Random bits are not here.
+        /// Sources, the first for the upper part, as in the ISA; without random bits.
         sources: Box<[Source]>,
-        /// Bits for stochastic rounding, or the scale of `.scaled` forms.
+        /// Random bits for stochastic rounding, or the scale of `.scaled` forms.
         extra: Option<Source>,
     },
-    /// `cvt.pack`: two integers saturated into the low part of the third operand's bits.
+    /// `cvt.pack`: saturates two integers into the low part of the result.
     ConvertPack {
-        /// Of the result's parts.
+        /// Type of the result's parts.
         to: Type,
-        /// Of the sources.
+        /// Type of the sources.
         from: Type,
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// Upper part.
+        /// Source of the upper part.
         a: Source,
-        /// Lower part.
+        /// Source of the lower part.
         b: Source,
-        /// What is shifted up to make room; `None` for 16-bit parts.
+        /// Value shifted up to make room; `None` for 16-bit parts.
         c: Option<Source>,
     },
-    /// `add`, `sub`, `fma` with single-precision result and half-precision operands.
+    /// `add`, `sub` or `fma` with a single-precision result and half-precision operands.
     MixedPrecision {
-        /// `fma` (a b + c), else a + c.
+        /// `fma` (a b + c); otherwise a + c.
         multiply: bool,
-        /// `sub`: c - ... is written as a - c.
+        /// `sub`: a - c.
         subtract: bool,
         /// [`Type::F16`] or [`Type::Bf16`].
         narrow: Type,
-        /// Rounding and so on.
+        /// Modifiers of the result.
         modifiers: FloatModifiers,
-        /// Where to.
+        /// Destination register.
         destination: Register,
         /// First operand, narrow.
         a: Source,
@@ -478,30 +479,30 @@ pub enum ScalarInstruction {
     },
     /// `setp`.
     SetPredicate {
-        /// How to compare.
+        /// Comparison.
         comparison: Comparison,
-        /// Of the operands.
+        /// Type of the operands.
         value_type: Type,
         /// `.ftz`.
         flush_subnormals: bool,
-        /// Combined with the result, and with its negation.
+        /// Combined with the result and with its negation.
         combine: Option<(LogicOperation, PredicateSource)>,
         /// The result; `None` is `_`.
         destination: Option<u32>,
-        /// The negation, or for packed types the upper half's result.
+        /// The negated result; for packed types, the result of the upper half.
         second: Option<u32>,
         /// First operand.
         a: Source,
         /// Second operand.
         b: Source,
     },
-    /// `set`: all ones (or 1.0) where true.
+    /// `set`: all ones (or 1.0) if true, otherwise zero.
     Set {
-        /// How to compare.
+        /// Comparison.
         comparison: Comparison,
-        /// Of the operands.
+        /// Type of the operands.
         value_type: Type,
-        /// Of the result.
+        /// Type of the result.
         result_type: Type,
         /// `.ftz`.
         flush_subnormals: bool,
@@ -516,18 +517,18 @@ pub enum ScalarInstruction {
     },
     /// `selp`.
     Select {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// Where the predicate is true.
+        /// Value if the predicate is true.
         a: Source,
-        /// Where it is not.
+        /// Value if the predicate is false.
         b: Source,
         /// The predicate.
         predicate: PredicateSource,
     },
     /// `testp`.
     TestFloat {
-        /// What is asked.
+        /// Tested property.
         test: FloatTest,
         /// [`Type::F32`] or [`Type::F64`].
         value_type: Type,
@@ -540,12 +541,12 @@ pub enum ScalarInstruction {
     MovePredicate {
         /// The predicate register.
         destination: u32,
-        /// What.
+        /// Source.
         source: PredicateSource,
     },
     /// `and.pred`, `or.pred`, `xor.pred`.
     CombinePredicates {
-        /// How.
+        /// Operation.
         operation: LogicOperation,
         /// The predicate register.
         destination: u32,

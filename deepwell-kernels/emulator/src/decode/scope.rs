@@ -1,4 +1,4 @@
-//! What names mean inside of braces.
+//! Scopes and names.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::types::{Register, Space, Type};
 use crate::ptx::{Name, RegisterDeclaration, Statement, StatementKind};
 
-/// What a name is.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Binding {
     /// A predicate register.
@@ -15,18 +15,18 @@ pub(super) enum Binding {
     Value(Register),
     /// A register of 128 bits: the index of its low half.
     Wide(u32),
-    /// A variable with its address in a space.
+    /// A variable, by space and address.
     Variable {
-        /// Where it is.
+        /// Memory space.
         space: Space,
-        /// Its first byte there.
+        /// Address of the first byte in the space.
         address: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u32,
     },
 }
 
-/// How many registers of each class and bytes of local memory are in use.
+/// Used registers of each class, and used bytes of local memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tops {
     pub(super) predicates: u32,
@@ -36,7 +36,7 @@ pub(super) struct Tops {
 }
 
 impl Tops {
-    /// The larger of each.
+    /// Returns the maximum of each count.
     pub(super) fn maximum(self, other: Tops) -> Tops {
         Tops {
             predicates: self.predicates.max(other.predicates),
@@ -46,7 +46,7 @@ impl Tops {
         }
     }
 
-    /// New registers of a type, `count` neighbors; the binding is of the first.
+    /// Allocates `count` consecutive registers of a type. Returns the binding of the first.
     pub(super) fn allocate(&mut self, register_type: Type, count: u32) -> Result<Binding, String> {
         let take = |top: &mut u32, count: u32| {
             let first = *top;
@@ -69,7 +69,7 @@ impl Tops {
 }
 
 impl Binding {
-    /// The n-th of neighbors.
+    /// Returns the binding of a register `distance` after this one.
     fn neighbor(self, distance: u32) -> Binding {
         match self {
             Binding::Predicate(index) => Binding::Predicate(index + distance),
@@ -88,13 +88,13 @@ impl Binding {
     }
 }
 
-/// One pair of braces.
+/// A scope between braces.
 pub(super) struct Scope {
-    /// Which of the function's, in the order of the text.
+    /// Index among the function's scopes, in the order of the text.
     pub(super) ordinal: usize,
-    /// The outermost of a function: names of callers end here.
+    /// Whether this is the outermost scope of a function, which hides the caller's names.
     pub(super) is_root: bool,
-    /// To be restored at the end.
+    /// Allocation state to restore at the end of the scope.
     pub(super) tops: Tops,
     names: HashMap<Name, Binding>,
     prefixes: HashMap<Name, (u32, Binding)>,
@@ -105,7 +105,7 @@ impl Scope {
         Scope { ordinal, is_root, tops, names: HashMap::new(), prefixes: HashMap::new() }
     }
 
-    /// Gives a name a meaning.
+    /// Binds a name.
     pub(super) fn bind(&mut self, name: Name, binding: Binding) {
         self.names.insert(name, binding);
     }
@@ -131,7 +131,7 @@ impl Scope {
         Ok(())
     }
 
-    /// What a name means here.
+    /// Looks up a name in this scope.
     pub(super) fn find(&self, name: &str) -> Option<Binding> {
         if let Some(binding) = self.names.get(name) {
             return Some(*binding);
@@ -140,7 +140,7 @@ impl Scope {
             return None;
         }
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
-        // A prefix may itself end in digits, as `%rd1_<4>` does not but `x1<4>` does.
+        // A prefix may itself end in digits, as in `x1<4>`.
         for split in name.len() - digits..name.len() {
             let (prefix, number) = name.split_at(split);
             if let Some((count, first)) = self.prefixes.get(prefix) {
@@ -152,11 +152,11 @@ impl Scope {
     }
 }
 
-/// Labels and tables of one function, by the scope that holds them.
+/// Labels and branch tables of one function, by scope.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     scopes: Vec<LabelScope>,
-    /// Labels in all scopes.
+    /// Number of labels in all scopes.
     pub(super) count: u32,
 }
 
@@ -167,7 +167,7 @@ struct LabelScope {
 }
 
 impl Labels {
-    /// Finds them all, so that jumps forward can be resolved.
+    /// Collects all labels, so that forward branches can be resolved.
     pub(super) fn new(body: &[Statement]) -> Labels {
         let mut labels = Labels { scopes: vec![LabelScope::default()], count: 0 };
         let mut open = vec![0];
@@ -197,12 +197,12 @@ impl Labels {
         labels
     }
 
-    /// A label of one scope.
+    /// Looks up a label of one scope.
     pub(super) fn find(&self, ordinal: usize, name: &str) -> Option<u32> {
         self.scopes.get(ordinal)?.labels.get(name).copied()
     }
 
-    /// A table of one scope.
+    /// Looks up a branch table of one scope.
     pub(super) fn table(&self, ordinal: usize, name: &str) -> Option<Arc<[Name]>> {
         self.scopes.get(ordinal)?.tables.get(name).cloned()
     }

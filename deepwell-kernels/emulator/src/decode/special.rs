@@ -3,7 +3,7 @@
 use super::SpecialRegister;
 use super::types::Type;
 
-/// The register with a name such as `%tid.x`, and the type it is declared with.
+/// Returns the special register of a name such as `%tid.x`, and its declared type.
 pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Type)> {
     use SpecialRegister as S;
     let name = name.strip_prefix('%')?;

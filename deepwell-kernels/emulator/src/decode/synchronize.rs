@@ -1,4 +1,4 @@
-//! Barriers, fences and what the lanes of a warp tell each other.
+//! Decoding of barriers, fences and warp-level exchanges.
 
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
@@ -11,7 +11,7 @@ use super::{
 use crate::ptx::Operand;
 
 impl Lowering<'_> {
-    /// `bar`, `barrier`.
+    /// Decodes `bar` and `barrier`.
     pub(super) fn barrier(
         &mut self,
         name: &str,
@@ -93,7 +93,7 @@ impl Lowering<'_> {
         Ok(Instruction::Barrier(CtaBarrier { barrier, threads, action, aligned }))
     }
 
-    /// `membar`, `fence`.
+    /// Decodes `membar` and `fence`.
     pub(super) fn fence(
         &mut self,
         name: &str,
@@ -173,7 +173,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `shfl` to `redux`.
+    /// Decodes `shfl` to `redux`.
     pub(super) fn warp_exchange(
         &mut self,
         name: &str,
@@ -305,7 +305,7 @@ impl Lowering<'_> {
     }
 }
 
-/// `a|b`, or `a` alone.
+/// Splits `a|b`; the second part is `None` for `a` alone.
 fn pair(operand: &Operand) -> (&Operand, Option<&Operand>) {
     match operand {
         Operand::Pair(first, second) => (first, Some(second)),
@@ -313,8 +313,8 @@ fn pair(operand: &Operand) -> (&Operand, Option<&Operand>) {
     }
 }
 
-/// `.acquire.sync_restrict::shared::cluster.cluster` and the release of `shared::cta`; `None` where
-/// a fence is not restricted.
+/// Decodes `.acquire.sync_restrict::shared::cluster.cluster` and the release of `shared::cta`.
+/// Returns `None` for a fence without restriction.
 fn sync_restrict(
     words: &mut Words<'_>,
     semantics: Semantics,

@@ -1,92 +1,92 @@
-//! Barriers, fences, and what a warp agrees on.
+//! Barriers, fences and warp-level exchanges.
 
 use super::types::{
     Address, Barrier64, PredicateSource, Register, Scope, Semantics, Source, Space,
 };
 
-/// `bar` and `barrier` of a CTA.
+/// `bar` or `barrier` of a CTA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CtaBarrier {
-    /// Name, 0 to 15.
+    /// Barrier number, 0 to 15.
     pub barrier: Source,
-    /// Threads that take part, a multiple of 32; `None` is all of the CTA.
+    /// Number of participating threads, a multiple of 32; `None` is the whole CTA.
     pub threads: Option<Source>,
-    /// What is done.
+    /// Action of the instruction.
     pub action: BarrierAction,
-    /// All lanes of a warp run it together (`bar` always).
+    /// Whether all lanes of a warp execute it together (`bar` always).
     pub aligned: bool,
 }
 
-/// What a barrier does.
+/// Actions of a barrier instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierAction {
     /// Arrive and wait.
     Sync,
     /// Arrive only.
     Arrive,
-    /// Arrive, wait and count the lanes whose predicate is true.
+    /// Arrive, wait, and count the threads whose predicate is true.
     CountPredicates {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// Of each lane.
+        /// Predicate of each lane.
         predicate: PredicateSource,
     },
-    /// Arrive, wait and combine predicates.
+    /// Arrive, wait, and combine predicates.
     CombinePredicates {
-        /// All (`.and`), else any (`.or`).
+        /// All (`.and`); otherwise any (`.or`).
         all: bool,
         /// The predicate register.
         destination: u32,
-        /// Of each lane.
+        /// Predicate of each lane.
         predicate: PredicateSource,
     },
 }
 
-/// What a fence orders.
+/// Fences.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fence {
     /// `fence.{sc,acq_rel,acquire,release}` and `membar`.
     Thread {
-        /// How strong.
+        /// Memory order.
         semantics: Semantics,
-        /// Among whom.
+        /// Scope.
         scope: Scope,
     },
     /// `fence.{acquire,release}.sync_restrict::shared::*`: only for mbarriers in shared memory.
     SyncRestrict {
         /// [`Semantics::Acquire`] (of remote `shared::cluster`) or [`Semantics::Release`].
         semantics: Semantics,
-        /// Among whom.
+        /// Scope.
         scope: Scope,
-        /// `fence.proxy.async::generic.*`: between the async and the generic proxy as well.
+        /// `fence.proxy.async::generic.*`: also orders the async and the generic proxy.
         async_generic: bool,
     },
     /// `fence.mbarrier_init.release.cluster`.
     MbarrierInit,
     /// `fence.proxy.alias`.
     ProxyAlias,
-    /// `fence.proxy.async`: both directions between generic and async proxy.
+    /// `fence.proxy.async`: orders the generic and the async proxy in both directions.
     ProxyAsync {
-        /// Only for this space; `None` is all.
+        /// Affected space; `None` is all spaces.
         space: Option<Space>,
     },
     /// `fence.proxy.tensormap::generic.release`.
     TensorMapRelease {
-        /// Among whom.
+        /// Scope.
         scope: Scope,
     },
     /// `fence.proxy.tensormap::generic.acquire [address], 128`.
     TensorMapAcquire {
-        /// Among whom.
+        /// Scope.
         scope: Scope,
         /// Generic address of the map.
         address: Address,
-        /// Bytes; 128.
+        /// Number of bytes: 128.
         bytes: Source,
     },
 }
 
-/// How lanes are chosen.
+/// Selection of the source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum ShuffleMode {
@@ -99,34 +99,34 @@ pub enum ShuffleMode {
 /// `shfl.sync`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shuffle {
-    /// How.
+    /// Selection of the source lane.
     pub mode: ShuffleMode,
-    /// Where to; `None` is `_`.
+    /// Destination register; `None` is `_`.
     pub destination: Option<Register>,
-    /// True where the source lane was in range.
+    /// Predicate: whether the source lane was in range.
     pub in_range: Option<u32>,
-    /// What is sent.
+    /// Value that each lane supplies.
     pub source: Source,
     /// Lane or distance.
     pub lane: Source,
     /// Clamp in bits 0 to 4, segment mask in bits 8 to 12.
     pub control: Source,
-    /// Which lanes.
+    /// Participating lanes.
     pub mask: Source,
 }
 
 /// `vote.sync`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vote {
-    /// What the lanes ask.
+    /// Vote mode.
     pub mode: VoteMode,
-    /// Of each lane.
+    /// Predicate of each lane.
     pub predicate: PredicateSource,
-    /// Which lanes.
+    /// Participating lanes.
     pub mask: Source,
 }
 
-/// What lanes ask by `vote`.
+/// Modes of `vote`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoteMode {
     /// `.all`, into a predicate register.
@@ -135,22 +135,23 @@ pub enum VoteMode {
     Any(u32),
     /// `.uni`: all equal, into a predicate register.
     Uniform(u32),
-    /// `.ballot`: one bit a lane.
+    /// `.ballot`: one bit per lane.
     Ballot(Register),
 }
 
 /// `match.sync`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Match {
-    /// `.all`: the mask if all are equal, else 0; otherwise `.any`: lanes with the same value.
+    /// `.all`: the mask if all lanes agree, otherwise 0. Without it, `.any`: lanes with the same
+    /// value.
     pub all: bool,
-    /// Where to; `None` is `_`.
+    /// Destination register; `None` is `_`.
     pub destination: Option<Register>,
-    /// `.all`: whether all are equal.
+    /// `.all`: whether all lanes agree.
     pub predicate: Option<u32>,
     /// 32 or 64 bits.
     pub source: Source,
-    /// Which lanes.
+    /// Participating lanes.
     pub mask: Source,
 }
 
@@ -159,39 +160,39 @@ pub struct Match {
 pub enum Mbarrier {
     /// `init`.
     Init {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
         /// Expected arrivals.
         count: Source,
     },
     /// `inval`.
     Invalidate {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
     },
     /// `expect_tx`.
     ExpectTransaction {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
-        /// Bytes.
+        /// Number of bytes.
         bytes: Source,
     },
     /// `complete_tx`.
     CompleteTransaction {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
-        /// Bytes.
+        /// Number of bytes.
         bytes: Source,
     },
     /// `arrive`, `arrive_drop`, with or without `.expect_tx`, `.noComplete`.
     Arrive {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
-        /// Gets the state before the arrival; `None` is `_`, or a remote barrier.
+        /// Register for the state before the arrival; `None` is `_`, or a remote mbarrier.
         state: Option<Register>,
-        /// Arrivals; 1 when `None`.
+        /// Number of arrivals; `None` is 1.
         count: Option<Source>,
-        /// Bytes to expect first.
+        /// Bytes to expect before arriving.
         expect_bytes: Option<Source>,
         /// `arrive_drop`.
         drop: bool,
@@ -199,38 +200,38 @@ pub enum Mbarrier {
         no_complete: bool,
         /// [`Semantics::Release`] or [`Semantics::Relaxed`].
         semantics: Semantics,
-        /// Of the release.
+        /// Scope of the release.
         scope: Scope,
     },
     /// `test_wait`, `try_wait`.
     Wait {
-        /// The barrier.
+        /// The mbarrier.
         barrier: Barrier64,
-        /// The predicate register that gets whether the phase completed.
+        /// Predicate register: whether the phase has completed.
         destination: u32,
-        /// Which phase.
+        /// Tested phase.
         phase: MbarrierPhase,
-        /// `try_wait`: may wait for a while.
+        /// `try_wait`: may block for some time.
         may_block: bool,
         /// [`Semantics::Acquire`] or [`Semantics::Relaxed`].
         semantics: Semantics,
-        /// Of the acquire.
+        /// Scope of the acquire.
         scope: Scope,
     },
     /// `pending_count`.
     PendingCount {
-        /// Where to.
+        /// Destination register.
         destination: Register,
-        /// A state that an arrival gave.
+        /// State returned by an arrival.
         state: Source,
     },
 }
 
-/// Which phase is waited for.
+/// The phase of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MbarrierPhase {
-    /// By the 64-bit state of an arrival.
+    /// The phase of an arrival's 64-bit state.
     State(Source),
-    /// By parity, 0 or 1.
+    /// The phase of a parity, 0 or 1.
     Parity(Source),
 }

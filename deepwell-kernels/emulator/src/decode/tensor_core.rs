@@ -1,4 +1,4 @@
-//! `tcgen05`.
+//! Decoding of `tcgen05`.
 
 use super::legality;
 use super::lower::{Decoded, Lowering};
@@ -31,7 +31,7 @@ const SHAPES: &[(&str, Tcgen05Shape)] = &[
 ];
 
 impl Lowering<'_> {
-    /// All of `tcgen05`.
+    /// Decodes all `tcgen05` instructions.
     pub(super) fn tcgen05(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
         let action = words.peek().ok_or("the action is missing")?;
         words.take(action);
@@ -165,7 +165,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Columns, checked where they are a constant.
+    /// Decodes a number of columns; constants are checked.
     fn columns(&mut self, operand: &Operand) -> Result<Source, String> {
         if let Operand::Integer(columns) = operand
             && !(columns.is_power_of_two() && (32..=512).contains(columns))
@@ -207,7 +207,7 @@ impl Lowering<'_> {
             ("block32", legality::ScaleVector::Block(32)),
         ]);
         let shift_a = words.take("ashift");
-        // What the collector keeps changes no value.
+        // Collector hints do not change results.
         words.take_by(|word| word.starts_with("collector::a::").then_some(()));
         let block_kind = matches!(kind, MmaKind::Mxf8f6f4 | MmaKind::Mxf4 | MmaKind::Mxf4nvf4);
         if scaled != block_kind {

@@ -3,39 +3,39 @@
 use super::matrix_instruction::MmaKind;
 use super::types::{Address, PredicateSource, Register, Source, Space};
 
-/// `tcgen05.*`. `group` is 1 or 2 CTAs (`.cta_group`).
+/// `tcgen05.*`. `group` is the number of CTAs (`.cta_group`): 1 or 2.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tcgen05 {
-    /// `alloc`: writes the address of the columns to shared memory.
+    /// `alloc`: writes the address of the allocated columns to shared memory.
     Allocate {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
-        /// In shared memory, 4 bytes.
+        /// Shared-memory address for the result, 4 bytes.
         target: Address,
         /// [`Space::Shared`] or [`Space::Generic`].
         space: Space,
-        /// A power of two, 32 to 512.
+        /// Number of columns, a power of two from 32 to 512.
         columns: Source,
     },
     /// `dealloc`.
     Deallocate {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
         /// Tensor memory address.
         address: Source,
-        /// A power of two, 32 to 512.
+        /// Number of columns, a power of two from 32 to 512.
         columns: Source,
     },
     /// `relinquish_alloc_permit`.
     Relinquish {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
     },
     /// `mma`.
     Mma(Box<Tcgen05Mma>),
     /// `cp`.
     Copy {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
         /// Shape and multicast.
         shape: Tcgen05CopyShape,
@@ -48,25 +48,25 @@ pub enum Tcgen05 {
     },
     /// `shift.down`.
     Shift {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
         /// Tensor memory address.
         address: Address,
     },
     /// `commit`.
     Commit {
-        /// CTAs.
+        /// `.cta_group`: 1 or 2.
         group: u32,
-        /// The barrier that gets one arrival.
+        /// The mbarrier that gets one arrival.
         barrier: Address,
         /// [`Space::SharedCluster`] or [`Space::Generic`].
         space: Space,
-        /// `.multicast::cluster`: a bit for each rank.
+        /// `.multicast::cluster`: one bit per rank.
         multicast: Option<Source>,
     },
     /// `ld`.
     Load {
-        /// Which lanes and columns.
+        /// Layout over lanes and columns.
         shape: Tcgen05Shape,
         /// `.x1` to `.x128`.
         repeat: u32,
@@ -74,14 +74,14 @@ pub enum Tcgen05 {
         pack: bool,
         /// Offset of the second half of `.16x32bx2`, in columns.
         half_offset: u32,
-        /// Registers of 32 bits.
+        /// Destinations, 32-bit registers.
         destinations: Box<[Option<Register>]>,
         /// Tensor memory address.
         address: Address,
     },
     /// `st`.
     Store {
-        /// Which lanes and columns.
+        /// Layout over lanes and columns.
         shape: Tcgen05Shape,
         /// `.x1` to `.x128`.
         repeat: u32,
@@ -89,7 +89,7 @@ pub enum Tcgen05 {
         unpack: bool,
         /// Offset of the second half of `.16x32bx2`, in columns.
         half_offset: u32,
-        /// Registers of 32 bits.
+        /// Sources, 32-bit registers.
         sources: Box<[Source]>,
         /// Tensor memory address.
         address: Address,
@@ -116,7 +116,7 @@ pub enum Tcgen05Operand {
 /// `tcgen05.mma`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tcgen05Mma {
-    /// CTAs.
+    /// `.cta_group`: 1 or 2.
     pub group: u32,
     /// Kind.
     pub kind: MmaKind,
@@ -124,15 +124,15 @@ pub struct Tcgen05Mma {
     pub d: Address,
     /// A.
     pub a: Tcgen05Operand,
-    /// B's descriptor.
+    /// Matrix descriptor of B.
     pub b: Source,
     /// Instruction descriptor, 32 bits.
     pub instruction_descriptor: Source,
-    /// Lanes of D that are not written: 4 words, or 8 with a group of 2; empty is none.
+    /// Mask of lanes of D that are not written: 4 words, or 8 with a group of 2; empty for none.
     pub disable_output_lanes: Box<[Source]>,
-    /// False: D is not added.
+    /// Whether D is accumulated.
     pub enable_input_d: PredicateSource,
-    /// D is multiplied by 2 to the minus this, 0 to 15.
+    /// D is multiplied by 2^-`scale_input_d`, 0 to 15.
     pub scale_input_d: u32,
     /// `.ashift`.
     pub shift_a: bool,
@@ -145,11 +145,11 @@ pub struct Tcgen05Mma {
 pub struct Tcgen05Scales {
     /// Scales along K of one instruction: 1, 2 or 4 (`.scale_vec::nX`, from `.block16`/`.block32`).
     pub vector: u32,
-    /// Elements along K that share a scale: 16 or 32.
+    /// Elements along K per scale: 16 or 32.
     pub block: u32,
-    /// Tensor memory address of A's scales.
+    /// Tensor memory address of the scales of A.
     pub a: Address,
-    /// Tensor memory address of B's scales.
+    /// Tensor memory address of the scales of B.
     pub b: Address,
 }
 
@@ -170,10 +170,10 @@ pub enum Tcgen05CopyShape {
     Rows32Bits128AllWarps,
 }
 
-/// What `tcgen05.cp` reads.
+/// Source format of `tcgen05.cp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tcgen05CopyFormat {
-    /// As it is.
+    /// No decompression.
     Same,
     /// `.b8x16.b6x16_p32`.
     B6,
@@ -193,7 +193,7 @@ pub enum Tcgen05Shape {
 }
 
 impl Tcgen05Shape {
-    /// Registers of 32 bits that one lane holds at `.x1`.
+    /// Registers of 32 bits per lane at `.x1`.
     pub fn registers(self) -> u32 {
         match self {
             Tcgen05Shape::S32x32b | Tcgen05Shape::S16x64b | Tcgen05Shape::S16x32bx2 => 1,

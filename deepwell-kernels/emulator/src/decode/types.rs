@@ -1,8 +1,8 @@
-//! Words that instructions of all families share.
+//! Types, spaces, registers and operands shared by all instruction families.
 
 use std::fmt;
 
-/// Types of PTX, those of matrix elements included.
+/// PTX types, including matrix elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Type {
@@ -104,17 +104,17 @@ const TYPE_NAMES: &[(&str, Type)] = &[
 ];
 
 impl Type {
-    /// The type with a name such as `bf16x2`.
+    /// Returns the type of a name such as `bf16x2`.
     pub fn from_name(name: &str) -> Option<Type> {
         TYPE_NAMES.iter().find(|row| row.0 == name).map(|row| row.1)
     }
 
-    /// Its name in PTX, without the dot.
+    /// Name in PTX, without the dot.
     pub fn name(self) -> &'static str {
         TYPE_NAMES.iter().find(|row| row.1 == self).map_or("?", |row| row.0)
     }
 
-    /// Bits of a value, all its parts together.
+    /// Bits of a value, over all its parts.
     #[inline]
     pub const fn bits(self) -> u32 {
         use Type as T;
@@ -139,13 +139,13 @@ impl Type {
         self.bits().div_ceil(8)
     }
 
-    /// Signed integers of up to 64 bits.
+    /// Whether this is a signed integer of at most 64 bits.
     #[inline]
     pub fn is_signed(self) -> bool {
         matches!(self, Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
     }
 
-    /// Integers and untyped bits of one part.
+    /// Whether this is an unpacked integer or untyped bits.
     pub fn is_integer(self) -> bool {
         use Type::{B8, B16, B32, B64, S8, S16, S32, S64, U8, U16, U32, U64};
         matches!(self, B8 | B16 | B32 | B64 | S8 | S16 | S32 | S64 | U8 | U16 | U32 | U64)
@@ -161,23 +161,23 @@ impl fmt::Display for Type {
 /// State spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// Addresses that hold their space.
+    /// Generic addresses, which encode their space.
     Generic,
     /// Device memory.
     Global,
-    /// Shared memory of the own CTA (`.shared`, `.shared::cta`).
+    /// Shared memory of the executing CTA (`.shared`, `.shared::cta`).
     Shared,
-    /// Shared memory of the cluster's CTAs (`.shared::cluster`).
+    /// Shared memory of all CTAs of the cluster (`.shared::cluster`).
     SharedCluster,
-    /// Of one thread.
+    /// Local memory of a thread.
     Local,
-    /// Parameters of the kernel.
+    /// Kernel parameters.
     Parameter,
     /// Constants of the module.
     Constant,
 }
 
-/// Order of a memory access or a fence.
+/// Memory order of an access or a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Semantics {
@@ -191,7 +191,7 @@ pub enum Semantics {
     SequentiallyConsistent,
 }
 
-/// Among whom an order holds.
+/// Set of threads for which an order holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Scope {
@@ -201,20 +201,20 @@ pub enum Scope {
     System,
 }
 
-/// A register that holds values, by index into the rows of its class. Registers of 128 bits are
-/// two neighbors of 64, low half first.
+/// A value register, as an index into its class. A 128-bit register is two consecutive 64-bit
+/// registers, low half first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Register {
-    /// 8 or 16 bits (signed or not), in a row of 32-bit words whose upper halves are zero.
+    /// 8 or 16 bits (signed or not), in a 32-bit word whose upper half is zero.
     Half(u32),
-    /// 32 bits, in a row of words. Shares rows and numbering with [`Register::Half`].
+    /// 32 bits. Shares words and numbering with [`Register::Half`].
     Word(u32),
-    /// 64 bits, in a row of its own class.
+    /// 64 bits, in a class of its own.
     Long(u32),
 }
 
 impl Register {
-    /// Bits that it holds.
+    /// Bits of the register.
     pub fn bits(self) -> u32 {
         match self {
             Register::Half(_) => 16,
@@ -224,32 +224,33 @@ impl Register {
     }
 }
 
-/// Where a value comes from.
+/// Sources of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// A register.
     Register(Register),
-    /// The same for all lanes; bits of the instruction's type, zero-extended (integers: sign-
-    /// extended to 64 bits where they are negative in the text).
+    /// The same bits in all lanes: bits of the instruction's type, zero-extended to 64 bits
+    /// (sign-extended for integers that are negative in the text).
     Immediate(u64),
 }
 
-/// A predicate register, maybe negated, or a constant. Rows of predicates are masks of 32 lanes.
+/// A predicate register, possibly negated, or a constant. A predicate register is a mask of 32
+/// lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PredicateSource {
     /// `p` or `!p`.
     Register {
-        /// Index of the mask.
+        /// Index of the register.
         index: u32,
-        /// `!`.
+        /// Whether the predicate is negated.
         negated: bool,
     },
-    /// The same for all lanes.
+    /// The same value in all lanes.
     Constant(bool),
 }
 
 impl PredicateSource {
-    /// The opposite.
+    /// Returns the negation.
     pub fn negate(self) -> PredicateSource {
         match self {
             PredicateSource::Register { index, negated } => {
@@ -260,20 +261,20 @@ impl PredicateSource {
     }
 }
 
-/// `[base + offset]`. Symbols are resolved: they are in `offset`.
+/// `[base + offset]`. Resolved symbols are part of `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// A register of 32 or 64 bits, or an immediate (0 when there is only an offset).
+    /// A register of 32 or 64 bits, or an immediate (0 for a plain offset).
     pub base: Source,
-    /// Bytes.
+    /// Byte offset.
     pub offset: i64,
 }
 
-/// Where an mbarrier is.
+/// Address of an mbarrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Barrier64 {
     /// [`Space::Shared`], [`Space::SharedCluster`] or [`Space::Generic`].
     pub space: Space,
-    /// Its first byte.
+    /// Address of the first byte.
     pub address: Address,
 }

@@ -1,19 +1,19 @@
-//! What cannot be decoded.
+//! Errors of the decoder.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// A statement that is not understood.
+/// A statement that the decoder does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownForm {
-    /// From 1.
+    /// Line, from 1.
     pub ptx_line: u32,
     /// The statement.
     pub text: String,
-    /// What is wrong with it.
+    /// Reason for the rejection.
     pub reason: String,
-    /// How often the same form is there with the same reason.
+    /// Number of statements with the same form and reason.
     pub occurrences: u32,
 }
 
@@ -27,26 +27,26 @@ impl fmt::Display for UnknownForm {
     }
 }
 
-/// Why a kernel does not become a program.
+/// Reasons why a kernel cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
     /// No kernel has this name.
     #[error("no kernel is named `{name}`; there are {present}")]
     NoKernel {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// The module's kernels.
+        /// Kernels of the module.
         present: String,
     },
-    /// Every statement that is not understood, each form once.
+    /// Unknown statements, each form once.
     #[error("{}", list(.0))]
     UnknownForms(Vec<UnknownForm>),
-    /// A variable's initializer or layout makes no sense.
+    /// The initializer or layout of a variable is invalid.
     #[error("variable `{name}`: {reason}")]
     Variable {
-        /// Which.
+        /// Name of the variable.
         name: String,
-        /// What was expected and what came.
+        /// Expected and actual state.
         reason: String,
     },
 }

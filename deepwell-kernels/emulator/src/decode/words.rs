@@ -1,16 +1,16 @@
-//! The words of an opcode as a set: authors of inline assembly order modifiers as they like.
+//! The words of an opcode as a set, because authors of inline assembly order modifiers freely.
 
 use super::types::{Scope, Semantics, Space, Type};
 use crate::ptx::Opcode;
 
-/// Words that were not asked for yet.
+/// The unused words of an opcode.
 pub(super) struct Words<'a> {
     opcode: &'a Opcode,
     used: u64,
 }
 
 impl<'a> Words<'a> {
-    /// All words but the first.
+    /// Starts with all words but the first.
     pub(super) fn new(opcode: &'a Opcode) -> Result<Words<'a>, String> {
         if opcode.words.len() > 64 {
             return Err("more than 64 words in an opcode".to_string());
@@ -28,12 +28,12 @@ impl<'a> Words<'a> {
             .map(|(position, word)| (position, &**word))
     }
 
-    /// The next unused word.
+    /// Returns the next unused word.
     pub(super) fn peek(&self) -> Option<&'a str> {
         self.unused().next().map(|(_, word)| word)
     }
 
-    /// Uses up a word if it is there.
+    /// Takes a word if present.
     pub(super) fn take(&mut self, name: &str) -> bool {
         let found = self.unused().find(|(_, word)| *word == name);
         if let Some((position, _)) = found {
@@ -42,7 +42,7 @@ impl<'a> Words<'a> {
         found.is_some()
     }
 
-    /// Uses up the first word that `choose` knows.
+    /// Takes the first word for which `choose` returns a value.
     pub(super) fn take_by<T>(&mut self, choose: impl Fn(&'a str) -> Option<T>) -> Option<T> {
         let (position, value) =
             self.unused().find_map(|(position, word)| Some((position, choose(word)?)))?;
@@ -50,17 +50,17 @@ impl<'a> Words<'a> {
         Some(value)
     }
 
-    /// Uses up the first word of a table.
+    /// Takes the first word that is in the table.
     pub(super) fn take_from<T: Copy>(&mut self, table: &[(&str, T)]) -> Option<T> {
         self.take_by(|word| table.iter().find(|row| row.0 == word).map(|row| row.1))
     }
 
-    /// The first type.
+    /// Takes the first type.
     pub(super) fn take_type(&mut self) -> Result<Type, String> {
         self.take_by(Type::from_name).ok_or_else(|| "no type is given".to_string())
     }
 
-    /// The first type, which has to be one of `allowed`.
+    /// Takes the first type, which must be one of `allowed`.
     pub(super) fn take_type_of(&mut self, allowed: &[Type]) -> Result<Type, String> {
         let found = self.take_type()?;
         if allowed.contains(&found) {
@@ -69,12 +69,12 @@ impl<'a> Words<'a> {
         Err(format!("type `.{found}` is not one of {}", names(allowed)))
     }
 
-    /// `.v2`, `.v4`, `.v8`, or 1.
+    /// Takes `.v2`, `.v4` or `.v8`; 1 otherwise.
     pub(super) fn take_vector(&mut self) -> usize {
         self.take_from(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1)
     }
 
-    /// `.cta`, `.cluster`, `.gpu`, `.sys`.
+    /// Takes `.cta`, `.cluster`, `.gpu` or `.sys`.
     pub(super) fn take_scope(&mut self) -> Option<Scope> {
         self.take_from(&[
             ("cta", Scope::Cta),
@@ -84,7 +84,7 @@ impl<'a> Words<'a> {
         ])
     }
 
-    /// An order, weaker ones included.
+    /// Takes a memory order, including `.weak`, `.volatile` and `.mmio`.
     pub(super) fn take_semantics(&mut self) -> Option<Semantics> {
         self.take_from(&[
             ("mmio", Semantics::Mmio),
@@ -98,7 +98,7 @@ impl<'a> Words<'a> {
         ])
     }
 
-    /// A state space, or [`Space::Generic`].
+    /// Takes a state space; [`Space::Generic`] otherwise.
     pub(super) fn take_space(&mut self) -> Space {
         self.take_from(&[
             ("global", Space::Global),
@@ -114,7 +114,7 @@ impl<'a> Words<'a> {
         .unwrap_or(Space::Generic)
     }
 
-    /// Uses up what only steers caches; true where a policy operand follows.
+    /// Takes all cache hints. Returns whether a policy operand follows.
     pub(super) fn take_cache_hints(&mut self) -> bool {
         let mut policy = false;
         loop {
@@ -141,7 +141,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Every one of `names` has to be there.
+    /// Takes all of `names`, which must be present.
     pub(super) fn expect(&mut self, names: &[&str]) -> Result<(), String> {
         for name in names {
             if !self.take(name) {
@@ -151,7 +151,7 @@ impl<'a> Words<'a> {
         Ok(())
     }
 
-    /// Nothing may be left.
+    /// Checks that no word is left.
     pub(super) fn finish(&self) -> Result<(), String> {
         let left: Vec<String> = self.unused().map(|(_, word)| format!("`.{word}`")).collect();
         if left.is_empty() {
@@ -161,7 +161,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Names of types for messages.
+/// Formats types for messages.
 pub(super) fn names(types: &[Type]) -> String {
     types.iter().map(|one| format!("`.{one}`")).collect::<Vec<_>>().join(", ")
 }
