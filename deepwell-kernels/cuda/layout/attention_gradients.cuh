@@ -1,5 +1,4 @@
-// What the parts of attention_backward.cu share: arguments, tiles and their places in shared
-// memory.
+// Arguments, tiles and shared memory layout of attention_backward.cu.
 #pragma once
 
 #include "common/seen_keys.cuh"
@@ -11,22 +10,22 @@ __host__ __device__ constexpr int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-// Of a row of scores: lse in powers of two, and delta.
+// Statistics of a row of scores: lse in powers of two, and delta.
 struct __align__(8) RowStatistics {
     float lse_log2;
     float delta;
 };
 
-// What a CTA works on. It lies in shared memory and is read from there each time, since there are
-// no registers to hold it while products are summed.
+// Work item of a CTA. It stays in shared memory and is read at each use, because no registers are
+// free for it during the MMA loops.
 struct __align__(16) GradientWork {
     uint64 own_offset;         // elements to the head's part of the first row of the tile
-    uint64 streamed_offset;    // elements to the first row of what is streamed past the tile
-    uint32 statistics_offset;  // rows to the statistics: the tile's, or those of what is streamed
+    uint64 streamed_offset;    // elements to the first row that is streamed past the tile
+    uint32 statistics_offset;  // rows to the statistics of the tile, or of the streamed rows
     int32 first_row;           // of the tile, in its sequence
-    uint32 item;               // its number, over all kinds
-    uint32 first_token;        // of its sequence, among all (extended kernels)
-    // The same two of values and dout, where these have another width (extended kernels).
+    uint32 item;               // index of the work item, over all kinds
+    uint32 first_token;        // of the tile's sequence, in the batch (extended kernels)
+    // Offsets for values and dout, if their width differs from keys (extended kernels).
     uint64 own_value_offset;
     uint64 streamed_value_offset;
 };
@@ -37,7 +36,7 @@ struct GradientTiles {
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
 
-    // Work on keys. dk and dv of 32 rows of 128 elements do not fit into a warp's registers.
+    // Tiles of keys. dk and dv of 32 rows of 128 elements do not fit into a warp's registers.
     static constexpr int kKeyM = kHeadDim >= 128 ? 1 : 2;
     static constexpr int kBlockKeys = kWarps * kKeyM * 16;
     static constexpr int kStageQueries = kHeadDim > 128 ? 32 : 64;
@@ -49,7 +48,7 @@ struct GradientTiles {
         2 * kQueryStageBytes + kStageQueries * static_cast<int>(sizeof(RowStatistics));
     static constexpr int kKeyWorkBytes = 2 * kKeyTileBytes + 2 * kQueriesBytes;
 
-    // Work on queries.
+    // Tiles of queries.
     static constexpr int kQueryM = kHeadDim > 128 ? 1 : 2;
     static constexpr int kBlockQueries = kWarps * kQueryM * 16;
     static constexpr int kStageKeys = kHeadDim >= 128 ? 32 : 64;
@@ -60,7 +59,7 @@ struct GradientTiles {
     static constexpr int kKeysBytes = 2 * kKeyStageBytes;
     static constexpr int kQueryWorkBytes = 2 * kQueryTileBytes + 2 * kKeysBytes;
 
-    // Shared memory: that of a kind of work, then which work.
+    // Shared memory: the larger of both kinds of work, then the work item.
     static constexpr int kWorkBytes = larger(kKeyWorkBytes, kQueryWorkBytes);
     static constexpr int kSharedBytes = kWorkBytes + static_cast<int>(sizeof(GradientWork));
     static_assert(kSharedBytes <= 98 * 1024, "a CTA of sm_120 may have 99 KiB");
@@ -78,7 +77,7 @@ struct AttentionGradients {
     Out* dk;
     Out* dv;
     RowStatistics* statistics;  // [batch, heads, seq]
-    uint32* counters;           // work taken, rows done, CTAs done; zero before and after
+    uint32* counters;           // work items taken, rows done, CTAs done; zero before and after
     uint32 seq;
     uint32 heads;
     uint32 kv_heads;
@@ -91,7 +90,7 @@ struct AttentionGradients {
     uint32 head_dim;   // see head_width
     // Of extended kernels, see attention.cu.
     uint32 value_dim;
-    uint32 window;  // at most the keys of a sequence; those where there is none
+    uint32 window;  // at most the keys of a sequence; equal to them if there is no window
     const int32* documents;  // [batch * seq, 2], or null
     SeenPart part;           // of kernels for a part of the keys
 
@@ -108,7 +107,7 @@ struct AttentionGradients {
     }
 };
 
-// Elements of a value, and of a row of dout, in global memory.
+// Returns the number of elements of a value, and of a row of dout, in global memory.
 template <int kHeadDim, bool kPadded, bool kExtended, typename Out>
 __device__ __forceinline__ uint32 value_width(const AttentionGradients<Out>& arguments) {
     return kExtended ? arguments.value_dim : head_width<kHeadDim, kPadded>(arguments.head_dim);

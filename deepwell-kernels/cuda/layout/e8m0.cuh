@@ -1,4 +1,4 @@
-// E8M0 scales: a byte stands for 2^(byte - 127), 255 for NaN.
+// E8M0 scales: a byte encodes 2^(byte - 127); 255 is NaN.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,11 +1,10 @@
-// A function of the elements of one, two or three matrices and the block quantization of its
-// result: each source is read once, and of the result itself nothing is written but where somebody
-// else reads it.
+// Elementwise function of one, two or three matrices, fused with block quantization of the result.
+// Each source is read once; the unquantized result is written only if another op reads it.
 #pragma once
 
 #include "layout/row_quantize.cuh"
 
-// `function(elements of the sources)`, as `Rows` of `layout/row_quantize.cuh`.
+// Rows `function(elements of the sources)`; `Rows` of `layout/row_quantize.cuh`.
 template <int kSources, typename Function>
 struct ElementwiseRows : PlainRows {
     static constexpr int kTogether = 4;
@@ -48,7 +47,7 @@ struct ElementwiseRows : PlainRows {
     }
 };
 
-// Result `function(elements of the sources)`; `result` may be null. As `row_quantize`.
+// Quantizes `function(elements of the sources)`; `result` may be null. Arguments as `row_quantize`.
 template <bool kRow, bool kColumn, int kSources, typename Function>
 __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources)[kSources],
                                                      bf16* result, const MxTarget& to,

@@ -1,17 +1,17 @@
-// Counting by expert without atomics: the pairs of token and expert are cut into runs, a CTA each,
-// and a run into parts. A thread has an expert and a part, of which it looks at every pair, as the
-// threads of other experts do at the same time.
+// Counts (token, expert) pairs by expert without atomics. The pairs are split into runs, one per
+// CTA, and each run into parts. A thread is assigned an expert and a part and scans every pair of
+// the part, at the same time as the threads of other experts.
 #pragma once
 
 #include "common/types.cuh"
 
-// How the threads of a CTA lie over experts and parts: neighbours have neighbouring experts, a
-// power of two of them.
+// Layout of a CTA's threads over experts and parts: neighbouring threads have neighbouring experts,
+// a power of two of experts at a time.
 template <uint32 kThreads>
 struct Parts {
     uint32 across;  // experts at a time
     uint32 count;   // parts
-    uint32 expert;  // the calling thread's first
+    uint32 expert;  // first expert of the calling thread
     uint32 part;
 
     __device__ __forceinline__ explicit Parts(uint32 across)
@@ -45,8 +45,8 @@ __device__ __forceinline__ void pairs_of(uint32 expert, const int32* __restrict_
     }
 }
 
-// The sum of `value` over the parts before the calling thread's, and of all parts: threads of one
-// expert in the order of their parts. All threads of the CTA call it.
+// Sum of `value` over the parts before the calling thread's part, and over all parts, among the
+// threads of one expert in the order of parts. All threads of the CTA call `sum_of_parts`.
 struct OfParts {
     uint32 before;
     uint32 all;
@@ -55,7 +55,7 @@ struct OfParts {
 template <uint32 kThreads>
 __device__ __forceinline__ OfParts sum_of_parts(const Parts<kThreads>& parts, uint32 value) {
     __shared__ uint32 values[kThreads];
-    // The threads are done with the sums before.
+    // All threads have read the values of the previous call.
     __syncthreads();
     values[threadIdx.x] = value;
     __syncthreads();
@@ -67,7 +67,7 @@ __device__ __forceinline__ OfParts sum_of_parts(const Parts<kThreads>& parts, ui
     return sums;
 }
 
-// The pairs of the calling CTA's run that the calling thread looks at.
+// The pairs of the CTA's run that the calling thread scans.
 struct Segment {
     uint32 first;
     uint32 end;

@@ -1,5 +1,5 @@
-// What rows of mixtures have of the router, learned a tile ahead, and the rows and gradients of an
-// activation between the GEMMs of such rows.
+// Routing data of rows of a mixture of experts, prefetched one tile ahead, and the rows and
+// gradients of the activation between the GEMMs of experts.
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -9,20 +9,20 @@
 #include "layout/row_quantize.cuh"
 #include "ptx/cp_async.cuh"
 
-// What a row has of the router.
+// Routing data of a row.
 struct GatedRow {
     float factor;
     bool exists;  // whether it has a pair
 };
 
-// What a CTA is told of the rows of its tiles.
+// Routing data of the rows of a CTA's tiles, in shared memory.
 struct GatedTiles {
-    GatedRow rows[2][kMxTile];  // of this tile and the next
-    int32 pairs[2][kMxTile];    // of the next tile and the one behind it
+    GatedRow rows[2][kMxTile];  // of the current tile and the next
+    int32 pairs[2][kMxTile];    // of the next tile and the tile after the next
 };
 
-// What rows have of the router, a tile ahead, and their pairs, two tiles ahead: a gate is read
-// where a pair says. Thread i of the first 128 has row i, which nobody else touches before a
+// Prefetches routing data of rows one tile ahead, and pairs two tiles ahead, as a pair is the index
+// into the gates. Thread i of the first 128 owns row i; other threads access row i only after a
 // barrier.
 class GatedRows {
     GatedTiles& tiles_;
@@ -46,7 +46,7 @@ class GatedRows {
     __device__ __forceinline__ const GatedRow& operator[](uint32 in_tile) const {
         return tiles_.rows[now_][in_tile];
     }
-    // Of the next tile, behind `ask` and a barrier.
+    // Row of the next tile; valid after `ask` and a barrier.
     __device__ __forceinline__ bool next_exists(uint32 in_tile) const {
         return tiles_.rows[now_ ^ 1][in_tile].exists;
     }
@@ -63,7 +63,7 @@ class GatedRows {
         }
         __syncthreads();
     }
-    // Copies that whoever calls commits, waits for and has a barrier behind.
+    // Issues copies; the caller commits and waits for the copies, and adds a barrier.
     __device__ __forceinline__ void ask(const ElementPlaces& next, const ElementPlaces& after) {
         if (is_of_row()) {
             if (next.any()) {
@@ -83,7 +83,7 @@ class GatedRows {
     }
 };
 
-// As `Rows` of `layout/row_quantize.cuh`.
+// `Rows` of `layout/row_quantize.cuh`.
 template <typename Activation>
 struct ActivatedRows {
     struct Loaded {
@@ -113,7 +113,7 @@ struct ActivatedRows {
         of_rows.advance();
     }
 
-    // Rows without a pair may hold anything.
+    // Rows without a pair have undefined contents.
     __device__ __forceinline__ Loaded load(uint32 in_tile, const ElementPlace& place) const {
         const uint4 zero = make_uint4(0, 0, 0, 0);
         return of_rows[in_tile].exists
@@ -133,7 +133,7 @@ struct ActivatedRows {
     }
 };
 
-// As `Gradients` of `layout/gradient_pair_quantize.cuh`.
+// `Gradients` of `layout/gradient_pair_quantize.cuh`.
 template <typename Activation>
 struct ActivatedRowsGradients {
     static constexpr bool kWalks = true;

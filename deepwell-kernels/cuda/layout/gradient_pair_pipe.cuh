@@ -1,22 +1,24 @@
-// The gradients of a gated activation and the block quantization of both, as
-// `layout/gradient_pair_quantize.cuh` has them, for tiles of `layout/mx_plain_tile.cuh` alone and
-// with loads under way at all times.
+// Gradients of a gated activation and the block quantization of both, as in
+// `layout/gradient_pair_quantize.cuh`, pipelined over tiles of `layout/mx_plain_tile.cuh` so that
+// loads are always in flight.
 //
-// An SM must have some 25 KB on their way to keep the memory of an H200 busy. A CTA that loads a
-// tile, then quantizes it, asks for nothing during the second, which takes most of its life. Here a
-// CTA goes from tile to tile and asks for the next one's gate and up as soon as their place in
-// shared memory is free, which is before the quantization, and for its dout as soon as registers
-// are, which is before codes are written.
+// An SM needs some 25 KB of loads in flight to saturate the memory of an H200. A CTA that loads a
+// tile and then quantizes it has no loads in flight during the quantization, which is most of its
+// lifetime. Here a persistent CTA goes from tile to tile. It prefetches gate and up of the next
+// tile as soon as their stage in shared memory is free, before the quantization, and dout as soon
+// as registers are free, before quantized data is written.
 //
-// A CTA has 2 x 256 threads, of which an SM holds two. All make gradients, in the place of what
-// they are made of, four rows for a thread; then those of one `threadIdx.y` quantize one gradient,
-// eight rows for a thread, while the others quantize the other.
+// A CTA has 2 x 256 threads; an SM holds two CTAs. All threads compute gradients in place of their
+// inputs in shared memory, four rows per thread. Then the threads of each `threadIdx.y` quantize
+// one gradient, eight rows per thread.
 //
-// `Gradients` is as there, and has, by all threads:
+// `Gradients` has the members of `layout/gradient_pair_quantize.cuh`, and these, called by all
+// threads:
 //
 //   dout, gate, up, columns          the matrices
-//   start(next, after)               `ask` by copies that are committed with those of the next tile
-//   next_has(in_tile)                whether row `in_tile` of the next tile is read, behind it and
+//   start(next, after)               as `ask`; its copies are committed with those of the next tile
+//   next_has(in_tile)                whether row `in_tile` of the next tile is read; valid after
+//                                    `start` and a barrier
 //                                    a barrier
 #pragma once
 
@@ -25,20 +27,20 @@
 #include "ptx/cp_async.cuh"
 
 constexpr uint32 kPipeThreads = 2 * kMxPlainThreads;
-constexpr int kPipeRows = kMxPlainRows / 2;  // of which a thread makes gradients
+constexpr int kPipeRows = kMxPlainRows / 2;  // rows of gradients that a thread computes
 
 // Dynamic shared memory.
 struct PairPipe {
-    // By gradients, rows of a thread and threads of a tile.
+    // Indexed by gradient, row of a thread and thread of a tile.
     uint4 vectors[2][kMxPlainRows][kMxPlainThreads];
     uint4 stages[2][kMxTile * kMxTile / 16];
 };
 
-// The tiles of a CTA, a grid apart.
+// The tiles of a CTA, with a stride of the grid size.
 struct TileWalk {
-    uint32 down;    // what a grid is in rows of tiles
-    uint32 across;  // and tiles beyond
-    uint32 width;   // elements of whole tiles across
+    uint32 down;    // stride in rows, from whole rows of tiles
+    uint32 across;  // rest of the stride, in columns
+    uint32 width;   // columns of a row of whole tiles
 
     __device__ __forceinline__ explicit TileWalk(const MxTarget& to) {
         const uint32 tiles = max(ElementPlaces::tiles_across(to), 1u);
@@ -57,7 +59,7 @@ struct TileWalk {
     }
 };
 
-// Starts to read what gradient `threadIdx.y` is made of in a tile.
+// Starts to load the input of gradient `threadIdx.y` (gate or up) for a tile.
 template <typename Gradients>
 __device__ __forceinline__ void pair_pipe_ask(const Gradients& gradients,
                                               const ElementPlaces& tile, PairPipe& pipe) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void pair_pipe_ask(const Gradients& gradients,
     cp_async_commit();
 }
 
-// The rows of dout of which a thread makes gradients.
+// Loads the rows of dout whose gradients the thread computes.
 template <typename Gradients>
 __device__ __forceinline__ void pair_pipe_load(const Gradients& gradients,
                                                const ElementPlaces& tile,
@@ -90,7 +92,7 @@ __device__ __forceinline__ void pair_pipe_load(const Gradients& gradients,
     }
 }
 
-// What a CTA leaves behind each tile; by then the registers of the tile are free.
+// Leaves a CTA's counts after each tile; the registers of the tile are free at this point.
 template <typename Gradients>
 struct PairPipeTally {
     const MxTally& tally;
@@ -122,7 +124,7 @@ __device__ __forceinline__ void gradient_pair_pipe_tiles(Gradients& gradients,
     gradients.advance();
     for (bool adds = false; now.any(); adds = true) {
         cp_async_wait<0>();
-        // What all threads asked for is there, and the tile before is written.
+        // All prefetched data has arrived, and the previous tile has been written.
         __syncthreads();
         gradients.start(next, walk.next(next));
 #pragma unroll
@@ -153,8 +155,8 @@ __device__ __forceinline__ void gradient_pair_pipe_tiles(Gradients& gradients,
     tally.give();
 }
 
-// Both gradients, [rows, columns] of whole tiles, quantized in the same way, which `mx_is_plain`.
-// Blocks of 256 x 2 threads, as many CTAs as the device holds or fewer.
+// Quantizes both gradients, [rows, columns] of whole tiles, in the same way; `mx_is_plain` holds.
+// CTAs of 256 x 2 threads, at most as many as are resident at once.
 template <bool kRow, bool kColumn, typename Gradients>
 __device__ __forceinline__ void gradient_pair_pipe(Gradients gradients, const Gradient& dgate,
                                                    const Gradient& dup) {

@@ -1,34 +1,34 @@
-// The gradients of a gated activation, of gate and of up, and the block quantization of both: what
-// they are made of is read once.
+// Gradients of a gated activation with respect to gate and up, and the block quantization of both.
+// The inputs are read once.
 //
-// A CTA has a tile of each in shared memory and quantizes one after the other; of tiles that are
-// plain it has more than one, as in `layout/row_quantize.cuh`. What the gradients are is told by
-// `Gradients`, in vectors of eight neighbouring elements of a row:
+// A CTA keeps one tile of each gradient in shared memory and quantizes the two in sequence. If
+// tiles are plain, a CTA may process several, as in `layout/row_quantize.cuh`. `Gradients` computes
+// the gradients, in vectors of eight neighbouring elements of a row:
 //
 //   load(in_tile, place) const       the `PairSources` of row `in_tile` of the tile
 //   result(tile, sources, in_tile) const
-//                                    the `GradientVectors` of the row of a tile; all threads of a
-//                                    warp come here, sixteen neighbouring ones for a row
+//                                    the `GradientVectors` of a row; called by all threads
+//                                    of a warp, sixteen neighbouring threads per row
 //
-// and by `begin`, `ask`, `take` and `advance` as `Rows` of `layout/row_quantize.cuh` have them.
+// `begin`, `ask`, `take` and `advance` are as in `Rows` of `layout/row_quantize.cuh`.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/row_quantize.cuh"
 
-// Steps whose loads, three each, a thread starts together.
+// Steps whose loads, three each, a thread issues together.
 constexpr int kPairsTogether = 4;
 
-// A gradient and where it goes.
+// A gradient and its outputs.
 struct Gradient {
-    bf16* values;  // null where nobody reads it
+    bf16* values;  // null if no op reads them
     MxTarget to;
     uint32 flags;
     MxTotals* totals;
     uint64* statistics;
 };
 
-// What is read for a vector of both gradients.
+// Inputs of a vector of both gradients.
 struct PairSources {
     uint4 dout = make_uint4(0, 0, 0, 0);
     uint4 gate = make_uint4(0, 0, 0, 0);
@@ -51,9 +51,9 @@ __device__ __forceinline__ void store_gradients(const Gradient& dgate, const Gra
     }
 }
 
-// A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
-// places that nobody else looks at, and takes them back one after the other. Those of the first are
-// free when all have it, and become the stage.
+// A tile of `layout/mx_plain_tile.cuh`. A thread saves both gradients in private slots of shared
+// memory and reads the two back in sequence. Once all threads have read the first gradient, its
+// memory becomes the stage.
 template <bool kWide, bool kRow, bool kColumn, typename Gradients, typename GateTally,
           typename UpTally>
 __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
@@ -95,7 +95,7 @@ __device__ __forceinline__ void gradient_pair_plain(const Gradients& gradients,
                                              shared, up_tally);
 }
 
-// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+// Tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
 template <bool kWide, bool kRow, bool kColumn, typename Gradients>
 __device__ __forceinline__ void gradient_pair_tiles(Gradients& gradients, const Gradient& dgate,
                                                     const Gradient& dup, uint4* dynamic,
@@ -110,7 +110,7 @@ __device__ __forceinline__ void gradient_pair_tiles(Gradients& gradients, const 
             tiles.look_ahead();
             gradients.ask(tiles.next(), tiles.after());
             if (kColumn && !tiles.is_first()) {
-                // The stage of the tile before is read.
+                // All threads have read the stage of the previous tile.
                 __syncthreads();
             }
             MxTilesTally<Gradients> of_gate = {gate_tally, gradients, tiles};
@@ -161,7 +161,7 @@ __device__ __forceinline__ void gradient_pair_tile(Gradients& gradients,
         }
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
                                               gate_tile, shared, gate_counters);
-        // What the tiles share is read to the end.
+        // All threads have read the shared data of the first gradient.
         __syncthreads();
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dup.to, dup.flags,
                                               up_tile, shared, up_counters);
@@ -173,8 +173,8 @@ __device__ __forceinline__ void gradient_pair_tile(Gradients& gradients,
     up_tally.give();
 }
 
-// Both gradients, [rows, columns] with columns a multiple of 8. A CTA for each tile and one at
-// least, or fewer where tiles are plain.
+// Quantizes both gradients, [rows, columns] with columns a multiple of 8. The grid has a CTA per
+// tile, at least one; fewer CTAs may be launched if tiles are plain.
 template <bool kRow, bool kColumn, typename Gradients>
 __device__ __forceinline__ void gradient_pair_quantize(Gradients gradients,
                                                        const Gradient& dgate,

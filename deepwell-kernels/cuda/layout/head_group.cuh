@@ -1,10 +1,11 @@
-// Lanes that share a head of at most 256 elements: 1 to 32 neighbours of a warp, a power of two of
-// them, each with 16 bytes (eight BF16). Lanes beyond the head's last element hold zeros.
+// Groups of lanes that share a head of at most 256 elements: 1 to 32 neighbouring lanes of a warp,
+// a power of two, with 16 bytes (eight BF16) per lane. Lanes beyond the head's last element hold
+// zeros.
 //
-// Heads are numbered in 32 bits, of which they take 31.
+// Heads are numbered in 32 bits, of which 31 are used.
 //
-// A thread has the same place in `kHeads` heads, so that many loads are under way and the gain is
-// read once for all of them.
+// A thread has the same position in `kHeads` heads, so that many loads are in flight and the gain
+// is read once for all of them.
 #pragma once
 
 #include "common/types.cuh"
@@ -24,12 +25,12 @@ struct HeadGroup {
           index(threadIdx.x / lanes),
           vectors(head_dim / 8) {}
 
-    // Heads that the CTA takes at a time.
+    // Heads that the CTA processes at a time.
     __device__ __forceinline__ uint32 heads_at_a_time() const {
         return groups * kHeads;
     }
 
-    // The `k`-th head of this thread, where the CTA's first one is `first`.
+    // The `k`-th head of this thread; `first` is the CTA's first head.
     __device__ __forceinline__ uint32 head(uint32 first, int k) const {
         return first + index + k * groups;
     }
@@ -43,7 +44,7 @@ struct HeadGroup {
         return static_cast<uint64>(head) * vectors + lane;
     }
 
-    // Sums over the lanes of a group, for each of them. All lanes of the warp call it.
+    // Sums over the lanes of a group, returned in each lane. All lanes of the warp call it.
     __device__ __forceinline__ void sum(float (&values)[kHeads]) const {
 #pragma unroll
         for (uint32 distance = 1; distance < 32; distance *= 2) {

@@ -1,9 +1,9 @@
 // Rows of one attention head in shared memory, [rows, kHeadDim] BF16.
 //
-// A row is kHeadDim / 8 units of 16 bytes. Unit u of row r lies at place u ^ rotation(r) of its
-// row, so that the same unit of eight neighbouring rows, which is what ldmatrix reads at a time
-// and what a quarter of a warp writes, lies in eight different groups of four banks. The rotation
-// repeats every eight rows or sooner, so it does not change when a multiple of 8 rows is added.
+// A row is kHeadDim / 8 units of 16 bytes. Unit u of row r is stored at position u ^ rotation(r) of
+// its row. The same unit of eight neighbouring rows (read at a time by ldmatrix, and written by a
+// quarter of a warp) thus lies in eight different groups of four banks. The rotation repeats every
+// eight rows or sooner, so adding a multiple of 8 rows does not change it.
 #pragma once
 
 #include "common/types.cuh"
@@ -17,9 +17,9 @@ struct HeadTile {
 
     static constexpr int kUnits = kHeadDim / 8;
     static constexpr int kRowBytes = kHeadDim * 2;
-    // Elements of a value that a row may hold: keys of 192 elements have values of at most 128.
+    // Elements of a value in a row: keys of 192 elements have values of at most 128.
     static constexpr int kValueElements = kHeadDim > 128 ? 128 : kHeadDim;
-    // Rows that fit into the 128 bytes over which the banks repeat.
+    // Rows that fit into the 128 bytes spanned by the banks.
     static constexpr int kRowsPerLine = kUnits < 8 ? 8 / kUnits : 1;
 
     // Bytes from the start of the tile (aligned to kRowBytes at least) to a unit.
@@ -29,18 +29,18 @@ struct HeadTile {
     }
 };
 
-// Elements of a head in global memory: those of a row of a tile, or, in kernels for narrower heads,
-// `head_dim`, a multiple of 8; the rest of a row is zeros then, which change no product.
+// Elements of a head in global memory: a whole row of a tile, or, in kernels for narrower heads,
+// `head_dim`, a multiple of 8. The rest of a row is then zeros, which add nothing to a dot product.
 template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ uint32 head_width(uint32 head_dim) {
     return kPadded ? head_dim : kHeadDim;
 }
 
-// Starts the copy of `kRows` rows to `tile`; from row `rows_left` (at least 1) on they are zeros,
-// and so are elements from `width` on, a `head_width`. `first_row` is the head's part of the first
-// row, `row_stride` the elements from row to row, at most 2^22, so that distances within a tile
-// have 32 bits. Of rows that are no power of two long `kUnroll` passes are written out; 1 takes the
-// fewest registers.
+// Starts the copy of `kRows` rows to `tile`. Rows from `rows_left` (at least 1) on and elements
+// from `width` on, a `head_width`, become zeros. `first_row` points to the head's part of the first
+// row. `row_stride` is the number of elements from row to row, at most 2^22, so that offsets within
+// a tile fit in 32 bits. If the row length is not a power of two, `kUnroll` passes are unrolled; 1
+// takes the fewest registers.
 template <int kHeadDim, int kRows, int kThreads, int kUnroll = 16>
 __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_row,
                                                uint32 row_stride, int rows_left, uint32 width) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_ro
             const int at = static_cast<int>(row) + pass * kRowsPerPass;
             if (kRows % kRowsPerPass == 0 || at < kRows) {
                 const bool inside = at < rows_left && unit * 8 < width;
-                // A copy of no bytes reads nothing, but its address is kept inside all the same.
+                // A copy of zero bytes reads nothing; its address is kept inside the matrix anyway.
                 cp_async_16(target + pass * kRowsPerPass * Tile::kRowBytes,
                             inside ? source : first_row, inside ? 16 : 0);
             }

@@ -1,4 +1,4 @@
-// The two source types of a quantization, as vectors of 16 bytes and as words of four.
+// The two source types of quantization, as vectors of 16 bytes and as words of four bytes.
 #pragma once
 
 #include "common/types.cuh"
@@ -13,9 +13,9 @@ template <>
 struct MxElement<bf16> {
     using Bits = uint16;
     static constexpr int kPerWord = 2;
-    static constexpr uint32 kMagnitude = 0x7fff7fffu;  // all bits of a word but signs
+    static constexpr uint32 kMagnitude = 0x7fff7fffu;  // all bits of a word except signs
 
-    // Of each element the larger magnitude, NaN above all; signs mean nothing.
+    // Larger magnitude of each element; NaN is the largest. Signs have no meaning.
     static __device__ __forceinline__ uint32 larger(uint32 a, uint32 b) {
         return max_magnitude_bf16x2(a, b);
     }
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32 mx_largest(uint32 word) {
     return first > last ? first : last;
 }
 
-// Bits of the largest magnitude of a vector, NaN above infinity above all else.
+// Bits of the largest magnitude of a vector; the order is finite, infinity, NaN.
 template <typename E>
 __device__ __forceinline__ uint32 mx_magnitude(const uint4& vector) {
     using Element = MxElement<E>;
@@ -61,22 +61,22 @@ __device__ __forceinline__ uint32 mx_magnitude(const uint4& vector) {
     return mx_largest<E>(largest & Element::kMagnitude);
 }
 
-// High bits of the elements of a word that are not zero.
+// Sets the high bit of each nonzero element of a word.
 template <typename E>
 __device__ __forceinline__ uint32 mx_nonzero_bits(uint32 word) {
     constexpr uint32 kMask = MxElement<E>::kMagnitude;
     return ((word & kMask) + kMask) & ~kMask;
 }
 
-// How many elements of a vector are not zero.
+// Number of nonzero elements of a vector.
 template <typename E>
 __device__ __forceinline__ uint32 mx_nonzero(const uint4& vector) {
     return __popc(mx_nonzero_bits<E>(vector.x) | mx_nonzero_bits<E>(vector.y) >> 1 |
                   mx_nonzero_bits<E>(vector.z) >> 2 | mx_nonzero_bits<E>(vector.w) >> 3);
 }
 
-// How many elements of a vector are not finite, and bits of the largest magnitude of the rest.
-// Takes and gives values, so that nobody's registers move to memory for a call that is seldom made.
+// Number of non-finite elements of a vector, and bits of the largest finite magnitude. Passed by
+// value, so that a rare call does not move the caller's registers to local memory.
 template <typename E>
 __device__ __noinline__ uint2 mx_survey(uint4 vector) {
     const uint32 words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -94,12 +94,12 @@ __device__ __noinline__ uint2 mx_survey(uint4 vector) {
     return found;
 }
 
-// Four elements quantized by the factor of their scale.
+// Quantizes four elements, given the reciprocal of their scale.
 __device__ __forceinline__ uint32 mx_encode(const float (&x)[4], float reciprocal) {
     return to_e4m3x4(x[0] * reciprocal, x[1] * reciprocal, x[2] * reciprocal, x[3] * reciprocal);
 }
 
-// How many of four elements are too large for their scale, as the floor rule has it.
+// Number of the four elements that exceed the range of their scale, under the floor rule.
 __device__ __forceinline__ uint32 mx_saturations(const float (&x)[4], float reciprocal) {
     uint32 count = 0;
 #pragma unroll

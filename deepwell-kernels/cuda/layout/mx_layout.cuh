@@ -1,21 +1,21 @@
-// How a CTA lies over a tile that it quantizes, and where the quantized operands go.
+// Thread layout of a CTA over a tile that it quantizes, and the addresses of quantized operands.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/scale_tile.cuh"
 
 constexpr uint32 kMxTile = 128;    // rows and columns of a tile
-constexpr uint32 kMxBlock = 32;    // elements with one stored scale
-constexpr int kMxSteps = 8;        // vectors of a thread
+constexpr uint32 kMxBlock = 32;    // elements per stored scale
+constexpr int kMxSteps = 8;        // vectors per thread
 constexpr uint32 kMxStepRows = 16; // rows between two vectors of a thread
 constexpr uint32 kMxGroups = kMxTile / kMxBlock;
 
-// How a CTA lies over a tile.
+// Thread layout of a CTA over a tile.
 template <typename E>
 struct MxTile {
     static constexpr uint32 kVector = 16 / sizeof(E);
     static constexpr uint32 kRowLanes = kMxTile / kVector;     // threads of a row
-    static constexpr uint32 kBlockLanes = kMxBlock / kVector;  // threads of 32 elements of it
+    static constexpr uint32 kBlockLanes = kMxBlock / kVector;  // threads of 32 elements of a row
     static constexpr uint32 kThreads = kRowLanes * kMxStepRows;
     static constexpr uint32 kUnits = kMxTile * sizeof(E) / 4;  // words of a row
     static constexpr uint32 kTileBytes = kMxTile * kMxTile * sizeof(E);
@@ -29,9 +29,9 @@ struct MxTile {
     }
 };
 
-// Where the quantized operands of a matrix go; pointers of those that are not made are not read.
-// Scales lie in tiles, see layout/scale_tile.cuh; those of a tile of elements are one tile of each
-// operand.
+// Outputs of the quantization of a matrix; pointers of operands that are not produced are not read.
+// Scales are stored in tiles, see layout/scale_tile.cuh; the scales of a tile of elements are one
+// scale tile of each operand.
 struct MxTarget {
     uint8* data;     // [rows, columns]
     uint8* scales;    // [ceil(rows / 128), ceil(columns / 128), 512]
@@ -40,7 +40,7 @@ struct MxTarget {
     uint32 rows;
     uint32 columns;
 
-    // Matrix `index` of a stack of them, each with scales of its own.
+    // Matrix `index` of a stack of matrices, each with scales of its own.
     __device__ __forceinline__ MxTarget of_stack(uint32 index) const {
         const uint64 elements = static_cast<uint64>(rows) * columns * index;
         const uint32 down = scale_tiles_across(rows), across = scale_tiles_across(columns);
@@ -49,7 +49,7 @@ struct MxTarget {
                         scales_t + of_scales, rows,               columns};
     }
 
-    // The tiles of scales that have those of the element (row, column).
+    // Scale tiles that hold the scales of element (row, column).
     __device__ __forceinline__ uint8* scale_tile(uint32 row, uint32 column) const {
         return scales + scale_tile_place(row, column, columns);
     }
@@ -58,19 +58,19 @@ struct MxTarget {
     }
 };
 
-// What a CTA needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
+// Shared memory for the tiles of `layout/mx_plain_tile.cuh`, without the stage.
 struct alignas(16) MxPlainShared {
-    // By warps and words of columns; a little longer than these, for the banks.
+    // Indexed by warps and words of columns; padded against bank conflicts.
     uint32 amaxes[kMxTile / 16][kMxTile / 2 + 8];
-    uint32 factors[kMxGroups][kMxTile / 2];  // by groups of rows and words of columns
-    uint4 scales[kScaleTileBytes / 16];      // a tile of those of rows
-    uint4 scales_t[kScaleTileBytes / 16];    // and of columns
+    uint32 factors[kMxGroups][kMxTile / 2];  // indexed by groups of rows and words of columns
+    uint4 scales[kScaleTileBytes / 16];      // a scale tile of the rowwise operand
+    uint4 scales_t[kScaleTileBytes / 16];    // a scale tile of the columnwise operand
 };
 
-// What a CTA needs beside the tile itself.
+// Shared memory besides the tile itself.
 struct MxShared {
     uint32 square_amax[kMxGroups * kMxGroups];
     uint32 column_amax[kMxGroups][kMxTile];
-    uint32 scales[kMxTile];    // a tile of those of rows
-    uint32 scales_t[kMxTile];  // and of columns
+    uint32 scales[kMxTile];    // a scale tile of the rowwise operand
+    uint32 scales_t[kMxTile];  // a scale tile of the columnwise operand
 };

@@ -1,25 +1,24 @@
-// The quantization of `layout/mx_tile.cuh` for what training asks for nearly always: BF16, rows and
-// columns that consist of whole tiles, the RCEIL rule, groups of 1x32 or 1x128 elements. The same
-// data, scales and counters from about a third as many instructions: nothing is asked of the flags
-// or the edges, two elements or two groups go through each instruction, and a tile never lies in
-// shared memory.
+// Quantization as in `layout/mx_tile.cuh`, specialized for the common case in training: BF16, rows
+// and columns of whole tiles, the RCEIL rule, groups of 1x32 or 1x128 elements. Produces the same
+// data, scales and counters with about a third of the instructions: no checks of flags or edges,
+// two elements or two groups per instruction, and no copy of the tile in shared memory.
 //
 // A thread holds eight rows of eight columns in registers. For the rowwise operand sixteen
-// neighbouring threads have a row: its largest magnitude comes from shuffles that leave each of
-// four threads with two rows of eight, so that a scale is computed once and not by all. For the
-// columnwise operand the threads leave the largest magnitudes of their columns in shared memory,
-// each warp makes the scales of sixteen columns for all, and the data goes through shared memory:
+// neighbouring threads hold a row. Shuffles reduce the amaxes so that each of four threads ends up
+// with two of eight rows, and each scale is computed once. For the columnwise operand the threads
+// write the amaxes of their columns to shared memory, each warp computes the scales of sixteen
+// columns for all warps, and the data is transposed in shared memory:
 //
 //   stage[column][chunk ^ (column / 8)]: 8 elements (rows 8 * chunk ...) of one column. Sixteen
 //   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
-//   sixteen chunks of one column: neither meets a bank twice.
+//   sixteen chunks of one column: both are free of bank conflicts.
 //
-// The scales of a tile go through shared memory as well and are written by one warp: 512 bytes one
-// after the other. As words of four bytes in lines of scales by rows, each in a sector with words
-// of other CTAs, they cost a tenth of the whole kernel on an H200.
+// The scales of a tile also go through shared memory and are written by one warp as 512 contiguous
+// bytes. Writing each row's four bytes directly, into sectors shared with other CTAs, cost a tenth
+// of the whole kernel on an H200.
 //
-// Scaling in BF16 gives the bits that scaling in FP32 gives: a factor is a power of two, so that a
-// product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
+// Scaling in BF16 gives the same bits as scaling in FP32: a factor is a power of two, so a product
+// is exact unless it is less than 2^-126, which becomes zero in E4M3 in any case.
 #pragma once
 
 #include "common/types.cuh"
@@ -31,26 +30,26 @@
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
-constexpr int kMxPlainRows = 8;   // rows of a thread, and vectors
+constexpr int kMxPlainRows = 8;   // rows, and vectors, per thread
 constexpr int kMxPlainWords = 4;  // words of a vector, two columns each
 constexpr uint32 kMxRowLanes = 16;
-constexpr uint32 kMxPlainThreads = 256;  // of a CTA
+constexpr uint32 kMxPlainThreads = 256;  // per CTA
 
-// The threads of a tile: a whole CTA.
+// The threads of a tile are a whole CTA.
 struct MxWholeCta {
     static __device__ __forceinline__ void sync() {
         __syncthreads();
     }
 };
 
-// The same of a CTA that has them more than once: those of one `threadIdx.y`.
+// The threads of a tile share a value of `threadIdx.y`; the CTA has several such sets.
 struct MxPartOfCta {
     static __device__ __forceinline__ void sync() {
         barrier_sync(1 + threadIdx.y, kMxPlainThreads);
     }
 };
 
-// The same for all tiles; a matrix of no rows has none, though a CTA may come for one.
+// Whether all tiles are plain. A matrix without rows has no tile, although a CTA may be launched.
 __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
     return (flags & (kMxFloor | kMxSquare)) == 0 && to.rows >= kMxTile &&
            to.rows % kMxTile == 0 && to.columns % kMxTile == 0;
@@ -69,7 +68,7 @@ __device__ __forceinline__ uint32 word_of(const uint4& vector, int index) {
     return index == 0 ? vector.x : index == 1 ? vector.y : index == 2 ? vector.z : vector.w;
 }
 
-// Scale of a group by its largest magnitude; where `counts`, it is counted as clamped if it is.
+// Scale of a group, from the bits of its amax. If `counts`, a clamped scale is counted.
 __device__ __forceinline__ MxScale mx_plain_scale(uint32 amax, bool counts, MxCounters& counters) {
     if (!mx_has_normal_scale(amax)) {
         counters.clamps += counts && mx_is_clamped(amax, false);
@@ -77,13 +76,13 @@ __device__ __forceinline__ MxScale mx_plain_scale(uint32 amax, bool counts, MxCo
     return mx_scale(amax, false);
 }
 
-// Two scales, a half of a word each: their bytes, and the factors as BF16.
+// Two scales, one per half of a word: their bytes, and the factors as BF16.
 struct MxScalePair {
     uint32 data;
     uint32 factors;
 };
 
-// Scales of two groups by their largest magnitudes: `mx_scale` in the sixteen bits that BF16 has.
+// Scales of two groups from their amaxes: `mx_scale` on the upper sixteen bits, as BF16.
 __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
                                                      MxCounters& counters) {
     const uint32 exponents = ((amaxes + 0x001f001fu) >> 7) & 0x01ff01ffu;
@@ -100,9 +99,9 @@ __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
     return pair;
 }
 
-// How many elements of all vectors are not zero.
+// Number of nonzero elements of all vectors.
 __device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&vectors)[kMxPlainRows]) {
-    // Nearly always all: the smallest magnitude tells by a quarter of the instructions.
+    // Usually all: checking the smallest magnitude takes a quarter of the instructions.
     uint32 smallest[2] = {0x7f7f7f7fu, 0x7f7f7f7fu};
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {
@@ -124,7 +123,7 @@ __device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&vectors)[kMxPla
     return count;
 }
 
-// High bits of the elements of a word that are not zero, but so small that they become zero.
+// Sets the high bit of each nonzero element of a word that underflows to zero.
 __device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) {
     constexpr uint32 kLast = 0x3a80u;  // 2^-10, a tie, goes to zero
     constexpr uint32 kCarry = 0x7fffu - kLast;
@@ -132,7 +131,7 @@ __device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) 
     return mx_nonzero_bits<bf16>(word) & ~(scaled + (kCarry | kCarry << 16));
 }
 
-// How many elements of a vector become zero. A call for the reason that `mx_survey` is one.
+// Number of elements of a vector that underflow to zero. Not inlined, as `mx_survey`.
 __device__ __noinline__ uint32 mx_vanished(uint4 vector, uint4 factors) {
     return __popc(mx_vanished_bits(vector.x, factors.x) |
                   mx_vanished_bits(vector.y, factors.y) >> 1 |
@@ -140,17 +139,17 @@ __device__ __noinline__ uint32 mx_vanished(uint4 vector, uint4 factors) {
                   mx_vanished_bits(vector.w, factors.w) >> 3);
 }
 
-// Counts elements that become zero, by sixteen words of quantized data. Words of which some do
-// differ from data of which none does by one branch: with heavy tails every warp meets one.
+// Counts elements that underflow to zero, over sixteen words of quantized data. A single branch
+// skips the count for data without zeros; with heavy tails every warp takes the count.
 struct MxZeros {
-    uint32 nonzero[2] = {0, 0};  // a bit for each code, of eight words each
-    int words = 0;               // known to the compiler
+    uint32 nonzero[2] = {0, 0};  // one bit per quantized element, for eight words each
+    int words = 0;               // a compile-time constant after unrolling
 
     __device__ __forceinline__ void see(uint32 data) {
         uint32& of_eight = nonzero[words++ / 8];
         of_eight = of_eight >> 1 | (nonzero_element_bits(data) & 0x80808080u);
     }
-    // `factors` are all, and `factors_of(row)` those of the words of a vector.
+    // `factors` are the factors of all vectors, `factors_of(row)` those of one vector.
     template <typename FactorsOf>
     __device__ __forceinline__ void finish(const uint4 (&vectors)[kMxPlainRows],
                                            const uint4& factors, const FactorsOf& factors_of,
@@ -165,7 +164,7 @@ struct MxZeros {
                 mx_plain_nonzero(vectors) - __popc(nonzero[0]) - __popc(nonzero[1]);
             return;
         }
-        // A factor is NaN, by which also what was zero has become something else.
+        // A factor is NaN, which turns quantized zeros into NaN.
 #pragma unroll
         for (int row = 0; row < kMxPlainRows; ++row) {
             counters.underflows += mx_vanished(vectors[row], factors_of(row));
@@ -180,8 +179,8 @@ __device__ __forceinline__ uint32 mx_data_of_halves(uint32 a, uint32 b, uint32 c
                       : to_e4m3x4(high_to_f32(a), high_to_f32(b), high_to_f32(c), high_to_f32(d));
 }
 
-// Of two of a thread's numbers it keeps one and gives the other to the thread `lanes` further,
-// which keeps the other: the larger magnitudes of what both had of the one that each keeps.
+// Butterfly step between two threads whose lanes differ by `lanes`: a thread keeps one of two
+// values and sends the other. Returns the larger magnitudes of the kept and the received value.
 __device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, uint32 lanes) {
     const bool keeps_second = threadIdx.x & lanes;
     const uint32 kept = keeps_second ? second : first;
@@ -189,18 +188,18 @@ __device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, ui
     return max_magnitude_bf16x2(kept, __shfl_xor_sync(0xffffffffu, given, lanes));
 }
 
-// By a warp: writes a tile of scales.
+// By a warp: writes a scale tile.
 __device__ __forceinline__ void mx_store_scales(uint8* to,
                                                 const uint4 (&scales)[kScaleTileBytes / 16]) {
     reinterpret_cast<uint4*>(to)[threadIdx.x % 32] = scales[threadIdx.x % 32];
 }
 
-// The rowwise operand, the scales of which are left in `shared`.
+// Quantizes rowwise; leaves the scales in `shared`.
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRows], uint32 row0,
                                               uint32 column0, const MxTarget& to,
                                               MxPlainShared& shared, MxCounters& counters) {
-    // Two rows in a word.
+    // Each word holds the amaxes of two rows.
     uint32 of_rows[kMxPlainRows / 2];
 #pragma unroll
     for (int pair = 0; pair < kMxPlainRows / 2; ++pair) {
@@ -214,7 +213,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
         of_rows[pair] = max_magnitude_bf16x2(__byte_perm(of_row[0], of_row[1], 0x5410),
                                              __byte_perm(of_row[0], of_row[1], 0x7632));
     }
-    // Thread q of four has rows 2q and 2q + 1 of eight.
+    // Thread q of four ends up with rows 2q and 2q + 1 of eight.
     uint32 amaxes = mx_keep_larger(mx_keep_larger(of_rows[0], of_rows[2], 2),
                                    mx_keep_larger(of_rows[1], of_rows[3], 2), 1);
     if (kWide) {
@@ -261,7 +260,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
     };
     zeros.finish(vectors, make_uint4(factors[0], factors[1], factors[2], factors[3]), factors_of,
                  counters);
-    // The four bytes of a row.
+    // The four scale bytes of a row.
     uint32 low = mine.data & 0xff, high = mine.data >> 16;
     if (kWide) {
         low *= 0x01010101u;
@@ -282,19 +281,19 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
     }
 }
 
-// The columnwise operand, once `shared.amaxes` has what every warp knows of each word of columns,
-// and the scales of all operands. What was counted is tallied before the data is written.
+// Quantizes columnwise, from the amaxes of each warp in `shared.amaxes`, and writes the scales of
+// all operands. Counts are tallied before the data is written.
 template <bool kWide, bool kRow, typename Threads, typename Tally>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint4* __restrict__ stage, MxPlainShared& shared,
                                                  Tally& tally, MxCounters& counters) {
-    constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
+    constexpr uint32 kParts = 4;  // threads of a warp that share a word of columns
     const uint32 warp = threadIdx.x / 32, part = threadIdx.x % 32 / 8;
     Threads::sync();
     {
         const uint32 word = warp * 8 + threadIdx.x % 8;
-        // A warp of vectors has sixteen rows.
+        // The vectors of a warp cover sixteen rows.
         uint32 amaxes = kWide ? max_magnitude_bf16x2(shared.amaxes[part][word],
                                                      shared.amaxes[part + kParts][word])
                               : max_magnitude_bf16x2(shared.amaxes[2 * part][word],
@@ -364,8 +363,8 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
     Threads::sync();
     tally.give();
 
-    // Eight threads a line. Two chunks lie next to each other, in either order: the same for all
-    // lines of a warp.
+    // Eight threads write a line of 128 bytes. The two chunks of a vector are swapped if column / 8
+    // is odd, which is the same for all lines of a warp.
     constexpr uint32 kLines = kMxPlainThreads / 8;
     const uint32 line = threadIdx.x / 8, pair = threadIdx.x % 8;
     const bool reversed = line / 8 % 2 == 1;
@@ -380,10 +379,10 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
     }
 }
 
-// As `mx_quantize_tile`, of vectors in registers: rows `mx_plain_row` and following of the tile,
-// columns `mx_plain_column` and following. `stage` has 16 KiB. All of `Threads` come here;
-// what they count is given to `tally`, an `MxTally` or what has its `leave`, which comes before the
-// last barrier, and `give` behind it. Another tile may follow at once.
+// As `mx_quantize_tile`, for vectors in registers: rows from `mx_plain_row` and columns from
+// `mx_plain_column` on. `stage` has 16 KiB. Called by all of `Threads`. Counts go to `tally`, an
+// `MxTally` or a type with its `leave`, called before the last barrier, and `give`, called after
+// it. The next tile may follow without a barrier.
 template <bool kWide, bool kRow, bool kColumn, typename Threads = MxWholeCta, typename Tally>
 __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPlainRows],
                                                    uint32 row0, uint32 column0,
@@ -414,7 +413,7 @@ __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPl
     }
     counters.amax = max(counters.amax, of_thread);
     if (kColumn) {
-        // Of the 16 rows of a warp: each of two threads keeps two words.
+        // Amaxes of the 16 rows of a warp: each of two threads keeps two words.
         const uint2 of_warp = make_uint2(mx_keep_larger(largest[0], largest[2], 16),
                                          mx_keep_larger(largest[1], largest[3], 16));
         const uint32 lane = threadIdx.x % 32;

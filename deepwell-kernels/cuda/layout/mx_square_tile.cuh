@@ -1,14 +1,14 @@
-// Quantization of a tile of 128 x 128 FP32 elements that share a scale by the RCEIL rule, from
-// registers: data and scales along rows, down columns (stored transposed), or both.
+// Quantization from registers of a tile of 128 x 128 FP32 elements that share one scale under the
+// RCEIL rule: rowwise, columnwise (stored transposed), or both.
 //
-// An element is quantized once for both operands: the columnwise data is the rowwise data
-// transposed. A thread holds 16 rows of four columns. It transposes the quantized bytes by
-// permutations, four by four, and has 16 bytes of each of its columns then. They go through shared
+// Each element is quantized once for both operands: the columnwise data is the transposed rowwise
+// data. A thread holds 16 rows of four columns. It transposes the quantized bytes by byte
+// permutations, four by four, which gives 16 bytes of each of its columns. These go through shared
 // memory to be written in lines of 128 bytes:
 //
 //   stage[column][chunk ^ (column / 4 % 8)]: rows 16 * chunk and following of one column. Eight
-//   threads write one chunk of columns four apart, or read eight chunks of one column: neither
-//   meets a bank twice.
+//   threads write one chunk of columns four apart, or read eight chunks of one column: both are
+//   free of bank conflicts.
 #pragma once
 
 #include "common/types.cuh"
@@ -19,10 +19,10 @@
 #include "ptx/fp8.cuh"
 
 constexpr uint32 kMxSquareThreads = 256;
-constexpr int kMxSquareRows = 16;  // rows of a thread, and vectors of four columns
+constexpr int kMxSquareRows = 16;  // rows per thread, and vectors of four columns
 constexpr int kMxSquareQuads = kMxSquareRows / 4;
-constexpr uint32 kMxSquareLanes = 32;  // threads of a row
-// Vectors of the stage that columns go through.
+constexpr uint32 kMxSquareLanes = 32;  // threads per row
+// Vectors of the stage that transposes columns.
 constexpr uint32 kMxSquareStage = kMxTile * kMxTile / 16;
 
 // In shared memory.
@@ -30,7 +30,7 @@ struct MxSquareShared {
     uint32 of_warps[kMxSquareThreads / kMxSquareLanes];
 };
 
-// Where the elements of a thread begin in a tile.
+// First row and first column of a thread in a tile.
 __device__ __forceinline__ uint32 mx_square_row() {
     return threadIdx.x / kMxSquareLanes * kMxSquareRows;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32 mx_square_column() {
     return threadIdx.x % kMxSquareLanes * 4;
 }
 
-// Byte `row` of word `column` is byte `column` of word `row`.
+// Transposes 4 x 4 bytes: byte `row` of word `column` is byte `column` of word `row`.
 __device__ __forceinline__ void mx_transpose_bytes(const uint32 (&rows)[4],
                                                    uint32 (&columns)[4]) {
     const uint32 low01 = __byte_perm(rows[0], rows[1], 0x5140);
@@ -51,9 +51,9 @@ __device__ __forceinline__ void mx_transpose_bytes(const uint32 (&rows)[4],
     columns[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Bits of the largest magnitude of a thread's elements, NaN above infinity above all else.
+// Bits of the largest magnitude of a thread's elements; the order is finite, infinity, NaN.
 __device__ __forceinline__ uint32 mx_square_magnitude(const uint4 (&vectors)[kMxSquareRows]) {
-    uint32 largest[4] = {0, 0, 0, 0};  // not one after the other
+    uint32 largest[4] = {0, 0, 0, 0};  // independent chains
 #pragma unroll
     for (int row = 0; row < kMxSquareRows; ++row) {
         largest[row % 4] = max(largest[row % 4], mx_magnitude<float>(vectors[row]));
@@ -61,15 +61,15 @@ __device__ __forceinline__ uint32 mx_square_magnitude(const uint4 (&vectors)[kMx
     return max(max(largest[0], largest[1]), max(largest[2], largest[3]));
 }
 
-// Writes a tile of scales that are all the same, by one warp.
+// Writes a scale tile of equal scales, by one warp.
 __device__ __forceinline__ void mx_square_store_scales(uint8* to, uint32 code) {
     const uint32 word = code * 0x01010101u;
     reinterpret_cast<uint4*>(to)[threadIdx.x % kMxSquareLanes] = make_uint4(word, word, word, word);
 }
 
-// By all threads, each with its vectors of the tile at (row0, column0). `stage` [kMxSquareStage] is
-// for columns alone; nobody touches it before all threads have given their vectors. The tally is
-// yet to be finished.
+// Called by all threads, each with its vectors of the tile at (row0, column0). `stage`
+// [kMxSquareStage] is used for columns alone, and only after a barrier that follows the use of all
+// vectors. The caller finishes the tally.
 template <bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_square(const uint4 (&vectors)[kMxSquareRows],
                                                    uint32 row0, uint32 column0,

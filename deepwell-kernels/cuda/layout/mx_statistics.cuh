@@ -1,15 +1,13 @@
-// The counters of a quantization, from threads to the six words of the op's last output.
+// Reduces the counters of a quantization from threads to the six words of the op's last output.
 //
-// Every CTA adds what it counted to totals of the call and draws a number; the one that draws the
-// last writes the output and leaves the totals zero again. Integers, so no order shows.
+// Every CTA adds its counts to totals of the call and increments an arrival counter; the last CTA
+// to arrive writes the output and resets the totals to zero. Integer sums do not depend on the
+// order.
 //
-// Before it draws, a CTA waits until what it added has arrived, and so has all else that its
-// first warp wrote. A CTA therefore tallies as soon as it knows its counts, while most of its
-// data is yet to be written, and looks at its number when it has written them: at the end of a
-// CTA of one tile the same costs a tenth of the whole kernel.
-//
-// Where a CTA may do the work of others, which then never begin, it draws as many numbers as it
-// did the work of.
+// Before a CTA arrives, it waits for its additions, and so for all earlier writes of its first
+// warp. A CTA therefore tallies as soon as its counts are known, before most of its data is
+// written, and reads its arrival index after its writes. Done at the end of a CTA of one tile, the
+// same work costs a tenth of the whole kernel.
 #pragma once
 
 #include "common/types.cuh"
@@ -18,13 +16,13 @@
 
 // Bits of amax, underflows, saturations, clamps, non-finite elements.
 constexpr int kMxCounts = 5;
-// Warps of a CTA at most.
+// Maximum number of warps of a CTA.
 constexpr uint32 kMxWarpsMax = 16;
 
-// What the CTAs of a call add up; zero before and after it.
+// Totals over the CTAs of a call; zero before and after the call.
 struct MxTotals {
     uint64 counts[kMxCounts];
-    uint32 ctas;  // whose work is done
+    uint32 ctas;  // CTAs that have arrived
     uint32 unused;
 };
 
@@ -36,13 +34,13 @@ struct MxTallyShared {
 struct MxTally {
     MxTallyShared& shared;
     MxTotals* totals;
-    uint32 ctas_done = 0;  // in the first thread
+    uint32 ctas_done = 0;  // arrival index plus one; in the first thread
 
     __device__ __forceinline__ MxTally(MxTallyShared& shared, MxTotals* totals)
         : shared(shared), totals(totals) {}
 
-    // By all threads, each with what it counted; a barrier of the CTA must follow. What was left
-    // before is replaced, or added to where `adds`.
+    // Called by all threads, each with its counts; a barrier of the CTA must follow. Replaces the
+    // counts left before, or adds to them if `adds`.
     __device__ __forceinline__ void leave(const MxCounters& counters, bool adds = false) const {
         const uint32 counts[kMxCounts] = {counters.amax, counters.underflows, counters.saturations,
                                           counters.clamps, counters.nonfinite};
@@ -58,13 +56,13 @@ struct MxTally {
         }
     }
 
-    // By all threads behind that barrier, after the work of the CTA.
+    // Called by all threads after that barrier, once the CTA's counts are complete.
     __device__ __forceinline__ void give() {
         if (threadIdx.x >= 32) {
             return;
         }
-        // A thread for each count, from which the first takes them: what one thread adds needs no
-        // barrier before that thread tells of it.
+        // Each count has a thread, and thread 0 collects all counts: additions of a single thread
+        // need no barrier before its arrival.
         uint64 count = 0;
         if (threadIdx.x < kMxCounts) {
             for (uint32 warp = 0; warp < blockDim.x / 32; ++warp) {
@@ -89,7 +87,8 @@ struct MxTally {
         }
     }
 
-    // By all threads: the last of `ctas` writes `statistics` [6] of so many elements.
+    // By all threads: the last of `ctas` CTAs writes `statistics` [6]; `elements` is one of the
+    // six.
     __device__ __forceinline__ void finish(uint32 ctas, uint64 elements,
                                            uint64* statistics) const {
         if (threadIdx.x > 0 || ctas_done != ctas) {
@@ -105,7 +104,7 @@ struct MxTally {
     }
 };
 
-// Ends a kernel with a grid of `ctas` CTAs which tallies last of all.
+// Tallies at the end of a kernel with a grid of `ctas` CTAs.
 __device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 ctas,
                                                     MxTotals* totals, uint64 elements,
                                                     uint64* statistics) {

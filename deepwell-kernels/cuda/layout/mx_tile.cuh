@@ -1,22 +1,21 @@
 // Block quantization of a tile of 128 x 128 elements in shared memory: rowwise data and scales,
 // columnwise data (stored transposed) and scales, counters.
 //
-// A thread puts eight vectors of 16 bytes there, 16 rows apart, and takes them back one by one for
-// the rowwise operand: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find
-// its amax. For the columnwise operand a thread takes 32 rows of one word of columns, which is one
-// column block (or two), and its data goes back through the same shared memory, so that the
-// transposed operand is written in whole lines of 128 bytes:
+// Each thread stores eight vectors of 16 bytes in shared memory, 16 rows apart, and reads them back
+// one by one for the rowwise operand: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so
+// shuffles compute its amax. For the columnwise operand a thread reads 32 rows of one word of
+// columns, that is, one column block (or two). Its data goes back through the same shared memory,
+// so that the transposed operand is written in whole lines of 128 bytes:
 //
 //   stage[column][chunk ^ swizzle(column)]: 16 elements (rows 16 * chunk ...) of one column, where
 //   swizzle counts words of columns modulo 8. Eight threads write the same chunk of eight words of
-//   columns, or read eight chunks of one column: neither meets a bank twice.
+//   columns, or read eight chunks of one column: both are free of bank conflicts.
 //
-// Elements beyond the edges of the matrix are zeros, which change neither scales nor counters.
+// Elements beyond the edges of the matrix are zeros, which affect neither scales nor counters.
 //
-// BF16 matrices of whole tiles go through `layout/mx_plain_tile.cuh` instead. Integer instructions
-// bound this unless they are few: what seldom happens (a scale that is not a normal number, an
-// element that becomes zero, one that is not finite) is told by one comparison and costs more only
-// then.
+// BF16 matrices of whole tiles use `layout/mx_plain_tile.cuh` instead. This code is bound by
+// integer instructions, so each rare case (a scale that is not a normal number, an underflow, a
+// non-finite element) costs one comparison, and more only if it occurs.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -25,7 +24,7 @@
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
 
-// The first `count` bytes of a vector of quantized data.
+// Stores the first `count` bytes of a vector of quantized data.
 __device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, int word_count,
                                                uint32 count) {
 #pragma unroll
@@ -36,7 +35,7 @@ __device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, i
     }
 }
 
-// Amax of each square (of the whole tile, when wide) into `shared.square_amax`.
+// Computes the amax of each square (of the whole tile, if wide) into `shared.square_amax`.
 template <typename E>
 __device__ __forceinline__ void mx_square_amax(const uint4* __restrict__ own, bool wide,
                                                MxShared& shared) {
@@ -61,7 +60,7 @@ __device__ __forceinline__ void mx_square_amax(const uint4* __restrict__ own, bo
     __syncthreads();
 }
 
-// Writes a tile of scales that all threads have put into shared memory, behind a barrier.
+// Writes a scale tile that all threads have put into shared memory; a barrier precedes the call.
 __device__ __forceinline__ void mx_store_scales(uint8* to, const uint32 (&scales)[kMxTile]) {
     if (threadIdx.x < kMxTile) {
         reinterpret_cast<uint32*>(to)[threadIdx.x] = scales[threadIdx.x];
@@ -69,8 +68,8 @@ __device__ __forceinline__ void mx_store_scales(uint8* to, const uint32 (&scales
 }
 
 // Quantizes one vector rowwise, in row `row_in_tile` of the tile and column `column` of the matrix:
-// data to `data_to`, the scale to `scales`. `amax` is that of the vector, or of its square;
-// `exists` tells that the matrix has it.
+// data to `data_to`, the scale to `scales`. `amax` is the amax of the vector, or of its square;
+// `exists` is false outside the matrix.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint32 amax,
                                                       uint32 row_in_tile, uint32 column,
@@ -137,7 +136,7 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
     }
 }
 
-// Columnwise operand of the tile that lies in shared memory. All threads of the CTA come here.
+// Quantizes columnwise the tile in shared memory. Called by all threads of the CTA.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
                                                     const MxTarget& to, uint32 flags,
@@ -150,9 +149,9 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     const uint32 unit = threadIdx.x % Tile::kUnits;
     const uint32 group = threadIdx.x / Tile::kUnits;
 
-    // Take one word of columns out of 32 rows.
+    // Load one word of columns from 32 rows.
     uint32 words[kMxBlock];
-    uint32 of_rows[4] = {0, 0, 0, 0};  // not one after the other
+    uint32 of_rows[4] = {0, 0, 0, 0};  // independent chains
 #pragma unroll
     for (int i = 0; i < kMxBlock; ++i) {
         words[i] = tile[(group * kMxBlock + i) * Tile::kUnits + unit];
@@ -167,7 +166,7 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             shared.column_amax[group][unit * kPerWord + c] = Element::bits(largest, c);
         }
     }
-    // Nobody reads the tile from here on: its memory becomes the stage.
+    // All threads have read the tile: its memory becomes the stage.
     __syncthreads();
     uint4* const stage = reinterpret_cast<uint4*>(tile);
 #pragma unroll
@@ -248,8 +247,8 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     }
 }
 
-// Counts of the vectors of a thread, at `own` and every CTA of threads further, of which
-// `largest` is the largest magnitude. What is not finite counts once for each of `operands`.
+// Counts of a thread's vectors, from `own` with a stride of the CTA's threads; `largest` is their
+// largest magnitude. Non-finite elements count once for each of `operands`.
 template <typename E>
 __device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 largest, uint32 operands,
                                                 MxCounters& counters) {
@@ -265,15 +264,15 @@ __device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 larges
     counters.amax = max(counters.amax, largest);
 }
 
-// Where a thread puts its vector of 16 bytes of rows `MxTile::row() + 16 * step`, columns
-// `MxTile::column()` and following of the tile; zeros beyond the matrix.
+// Slot of a thread's 16-byte vector of row `MxTile::row() + 16 * step`, columns `MxTile::column()`
+// and following of the tile; zeros beyond the matrix.
 template <typename E>
 __device__ __forceinline__ uint4& mx_vector(uint32* tile, int step) {
     return reinterpret_cast<uint4*>(tile)[step * MxTile<E>::kThreads + threadIdx.x];
 }
 
-// Quantizes the tile whose first element is (row0, column0), after each thread has put its vectors
-// into `tile` (`MxTile::kTileBytes` of shared memory). All threads of the CTA come here.
+// Quantizes the tile whose first element is (row0, column0), after each thread has stored its
+// vectors in `tile` (`MxTile::kTileBytes` of shared memory). Called by all threads of the CTA.
 template <typename E, bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint32 flags, uint32* tile, MxShared& shared,
@@ -315,7 +314,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
     if (kColumn) {
         mx_quantize_columns<E>(row0, column0, to, flags, tile, shared, counters);
     } else {
-        // What was shared may be written again.
+        // The shared data may be overwritten.
         __syncthreads();
     }
 }

@@ -1,17 +1,16 @@
-// A normalization of rows and the block quantization of its output, from one read of the source.
+// Row normalization fused with block quantization of its output; the source is read from HBM once.
 //
 // Column blocks need 32 or 128 rows of y together, and y needs the statistics of whole rows: 128
-// rows at a time, an M-block, which is more than an SM holds. So there are two kinds of work for
-// a CTA:
+// rows (an M-block) at a time, which do not fit in an SM. So CTAs do two kinds of work:
 //
-//   rows: the statistics of eight rows of an M-block, a warp for each, and their sums with delta; a
-//         counter of the M-block tells that they are there.
-//   a tile: 128 columns of an M-block, once all its rows are counted, are read again, normalized
-//         and quantized as in `layout/mx_plain_tile.cuh`.
+//   rows: the statistics of eight rows of an M-block, one warp per row, and their sums with delta;
+//         a counter of the M-block is then incremented.
+//   a tile: 128 columns of an M-block. Once all its rows are counted, they are read again,
+//         normalized and quantized as in `layout/mx_plain_tile.cuh`.
 //
-// The row statistics run some M-blocks ahead of the tiles, as many as CTAs run at the same time:
-// so a tile seldom waits, and what it reads is still in the L2 cache. CTAs begin in the order of
-// their indices, and wait only for CTAs before them.
+// Row statistics run `lookahead` M-blocks ahead of the tiles, about the number that run at once:
+// tiles then seldom wait, and their rows are still in the L2 cache. CTAs start in the order of
+// their indices and wait only for CTAs with lower indices.
 #pragma once
 
 #include "common/types.cuh"
@@ -24,21 +23,22 @@
 #include "ptx/cache.cuh"
 #include "ptx/release.cuh"
 
-// Rows of a CTA, a warp each.
+// Rows per CTA, one warp each.
 constexpr uint32 kNormRows = kMxPlainThreads / 32;
-// CTAs that have the rows of an M-block.
+// CTAs that compute the row statistics of an M-block.
 constexpr uint32 kNormRowCtas = kMxTile / kNormRows;
 // Rows of a tile that a thread loads together.
 constexpr int kNormTogether = 4;
 
-// What a CTA does.
+// Work of a CTA.
 struct NormWork {
     bool is_tile;
     uint32 m_block;
     uint32 index;  // of the tile in the M-block, or of the eight rows
 
-    // CTA `cta` of those for `m_blocks` of `tiles` tiles each. The rows of `lookahead` M-blocks
-    // come before the first tile, then the rows of one M-block and the tiles of another in turn.
+    // Work of CTA `cta` among the CTAs for `m_blocks` of `tiles` tiles each. The rows of
+    // `lookahead` M-blocks precede the first tile; then the rows of one M-block and the tiles of
+    // another alternate.
     __device__ __forceinline__ NormWork(uint32 cta, uint32 m_blocks, uint32 tiles,
                                         uint32 lookahead) {
         const uint32 ahead = lookahead * kNormRowCtas;
@@ -62,7 +62,7 @@ struct NormWork {
         : is_tile(is_tile), m_block(m_block), index(index) {}
 };
 
-// One vector of y; bias and mean are looked at in a layer normalization.
+// Computes one vector of y; bias and mean are used in a layer normalization only.
 template <bool kLayer>
 __device__ __forceinline__ uint4 norm_vector(const uint4& vector, float mean, float rstd,
                                             const uint4& weight, const uint4& bias) {
@@ -70,8 +70,8 @@ __device__ __forceinline__ uint4 norm_vector(const uint4& vector, float mean, fl
                   : rms_normalized(vector, rstd, weight);
 }
 
-// All threads: waits for the rows of an M-block, whose counter this is. One looks for all, as each
-// look empties the L1 cache.
+// All threads: waits for the row statistics of an M-block, given its counter. One thread polls for
+// the CTA, because each acquire load invalidates the L1 cache.
 __device__ __forceinline__ void norm_wait(const uint32* counter) {
     if (threadIdx.x == 0) {
         while (load_acquire(counter) < kNormRowCtas) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void norm_plain_tile(const NormOperands& operands, co
                 load_for_the_last_time(source + static_cast<uint64>(i) * to.columns);
         }
     };
-    // A sum comes from the CTAs that have its rows; x was there before.
+    // The sum is written by the CTAs that compute the rows; x is an input.
     if (!kAdd) {
         load(0);
     }
@@ -152,7 +152,7 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
     norm_wait(counter);
 #pragma unroll 1
     for (int step = 0; step < kMxSteps; ++step) {
-        // What lies beyond the matrix is zero, whatever the mean.
+        // Elements beyond the matrix are zero, regardless of the mean.
         uint4 vector = zero;
         if (places.exists(step)) {
             const uint32 row = places.row0 + ElementTile::row() + step * kMxStepRows;
@@ -173,9 +173,10 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
     tally.give();
 }
 
-// The whole kernel. `lookahead` is not more than there are M-blocks; `counters` [M-blocks], zero
-// before and after; a CTA for each tile and for each eight rows of an M-block, one where there is
-// no M-block. 16 KiB of dynamic shared memory where all tiles are plain, else those of a tile.
+// The whole kernel. `lookahead` is at most the number of M-blocks; `counters` [M-blocks] are zero
+// before and after. The grid has one CTA for each tile and for each eight rows of an M-block, or
+// one CTA if there is no M-block. Dynamic shared memory is 16 KiB if all tiles are plain, otherwise
+// the size of a tile.
 template <bool kLayer, bool kAdd, bool kRow, bool kColumn>
 __device__ __forceinline__ void norm_quantize(const NormOperands& operands, const MxTarget& to,
                                               uint32 flags, uint32 lookahead, uint32* counters,
@@ -219,8 +220,8 @@ __device__ __forceinline__ void norm_quantize(const NormOperands& operands, cons
                                                             tally);
     }
     tally.finish(m_blocks * across, elements, statistics);
-    // The last tile of an M-block leaves its counter as it was; all have passed a barrier since
-    // they looked at it.
+    // The last tile of an M-block resets its counter; all CTAs of the M-block have passed a barrier
+    // since they read it.
     if (threadIdx.x == 0 && atomicAdd(counter, 1u) == kNormRowCtas + across - 1) {
         atomicExch(counter, 0u);
     }

@@ -1,6 +1,5 @@
-// The statistics of a row that a warp reads, and what is normalized: the bits that the
-// normalizations alone compute (`rms_norm.cu`, `layer_norm.cu`), in the order of
-// `common/row_sum.cuh`.
+// Statistics of a row, computed by a warp, for a fused normalization: bit-identical to the unfused
+// kernels (`rms_norm.cu`, `layer_norm.cu`), in the order of `common/row_sum.cuh`.
 #pragma once
 
 #include "common/row_sum.cuh"
@@ -8,15 +7,15 @@
 #include "layout/norm_value.cuh"
 #include "ptx/cache.cuh"
 
-// What is normalized, and where all but the quantized operands go; matrices are [rows, columns], of
-// whole vectors of 16 bytes.
+// Inputs of the normalization and all outputs except the quantized operands. Matrices are [rows,
+// columns], of whole vectors of 16 bytes.
 struct NormOperands {
     const bf16* x;
-    const bf16* delta;   // with a sum before
+    const bf16* delta;   // with a preceding sum
     const bf16* weight;  // [columns]
     const bf16* bias;    // [columns], of a layer normalization
-    bf16* sum;           // with a sum before
-    bf16* y;             // null where nobody else reads it
+    bf16* sum;           // with a preceding sum
+    bf16* y;             // null if no op reads it
     float* mean;         // [rows], of a layer normalization
     float* rstd;         // [rows]
     float eps;
@@ -25,8 +24,8 @@ struct NormOperands {
 // Vectors of a row that a thread loads together.
 constexpr int kNormBatch = 8;
 
-// Of two of its numbers a thread keeps one and gives the other to the thread `lanes` further: the
-// sum of what both had of the one that it keeps.
+// Butterfly step between two threads whose lanes differ by `lanes`: a thread keeps one of two
+// values and sends the other. Returns the sum of the kept and the received value.
 __device__ __forceinline__ float keep_sum(float first, float second, uint32 lanes) {
     const bool keeps_second = threadIdx.x & lanes;
     const float kept = keeps_second ? second : first;
@@ -34,11 +33,11 @@ __device__ __forceinline__ float keep_sum(float first, float second, uint32 lane
     return __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, lanes));
 }
 
-// Sum over a row of numbers of its vectors, for each thread of a warp; `values_of(first, values)`
-// gives those of vectors `first`, `first + 32`, ..., zero beyond the row.
+// Sum over a row of one number per vector, returned in each thread of a warp. `values_of(first,
+// values)` sets the numbers of vectors `first`, `first + 32`, ..., zero beyond the row.
 //
-// Sixteen threads have the sixteen vectors of a slice. They add those of eight slices together, so
-// that in the end each two have the sum of another one; batch after batch they add to it the
+// Sixteen threads hold the sixteen vectors of a slice. They reduce eight slices together, so that
+// in the end each two threads hold the sum of one of the slices; from batch to batch they add the
 // slices 32 further.
 template <typename ValuesOf>
 __device__ __forceinline__ float sum_of_row(uint32 vectors, const ValuesOf& values_of) {
@@ -67,7 +66,7 @@ __device__ __forceinline__ float sum_of_row(uint32 vectors, const ValuesOf& valu
             sum = __fadd_rn(sum, of_slice);
         }
     }
-    // The slices' tree: neighbours are 16 threads apart, then half a batch, a quarter ...
+    // The tree over slices: neighbours are 16 threads apart, then half a batch, a quarter ...
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 16));
 #pragma unroll
     for (uint32 lanes = kNormBatch / 2; lanes >= 1; lanes /= 2) {
@@ -80,7 +79,7 @@ __device__ __forceinline__ float sum_of_row(uint32 vectors, const ValuesOf& valu
     return sum;
 }
 
-// By a warp: the row's mean and rstd, and its sum with delta.
+// By a warp: computes the row's mean and rstd, and its sum with delta.
 template <bool kLayer, bool kAdd>
 __device__ __forceinline__ void norm_row(const NormOperands& operands, uint32 row,
                                          uint32 columns) {
@@ -130,7 +129,7 @@ __device__ __forceinline__ void norm_row(const NormOperands& operands, uint32 ro
     const bool tells = threadIdx.x % 32 == 0;
     if (kLayer) {
         const float mean = mean_from(origin, total, columns);
-        // A thread reads what it wrote.
+        // A thread rereads its own writes, so no barrier is needed.
         const uint4* const source = kAdd ? sum : x;
         total = sum_of_row(vectors, [&](uint32 begin, float(&values)[kNormBatch]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The arithmetic of a normalization on eight elements, the same wherever it is done.
+// Arithmetic of normalizations on eight elements, shared by all kernels.
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint4 add_bf16x8(const uint4& x, const uint4& delta) 
     return pack_bf16x8(a);
 }
 
-// The mean of a row, from its sum.
+// Mean of a row, from its sum.
 __device__ __forceinline__ float row_mean(float sum, uint32 columns) {
     return __fdiv_rn(sum, static_cast<float>(columns));
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint4 rms_normalized(const uint4& x, float rstd, cons
     return pack_bf16x8(values);
 }
 
-// The sum of the distances of eight elements from `origin`.
+// Sum of the distances of eight elements from `origin`.
 __device__ __forceinline__ float sum_of_distances(const uint4& x, float origin) {
     float values[8];
     unpack_bf16x8(x, values);
@@ -51,13 +51,13 @@ __device__ __forceinline__ float sum_of_distances(const uint4& x, float origin) 
     return sum;
 }
 
-// The mean of a row, from the sum of the distances from its first element: so that a row far from
-// zero, and one of equal numbers above all, loses nothing in the sum.
+// Mean of a row, from the sum of distances to its first element. A row far from zero, in particular
+// a row of equal numbers, then loses no precision in the sum.
 __device__ __forceinline__ float mean_from(float first, float distances, uint32 columns) {
     return __fadd_rn(first, row_mean(distances, columns));
 }
 
-// The sum of the squared distances of eight elements from their row's mean.
+// Sum of the squared distances of eight elements to the mean of the row.
 __device__ __forceinline__ float sum_of_squared_distances(const uint4& x, float mean) {
     float values[8];
     unpack_bf16x8(x, values);

@@ -1,12 +1,12 @@
-// A matrix operand's tile in shared memory: how it comes there, and how fragments leave it.
+// Tile of a matrix operand in shared memory: copies from global memory, and reads of fragments.
 //
-// An operand of a GEMM has an outer axis (rows of the left, columns of the right operand) and K,
-// along which products are summed. It is stored by rows of one or the other:
+// An operand of a GEMM has an outer axis (M of the left, N of the right operand) and K, the
+// contracted axis. Storage has one of two orders:
 //   K-major:  element (outer, k) at data[outer * leading + k], tile rows of 128 bytes;
 //   MN-major: element (outer, k) at data[k * leading + outer], tile rows of 256 bytes.
-// A tile is 128 outer by 128 bytes of K, 16 KiB. Within each of its rows the 16-byte chunks are
-// permuted by xor with the row, so that the eight chunks which one ldmatrix phase reads, of equal
-// number in eight rows, lie in different banks.
+// A tile is 128 outer by 128 bytes of K, 16 KiB. The 16-byte chunks of each row are permuted by xor
+// with the row index: the eight chunks that one phase of ldmatrix reads, of equal index in eight
+// rows, then lie in different banks.
 #pragma once
 
 #include "common/types.cuh"
@@ -16,7 +16,7 @@
 constexpr int kTileOuter = 128;
 constexpr int kTileBytes = 16 * 1024;
 
-// An operand in device memory.
+// Operand in device memory.
 template <typename Element>
 struct TileOperand {
     const Element* data;
@@ -30,13 +30,13 @@ __device__ __forceinline__ uint32 swizzled(uint32 row, uint32 chunk) {
     return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-// One thread's share of the copies of an operand's tiles. `kThreads` threads copy together; what
-// lies outside of the matrix becomes zero. With `kVector` rows begin at multiples of 16 bytes and
-// their length is one; else elements are read one by one.
+// One thread's share of the copies of an operand's tiles; `kThreads` threads copy together.
+// Elements outside the matrix become zero. With `kVector` the start and the length of rows are
+// multiples of 16 bytes; otherwise elements are read one by one.
 template <typename Element, bool kKMajor, bool kVector, int kThreads>
 class TileCopy {
-    static constexpr int kElements = 16 / sizeof(Element);  // of a chunk
-    static constexpr int kTileK = 128 / sizeof(Element);    // of a tile
+    static constexpr int kElements = 16 / sizeof(Element);  // per chunk
+    static constexpr int kTileK = 128 / sizeof(Element);    // per tile
     static constexpr int kRowBytes = kKMajor ? 128 : 256;
     static constexpr int kRowChunks = kRowBytes / 16;
     static constexpr int kRowStep = kThreads / kRowChunks;  // rows between a thread's chunks
@@ -47,8 +47,8 @@ class TileCopy {
     const Element* source_;  // this thread's first chunk of the tile at k = 0
     int64 leading_;
     int32 row_;     // stored row of the first chunk within the tile
-    int32 column_;  // its first element within the tile's row
-    int32 outer_;   // what the tile has of the outer extent
+    int32 column_;  // first element of the chunk within the tile's row
+    int32 outer_;   // outer extent from the tile's start on
     int32 k_;
 
   public:
@@ -62,13 +62,13 @@ class TileCopy {
         source_ = operand.data + start + row_ * leading_ + column_;
     }
 
-    // Starts the copy of the tile at `k`, which may lie outside of the matrix.
+    // Starts the copy of the tile at `k`, which may lie outside the matrix.
     __device__ __forceinline__ void start(unsigned char* tile, int32 k) const {
         const uint32 chunk = column_ / kElements;
         unsigned char* target = tile + swizzled<kRowBytes>(row_, chunk);
         const Element* source = source_ + (kKMajor ? k : k * leading_);
         const int32 left = k_ - k;
-        // Reads one by one need registers that an unrolled loop would not leave.
+        // Single-element reads are not unrolled: unrolling would exceed the registers.
         constexpr int kUnroll = kVector ? kChunks : 1;
 #pragma unroll kUnroll
         for (int i = 0; i < kChunks; ++i) {
@@ -88,7 +88,7 @@ class TileCopy {
     }
 
   private:
-    // The first `inside` elements from `source` on, zeros behind them.
+    // Reads the first `inside` elements at `source`, followed by zeros.
     static __device__ __forceinline__ uint4 gather(const Element* source, int32 inside) {
         uint32 words[4] = {};
 #pragma unroll
@@ -109,16 +109,16 @@ class TileCopy {
 
 enum class Side { kLeft, kRight };
 
-// Sixteen outer by 32 bytes of K as mma.sync takes them, read by one warp. `outer` is the first
-// outer index within the tile, a multiple of 16; `step` counts 32 bytes of K. Left: the four words
-// of the left operand. Right: both words of the right operand for the first eight columns, then
-// both for the others.
+// Loads a fragment of sixteen outer by 32 bytes of K for mma.sync, by one warp. `outer` is the
+// first outer index within the tile, a multiple of 16; `step` counts 32 bytes of K. Left: the four
+// words of the left operand. Right: both words of the right operand for the first eight columns,
+// then both words for the next eight.
 template <Side kSide, bool kKMajor>
 __device__ __forceinline__ void tile_fragment(uint32 (&fragment)[4], const unsigned char* tile,
                                               uint32 outer, uint32 step) {
     const uint32 lane = threadIdx.x % 32;
-    // Lanes 8j to 8j + 7 give the rows of matrix j; the sides number the four quarters of the
-    // fragment differently.
+    // Lanes 8j to 8j + 7 give the row addresses of matrix j; the order of the four quarters of the
+    // fragment depends on the side.
     const uint32 low = lane >> 3 & 1;
     const uint32 high = lane >> 4;
     const uint32 outer_half = kSide == Side::kLeft ? low : high;

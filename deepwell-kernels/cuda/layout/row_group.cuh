@@ -1,4 +1,4 @@
-// Threads that share a row: whole warps, `threads` of them, several groups in a CTA. A thread
+// Groups of `threads` threads (whole warps) that share a row; a CTA has several groups. A thread
 // holds up to `kVectors` vectors of 16 bytes (eight BF16), `threads` vectors apart.
 #pragma once
 
@@ -13,12 +13,12 @@ struct RowGroup {
     uint32 lane;     // of the thread in the group
     float* sums;     // shared memory for the slices of the group's row
 
-    // Slices of the rows of a CTA of `threads` threads.
+    // Slices of the rows that a CTA of `threads` threads holds.
     static constexpr __device__ __host__ uint32 slices(uint32 threads) {
         return threads * kVectors / kSliceVectors;
     }
 
-    // `sums` has room for the slices of the CTA.
+    // `sums` has room for all slices of the CTA.
     __device__ __forceinline__ RowGroup(uint32 threads, float* sums)
         : threads(threads),
           index(threadIdx.x / threads),
@@ -33,14 +33,14 @@ struct RowGroup {
         }
     }
 
-    // Number of vector `p` of this thread in its row.
+    // Index of vector `p` of this thread in its row.
     __device__ __forceinline__ uint32 vector(int p) const {
         return lane + p * threads;
     }
 
-    // Sum over a row of `vectors` vectors, of which this thread knows the sums of its own; for all
-    // threads of the group. `offset` moves the memory that is used: a thread may be at the next
-    // sum while others still read this one, so two sums in a row lie at two places.
+    // Sum over a row of `vectors` vectors, returned in all threads of the group; each thread passes
+    // the sums of its own vectors. `offset` selects the shared memory: a thread may start the next
+    // sum while others still read this one, so consecutive sums need different offsets.
     __device__ __forceinline__ float sum(const float (&of_vectors)[kVectors], uint32 vectors,
                                          uint32 offset) const {
         float* const place = sums + offset;

@@ -1,28 +1,29 @@
-// Rows that a kernel makes as it reads them, and their block quantization: nothing of the rows
-// themselves is written but where somebody else reads them.
+// Rows that a kernel computes from its inputs, fused with block quantization. The rows themselves
+// are written only if another op reads them.
 //
-// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free. Where rows are
-// found by their pairs, and tiles are those of `layout/mx_plain_tile.cuh`, it has more than one, a
-// grid apart, and asks where the rows of the next one are while it quantizes this one: otherwise
-// each tile would wait in turn for its rows' indices, for the rows, and for the counters of
-// `layout/mx_statistics.cuh`, which together take longer than its instructions do. Rows are not
-// prefetched: bulk prefetches of 256 bytes, and those of lines, made all of these kernels slower.
+// A CTA processes a tile of 128 x 128 elements, so that free SMs take the next tile. If rows are
+// gathered by index and tiles are those of `layout/mx_plain_tile.cuh`, a CTA processes several
+// tiles with a stride of the grid size. It prefetches the row indices of its next tile while it
+// quantizes the current tile. Otherwise each tile would wait in turn for the indices, for the rows,
+// and for the counters of `layout/mx_statistics.cuh`, which together take longer than its
+// instructions. Rows are not prefetched: bulk prefetches of 256 bytes, and of lines, made all of
+// these kernels slower.
 //
-// What the rows are is told by `Rows`. A vector is eight neighbouring elements of a row:
+// `Rows` computes the rows. A vector is eight neighbouring elements of a row:
 //
-//   Loaded                           what is read for a vector
-//   kWalks                           whether CTAs have more than one tile
-//   kTogether                        rows whose loads a thread starts together
-//   load(in_tile, place) const       reads it, for row `in_tile` of the tile that exists
+//   Loaded                           inputs of a vector
+//   kWalks                           whether CTAs process more than one tile
+//   kTogether                        rows whose loads a thread issues together
+//   load(in_tile, place) const       loads the inputs of row `in_tile` of the tile; the row exists
 //   result(loaded, in_tile) const    the vector
 //
-// and what comes before, by all threads. Tiles come as `ElementPlaces`, of which `any` tells
-// whether there is one:
+// Prefetch functions, called by all threads. Tiles are passed as `ElementPlaces`; `any` tells
+// whether a tile exists:
 //
-//   begin(first, second)    what is told of the rows of the first tile, and a barrier
-//   ask(next, after)        starts to read what is told of the next tile's rows
-//   take()                  has it; a barrier follows
-//   advance()               the next tile is the one that `load` and `result` speak of
+//   begin(first, second)    loads the row data of the first tile; ends with a barrier
+//   ask(next, after)        starts to load the row data of the next tile
+//   take()                  waits for this data; a barrier follows
+//   advance()               `load` and `result` refer to the next tile from now on
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -43,15 +44,15 @@ struct ElementPlace {
     }
 };
 
-// The tile of a CTA in matrices [rows, columns], columns a multiple of 8, and where the vectors of
-// a thread lie in it.
+// The tile of a CTA in matrices [rows, columns], columns a multiple of 8, and the positions of a
+// thread's vectors in the tile.
 struct ElementPlaces {
     uint32 row0;
     uint32 column0;
     uint32 rows;
     uint32 columns;
 
-    // Tile `index` of the matrices of `to`, those of a row of tiles one after the other.
+    // Tile `index` of the matrices of `to`, in row-major order of tiles.
     __device__ __forceinline__ ElementPlaces(uint32 index, const MxTarget& to)
         : rows(to.rows), columns(to.columns) {
         const uint32 across = max(tiles_across(to), 1u);
@@ -59,8 +60,8 @@ struct ElementPlaces {
         column0 = index % across * kMxTile;
     }
 
-    // The same, those of a band of `band` columns of tiles first: all rows of a band, then the
-    // next band. Behind the last tile it lies beyond the matrix.
+    // Tile `index` in an order of bands of `band` columns of tiles: all rows of a band, then the
+    // next band. Beyond the last tile the position is outside the matrix.
     __device__ __forceinline__ ElementPlaces(uint32 index, const MxTarget& to, uint32 band)
         : rows(to.rows), columns(to.columns) {
         const uint32 down = max(tiles_down(to), 1u);
@@ -81,12 +82,12 @@ struct ElementPlaces {
     static __device__ __forceinline__ uint32 tiles_down(const MxTarget& to) {
         return (to.rows + kMxTile - 1) / kMxTile;
     }
-    // No memory holds 2^32 of them.
+    // Fits in 32 bits: memory cannot hold 2^32 tiles.
     static __device__ __forceinline__ uint32 tiles(const MxTarget& to) {
         return tiles_down(to) * tiles_across(to);
     }
 
-    // Whether the matrix has some of the tile.
+    // Whether any element of the tile is in the matrix.
     __device__ __forceinline__ bool any() const {
         return row0 < rows && column0 < columns;
     }
@@ -109,14 +110,14 @@ struct ElementPlaces {
     }
 };
 
-// Columns of tiles in a band, all of them where `band` is zero.
+// Columns of tiles in a band; all of them if `band` is zero.
 __device__ __forceinline__ uint32 band_of(const MxTarget& to, uint32 band) {
     return band > 0 ? band : max(ElementPlaces::tiles_across(to), 1u);
 }
 
-// Where the tiles of a CTA lie, from the one of its index on and a grid apart: tile n in place
-// n % 4. One thread finds each, three tiles ahead, and others read it when they need it, as to have
-// four at hand takes registers and to find one some forty instructions.
+// Positions of a CTA's tiles: tile n of the CTA, in slot n % 4, is tile blockIdx.x + n * gridDim.x.
+// One thread computes each position, three tiles ahead, and all threads read it from shared memory.
+// Keeping four positions takes registers, and computing one takes some forty instructions.
 class TileRing {
   public:
     static constexpr uint32 kPlaces = 4;
@@ -130,14 +131,14 @@ class TileRing {
     __device__ __forceinline__ ElementPlaces ahead(uint32 count) const {
         return ElementPlaces(places_[(now_ + count) % kPlaces], to_);
     }
-    // No memory holds 2^32 tiles, and no grid has as many CTAs.
+    // Memory cannot hold 2^32 tiles, and a grid has fewer CTAs.
     __device__ __forceinline__ void find(uint32 number) const {
         const ElementPlaces found(blockIdx.x + number * gridDim.x, to_, band_);
         places_[number % kPlaces] = make_uint2(found.row0, found.column0);
     }
 
   public:
-    // `places` in shared memory; `band` as `band_of` has it.
+    // `places` is in shared memory; `band` is an argument of `band_of`.
     __device__ __forceinline__ TileRing(uint2 (&places)[kPlaces], const MxTarget& to, uint32 band)
         : places_(places),
           to_(to),
@@ -157,8 +158,8 @@ class TileRing {
     __device__ __forceinline__ ElementPlaces after() const {
         return ahead(2);
     }
-    // By all threads, once for a tile; a barrier follows, as one has since the tile before was
-    // read.
+    // By all threads, once per tile; a barrier follows. A barrier must also have followed the last
+    // read of the previous tile.
     __device__ __forceinline__ void look_ahead() const {
         if (threadIdx.x == 0) {
             find(now_ + kPlaces - 1);
@@ -172,7 +173,7 @@ class TileRing {
     }
 };
 
-// The elements of a vector at a place.
+// Loads or stores the elements of a vector at a place.
 __device__ __forceinline__ uint4 load_vector(const bf16* matrix, const ElementPlace& place,
                                              uint32 columns) {
     return *reinterpret_cast<const uint4*>(matrix + place.of(columns));
@@ -182,7 +183,7 @@ __device__ __forceinline__ void store_vector(bf16* matrix, const ElementPlace& p
     *reinterpret_cast<uint4*>(matrix + place.of(columns)) = vector;
 }
 
-// `Rows` of which nothing is told but where they lie, of a tile for each CTA.
+// Base of `Rows` without prefetched data, for CTAs of one tile.
 struct PlainRows {
     static constexpr bool kWalks = false;
 
@@ -196,7 +197,7 @@ struct PlainRows {
     __device__ __forceinline__ void advance() {}
 };
 
-// What a CTA of several tiles leaves behind each, and gives behind the last.
+// Tally of a CTA of several tiles: counts are left after each tile and given after the last.
 template <typename Rows>
 struct MxTilesTally {
     const MxTally& tally;
@@ -210,7 +211,7 @@ struct MxTilesTally {
     __device__ __forceinline__ void give() const {}
 };
 
-// A tile of `layout/mx_plain_tile.cuh`; what is counted goes to `tally`.
+// Quantizes a tile of `layout/mx_plain_tile.cuh`; counts go to `tally`.
 template <bool kWide, bool kRow, bool kColumn, typename Rows, typename Tally>
 __device__ __forceinline__ void row_quantize_plain(const Rows& rows, const ElementPlaces& places,
                                                    bf16* result, const MxTarget& to, uint4* stage,
@@ -237,7 +238,7 @@ __device__ __forceinline__ void row_quantize_plain(const Rows& rows, const Eleme
                                              shared, tally);
 }
 
-// The tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
+// Tiles of a CTA, all of `layout/mx_plain_tile.cuh`.
 template <bool kWide, bool kRow, bool kColumn, typename Rows>
 __device__ __forceinline__ void row_quantize_tiles(Rows& rows, uint32 band, bf16* result,
                                                    const MxTarget& to, uint4* stage,
@@ -293,8 +294,8 @@ __device__ __forceinline__ void row_quantize_tile(Rows& rows, uint32 band, bf16*
 }
 
 // Quantizes rows; `result` may be null. Flags, totals and statistics [6] as in `quantize.cu`. Tiles
-// come in bands of `band` columns of them. A CTA for each tile and one at least, or fewer where
-// `mx_is_plain`.
+// are ordered in bands of `band` columns of tiles. The grid has a CTA per tile, at least one; fewer
+// CTAs may be launched if `mx_is_plain`.
 template <bool kRow, bool kColumn, typename Rows>
 __device__ __forceinline__ void row_quantize(Rows rows, uint32 band, bf16* result,
                                              const MxTarget& to, uint32 flags, MxTotals* totals,

@@ -1,4 +1,4 @@
-// SwiGLU's gradients as kernels that quantize them read what they are made of.
+// SwiGLU gradients as `Gradients` of the kernels that quantize them.
 #pragma once
 
 #include "common/activation.cuh"
@@ -6,7 +6,7 @@
 #include "common/types.cuh"
 #include "layout/gradient_pair_quantize.cuh"
 
-// As `Gradients` of `layout/gradient_pair_quantize.cuh`.
+// `Gradients` of `layout/gradient_pair_quantize.cuh`.
 struct SwigluRows : PlainRows {
     const bf16* __restrict__ dout;
     const bf16* __restrict__ gate;

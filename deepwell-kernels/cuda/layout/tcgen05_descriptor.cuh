@@ -1,4 +1,4 @@
-// How operands lie in shared memory, in the words that tcgen05 takes.
+// Shared memory and instruction descriptors of tcgen05.
 #pragma once
 
 #include "common/types.cuh"
@@ -14,30 +14,29 @@ __device__ __forceinline__ uint64 tcgen05_matrix(uint32 address, uint32 leading_
            static_cast<uint64>(stride_bytes >> 4) << 32 | 1ull << 46 | swizzle << 61;
 }
 
-// Rows of 128 bytes whose 16-byte units are exchanged by the row's number modulo eight, as tensor
-// copies with a swizzle of 128 bytes leave them; 1024-byte aligned. What lies d bytes deeper within
-// the 128 has an `address` that is larger by d.
+// Rows of 128 bytes in the 128-byte swizzle of TMA (16-byte units permuted by the row index modulo
+// eight); 1024-byte aligned. To start d bytes further within the 128 bytes, add d to `address`.
 __device__ __forceinline__ uint64 tcgen05_swizzled_matrix(uint32 address) {
     return tcgen05_matrix(address, 16, 1024, 2);
 }
 
-// A matrix of two-byte elements whose rows are neighbors: boxes of 64 rows (128 bytes, swizzled as
-// above) and 64 along K, one after the other; 1024-byte aligned. What lies d deeper, in multiples
-// of eight, has an `address` that is larger by 128 d.
+// An MN-major matrix of two-byte elements: boxes of 64 rows (128 bytes, swizzled as above) and 64
+// along K, stored contiguously; 1024-byte aligned. To start d further along K, in multiples of
+// eight, add 128 d to `address`.
 constexpr uint32 kTransposedBoxBytes = 64 * 128;
 
 __device__ __forceinline__ uint64 tcgen05_transposed_matrix(uint32 address) {
     return tcgen05_matrix(address, kTransposedBoxBytes, 1024, 2);
 }
 
-// The scales of 128 rows and 128 elements along K: 32 rows of 16 bytes one after the other, row r
-// with four scales each of rows r, 32 + r, 64 + r and 96 + r.
+// The scales of 128 rows and 128 elements along K: 32 rows of 16 contiguous bytes; row r has four
+// scales each of rows r, 32 + r, 64 + r and 96 + r.
 __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
 }
 
-// An MMA of E4M3 data with E8M0 scales, both operands K-major, of `rows` (128 or 256) by
-// `columns`; `step` of the four scales of a row is taken.
+// An MMA of E4M3 data with E8M0 scales, both operands K-major, of `rows` (128 or 256) by `columns`;
+// uses scale `step` of the four scales of a row.
 __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
                                                               uint32 step) {
     return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
