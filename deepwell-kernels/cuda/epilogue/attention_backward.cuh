@@ -1,6 +1,5 @@
-// Gradients of attention in one launch, whose CTAs take one work item after the other: see
-// attention_backward.cu and attention_part_backward.cu, whose kernels are this for the one or the
-// other type of results.
+// Gradients of attention in one launch; CTAs take work items from a counter. The kernels of
+// attention_backward.cu and attention_part_backward.cu instantiate this for either result type.
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -24,7 +23,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients<Out>& a
                                                 uint32 item) {
     constexpr int kUnits = HeadTile<kHeadDim>::kValueElements / 8;
     constexpr int kRowsPerPass = kThreads / kUnits;
-    // Rows that a thread reads before it sums any, so that enough of memory is on its way.
+    // Rows that a thread reads before it sums any, to keep enough loads in flight.
     constexpr int kAtOnce = 4;
     static_assert(kRowsPerItem % (kRowsPerPass * kAtOnce) == 0, "rows of all passes");
 
@@ -33,7 +32,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients<Out>& a
     const uint32 units = value_width<kHeadDim, kPadded, kExtended>(arguments) / 8;
     const uint4* const all_out = reinterpret_cast<const uint4*>(arguments.out);
     const uint4* const all_dout = reinterpret_cast<const uint4*>(arguments.dout);
-    // In the order of memory: token, then head.
+    // Rows are in memory order: token, then head.
     uint32 first_row = item * kRowsPerItem + threadIdx.x / kUnits;
 #pragma unroll 1
     for (int pass = 0; pass < kRowsPerItem / kRowsPerPass; pass += kAtOnce) {
@@ -87,7 +86,7 @@ __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 i
         head_tile_at(item, tiles, arguments.batch * kv_heads, arguments.key_section);
     const uint32 batch = index.head / kv_heads;
     const uint32 kv_head = index.head - batch * kv_heads;
-    // The first of the heads that share these keys.
+    // The first of the query heads that share these keys.
     const uint32 head = kv_head * (heads / kv_heads);
     const uint64 token = static_cast<uint64>(batch) * arguments.seq;
     // The first keys are seen by the most queries.
@@ -136,7 +135,7 @@ __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint3
     work->statistics_offset = index.head * arguments.seq;
 }
 
-// `kPart`: of these keys queries see a part, see common/seen_part.cuh.
+// `kPart`: queries see a part of these keys, see common/seen_part.cuh.
 template <int kHeadDim, bool kPadded, bool kExtended, bool kPart, typename Out>
 __device__ __forceinline__ void differentiate(const AttentionGradients<Out>& arguments) {
     using Tiles = GradientTiles<kHeadDim>;
@@ -156,7 +155,7 @@ __device__ __forceinline__ void differentiate(const AttentionGradients<Out>& arg
     bool rows_done = false;
 #pragma unroll 1
     for (;;) {
-        // Nobody reads shared memory for the last item any more.
+        // All threads have read shared memory for the previous item.
         __syncthreads();
         if (threadIdx.x == 0) {
             const uint32 taken = atomicAdd(arguments.counters, 1u);

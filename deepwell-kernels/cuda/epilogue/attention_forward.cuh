@@ -1,5 +1,5 @@
-// Attention forward of a tile of queries: see attention.cu and attention_part.cu, whose kernels are
-// this for the one or the other type of results.
+// Attention forward of a tile of queries. The kernels of attention.cu and attention_part.cu
+// instantiate this for either result type.
 #pragma once
 
 #include "common/infinity.cuh"
@@ -16,29 +16,30 @@
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-// Blocks of 16 queries of a warp.
+// Blocks of 16 queries per warp.
 constexpr int kM = 2;
 constexpr int kBlockM = kWarps * kM * 16;
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kLog2E = 1.4426950408889634f;
-// How far (in powers of two) a scaled score may exceed the reference of its row.
+// Limit, in powers of two, by which a scaled score may exceed the reference of its row.
 constexpr float kMargin = 8.0f;
 constexpr float kLeast = -3.4028234663852886e38f;
 
 template <int kHeadDim>
 struct Tiling {
-    // Keys of a buffer. With 192 elements a head two of 64 do not fit beside the queries.
+    // Keys per stage. With heads of 192 elements, two stages of 64 keys do not fit beside the
+    // queries.
     static constexpr int kStageKeys = kHeadDim > 128 ? 32 : 64;
-    // Keys between two looks at the maxima. With 128 elements a head the queries do not fit into
-    // registers, and reading them again takes wider chunks to pay.
+    // Keys between two checks of the maxima. With heads of 128 elements the queries do not fit in
+    // registers, and rereading them pays only for wider chunks.
     static constexpr int kChunkKeys = kHeadDim == 128 ? 64 : 32;
     static constexpr bool kQueriesInRegisters = kHeadDim < 128;
-    // Padded ones need registers for the width, too.
+    // Padded kernels need registers for the width as well.
     static constexpr int blocks_per_sm(bool padded) {
         return kHeadDim == 128 || padded ? 2 : 3;
     }
 
-    // Shared memory: queries, keys of both stages, values of both, and where the keys begin.
+    // Shared memory: queries, keys of both stages, values of both, and offsets of keys and values.
     static constexpr int kQueryBytes = kBlockM * HeadTile<kHeadDim>::kRowBytes;
     static constexpr int kKeyBytes = kStageKeys * HeadTile<kHeadDim>::kRowBytes;
     static constexpr int kKeptAt = kQueryBytes + 4 * kKeyBytes;
@@ -63,19 +64,19 @@ struct Arguments {
     uint32 head_dim;   // see head_width
     // Of extended kernels.
     uint32 value_dim;
-    uint32 window;       // at most the keys of a sequence; those where there is none
+    uint32 window;       // at most the keys of a sequence; equal to them if there is no window
     const float* sinks;  // [heads], or null
     const int32* documents;  // [batch * seq, 2], or null
     SeenPart part;           // of kernels for a part of the keys
 };
 
-// What a thread knows of its rows: l / 4 and l / 4 + 8 of each block of 16.
+// Softmax state of a thread's rows: l / 4 and l / 4 + 8 of each block of 16.
 struct Rows {
-    float reference[kM][2];  // scaled; finite and least of all before there is a score above -inf
+    float reference[kM][2];  // scaled and finite; the least FP32 before a score exceeds -inf
     float sum[kM][2];        // of this thread's weights, 2^(scaled score - reference)
 };
 
-// Moves the references up to the greatest scores and rescales what was summed.
+// Raises the references to the maximum scores and rescales the sums.
 template <int kWidth>
 __device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kWidth / 8][4],
                                       const float (&greatest)[kM][2], float scale_log2) {
@@ -103,16 +104,16 @@ __device__ __forceinline__ uint32 tiles_of(uint32 seq) {
     return (seq + kBlockM - 1) / kBlockM;
 }
 
-// Where a CTA works.
+// Position of a CTA.
 struct Place {
     int first_query;      // in its sequence
     uint32 batch_head;    // batch * heads + head
     uint64 query_offset;  // elements to the head's part of the first query in q
     uint64 key_offset;    // elements to the key head's part of the sequence in k
-    uint64 out_offset;    // the same of out and v
+    uint64 out_offset;    // the same for out and v
     uint64 value_offset;
     uint32 head;
-    uint32 first_token;  // of its sequence, among all
+    uint32 first_token;  // of its sequence, in the batch
 };
 
 template <typename Out>
@@ -123,7 +124,7 @@ __device__ __forceinline__ int first_seen(const Arguments<Out>& arguments, uint3
     return seen_keys.first_seen(first_token, query);
 }
 
-// Elements of a value in global memory.
+// Returns the number of elements of a value in global memory.
 template <int kHeadDim, bool kPadded, bool kExtended, typename Out>
 __device__ __forceinline__ uint32 value_width(const Arguments<Out>& arguments) {
     return kExtended ? arguments.value_dim : head_width<kHeadDim, kPadded>(arguments.head_dim);
@@ -156,7 +157,7 @@ __device__ __forceinline__ Place place_of(uint32 cta, uint32 tiles,
     return place;
 }
 
-// `kPart`: of these keys queries see a part, see common/seen_part.cuh.
+// `kPart`: queries see a part of these keys, see common/seen_part.cuh.
 template <int kHeadDim, bool kPadded, bool kExtended, bool kPart, typename Out>
 __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     using Tiles = Tiling<kHeadDim>;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
     constexpr int kStageKeys = Tiles::kStageKeys;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
-    // What a part is seen of has no windows or documents.
+    // Kernels for a part of the keys support neither windows nor documents.
     constexpr bool kWindows = kExtended && !kPart;
     extern __shared__ __align__(1024) uint8 shared_memory[];
 
@@ -176,7 +177,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     const int first_query = place.first_query;
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
-    // Keys that a query sees; those before it see no more.
+    // Number of keys that a query sees; earlier queries see no more keys.
     const auto keys_of = [&](int last_query) {
         const int seen = causal ? min(seq, last_query + 1) : seq;
         return kPart ? arguments.part.seen(last_query, seen) : seen;
@@ -186,7 +187,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const uint32 query_stride = arguments.heads * width;
     const uint32 key_stride = arguments.kv_heads * width;
-    // Of keys that some query of the tile sees, where a stage begins.
+    // First key of the first stage with a key that any query of the tile sees.
     const uint32 first_token = kWindows ? place.first_token : 0;
     const int first_stage =
         kWindows ? max(0, first_seen(arguments, first_token, first_query)) / kStageKeys *
@@ -195,7 +196,8 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
 
     const uint32 queries = shared_address(shared_memory);
     const uint32 keys = queries + Tiles::kQueryBytes;
-    // From `first_key` on, of a key head at `key_offset`, its values at `value_offset`.
+    // Loads the stage at `first_key` of a key head at `key_offset`, and its values at
+    // `value_offset`.
     const auto copy_stage = [&](int first_key, uint64 key_offset, uint64 value_offset) {
         const uint32 target = keys + first_key % (2 * kStageKeys) * kRowBytes;
         const uint64 from = key_offset + static_cast<uint64>(first_key) * key_stride;
@@ -215,7 +217,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     cp_async_commit();
     copy_stage(first_stage, place.key_offset, place.value_offset);
     cp_async_commit();
-    // Registers are too few to keep this until the next copy.
+    // Kept in shared memory: too few registers to hold the offsets until the next copy.
     volatile uint64* const kept_offsets =
         reinterpret_cast<uint64*>(shared_memory + Tiles::kKeptAt);
     if (threadIdx.x == 0) {
@@ -254,7 +256,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
 #pragma unroll 1
     for (int key = first_stage; key < keys_seen; key += Tiles::kChunkKeys) {
         if (key % kStageKeys == 0) {
-            // What was copied is seen by all, and nobody reads the other buffer any more.
+            // The copies are visible to all threads, and all threads have read the other stage.
             cp_async_wait<0>();
             __syncthreads();
             if (key + kStageKeys < keys_seen) {
@@ -262,14 +264,14 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
             }
             cp_async_commit();
         }
-        // Keys before these are seen by some query, or by all queries of this warp.
+        // Number of keys that at least one query, and that all queries of this warp see.
         const int query_here = static_cast<int>(opaque(warp_query));
         const int some_see = keys_of(query_here + kM * 16 - 1);
         const int all_see = keys_of(query_here);
         if (key >= some_see || query_here >= seq) {
             continue;
         }
-        // Keys before this one are seen by no query of this warp.
+        // The chunk precedes the windows or documents of all queries of this warp.
         if (kWindows &&
             key + Tiles::kChunkKeys <= first_seen(arguments, first_token, query_here)) {
             continue;
@@ -290,10 +292,11 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
             for (int m = 0; m < kM; ++m) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    // How many keys of the chunk the row sees, less this thread's first column.
+                    // Number of keys of the chunk that the row sees, minus this thread's first
+                    // column.
                     const int query = query_here + 16 * m + lane / 4 + 8 * half;
                     const int seen = keys_of(query) - key - lane % 4 * 2;
-                    // How many of them are before its window or its document.
+                    // Number of these keys that precede the row's window or document.
                     const int passed =
                         kWindows
                             ? first_seen(arguments, first_token, query) - key - lane % 4 * 2
@@ -356,13 +359,13 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     }
 
     if (kPart && keys_seen == 0) {
-        // The copies of a stage that nobody waited for.
+        // Wait for the copies of the first stage, as the loop did not run.
         cp_async_wait<0>();
     }
 
     const Place target = place_of<kHeadDim, kPadded, kExtended>(
         block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
-    // Made anew, as is the place: nothing of them is held through the loop.
+    // Recomputed, as is the place, to hold neither in registers through the loop.
     const int thread = static_cast<int>(opaque(threadIdx.x));
     const int warp_again = thread / 32;
     const int lane_again = thread % 32;
@@ -396,7 +399,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     }
     const uint32 out_width = value_width<kHeadDim, kPadded, kExtended>(arguments);
     const uint32 out_stride = arguments.heads * out_width;
-    // Only this warp reads its queries, and it has.
+    // Only this warp reads its queries, and all its reads are done.
     write_head_rows<kHeadDim, kM, kValueElements>(
         sums, factors, shared_memory + warp_again * kM * 16 * kRowBytes,
         arguments.out + target.out_offset + static_cast<uint64>(warp_again * kM * 16) * out_stride,

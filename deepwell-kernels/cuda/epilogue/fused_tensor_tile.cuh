@@ -1,17 +1,17 @@
-// The epilogue of a GEMM with accumulators in tensor memory: the GEMM output where it is stored, an
-// activation of it, and the MXFP8 operands of the last of these, rowwise, columnwise, or both. All
-// bits are those of separate kernels: each step takes what the one before would have stored,
-// rounded to BF16.
+// Epilogue of a GEMM with accumulators in tensor memory: stores the GEMM output, an activation of
+// it, and the MXFP8 operands of the last of these, rowwise, columnwise, or both. Bit-identical to
+// separate kernels: the input of each step is rounded to BF16, as the previous step would have
+// stored it.
 //
 // As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in subtiles of 128 bytes
-// (64 elements) of each, through 4 KiB of shared memory. There
-//   a lane puts its row's sums;
-//   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
-//   a lane takes two columns, each of whose 32 elements share a scale, and quantizes them;
-//   a lane takes its row, two groups of 32, and puts quantized data in the place of the elements;
-//   four lanes a row write these.
-// Columns are a multiple of 8, and of 32 where it quantizes; what lies beyond rows is zero, so
-// that it changes neither scales nor counters.
+// (64 elements) per row, through 4 KiB of shared memory:
+//   a lane writes the accumulators of its row;
+//   eight lanes per row read 16 bytes each, store them, and replace them by the activation;
+//   a lane reads two columns, whose 32 elements each share a scale, and quantizes them;
+//   a lane reads its row, two groups of 32, and replaces elements by quantized data;
+//   four lanes per row store this data.
+// Columns are a multiple of 8, or of 32 when quantizing. Elements beyond the rows are zero and
+// affect neither scales nor counters.
 #pragma once
 
 #include "common/activation.cuh"
@@ -27,7 +27,7 @@
 #include "layout/scale_tile.cuh"
 #include "mma/sm100_tile.cuh"
 
-// The function of elements, as the host passes it.
+// Activation function, as passed by the host.
 constexpr uint32 kNoActivation = 0;
 constexpr uint32 kGelu = 1;
 constexpr uint32 kGeluTanh = 2;
@@ -37,7 +37,7 @@ constexpr uint32 kGeluTanhBackward = 4;
 // Epilogue outputs, each [rows, columns]; null = skip.
 struct FusedResult {
     TileResult<bf16> gemm;
-    const bf16* forward;  // what the forward pass had where the sums are now, for a gradient
+    const bf16* forward;  // forward-pass tensor at the accumulators' position, for a gradient
     bf16* activated;
     MxTarget quantized;
     uint32 activation;
@@ -48,7 +48,7 @@ constexpr int kFusedColumns = 64;     // elements of a row at a time
 constexpr int kFusedBlocks = kFusedColumns / kMxBlock;
 static_assert(kFusedBlocks * kMxBlock == kFusedColumns, "whole groups");
 
-// Where 16 bytes lie, number `unit` of eight of a row.
+// Shared memory of 16-byte unit `unit` (of eight) of a row.
 __device__ __forceinline__ uint4& fused_unit(uint8* staged, int32 row, int32 unit) {
     return *reinterpret_cast<uint4*>(staged + row * 128 + (unit ^ (row & 7)) * 16);
 }
@@ -77,7 +77,7 @@ __device__ __forceinline__ uint4 of_elements(const uint4& vector, const uint4& o
     return pack_bf16x8(values);
 }
 
-// The function of eight elements, the first of which is number `at` of the matrices.
+// Applies the activation to eight elements, the first of which has index `at` in the matrices.
 __device__ __forceinline__ uint4 activate(const uint4& vector, const FusedResult& result,
                                           uint64 at) {
     if (result.activation == kGelu) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 activate(const uint4& vector, const FusedResult
                        [](float dy, float x) { return dy * gelu_tanh_slope(x); });
 }
 
-// Writes 32 rows of sums from (row, column) on, and leaves what comes of them in their place.
+// Stores 32 rows of accumulators from (row, column) on, and replaces them by the activation.
 __device__ __forceinline__ void activate_subtile(const FusedResult& result, int32 row,
                                                 int32 column, uint8* staged) {
     const int32 lane = threadIdx.x % 32;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void activate_subtile(const FusedResult& result, int3
     }
 }
 
-// A group of 32 elements may have got another scale than the rule asked for.
+// Counts a group of 32 elements if its scale was clamped.
 __device__ __forceinline__ void count_clamp(uint32 amax, const MxScale& scale, bool floor,
                                             MxCounters& counters) {
     if (scale.code == 0 && mx_is_clamped(amax, floor)) {
@@ -131,13 +131,13 @@ __device__ __forceinline__ void count_clamp(uint32 amax, const MxScale& scale, b
     }
 }
 
-// Whether scales of (row, column) have a place: also of elements that only padding has.
+// Whether a scale tile covers (row, column); tiles include padding beyond the matrix.
 __device__ __forceinline__ bool in_scale_tile(const MxTarget& to, uint32 row, uint32 column) {
     return row / kScaleTileRows < scale_tiles_across(to.rows) &&
            column / kScaleTileElements < scale_tiles_across(to.columns);
 }
 
-// The columnwise operand of 32 rows of 64 columns from (row, column) on.
+// Quantizes 32 rows of 64 columns, from (row, column) on, columnwise.
 __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 row, int32 column,
                                              const uint8* staged, MxCounters& counters) {
     using Element = MxElement<bf16>;
@@ -220,8 +220,8 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
     }
 }
 
-// Quantizes the calling lane's row rowwise: data in the place of elements, in the first 64 bytes,
-// and the two scales.
+// Quantizes the calling lane's row rowwise: data replaces the elements, in the first 64 bytes.
+// Returns the two scales.
 __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8* staged,
                                                MxCounters& counters) {
     const bool floor = result.flags & kMxFloor;
@@ -268,7 +268,7 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
     return scales;
 }
 
-// Writes the quantized data of 32 rows, 64 bytes of each, from (row, column) on.
+// Stores the quantized data of 32 rows, 64 bytes per row, from (row, column) on.
 __device__ __forceinline__ void write_data(const MxTarget& to, int32 row, int32 column,
                                             uint8* staged) {
     const int32 lane = threadIdx.x % 32;
@@ -284,8 +284,8 @@ __device__ __forceinline__ void write_data(const MxTarget& to, int32 row, int32 
     }
 }
 
-// Writes the scales of a lane's row, byte by byte in `scales`: those of `kColumns` columns from
-// `column` on, as far as tiles go; what only padding has is zero.
+// Stores the scales of a lane's row, one per byte of `scales`: those of `kColumns` columns from
+// `column` on, within the scale tiles. Scales of padding are zero.
 template <int kColumns>
 __device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, int32 column,
                                                  uint64 scales) {
@@ -299,8 +299,8 @@ __device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, 
     }
 }
 
-// What is counted of the elements themselves, for each of `operands`: the largest finite magnitude,
-// and what is not finite. Of the calling lane's row.
+// Counts over the elements of the calling lane's row: the largest finite magnitude, and non-finite
+// elements, once for each of `operands`.
 __device__ __forceinline__ void survey_row(uint8* staged, uint32 operands, MxCounters& counters) {
     const int32 lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -316,7 +316,7 @@ __device__ __forceinline__ void survey_row(uint8* staged, uint32 operands, MxCou
     }
 }
 
-// As store_tensor_tile, with all that follows.
+// As store_tensor_tile, with activation and quantization.
 template <int kColumns, int kReleased, typename Release>
 __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int32 row,
                                                  int32 column, uint32 address, bool backwards,
@@ -335,7 +335,7 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
         if (i + 1 == kReleased) {
             release();
         }
-        // Others may still read the subtile before.
+        // Other lanes may still read the previous subtile.
         __syncwarp();
 #pragma unroll
         for (int unit = 0; unit < 8; ++unit) {
@@ -365,7 +365,7 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
     }
 }
 
-// The epilogue warps: what follows tile after tile.
+// Epilogue warps: stores all tiles.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared,
                                                   uint32 tensor_base, Tiles tiles,
@@ -382,18 +382,17 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
         });
 }
 
-// What the fused kernels take behind their operands: bias [n] or null; the GEMM output [m, n] where
-// it is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
-// the elements [m, n] where it is kept; quantized operands as in `MxTarget`; null = skip;
-// extents; the function and flags of the quantization; totals and statistics [6] where there
-// is a quantization.
+// Arguments of fused kernels after the operands: bias [n]; GEMM output [m, n]; for a gradient, the
+// forward-pass tensor [m, n]; activation [m, n]; quantized operands as in `MxTarget`; null = absent
+// or not stored. Then extents, the activation function, flags of the quantization, totals and
+// statistics [6] if quantized.
 #define FUSED_ARGUMENTS                                                                          \
     const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward,    \
         bf16 *__restrict__ activated, uint8 *__restrict__ data, uint8 *__restrict__ scales,      \
         uint8 *__restrict__ data_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,     \
         uint32 activation, uint32 flags, MxTotals *totals, uint64 *statistics
 
-// The same as a value.
+// The same arguments as a FusedResult.
 #define FUSED_RESULT                                                                             \
     FusedResult {                                                                                \
         TileResult<bf16>{gemm, bias, m, n, false}, forward, activated,                           \
@@ -402,7 +401,7 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
             activation, flags                                                                    \
     }
 
-// All threads of all CTAs, last of all: the counters of the quantization, if there are any.
+// All threads of all CTAs, at the end: writes the counters of the quantization, if any.
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
                                                        const MxCounters& counters,
                                                        MxTotals* totals, uint64* statistics) {

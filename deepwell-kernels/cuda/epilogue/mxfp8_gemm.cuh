@@ -1,6 +1,6 @@
-// Kernels out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands, with a CTA for each
-// 128 x 128 tile of the result: tiles at the edges read zeros and write what is inside. Sums run
-// over K in ascending order whatever the grid.
+// Kernels out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands, with one CTA per 128
+// x 128 tile of the result. Tiles at the edges read zeros and store only elements inside. Sums run
+// over K in ascending order for every grid.
 #pragma once
 
 #include "common/types.cuh"
@@ -11,7 +11,7 @@
 static_assert(kStagedBytes<float> <= mxfp8_tile::kSharedBytes,
               "the result goes through the stages");
 
-// What a CTA does. CTAs beyond the last tile do nothing. `Steps` and `kVector` as in
+// Computes the tile of a CTA; CTAs beyond the last tile exit. `Steps` and `kVector` as in
 // mxfp8_tile::mainloop.
 template <typename Steps, bool kVector, typename Element>
 __device__ __forceinline__ void mxfp8_gemm_cta(const mxfp8_tile::Operand& a,
@@ -32,9 +32,9 @@ __device__ __forceinline__ void mxfp8_gemm_cta(const mxfp8_tile::Operand& a,
                                               mxfp8_tile::warp_column(), accumulators, shared);
 }
 
-// a [m, k] and b [n, k], scales of both in tiles (layout/scale_tile.cuh), bias [n] or null,
-// out [m, n]; `accumulate` adds to what is in an FP32 result. `vector`: elements are copied 16 at a
-// time, for which k is a multiple of 16, or one by one.
+// a [m, k] and b [n, k], scales of both in tiles (layout/scale_tile.cuh), bias [n] or null, out [m,
+// n]. `accumulate` adds to an FP32 result. `vector`: elements are copied 16 at a time, which
+// requires k to be a multiple of 16; otherwise one by one.
 #define MXFP8_GEMM(name, Steps, vector, Element)                                                 \
     extern "C" __global__ void __launch_bounds__(mxfp8_tile::kThreads, 1)                        \
         name(const uint8* __restrict__ a, const uint8* __restrict__ a_scales,                    \

@@ -1,5 +1,4 @@
-// The roles of a CTA of a BF16 GEMM on tcgen05, whatever becomes of its results: see
-// mma/sm100_tile.cuh.
+// Warp roles of a BF16 GEMM on tcgen05, for any epilogue: see mma/sm100_tile.cuh.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -8,8 +7,8 @@
 #include "ptx/elect.cuh"
 #include "scheduler/tile_scheduler.cuh"
 
-// a b [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
-// epilogue warps do. `memory` is all of the dynamic shared memory.
+// a b [rows, columns], with `k` elements along K: the epilogue warps call `store(shared,
+// tensor_base, tiles)`. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
 __device__ __forceinline__ void bf16_gemm(const TensorMap& a, const TensorMap& b, int32 rows,
                                              int32 columns, int32 k, uint8* memory,

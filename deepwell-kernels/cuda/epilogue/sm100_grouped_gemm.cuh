@@ -1,5 +1,5 @@
-// The roles of a CTA of a grouped MXFP8 GEMM on tcgen05: as of a dense one, over tiles that have
-// K-blocks of their own, or none.
+// Warp roles of a grouped MXFP8 GEMM on tcgen05: as of a dense GEMM, over tiles with their own
+// K-blocks, or without any.
 #pragma once
 
 #include "common/types.cuh"
@@ -12,7 +12,8 @@ namespace sm100_grouped {
 
 using namespace sm100_mxfp8;
 
-// Data and scales of both operands, by one thread of each CTA. `k` elements of a row have scales.
+// Copies data and scales of both operands, by one thread of each CTA. Scales cover `k` elements of
+// a row.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_groups(const Shared<S>& shared, const Operand& a,
                                             const Operand& b, Tiles tiles, int32 k) {
@@ -37,8 +38,8 @@ __device__ __forceinline__ void copy_groups(const Shared<S>& shared, const Opera
                   });
 }
 
-// The MMAs, by one thread (of the first CTA of a pair): those of the 32 elements along K that are
-// the group's.
+// Issues the MMAs, by one thread (of the first CTA of a pair), for the blocks of 32 elements along
+// K that belong to the group.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_groups(const Shared<S>& shared, uint32 tensor_base,
                                                 Tiles tiles) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void multiply_groups(const Shared<S>& shared, uint32 
     });
 }
 
-// Zeros in the 32 rows from `row` on that the result has, by a warp.
+// Stores zeros in the result's rows among the 32 from `row` on, by a warp.
 template <int kColumns, typename Element>
 __device__ __forceinline__ void store_zeros(const TileResult<Element>& result, int32 row,
                                             int32 column) {
@@ -80,8 +81,8 @@ __device__ __forceinline__ void store_zeros(const TileResult<Element>& result, i
     }
 }
 
-// The epilogue warps. `result_of(tile)` is where the rows of a tile go, up to the last that is the
-// group's. Groups begin at multiples of 32, so that a warp has rows of one.
+// Epilogue warps. `result_of(tile)` is the destination of a tile's rows, which ends with the
+// group's last row. Groups begin at multiples of 32, so the rows of a warp belong to one group.
 template <typename S, typename Tiles, typename ResultOf>
 __device__ __forceinline__ void store_groups(const Shared<S>& shared, uint32 tensor_base,
                                              Tiles tiles, ResultOf result_of) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void store_groups(const Shared<S>& shared, uint32 ten
         const int32 row = tile.place.row + own_row;
         return row >= tile.first_row && row < tile.end_row;
     };
-    // What nothing is multiplied for passes no accumulator.
+    // Tiles without K-blocks have no accumulator: their results are zeros.
     Tiles all = tiles;
     for (GroupedTile tile; all.next(tile);) {
         const auto result = result_of(tile);
@@ -104,7 +105,8 @@ __device__ __forceinline__ void store_groups(const Shared<S>& shared, uint32 ten
         [&](const GroupedTile& tile, uint32 own_row, uint32 address, bool backwards,
             uint8* staged, auto release) {
             if (!is_own(tile)) {
-                // redundant tcgen05.fence::before_thread_sync, bar.warp.sync: it has read nothing
+                // redundant tcgen05.fence::before_thread_sync, bar.warp.sync: the warp has read
+                // nothing
                 // redundant scope of mbarrier.arrive: the same
                 release();
                 return;

@@ -1,5 +1,4 @@
-// The roles of a CTA of an MXFP8 GEMM on tcgen05, whatever becomes of its results: see
-// mma/sm100_tile.cuh.
+// Warp roles of an MXFP8 GEMM on tcgen05, for any epilogue: see mma/sm100_tile.cuh.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -8,8 +7,8 @@
 #include "ptx/elect.cuh"
 #include "scheduler/tile_scheduler.cuh"
 
-// a b^T [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
-// epilogue warps do. `memory` is all of the dynamic shared memory.
+// a b^T [rows, columns], with `k` elements along K: the epilogue warps call `store(shared,
+// tensor_base, tiles)`. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
 __device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
                                               const sm100_mxfp8::Operand& b, int32 k,

@@ -1,19 +1,20 @@
-// From sums of wgmma in registers to the result in device memory: bias, rounding, accumulation.
+// Stores wgmma accumulators from registers to the result in global memory: bias, rounding,
+// accumulation.
 //
-// Each warp has 16 rows of 128 or 256 columns. They pass in subtiles of 128 bytes of a row through
-// 2 KiB of shared memory, so that a warp writes four whole subtiles at a time.
+// Each warp has 16 rows of 128 or 256 columns. They pass through 2 KiB of shared memory in subtiles
+// of 128 bytes per row, so that a warp stores four whole subtile rows at a time.
 #pragma once
 
 #include "common/types.cuh"
 #include "epilogue/store_tile.cuh"
 
-// Where unit `unit` of 16 bytes of a staged row lies in it. Two units of each of four rows, and one
-// of each of eight, lie in different banks: a warp's lanes write FP32 and BF16 so.
+// Position of 16-byte unit `unit` in a staged row. Two units of each of four rows, and one unit of
+// each of eight rows, lie in different banks: the write patterns of a warp for FP32 and for BF16.
 __device__ __forceinline__ uint32 staged_unit(uint32 row, uint32 unit) {
     return unit ^ (row % 4 * 2 + row / 4 % 2);
 }
 
-// Puts the two neighbors of a lane, columns `column` and the next, into its staged row.
+// Writes a lane's pair of columns, `column` and the next, to its staged row.
 template <typename Element>
 __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 column, float low,
                                            float high) {
@@ -22,8 +23,8 @@ __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 col
     put_pair(reinterpret_cast<Element*>(target), low, high);
 }
 
-// Writes a subtile of 16 rows from (row, column) on; `staged` holds them with the 16-byte units of
-// a row in places as `staged_unit` has them.
+// Stores a subtile of 16 rows from (row, column) on; the 16-byte units of a row in `staged` are at
+// the positions of `staged_unit`.
 template <typename Element>
 __device__ __forceinline__ void write_staged(const TileResult<Element>& result, int32 row,
                                              int32 column, const uint8* staged) {
@@ -40,8 +41,8 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
             return reinterpret_cast<uint4*>(
                 first + static_cast<int64>(i * 4 + lane / 8) * result.columns + unit * kElements);
         };
-        // Of what is added to, two come at once: each would wait for memory after the one before is
-        // stored, and four would not fit the registers.
+        // When accumulating, loads two old values at a time: a single load would wait for memory
+        // after each store, and four do not fit in registers.
 #pragma unroll
         for (int pair = 0; pair < 4; pair += 2) {
             uint4 before[2];
@@ -89,14 +90,14 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
     }
 }
 
-// The bias of column `column`, zero where there is none.
+// Returns the bias of column `column`, or zero.
 template <typename Element>
 __device__ __forceinline__ float bias_of(const TileResult<Element>& result, int32 column) {
     return result.bias != nullptr && column < result.columns ? to_f32(result.bias[column]) : 0.0f;
 }
 
-// The calling warp's 16 rows, from (row, column) of the result on; `sums` as ptx/wgmma.cuh has
-// them. `staged` has 2 KiB for this warp alone.
+// Stores the calling warp's 16 rows, from (row, column) of the result on; `sums` in the layout of
+// ptx/wgmma.cuh. `staged` has 2 KiB for this warp alone.
 template <typename Element, int kSums>
 __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& result, int32 row,
                                                  int32 column, const float (&sums)[kSums],

@@ -1,5 +1,5 @@
-// From sums of wgmma in registers to an FP32 result in device memory by tensor copies: a warp puts
-// its 16 rows of 128 columns into shared memory and has them copied from there while it goes on.
+// Stores wgmma accumulators from registers to an FP32 result in global memory by TMA: a warp writes
+// its 16 rows of 128 columns to shared memory and continues while they are copied.
 #pragma once
 
 #include "common/types.cuh"
@@ -7,14 +7,14 @@
 #include "ptx/shared_store.cuh"
 #include "ptx/tensor_copy_4d.cuh"
 
-// Of a warp: a part for each 32 columns, 16 rows of one swizzle each.
+// Per warp: a part for each 32 columns, 16 rows of one swizzle each.
 constexpr uint32 kStagedPartBytes = 16 * 128;
 constexpr int kStagedRowsBytes = 4 * kStagedPartBytes;
 
-// The calling warp's 16 rows, from (row, column) of matrix `group` on; `sums` as ptx/wgmma.cuh has
-// them. `out` is [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32], swizzled by 128
-// bytes; what lies beyond it is left out. `staged` has `kStagedRowsBytes` for this warp alone, from
-// a multiple of 1024 on; what this warp had copied from there before is waited for.
+// Stores the calling warp's 16 rows, from (row, column) of matrix `group` on; `sums` in the layout
+// of ptx/wgmma.cuh. `out` is [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32], 128-byte
+// swizzle; elements beyond `out` are skipped. `staged` has `kStagedRowsBytes` for this warp alone,
+// aligned to 1024; waits for the warp's previous copy from `staged`.
 __device__ __forceinline__ void tensor_store_wgmma_rows(const TensorMap& out, uint32 group,
                                                         uint32 row, uint32 column,
                                                         const float (&sums)[64], uint8* staged) {
@@ -24,8 +24,8 @@ __device__ __forceinline__ void tensor_store_wgmma_rows(const TensorMap& out, ui
         tensor_store_wait_read();
     }
     __syncwarp();
-    // Half of a warp writes two units of 16 bytes in each of four rows. Swizzled, those of a row
-    // and the next lie in the same banks: odd rows begin two times eight columns further on.
+    // A half-warp writes two 16-byte units in each of four rows. With the swizzle, the units of
+    // neighboring rows would fall into the same banks, so odd rows start 16 columns further on.
     const bool is_odd = lane / 4 % 2 == 1;
     const uint32 unit = (lane % 4 / 2) ^ (lane / 4) ^ (is_odd ? 4 : 0);
     const uint32 own = static_cast<uint32>(__cvta_generic_to_shared(staged)) + lane / 4 * 128 +

@@ -1,8 +1,9 @@
-// From accumulators in tensor memory to the result in device memory: bias, rounding, accumulation.
+// Stores accumulators from tensor memory to the result in global memory: bias, rounding,
+// accumulation.
 //
-// Each of four warps takes the 32 lanes of tensor memory that it may read, so 32 rows. They pass in
-// subtiles of 128 bytes through 4 KiB of shared memory, so that a warp writes four whole subtiles
-// of rows at a time.
+// Each of four warps reads the 32 lanes of tensor memory that it can access, that is, 32 rows. They
+// pass through 4 KiB of shared memory in subtiles of 128 bytes per row, so that a warp stores four
+// whole subtile rows at a time.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -26,8 +27,8 @@ __device__ __forceinline__ void add_bias(uint32 (&values)[32], const TileResult<
     }
 }
 
-// 128 bytes of a lane's row, from column `column` of the result and `address` of tensor memory on.
-// All of the warp has read tensor memory when this returns.
+// Loads 128 bytes of a lane's row, from column `column` of the result and `address` of tensor
+// memory on. On return the whole warp has read tensor memory.
 __device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address,
                                            const TileResult<float>& result, int32 column) {
     uint32 values[32];
@@ -64,8 +65,8 @@ __device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address
     }
 }
 
-// Writes a subtile of 32 rows from (row, column) on; `staged` holds them with the 16-byte units of
-// a row exchanged by its number modulo eight.
+// Stores a subtile of 32 rows from (row, column) on; the 16-byte units of a row in `staged` are
+// permuted by the row index modulo eight.
 template <typename Element>
 __device__ __forceinline__ void write_subtile(const TileResult<Element>& result, int32 row,
                                              int32 column, const uint8* staged) {
@@ -110,10 +111,10 @@ __device__ __forceinline__ void write_subtile(const TileResult<Element>& result,
     }
 }
 
-// The calling warp's 32 rows of a tile of `kColumns`, which begin at (row, column) of the result
-// and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this warp
-// alone. The last columns come first if `backwards`. `release` is called when `kReleased` subtiles
-// of tensor memory have been read.
+// Stores the calling warp's 32 rows of a tile of `kColumns`, which begin at (row, column) of the
+// result and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this
+// warp alone. If `backwards`, the last columns are stored first. `release` is called after
+// `kReleased` subtiles of tensor memory have been read.
 template <int kColumns, int kReleased, typename Element, typename Release>
 __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& result, int32 row,
                                                   int32 column, uint32 address, bool backwards,
@@ -140,13 +141,13 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
     }
 }
 
-// Subtiles, of `kSubtiles` of a tile, after which all that accumulators share is read: the end of
-// the first and the beginning of the second.
+// Number of subtiles, of `kSubtiles` of a tile, after which the overlap of both accumulators has
+// been read: it is the end of the first and the beginning of the second accumulator.
 template <typename S, int kSubtiles>
 constexpr int kReleasedSubtiles = S::kShares ? 1 : kSubtiles;
 
-// The epilogue warps: `store(tile, own_row, address, backwards, staged, release)` takes the 32 rows
-// of a warp of tile after tile, those from row `own_row` of the tile on, as store_tensor_tile does.
+// Epilogue warps: `store(tile, own_row, address, backwards, staged, release)` stores the 32 rows of
+// a warp of each tile, from row `own_row` of the tile on, as store_tensor_tile does.
 template <typename S, typename Tiles, typename Store>
 __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared,
                                                   uint32 tensor_base, Tiles tiles, Store store) {
@@ -175,7 +176,7 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
     }
 }
 
-// The epilogue warps: writes tile after tile.
+// Epilogue warps: stores all tiles.
 template <typename S, typename Tiles, typename Element>
 __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
                                                    uint32 tensor_base, Tiles tiles,

@@ -1,5 +1,5 @@
-// From accumulators in registers to a 128 x 128 tile of the result in device memory: bias,
-// rounding, accumulation, and rows written in 16-byte vectors.
+// Stores a 128 x 128 tile of accumulators from registers to the result in global memory: bias,
+// rounding, accumulation, and rows in 16-byte vectors.
 #pragma once
 
 #include "common/types.cuh"
@@ -11,7 +11,7 @@ struct TileResult {
     const Element* bias;  // [columns], or null; added in FP32 before rounding
     int32 rows;
     int32 columns;
-    bool accumulate;  // add to what is there; FP32 only
+    bool accumulate;  // add to the stored result; FP32 only
 };
 
 __device__ __forceinline__ void put_pair(bf16* target, float a, float b) {
@@ -29,18 +29,18 @@ __device__ __forceinline__ uint4 add_f32x4(uint4 a, uint4 b) {
                       __float_as_uint(__uint_as_float(a.w) + __uint_as_float(b.w)));
 }
 
-// Bytes of a row of the tile in shared memory: padded so that the eight rows that a warp writes at
-// once begin in different banks.
+// Bytes of a tile row in shared memory: padded so that the eight rows that a warp writes at a time
+// begin in different banks.
 template <typename Element>
 constexpr int kStagedRowBytes = 128 * sizeof(Element) + (sizeof(Element) == 2 ? 16 : 32);
 
-// Shared memory that store_tile takes.
+// Bytes of shared memory for store_tile.
 template <typename Element>
 constexpr int kStagedBytes = 128 * kStagedRowBytes<Element>;
 
-// All threads of the CTA together. A warp's accumulators are [kM][kN] results of mma.sync, 16 x 8
+// Called by all threads of the CTA. A warp's accumulators are [kM][kN] results of mma.sync, 16 x 8
 // each, and begin at (warp_row, warp_column) of the tile; the tile begins at (row, column) of the
-// result. Nobody uses `shared` (kStagedBytes) any more.
+// result. No thread accesses `shared` (kStagedBytes) for another purpose any more.
 template <typename Element, int kThreads, int kM, int kN>
 __device__ __forceinline__ void store_tile(const TileResult<Element>& result, int32 row,
                                            int32 column, int32 warp_row, int32 warp_column,
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_tile(const TileResult<Element>& result, in
                                            unsigned char* shared) {
     constexpr int kRowBytes = kStagedRowBytes<Element>;
     constexpr int kElements = 16 / sizeof(Element);
-    constexpr int kChunks = 128 / kElements;  // of a row
+    constexpr int kChunks = 128 / kElements;  // per row
     const int32 lane = threadIdx.x % 32;
 
 #pragma unroll

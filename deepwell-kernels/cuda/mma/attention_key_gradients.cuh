@@ -1,7 +1,8 @@
-// dk and dv of a tile of keys, over all queries of all heads that share them.
+// dk and dv of a tile of keys, over all queries of all heads that share the keys.
 //
-// A warp owns 16 or 32 keys: the rows of p^T and ds^T, which so are, without leaving registers, the
-// left operands of p^T dout and ds^T q. Queries and dout come by 64 in two buffers.
+// A warp computes 16 or 32 keys, the rows of p^T and ds^T. Both stay in registers as left operands
+// of p^T dout and ds^T q. Queries and dout are loaded in stages of at most 64 rows, double
+// buffered.
 #pragma once
 
 #include "common/infinity.cuh"
@@ -13,7 +14,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 
-// Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
+// Starts the copy of a stage to `target`: queries, dout and statistics of one head of the group.
 template <int kHeadDim, bool kPadded, bool kExtended, typename Out>
 __device__ __forceinline__ void copy_queries(const AttentionGradients<Out>& arguments,
                                              uint32 target, const volatile GradientWork* work,
@@ -37,7 +38,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients<Out>& argu
         target + Tiles::kQueryStageBytes, arguments.dout + dout_from, dout_stride, rows_left,
         values);
     if (threadIdx.x < Tiles::kStageQueries) {
-        // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
+        // Rows beyond the sequence are zero in all operands, so p is 1, dout 0 and ds 0.
         const int row = threadIdx.x;
         const bool inside = row < rows_left;
         const uint32 at =
@@ -47,7 +48,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients<Out>& argu
     }
 }
 
-// The first tile of queries that sees some key of the work; one beyond all where none does.
+// Returns the first tile of queries that sees any key of the work item; past the end if none does.
 template <int kHeadDim, bool kPart, typename Out>
 __device__ __forceinline__ int first_tile_of_work(const AttentionGradients<Out>& arguments,
                                                   const volatile GradientWork* work,
@@ -67,10 +68,10 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
-    // What a part is seen of has no windows or documents.
+    // Kernels for a part of the keys support neither windows nor documents.
     constexpr bool kWindows = kExtended && !kPart;
-    // Sums of 192 elements leave no registers for what can be made anew in every turn, nor do those
-    // of 128 beside windows and documents.
+    // Recompute cheap values in every iteration: the accumulators of 192 elements leave no
+    // registers to keep them, nor do the accumulators of 128 elements with windows and documents.
     constexpr bool kAnew = kHeadDim > 128 || (kExtended && kHeadDim == 128);
 
     const uint32 group = arguments.heads / arguments.kv_heads;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
         memory + Tiles::kKeyTileBytes, arguments.v + value_offset, value_stride, seq - first_key,
         values);
 
-    // From the last queries on, which all keys see: CTAs that run side by side read the same.
+    // Start at the last queries, which see all keys, so that concurrent CTAs read the same rows.
     const int first_tile = first_tile_of_work<kHeadDim, kPart>(arguments, work, causal);
     const int last_query =
         kWindows ? min(seq - 1, arguments.last_seeing(work->first_token,
@@ -159,7 +160,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
                           first_query + Tiles::kChunkQueries <= arguments.part.first_query)) {
                 continue;
             }
-            // Their windows or documents begin behind all keys of this warp.
+            // Windows or documents of these queries begin after all keys of this warp.
             if (kWindows && first_query > arguments.last_seeing(work->first_token,
                                                                  warp_key + 16 * kM - 1)) {
                 continue;
@@ -256,7 +257,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
     }
 
     if constexpr (kPart) {
-        // Of keys that no query sees nobody waited for the copies.
+        // If no query sees the keys, the loop has not waited for the copies.
         cp_async_wait<0>();
     }
     float scales[kM][2];
@@ -266,7 +267,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
         scales[m][0] = scales[m][1] = arguments.scale;
         ones[m][0] = ones[m][1] = 1.0f;
     }
-    // Only this warp reads its keys and values, and it has.
+    // Only this warp reads its keys and values, and all its reads are done.
     const int rows_left = seq - work->first_row - warp_row;
     const uint64 to = work->own_offset + static_cast<uint64>(warp_row) * key_stride;
     uint8* const own = shared_memory + warp_row * kRowBytes;

@@ -1,7 +1,7 @@
-// dq of a tile of queries, over all keys that they see.
+// dq of a tile of queries, over all keys that the queries see.
 //
-// A warp owns 16 or 32 queries: the rows of p and ds, which so is, without leaving registers, the
-// left operand of ds k. Keys and values come by 32 or 64 in two buffers.
+// A warp computes 16 or 32 queries, the rows of p and ds. ds stays in registers as the left operand
+// of ds k. Keys and values are loaded in stages of 32 or 64 rows, double buffered.
 #pragma once
 
 #include "common/infinity.cuh"
@@ -21,21 +21,21 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
     constexpr int kM = Tiles::kQueryM;
     constexpr int kN = Tiles::kChunkKeys / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
-    // What a part is seen of has no windows or documents.
+    // Kernels for a part of the keys support neither windows nor documents.
     constexpr bool kWindows = kExtended && !kPart;
 
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
     const int first_query = work->first_row;
     const uint64 query_offset = work->own_offset;
-    // Keys that a query sees; those before it see no more.
+    // Number of keys that a query sees; earlier queries see no more keys.
     const auto keys_of = [&](int query) {
         const int seen = causal ? min(seq, query + 1) : seq;
         return kPart ? arguments.part.seen(query, seen) : seen;
     };
     const int keys_seen = keys_of(first_query + Tiles::kBlockQueries - 1);
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
-    // Of keys that some query of the tile sees.
+    // First stage with a key that any query of the tile sees.
     const int first_stage =
         kWindows ? max(0, arguments.first_seen(work->first_token, first_query)) /
                         Tiles::kStageKeys
@@ -89,7 +89,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
             statistics[m][half] = RowStatistics{0.0f, 0.0f};
             if (query < seq) {
                 const uint32 at = work->statistics_offset + query;
-                // Other CTAs have written it since the launch.
+                // Other CTAs of this launch have written the statistics.
                 const float2 of =
                     __ldcg(reinterpret_cast<const float2*>(arguments.statistics + at));
                 statistics[m][half] = RowStatistics{of.x, of.y};
@@ -127,19 +127,20 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageKeys; chunk += Tiles::kChunkKeys) {
             const int first_key = stage * Tiles::kStageKeys + chunk;
-            // Windows and documents leave no registers for what can be made anew in every turn.
+            // Recomputed in every iteration: windows and documents leave no registers to keep these
+            // values.
             const int thread = static_cast<int>(kExtended ? opaque(threadIdx.x) : threadIdx.x);
             const int lane_here = kExtended ? thread % 32 : lane;
             const int query_here =
                 kExtended ? work->first_row + thread / 32 * kM * 16 : warp_query;
-            // Keys that some query, and that all queries of this warp see.
+            // Number of keys that at least one query, and that all queries of this warp see.
             const int some_see =
                 query_here >= seq ? 0 : keys_of(query_here + kM * 16 - 1);
             const int all_see = keys_of(query_here);
             if (first_key >= some_see) {
                 break;
             }
-            // No query of this warp sees these any more.
+            // These keys precede the windows or documents of all queries of this warp.
             if (kWindows && first_key + Tiles::kChunkKeys <=
                                  arguments.first_seen(work->first_token, query_here)) {
                 continue;
@@ -214,7 +215,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
     }
 
     if constexpr (kPart) {
-        // Where no query sees a key nobody waited for the copies.
+        // If no query sees a key, the loop has not waited for the copies.
         cp_async_wait<0>();
     }
     float scales[kM][2];
@@ -222,7 +223,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
     for (int m = 0; m < kM; ++m) {
         scales[m][0] = scales[m][1] = arguments.scale;
     }
-    // Only this warp reads its queries, and it has.
+    // Only this warp reads its queries, and all its reads are done.
     const int row =
         kExtended ? static_cast<int>(opaque(threadIdx.x)) / 32 * kM * 16 : warp_row;
     write_head_rows<kHeadDim, kM>(

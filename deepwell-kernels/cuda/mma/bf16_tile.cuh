@@ -1,11 +1,11 @@
 // One 128 x 128 tile of a BF16 GEMM, accumulated in FP32 by 128 threads.
 //
 // Tiles of 64 along K pass through a pipeline of three stages in shared memory, 32 KiB each, filled
-// two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
-// warps holds a quarter of the result, 64 x 64: per step of 16 along K it reads 2 x 4 fragments
-// for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next
-// step are read while the present one is multiplied. 96 KiB a CTA lets two CTAs share an SM on
-// Hopper, one loading its first and storing its last tile while the other computes.
+// two steps ahead: by cp.async, or by stores if elements are read one by one. Each of the four
+// warps computes a quarter of the result, 64 x 64: per step of 16 along K it reads 2 x 4 fragments
+// for 32 mma.sync, so that shared memory bandwidth does not limit the tensor cores. The fragments
+// of the next step are prefetched during the MMAs of the current step. With 96 KiB per CTA two CTAs
+// fit on an SM of Hopper: the first and last steps of a CTA overlap with the MMAs of its neighbor.
 #pragma once
 
 #include "common/types.cuh"
@@ -30,7 +30,7 @@ constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each operand");
 static_assert(kSharedBytes <= 99 * 1024, "what a CTA may have on sm_120");
 
-// Where the calling thread's warp stands in the tile.
+// Position of the calling thread's warp in the tile.
 __device__ __forceinline__ int32 warp_row() {
     return threadIdx.x / 32 % 2 * kWarpM;
 }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Fragm
 }
 
 // accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
-// aligned, and is free again when this returns. a.k == b.k.
+// aligned, and may be reused on return. a.k == b.k.
 template <bool kAKMajor, bool kBKMajor, bool kVector>
 __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileOperand<bf16>& a,
                                         const TileOperand<bf16>& b, int32 row, int32 column,
@@ -106,7 +106,8 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileO
     int32 read_stage = 0;
     int32 write_stage = kStages - 1;
     for (int32 tile = 0; tile < tiles; ++tile) {
-        // The tile is there for all threads, and all are done with the stage to be written.
+        // The tile has arrived for all threads, and all threads have read the stage to be
+        // overwritten.
         if constexpr (kVector) {
             cp_async_wait<kStages - 2>();
         }
@@ -134,7 +135,7 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileO
         read_stage = read_stage + 1 == kStages ? 0 : read_stage + 1;
         write_stage = write_stage + 1 == kStages ? 0 : write_stage + 1;
     }
-    // All have read the last stage; the groups of copies that nobody waited for are empty.
+    // All threads have read the last stage; the outstanding copy groups are empty.
     __syncthreads();
 }
 

@@ -1,12 +1,13 @@
-// MMAs of one warp with rows of attention heads (layout/head_tile.cuh) on tensor cores.
+// Warp-level MMAs on rows of attention heads (layout/head_tile.cuh).
 //
-// Rows come in blocks of 16, 16 elements of the head in a step. Every ldmatrix here takes a 16 x 16
+// Rows come in blocks of 16, with 16 elements of the head per step. Each ldmatrix loads a 16 x 16
 // block of rows and elements, in one of two orders of its 8 x 8 quarters:
-//   summed:  by rows first: a left operand, and a right operand whose rows are summed over, which
-//            is transposed on the way;
+//   summed:  by rows first: a left operand, or, transposed by ldmatrix, a right operand whose rows
+//            are contracted;
 //   columns: by elements first: a right operand whose rows are columns of the result.
-// Either way words 0 and 1 of a right operand belong to the first eight columns of the result and
-// 2 and 3 to the others. (mma.sync takes neighbouring registers; other orders cost moves.)
+// In both orders words 0 and 1 of a right operand belong to the first eight columns of the result,
+// and words 2 and 3 to the next eight. (mma.sync takes neighbouring registers; other orders cost
+// moves.)
 #pragma once
 
 #include "common/types.cuh"
@@ -14,8 +15,8 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 
-// What a lane l points ldmatrix at for the first block of a tile: its row l % 16, and the first
-// (l < 16) or second 8 elements.
+// ldmatrix address of lane l for the first block of a tile: row l % 16, elements 0 to 7 (l < 16) or
+// 8 to 15.
 template <int kHeadDim>
 __device__ __forceinline__ uint32 summed_address(uint32 tile, uint32 lane) {
     return tile + HeadTile<kHeadDim>::offset(lane % 16, lane / 16);
@@ -26,19 +27,19 @@ __device__ __forceinline__ uint32 columns_address(uint32 tile, uint32 lane) {
     return tile + HeadTile<kHeadDim>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-// The same for rows 16 * row_block and elements 16 * step: both units of a step sit where those of
-// step 0 do but for the upper bits of their place in the row.
+// Address for rows 16 * row_block and elements 16 * step: the units of a step differ from those of
+// step 0 only in the upper bits of their position in the row.
 template <int kHeadDim>
 __device__ __forceinline__ uint32 block_address(uint32 lane_address, int row_block, int step) {
     const uint32 row_bytes = row_block * 16 * HeadTile<kHeadDim>::kRowBytes;
     if constexpr (kHeadDim > 128) {
-        // Rows are no power of two long: only the place within 128 bytes is rotated.
+        // The row length is not a power of two: the rotation is within 128 bytes only.
         return (lane_address ^ (static_cast<uint32>(step % 4) << 5)) + step / 4 * 128 + row_bytes;
     }
     return (lane_address ^ (static_cast<uint32>(step) << 5)) + row_bytes;
 }
 
-// All left operands of `kM` blocks of 16 rows; `rows` from `summed_address`.
+// Loads all left operands of `kM` blocks of 16 rows; `rows` is a `summed_address`.
 template <int kHeadDim, int kM>
 __device__ __forceinline__ void load_left(uint32 (&left)[kM][kHeadDim / 16][4], uint32 rows) {
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ __forceinline__ void load_left(uint32 (&left)[kM][kHeadDim / 16][4], 
     }
 }
 
-// One step of sums += left right^T; `right_rows` from `columns_address`, as in all that follow.
+// One step of sums += left right^T; here and below `right_rows` is a `columns_address`.
 template <int kHeadDim, int kM, int kN>
 __device__ __forceinline__ void multiply_step(float (&sums)[kM][2 * kN][4],
                                               const uint32 (&left)[kM][4], uint32 right_rows,
@@ -83,7 +84,7 @@ __device__ __forceinline__ void set_zero(float (&sums)[kM][kN][4]) {
 }
 
 // sums [16 kM, 16 kN] = left rows x right rows^T, both in shared memory, over the first kWidth
-// elements of each; `left_rows` from `summed_address`.
+// elements of each row; `left_rows` is a `summed_address`.
 template <int kHeadDim, int kM, int kN, int kWidth = kHeadDim>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kM][2 * kN][4], uint32 left_rows,
                                               uint32 right_rows) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][2 * kN][4],
     }
 }
 
-// sums [16 kM, kWidth] += weights [16 kM, 16] x the rows of block `row_block`; `rows` from
+// sums [16 kM, kWidth] += weights [16 kM, 16] x the rows of block `row_block`; `rows` is a
 // `summed_address`.
 template <int kHeadDim, int kM, int kWidth = kHeadDim>
 __device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kWidth / 8][4],
@@ -139,7 +140,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kWidth / 8][
     }
 }
 
-// Two neighbouring 16 x 8 results as a left operand 16 x 16.
+// Converts two neighbouring 16 x 8 results to a left operand of 16 x 16.
 __device__ __forceinline__ void to_left(uint32 (&left)[4], const float (&first)[4],
                                         const float (&second)[4]) {
     left[0] = to_bf16_pair(first[0], first[1]);
@@ -149,8 +150,8 @@ __device__ __forceinline__ void to_left(uint32 (&left)[4], const float (&first)[
 }
 
 // Writes `sums` times `factors` (of rows l / 4 and l / 4 + 8 of each block) as BF16 rows of a head
-// to global memory, by way of `tile`: rows of shared memory that no other warp touches. Rows from
-// `rows_left` on are not written, nor elements of a row from `width` on.
+// to global memory, through `tile`: rows of shared memory that no other warp accesses. Rows from
+// `rows_left` on and elements from `width` on are skipped.
 template <int kHeadDim, int kM, int kWidth = kHeadDim>
 __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth / 8][4],
                                                 const float (&factors)[kM][2], uint8* tile,
@@ -187,7 +188,7 @@ __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth /
     }
 }
 
-// The same in FP32, from registers: each row's part of an instruction is a sector of 32 bytes.
+// The same in FP32, from registers: a store instruction writes a 32-byte sector of each row.
 template <int kHeadDim, int kM, int kWidth = kHeadDim>
 __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kWidth / 8][4],
                                                 const float (&factors)[kM][2], uint8*,

@@ -1,5 +1,5 @@
 // Steps of an MXFP8 GEMM (mma/mxfp8_tile.cuh) on tensor cores of sm_120a, which apply the scales of
-// blocks of 32: one MMA along K is one block, and is added to the accumulators at once.
+// blocks of 32: an MMA covers one block along K and adds directly to the accumulators.
 #pragma once
 
 #include "common/types.cuh"
@@ -9,8 +9,8 @@
 
 namespace mxfp8_tile {
 
-// In a stage the four scales of a row are one word, those of a's rows first. A lane reads words
-// once for the whole stage; which byte of them counts is part of each step's instruction.
+// In a stage the four scales of a row are one word; words of a's rows come first. A lane reads
+// words once per stage; the instruction of a step selects a byte of each word.
 class BlockScaleSteps {
   public:
     __device__ __forceinline__ void put_scales(unsigned char* stage, int32, uint32 word) const {
@@ -32,8 +32,8 @@ class BlockScaleSteps {
     }
 
   private:
-    // The words of the rows and columns whose scales this lane gives, see mma_m16n8k32_mxfp8. Two
-    // lanes of four give none of a's rows, and three none of b's: what they read is not used.
+    // Scale words of the rows and columns that this lane provides, see mma_m16n8k32_mxfp8. Of each
+    // four lanes, two provide no scale of a and three no scale of b: their words are ignored.
     struct Scales {
         uint32 rows[kFragmentsM];
         uint32 columns[kFragmentsN];

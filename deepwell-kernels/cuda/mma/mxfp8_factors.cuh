@@ -1,12 +1,12 @@
-// Steps of an MXFP8 GEMM (mma/mxfp8_tile.cuh) on tensor cores that know no scales.
+// Steps of an MXFP8 GEMM (mma/mxfp8_tile.cuh) on tensor cores without block scales.
 //
-// Each step of 32 along K is one MMA into accumulators that start at zero, which is then multiplied
-// by 2^(sa + sb), the scales of its row and its column, and added in FP32.
+// Each step of 32 along K is one MMA from zero accumulators. Its result is multiplied by 2^(sa +
+// sb), the scales of row and column, and added in FP32.
 //
-// The factor of an element, 2^(sa + sb), need not be an FP32 even where the scaled product is one.
-// While all scales of a tile lie within 2^-63 and 2^63 it is, and one multiplication per element
-// makes it; otherwise each scale is taken as the product of two roots, and halves of the factor are
-// applied one after the other.
+// The factor 2^(sa + sb) may exceed the range of FP32 even if the scaled product does not. If all
+// scales of a tile lie between 2^-63 and 2^63, the factor is in range and takes one multiplication
+// per element. Otherwise each scale is split into two roots, and the two halves of the factor are
+// applied in sequence.
 #pragma once
 
 #include "common/types.cuh"
@@ -17,7 +17,7 @@
 
 namespace mxfp8_tile {
 
-// Whether one of four scales lies outside of 2^-63 to 2^63.
+// Whether any of four scales lies outside 2^-63 to 2^63.
 __device__ __forceinline__ bool is_wide(uint32 word) {
     bool wide = false;
 #pragma unroll
@@ -42,8 +42,9 @@ struct NarrowFactor {
     }
 };
 
-// A scale of any size, as two factors of about its root. Rows round the exponent of the first down,
-// columns up, so that the products of firsts and of seconds stay within 2^-127 to 2^127.
+// A scale of any size, as two factors near its root. Rows round the exponent of the first factor
+// down and columns round it up, so that the products of firsts and of seconds stay within 2^-127 to
+// 2^127.
 struct WideFactor {
     float first;
     float second;
@@ -62,7 +63,7 @@ struct WideFactor {
     }
 };
 
-// In a stage the scales lie by step, those of a's rows first.
+// In a stage the scales are ordered by step; those of a's rows come first.
 class FactorSteps {
     uint32 wide_ = 0;  // bit s: this thread's row has wide scales in the tile of stage s
     bool any_wide_ = false;
@@ -99,7 +100,7 @@ class FactorSteps {
         const unsigned char* row_scales = stage + 2 * kTileBytes + warp_row() + lane / 4;
         const unsigned char* column_scales =
             stage + 2 * kTileBytes + kBlockM + warp_column() + lane % 4 * 2;
-        // Unrolled, the steps' fragments would not fit the registers.
+        // Not unrolled: the fragments of all steps would exceed the registers.
 #pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
             uint32 b[kFragmentsN / 2][4];

@@ -1,11 +1,11 @@
 // One 128 x 128 tile of an MXFP8 GEMM, both operands K-major, by 256 threads.
 //
-// Tiles of 128 along K pass through a pipeline of three stages, each with two 16 KiB tiles of data,
-// copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
-// tile before is multiplied. Each of the eight warps holds 64 x 32 of the result.
+// Tiles of 128 along K pass through a pipeline of three stages. A stage has two 16 KiB tiles of
+// data, copied by cp.async two steps ahead, and the scales of their rows, which threads load during
+// the MMAs of an earlier tile. Each of the eight warps computes 64 x 32 of the result.
 //
-// `Steps` multiplies what is in a stage, in four steps of 32 along K, and says how scales lie
-// there: mma/mxfp8_factors.cuh, mma/mxfp8_block_scale.cuh.
+// `Steps` multiplies the data of a stage in four steps of 32 along K, and defines the layout of
+// scales in a stage: mma/mxfp8_factors.cuh, mma/mxfp8_block_scale.cuh.
 #pragma once
 
 #include "common/types.cuh"
@@ -34,7 +34,7 @@ static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each 
 static_assert(kThreads == kBlockM + kBlockN, "a thread fetches the scales of one row");
 static_assert(kSharedBytes <= 99 * 1024, "what a CTA may have on sm_120");
 
-// An operand: data [outer, k] by rows, and its scales in tiles (layout/scale_tile.cuh).
+// Operand: row-major data [outer, k], and scales in tiles (layout/scale_tile.cuh).
 struct Operand {
     const uint8* data;
     const uint8* scales;
@@ -52,8 +52,8 @@ __device__ __forceinline__ int32 warp_column() {
 
 using Accumulators = float[kFragmentsM][kFragmentsN][4];
 
-// Where the scales of the calling thread's row lie in its first tile of scales: rows of a in the
-// first half of the threads, of b in the second; null outside of the matrix.
+// Address of the scales of the calling thread's row in its first scale tile. The first half of the
+// threads has rows of a, the second half rows of b; null outside the matrix.
 __device__ __forceinline__ const uint8* row_scales(const Operand& a, const Operand& b, int32 row,
                                                    int32 column) {
     const int32 thread = threadIdx.x;
@@ -66,16 +66,16 @@ __device__ __forceinline__ const uint8* row_scales(const Operand& a, const Opera
                           : nullptr;
 }
 
-// The scales of the calling thread's row.
+// Loads the scales of the calling thread's row.
 class ScaleFetch {
-    const uint8* scales_;  // of the row in its first tile of scales; null outside of the matrix
+    const uint8* scales_;  // of the row in its first scale tile; null outside the matrix
 
   public:
     __device__ __forceinline__ ScaleFetch(const Operand& a, const Operand& b, int32 row,
                                           int32 column)
         : scales_(row_scales(a, b, row, column)) {}
 
-    // The scales of the four blocks of tile `tile`; ones outside of the matrix.
+    // Returns the scales of the four blocks of tile `tile`; ones outside the matrix.
     __device__ __forceinline__ uint32 fetch(int32 tile) const {
         return scales_ == nullptr
                    ? kE8m0One * 0x01010101u
@@ -83,11 +83,11 @@ class ScaleFetch {
     }
 };
 
-// The scales of the calling thread's row, as ScaleFetch, for a GEMM over part of K: from `first` to
-// `first + count`, both multiples of a block. Tiles along K begin at `first`, wherever that lies in
-// a tile of scales.
+// Loads the scales of the calling thread's row for a GEMM over a part of K: from `first` to `first
+// + count`, both multiples of a block. Tiles along K begin at `first`, which may lie anywhere in a
+// scale tile.
 class SegmentScaleFetch {
-    const uint8* scales_;  // of the row in its first tile of scales; null outside of the matrix
+    const uint8* scales_;  // of the row in its first scale tile; null outside the matrix
     int32 first_block_;
     int32 blocks_;
 
@@ -98,8 +98,8 @@ class SegmentScaleFetch {
           first_block_(first / kScaleBlock),
           blocks_(count / kScaleBlock) {}
 
-    // The scales of the four blocks of tile `tile`; ones outside of the matrix and of the part,
-    // where data are zeros but scales are those of others.
+    // Returns the scales of the four blocks of tile `tile`; ones outside the matrix and outside the
+    // part of K, where data is zero but scales may belong to others.
     __device__ __forceinline__ uint32 fetch(int32 tile) const {
         constexpr uint32 kOnes = kE8m0One * 0x01010101u;
         if (scales_ == nullptr) {
@@ -123,14 +123,14 @@ class SegmentScaleFetch {
 template <bool kVector>
 using Copy = TileCopy<uint8, true, kVector, kThreads>;
 
-// accumulators = the sum over `tiles` tiles along K of what `copy_a` and `copy_b` bring, with the
-// scales that `scales.fetch(tile)` gives for the calling thread's row. `shared` has kSharedBytes,
-// 16-byte aligned, and is free again when this returns.
+// accumulators = the sum over `tiles` tiles along K of the operands that `copy_a` and `copy_b`
+// load, with the scales of `scales.fetch(tile)` for the calling thread's row. `shared` has
+// kSharedBytes, 16-byte aligned, and may be reused on return.
 //
-// `Steps` has, for the stage of a number from 0 to kStages - 1:
-//   put_scales(stage, number, word): keeps the four scales of the calling thread's row;
-//   meet(number): waits for all threads, after which the stage is there;
-//   multiply(accumulators, stage): adds the stage that was met last.
+// `Steps` has, for stage `number` from 0 to kStages - 1:
+//   put_scales(stage, number, word): stores the four scales of the calling thread's row;
+//   meet(number): barrier of all threads, after which the stage is complete;
+//   multiply(accumulators, stage): adds the stage of the last `meet`.
 template <typename Steps, bool kVector, typename Scales>
 __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
                                               const Copy<kVector>& copy_a,
@@ -147,7 +147,7 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
         }
     }
 
-    // Elements that are copied one by one are there for all threads at the next barrier.
+    // Elements copied one by one are visible to all threads after the next barrier.
     const auto commit = [] {
         if constexpr (kVector) {
             cp_async_commit();
@@ -168,7 +168,8 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
     int32 read_number = 0;
     int32 write_number = kStages - 1;
     for (int32 tile = 0; tile < tiles; ++tile) {
-        // The tile is there for all threads, and all are done with the stage to be written.
+        // The tile has arrived for all threads, and all threads have read the stage to be
+        // overwritten.
         if constexpr (kVector) {
             cp_async_wait<kStages - 2>();
         }
@@ -191,7 +192,7 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
         read_number = read_number + 1 == kStages ? 0 : read_number + 1;
         write_number = write_number + 1 == kStages ? 0 : write_number + 1;
     }
-    // No copy is under way: the groups behind the last tile's are empty.
+    // No copy is in flight: the copy groups after the last tile are empty.
     __syncthreads();
 }
 

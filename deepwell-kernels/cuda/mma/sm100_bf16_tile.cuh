@@ -1,8 +1,8 @@
-// Tiles of a BF16 GEMM on tcgen05, each operand K-major or MN-major: tensor cores read both
-// ways, so that nothing is transposed. See mma/sm100_tile.cuh for the frame.
+// Tiles of a BF16 GEMM on tcgen05. Each operand is K-major or MN-major; tensor cores read both, so
+// no transpose is needed. See mma/sm100_tile.cuh for the warp roles and pipelines.
 //
-// A stage has 64 elements along K. Of a K-major operand, rows of 128 bytes lie one after
-// the other; of an MN-major one, boxes of 64 rows, each with 64 lines of 128 bytes along K.
+// A stage has 64 elements along K. A K-major operand is stored as contiguous rows of 128 bytes, an
+// MN-major operand as boxes of 64 rows, each with 64 lines of 128 bytes along K.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -15,7 +15,7 @@ namespace sm100_bf16 {
 using namespace sm100;
 
 constexpr int kBlockK = kStageRowBytes / sizeof(bf16);
-constexpr int kBoxRows = 64;  // of an operand stored by rows
+constexpr int kBoxRows = 64;  // of an MN-major operand
 static_assert(kTransposedBoxBytes == kBoxRows * kStageRowBytes, "a box is as large either way");
 
 // Each operand is K-major or MN-major.
@@ -26,8 +26,8 @@ struct Shape : TileShape<kCtas, kTileN, 0, 0, kDown, kAcross> {
     static constexpr bool kBKMajor = kBStoredKMajor;
 };
 
-// Of `kRows` rows of an operand from `row` on, and the K of a stage, what the calling CTA copies
-// for all that share them.
+// Copies the calling CTA's share of `kRows` rows of an operand, from `row` on, and of a stage's K,
+// to all CTAs that share the rows.
 template <typename S, bool kKMajor, int kRows, int kSharers>
 __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map, uint32 row,
                                              uint32 k, uint32 barrier,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map
     }
 }
 
-// Both operands, by one thread of each CTA.
+// Copies both operands, by one thread of each CTA.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const TensorMap& a,
                                               const TensorMap& b, Tiles tiles, int32 k_blocks) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const Ten
                   });
 }
 
-// The operand at `address`, from the K of `step` of a stage on.
+// Descriptor of the operand at `address`, from step `step` of a stage on.
 template <bool kKMajor>
 __device__ __forceinline__ uint64 operand_at(uint32 address, int step) {
     if constexpr (kKMajor) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint64 operand_at(uint32 address, int step) {
     }
 }
 
-// The MMAs, by one thread (of the first CTA of a pair).
+// Issues the MMAs, by one thread (of the first CTA of a pair).
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint32 tensor_base,
                                                   Tiles tiles, int32 k_blocks) {

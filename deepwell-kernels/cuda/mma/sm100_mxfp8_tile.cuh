@@ -1,9 +1,9 @@
-// Tiles of an MXFP8 GEMM, both operands K-major, on tcgen05: beside the data of an operand stand
-// its scales. See mma/sm100_tile.cuh for the frame.
+// Tiles of an MXFP8 GEMM on tcgen05, both operands K-major, with data and scales. See
+// mma/sm100_tile.cuh for the warp roles and pipelines.
 //
-// Scales lie in memory as the tiles of 512 bytes that tcgen05.cp takes (layout/scale_tile.cuh), and
-// come with the data. Copies of scales to tensor memory and MMAs of one thread run in the order in
-// which it asks for them, so that one place in tensor memory serves all stages.
+// Scales are stored in the 512-byte tiles that tcgen05.cp takes (layout/scale_tile.cuh) and are
+// copied with the data. Scale copies to tensor memory and MMAs of one thread execute in issue
+// order, so a single buffer in tensor memory serves all stages.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -17,9 +17,9 @@ namespace sm100_mxfp8 {
 using namespace sm100;
 
 constexpr int kScaleTileColumns = 4;  // in tensor memory
-constexpr int kScaleBoxes = 2;        // rows of 256 bytes of a scale tile, as tensor maps see it
+constexpr int kScaleBoxes = 2;        // rows of 256 bytes of a scale tile, as in tensor maps
 
-// Scale tiles of the a of a CTA and of the whole b of a tile of `columns`.
+// Scale tiles of a CTA's rows of a and of all `columns` columns of b.
 constexpr int scale_tiles(int columns) {
     return 1 + columns / kScaleTileRows;
 }
@@ -31,16 +31,16 @@ struct Shape : TileShape<kCtas, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
     static_assert(kTileN % kScaleTileRows == 0, "whole scale tiles");
 };
 
-// A matrix: data [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
-// of a scale tile, as a matrix of 256 columns.
+// A matrix: data [rows, k] in boxes of a stage, 128-byte swizzle, and scales in boxes of a scale
+// tile, as a matrix of 256 columns.
 struct Operand {
     const TensorMap& data;
     const TensorMap& scales;
     int32 rows;
 };
 
-// Of `kRows` rows of data from `row` on, and the K of a stage, what the calling CTA copies for
-// all that share them.
+// Copies the calling CTA's share of `kRows` rows of data, from `row` on, and of a stage's K, to all
+// CTAs that share the rows.
 template <typename S, int kRows, int kSharers>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& data, uint32 row,
                                           uint32 k, uint32 barrier, const Sharers& sharers) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& data, 
                           sharers);
 }
 
-// The scale tiles of `kTiles` * 128 rows from `row` on, and one K-block.
+// Copies the scale tiles of `kTiles` * 128 rows, from `row` on, and one K-block.
 template <typename S, int kTiles>
 __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scales, uint32 row,
                                             int32 k_block, int32 k_blocks, uint32 barrier,
@@ -63,8 +63,8 @@ __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scal
     }
 }
 
-// Data and scales of both operands, by one thread of each CTA. The scales of all of b are
-// needed by both CTAs of a pair. Scales are not shared: they are a thirty-second of the data.
+// Copies data and scales of both operands, by one thread of each CTA. Both CTAs of a pair need the
+// scales of all of b. Scales are not multicast: they are a thirty-second of the data.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Operand& a,
                                            const Operand& b, Tiles tiles, int32 k_blocks) {
@@ -88,18 +88,18 @@ __device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Op
                   });
 }
 
-// The scales of a stage, from shared memory at `source` on, to tensor memory.
+// Copies the scales of a stage from shared memory at `source` to tensor memory.
 template <typename S>
 __device__ __forceinline__ void scales_to_tensor_memory(uint32 target, uint32 source) {
 #pragma unroll
     for (int i = 0; i < S::kScaleTiles; ++i) {
-        // redundant leading offset of tcgen05.cp: rows of 16 bytes have nothing beside them
+        // redundant leading offset of tcgen05.cp: rows of 16 bytes have no neighbor along K
         tcgen05_copy_to_all_warps<S::kCtas>(target + i * kScaleTileColumns,
                                             tcgen05_scale_tile(source + i * kScaleTileBytes));
     }
 }
 
-// The MMAs, by one thread (of the first CTA of a pair). Scales come after the accumulators in
+// Issues the MMAs, by one thread (of the first CTA of a pair). Scales follow the accumulators in
 // tensor memory.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint32 tensor_base,
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint
         const uint32 b_data = a_data + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            // redundant leading offset of A, leading offset of B: none in rows that are swizzled
+            // redundant leading offset of A, leading offset of B: unused in swizzled K-major rows
             tcgen05_multiply_mxf8<S::kCtas>(
                 target, tcgen05_swizzled_matrix(a_data + step * kStepBytes),
                 tcgen05_swizzled_matrix(b_data + step * kStepBytes),

@@ -1,21 +1,23 @@
-// What GEMMs on tcgen05 share: the shape of a tile, the layout of shared and tensor memory, the
-// roles of warps, and the pipelines between them.
+// Common parts of GEMMs on tcgen05: tile shapes, layout of shared and tensor memory, warp roles,
+// and the pipelines between them.
 //
-// A 1-CTA tile is 128 x kTileN, a 2-CTA tile 256 x kTileN of which each CTA holds 128 rows. Each
-// CTA of a pair copies its rows of a and half of the rows of b, and the first one issues the MMAs
-// for both. Pairs may form clusters of kDown x kAcross tiles. Tiles side by side share rows of a,
-// tiles one below the other rows of b, and each CTA multicasts a part of what it shares. A stage is
-// then empty when all tiles of the cluster have consumed it. Tiles beyond the result take part on
-// zeros. Operands pass through pipeline stages, each a K-block of 128 bytes. Results pass through
-// two accumulators in tensor memory: the epilogue warps read one while the MMA warp fills the
-// other. Where there is no room for two, they share some columns in the middle, which the epilogue
-// reads first; the next tile waits for those only.
+// A 1-CTA tile is 128 x kTileN. A 2-CTA tile is 256 x kTileN, 128 rows per CTA: each CTA of the
+// pair copies its rows of a and half of the rows of b, and the first CTA issues the MMAs for both.
+// Pairs may form clusters of kDown x kAcross tiles. Tiles side by side share rows of a, tiles one
+// below another share rows of b, and each CTA multicasts a part of the shared rows. A stage is then
+// empty when all tiles of the cluster have consumed it. Tiles beyond the result take part with
+// zeros.
+//
+// Operands pass through pipeline stages, each a K-block of 128 bytes. Results pass through two
+// accumulators in tensor memory: the epilogue warps read one accumulator while the MMA warp fills
+// the other. If tensor memory is too small for two, the accumulators overlap in some columns in the
+// middle. The epilogue reads these columns first, and the next tile waits only for them.
 //   copy_operands  the producer warp: one thread of each CTA copies boxes of operands by TMA,
-//                  swizzled by 128 bytes;
+//                  128-byte swizzle;
 //   multiply       the MMA warp: one thread (of the first CTA) issues the MMAs;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
-// Each visits the same tiles in the same order: `tiles.next(place)` gives the first element of the
-// next one (scheduler/tile_scheduler.cuh).
+// All roles visit the same tiles in the same order: `tiles.next(place)` sets the first element of
+// the next tile (scheduler/tile_scheduler.cuh).
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -29,8 +31,8 @@
 namespace sm100 {
 
 constexpr int kBlockM = 128;
-constexpr int kStageRowBytes = 128;  // of a row, in a stage
-constexpr int kStepBytes = 32;    // of a row, in one MMA
+constexpr int kStageRowBytes = 128;  // of a row, per stage
+constexpr int kStepBytes = 32;    // of a row, per MMA
 constexpr int kSteps = kStageRowBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
 constexpr int kAccumulators = 2;
@@ -43,17 +45,17 @@ constexpr int kMmaWarp = 1;
 constexpr int kFirstEpilogueWarp = 4;
 constexpr int kEpilogueWarps = 4;
 constexpr int kThreads = 32 * (kFirstEpilogueWarp + kEpilogueWarps);
-constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // results on their way out
+constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // staging of results
 static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number modulo four");
 
-// Beside operands, `kSideBytesOfStage` of a stage are copied by each CTA, and beside accumulators
-// MMAs need `kSideColumnsOfAll` columns of tensor memory.
+// A CTA also copies `kSideBytesOfStage` bytes per stage besides operands, and MMAs need
+// `kSideColumnsOfAll` columns of tensor memory besides accumulators.
 template <int kCtasOfPair, int kTileColumns, int kSideBytesOfStage = 0,
           int kSideColumnsOfAll = 0, int kTilesDown = 1, int kTilesAcross = 1>
 struct TileShape {
-    static constexpr int kCtas = kCtasOfPair;  // that compute a tile together
-    static constexpr int kDown = kTilesDown;       // tiles of a cluster, which share rows of b
-    static constexpr int kAcross = kTilesAcross;   // and those that share rows of a
+    static constexpr int kCtas = kCtasOfPair;  // CTAs that compute a tile together
+    static constexpr int kDown = kTilesDown;       // tiles of a cluster that share rows of b
+    static constexpr int kAcross = kTilesAcross;   // tiles of a cluster that share rows of a
     static constexpr int kTiles = kDown * kAcross;
     static constexpr int kClusterCtas = kTiles * kCtas;
     static constexpr int kTileM = kCtas * kBlockM;
@@ -61,14 +63,14 @@ struct TileShape {
     static constexpr int kBlockN = kTileN / kCtas;  // rows of b that a CTA holds
     static constexpr int kSideBytes = kSideBytesOfStage;
     static constexpr int kSideColumns = kSideColumnsOfAll;
-    // Columns from one accumulator to the other, in sixteens where they share some.
+    // Columns between the starts of accumulators; a multiple of 16 if the accumulators overlap.
     static constexpr bool kShares = 2 * kTileN + kSideColumns > kTensorColumns;
     static constexpr int kAccumulatorStride =
         kShares ? (kTensorColumns - kSideColumns - kTileN) / 16 * 16 : kTileN;
     static constexpr int kFirstSideColumn = kAccumulatorStride + kTileN;
     static constexpr int kEmptyBarriers = kShares ? 1 : kAccumulators;  // barriers
     static constexpr int kABytes = kBlockM * kStageRowBytes;
-    static constexpr int kOperandBytes = kABytes + kBlockN * kStageRowBytes;  // of a stage
+    static constexpr int kOperandBytes = kABytes + kBlockN * kStageRowBytes;  // per stage
     static constexpr int kStages = (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) /
                                    (kOperandBytes + kSideBytes);
     static constexpr int kSharedBytes =
@@ -86,16 +88,16 @@ struct TileShape {
                   "barriers");
 };
 
-// Shared memory from a 1024-byte boundary on, in the same places in all CTAs of a cluster.
+// Shared memory from a 1024-byte boundary on, at the same offsets in all CTAs of a cluster.
 template <typename S>
 struct Shared {
     uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
     uint8* side;         // [kStages][kSideBytes]
     uint8* staged;       // [kEpilogueWarps][32][128]
-    uint64* full;        // [kStages] operands and the rest are there; of the first CTA of a pair
-    uint64* empty;       // [kStages] the stage is read, by all tiles of the cluster
-    uint64* accumulator_full;   // [kAccumulators] the sums of a tile are complete
-    uint64* accumulator_empty;  // [kEmptyBarriers] they are read, or the columns that two share
+    uint64* full;        // [kStages] the stage has arrived; in the first CTA of a pair
+    uint64* empty;       // [kStages] the stage has been read, by all tiles of the cluster
+    uint64* accumulator_full;   // [kAccumulators] the accumulator of a tile is complete
+    uint64* accumulator_empty;  // [kEmptyBarriers] the accumulator, or the overlap, has been read
     uint32* tensor_base;
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
@@ -126,7 +128,7 @@ struct Shared {
     }
 };
 
-// A stage of a pipeline of `kLength` stages, and the phase of its mbarriers.
+// Index of a stage in a pipeline of `kLength` stages, and the phase of its mbarriers.
 template <int kLength>
 struct PipelineState {
     uint32 index = 0;
@@ -149,7 +151,8 @@ __device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
     }
 }
 
-// Of the CTA within its cluster. Pairs have neighboring ranks; tiles are counted down first.
+// Rank of the CTA within its cluster. CTAs of a pair have neighboring ranks; tiles are numbered
+// down first.
 template <typename S>
 __device__ __forceinline__ uint32 rank_in_cluster() {
     if constexpr (S::kClusterCtas == 1) {
@@ -159,7 +162,7 @@ __device__ __forceinline__ uint32 rank_in_cluster() {
     }
 }
 
-// Of the CTA within its pair.
+// Rank of the CTA within its pair.
 template <typename S>
 __device__ __forceinline__ uint32 rank_in_pair() {
     if constexpr (S::kTiles == 1) {
@@ -169,7 +172,7 @@ __device__ __forceinline__ uint32 rank_in_pair() {
     }
 }
 
-// Of the CTA's tile within its cluster.
+// Index of the CTA's tile within its cluster.
 template <typename S>
 __device__ __forceinline__ uint32 tile_in_cluster() {
     if constexpr (S::kTiles == 1) {
@@ -179,7 +182,7 @@ __device__ __forceinline__ uint32 tile_in_cluster() {
     }
 }
 
-// The rank in the cluster of the first CTA of the pair.
+// Rank, in the cluster, of the first CTA of the pair.
 template <typename S>
 __device__ __forceinline__ uint32 first_of_pair() {
     return tile_in_cluster<S>() * S::kCtas;
@@ -195,26 +198,26 @@ __device__ __forceinline__ void arrive_at(uint64* barrier, uint32 rank) {
     }
 }
 
-// At one of the first CTA of the pair.
+// Arrives at a barrier of the first CTA of the pair.
 template <typename S>
 __device__ __forceinline__ void arrive_at_first(uint64* barrier) {
     arrive_at<S>(barrier, first_of_pair<S>());
 }
 
-// CTAs of a cluster, a bit for each rank, that need the same rows of an operand, and which of
-// them the calling one is. Each copies as many of the rows, in this order.
+// The CTAs of a cluster (one bit per rank) that need the same rows of an operand, and the index of
+// the calling CTA among them. Each CTA copies an equal share of the rows, in this order.
 struct Sharers {
     uint16 ctas;
     uint32 index;
 };
 
-// `kCount` ranks, `kApart` from each other, from 0 on.
+// Mask of `kCount` ranks from 0 on, with a stride of `kApart`.
 template <int kCount, int kApart>
 constexpr uint32 kRanks = kRanks<kCount - 1, kApart> << kApart | 1;
 template <int kApart>
 constexpr uint32 kRanks<0, kApart> = 0;
 
-// Of rows of a: the same CTA of all tiles side by side.
+// CTAs that share rows of a: the same CTA of all tiles side by side.
 template <typename S>
 __device__ __forceinline__ Sharers sharers_of_a() {
     constexpr int kApart = S::kDown * S::kCtas;
@@ -223,7 +226,7 @@ __device__ __forceinline__ Sharers sharers_of_a() {
                    tile_in_cluster<S>() / S::kDown % S::kAcross};
 }
 
-// Of rows of b: the same CTA of all tiles one below the other.
+// CTAs that share rows of b: the same CTA of all tiles one below another.
 template <typename S>
 __device__ __forceinline__ Sharers sharers_of_b() {
     const uint32 index = tile_in_cluster<S>() % S::kDown;
@@ -241,8 +244,9 @@ __device__ __forceinline__ void synchronize_all() {
     }
 }
 
-// All threads, first of all: barriers and tensor memory, whose address this gives. That it has been
-// allocated is known by the address: fences of tcgen05 are for what is asynchronous.
+// All threads, at the start: initializes barriers and tensor memory, and returns the tensor memory
+// address. The address in shared memory orders the allocation; tcgen05 fences are needed for
+// asynchronous operations only.
 template <typename S>
 __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     const uint32 warp = threadIdx.x / 32;
@@ -256,8 +260,8 @@ __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     return *shared.tensor_base;
 }
 
-// All threads, last of all. MMAs are complete for the epilogue warps and loads for those who
-// loaded, so that a barrier is enough before tensor memory is given back.
+// All threads, at the end. The epilogue warps have waited for all MMAs, and each warp for its own
+// loads, so a barrier is enough before tensor memory is freed.
 template <typename S>
 __device__ __forceinline__ void end(uint32 tensor_base) {
     // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
@@ -268,8 +272,8 @@ __device__ __forceinline__ void end(uint32 tensor_base) {
     }
 }
 
-// A box of a matrix to `target` in each of the `kSharers` CTAs that share it; `barrier`, of the
-// first CTA of each one's pair, counts its bytes.
+// Copies a box of a matrix to `target` in each of the `kSharers` CTAs that share it. In each pair,
+// `barrier` of the first CTA counts the bytes.
 template <typename S, int kSharers>
 __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, uint32 column,
                                          uint32 row, uint32 barrier, const Sharers& sharers) {
@@ -282,18 +286,18 @@ __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, ui
     }
 }
 
-// The K-blocks of a tile, one at least.
+// The K-blocks of a tile, at least one.
 struct KBlocks {
     int32 first;
     int32 end;
 };
 
-// All tiles have the same.
+// All tiles have the same K-blocks.
 __device__ __forceinline__ KBlocks k_blocks_of(int32 k_blocks, const TilePlace&) {
     return KBlocks{0, k_blocks};
 }
 
-// Each tile has its own.
+// Each tile has its own K-blocks.
 struct OfTile {};
 
 template <typename Tile>
@@ -301,8 +305,8 @@ __device__ __forceinline__ KBlocks k_blocks_of(OfTile, const Tile& tile) {
     return tile.k_blocks();
 }
 
-// One thread of each CTA: `copy(tile, k_block, stage, barrier)` starts the copies of a K-block
-// to a stage.
+// Producer, one thread of each CTA: `copy(tile, k_block, stage, barrier)` issues the copies of a
+// K-block to a stage.
 template <typename S, typename Tiles, typename Count, typename Copy>
 __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, Count k_blocks,
                                               Copy copy) {
@@ -318,17 +322,18 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             if constexpr (S::kCtas > 1) {
                 barrier = cluster_address(barrier, first_of_pair<S>());
             }
-            // The first CTA announces what both get.
+            // The first CTA announces the bytes of both CTAs.
             if (rank == 0) {
-                // redundant release of mbarrier.arrive: it hands on nothing of this thread
+                // redundant release of mbarrier.arrive: the arrival publishes no writes of this
+                // thread
                 mbarrier_expect(full, S::kCtas * (S::kOperandBytes + S::kSideBytes));
             }
             copy(tile, k_block, state.index, barrier);
             state.advance();
         }
     }
-    // No CTA ends while arrivals of others are on their way. A CTA alone waits for its last
-    // MMA, after which it commits nothing.
+    // A CTA must not exit while arrivals from other CTAs are in flight. A CTA without a cluster
+    // waits for its last MMA, and commits nothing later.
     if constexpr (S::kClusterCtas > 1) {
         for (int i = 0; i < S::kStages; ++i) {
             // redundant acquire of mbarrier.wait, scope of mbarrier.wait: nothing is read after it
@@ -338,8 +343,8 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
     }
 }
 
-// `barrier` of the calling CTA, or of each of `ctas` of the cluster, gets an arrival when the
-// MMAs that this thread issued are there.
+// Arrives at `barrier` in the calling CTA, or in each of `ctas` of the cluster, when the MMAs
+// issued by this thread have completed.
 template <typename S>
 __device__ __forceinline__ void commit(uint64* barrier, uint32 ctas) {
     if constexpr (S::kCtas == 1) {
@@ -349,10 +354,10 @@ __device__ __forceinline__ void commit(uint64* barrier, uint32 ctas) {
     }
 }
 
-// One thread (of the first CTA of a pair): `mma(target, tile, k_block, stage)` issues the MMAs of a
-// K-block, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
-// of tensor memory. A tile waits until the one before the last is read or, where accumulators share
-// columns, until those of the last one are.
+// MMA warp, one thread (of the first CTA of a pair): `mma(target, tile, k_block, stage)` issues the
+// MMAs of a K-block into the accumulator at `target`. Accumulator i begins at column i *
+// kAccumulatorStride of tensor memory. A tile waits until the accumulator of two tiles before has
+// been read or, if accumulators overlap, until the overlap with the previous tile has been read.
 template <typename S, typename Tiles, typename Count, typename Mma>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
                                          Count k_blocks, Mma mma) {
@@ -369,7 +374,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
         for (int32 k_block = blocks.first; k_block < blocks.end; ++k_block) {
-            // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
+            // Guards shared memory only: no tcgen05 operation that a fence would order.
             wait<S>(shared.full + state.index, state.phase);
             mma(target, tile, k_block, state.index);
             commit<S>(shared.empty + state.index, kAll);

@@ -1,8 +1,8 @@
-// The frame of the kernels of sm90_attention_backward.cu: sizes, shared memory, rows on their way
-// in and results on their way out.
+// Common parts of the kernels of sm90_attention_backward.cu: sizes, shared memory, copies of rows
+// to shared memory and of results to global memory.
 //
-// A CTA has a producer and two consumers, warpgroups. It works on tiles of 128 rows of two
-// matrices, 64 for each consumer, and streams rows of two others past each tile.
+// A CTA has one producer and two consumer warpgroups. It processes tiles of 128 rows of two
+// matrices, 64 rows per consumer, and streams rows of two other matrices past each tile.
 #pragma once
 
 #include "common/types.cuh"
@@ -18,14 +18,14 @@ namespace sm90_attention {
 constexpr int kConsumers = 2;
 constexpr int kTileRows = kConsumers * kWaveM;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-// Of a thread. All together are no more than those that a CTA starts with.
+// Registers per thread. The sum over all warpgroups is at most the CTA's initial allocation.
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
-// Rows of statistics of a sequence are padded to whole tiles.
+// The statistics of a sequence are padded to whole tiles.
 constexpr int kStatisticsRows = 128;
 
-// Of the rows of scores, [batch * heads, seq padded]: lse in powers of two, and delta. Beyond the
-// sequence lse is infinite, so that weights are zero.
+// Statistics of rows of scores, [batch * heads, seq padded]: lse in powers of two, and delta.
+// Beyond the sequence lse is infinite, so that weights are zero.
 struct Statistics {
     float* lse_log2;
     float* delta;
@@ -37,7 +37,7 @@ struct Sizes {
     uint32 heads;
     uint32 kv_heads;
     uint32 batch;
-    uint32 section_heads;  // see scheduler/attention_order.cuh: of key heads, or of query heads
+    uint32 section_heads;  // of key heads, or of query heads; see scheduler/attention_order.cuh
     uint32 causal;
     float scale;
     float scale_log2;  // scale * log2(e), positive
@@ -46,13 +46,13 @@ struct Sizes {
         return (seq + kTileRows - 1) / kTileRows;
     }
 
-    // Of a sequence's statistics.
+    // Padded rows of a sequence's statistics.
     __device__ __forceinline__ uint32 padded_seq() const {
         return (seq + kStatisticsRows - 1) / kStatisticsRows * kStatisticsRows;
     }
 };
 
-// Matrices as [batch, seq, heads, D], in boxes of 64 elements of a head.
+// Tensor maps of matrices [batch, seq, heads, D], in boxes of 64 elements of a head.
 struct Maps {
     const TensorMap& dout;
     const TensorMap& q;
@@ -62,7 +62,7 @@ struct Maps {
     const TensorMap& second;  // dv
 };
 
-// All columns of some rows of a head, from row `row` on.
+// Copies all columns of some rows of a head, from row `row` on.
 template <typename Rows>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, int32 row,
                                           uint32 head, uint32 batch, uint64* full) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, i
     }
 }
 
-// 64 rows of a head, as `stage_rows` has left them.
+// Stores 64 rows of a head, written to shared memory by `stage_rows`.
 template <typename Rows>
 __device__ __forceinline__ void store_rows(const TensorMap& map, const uint8* staged, int32 row,
                                            uint32 head, uint32 batch) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_rows(const TensorMap& map, const uint8* st
     }
 }
 
-// The last CTA leaves the counters as it found them.
+// The last CTA resets the counters.
 __device__ __forceinline__ void end_counting(uint32* counters) {
     if (add_acquire_release(counters + 1, 1) == gridDim.x - 1) {
         counters[0] = 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void end_counting(uint32* counters) {
 }
 
 // Shared memory from a 1024-byte boundary on: tiles of two matrices, stages of two others and of
-// statistics, barriers. `Own` are the rows of a tile, `Streamed` those of a stage.
+// statistics, barriers. `Own` describes rows of a tile, `Streamed` rows of a stage.
 template <typename OwnRows, typename StreamedRows, int kSlotCount, int kStageCount,
           int kStatisticsOfStage>
 struct Layout {
@@ -101,7 +101,7 @@ struct Layout {
     using Streamed = StreamedRows;
     static constexpr int kSlots = kSlotCount;
     static constexpr int kStages = kStageCount;
-    static constexpr int kStatistics = kStatisticsOfStage;  // of lse, and of delta
+    static constexpr int kStatistics = kStatisticsOfStage;  // of lse and delta each
     static constexpr int kBarriers = 2 * kSlots + 4 * kStages;
     static constexpr int kSharedBytes = 1024 + 2 * kSlots * Own::kBytes +
                                         2 * kStages * Streamed::kBytes +
@@ -117,7 +117,7 @@ struct Layout {
     uint64* own_empty;
     uint64* full[2];
     uint64* empty[2];
-    volatile uint32* tiles;  // [kSlots] their numbers
+    volatile uint32* tiles;  // [kSlots] tile indices
 
     __device__ __forceinline__ explicit Layout(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
@@ -151,14 +151,14 @@ struct Layout {
         mbarrier_publish();
     }
 
-    // Where stage or slot `index` of `base` begins.
+    // Shared address of stage or slot `index` of `base`.
     static __device__ __forceinline__ uint32 address(const uint8* base, uint32 index,
                                                      uint32 bytes) {
         return static_cast<uint32>(__cvta_generic_to_shared(base)) + index * bytes;
     }
 };
 
-// Rows of a tile of two matrices, from row `row` on, into a slot.
+// Copies rows of a tile of two matrices, from row `row` on, into a slot.
 template <typename Shared>
 __device__ __forceinline__ void copy_tile(const Shared& shared, uint32 slot,
                                           const TensorMap& first, const TensorMap& second,
@@ -170,12 +170,12 @@ __device__ __forceinline__ void copy_tile(const Shared& shared, uint32 slot,
     copy_rows<Own>(shared.own[1] + slot * Own::kBytes, second, row, head, batch, full);
 }
 
-// A consumer's results, on their way out of a slot, which is then free.
+// A consumer's pending stores from a slot; releases the slot once the stores have read it.
 class Leaving {
     uint64* empty_ = nullptr;
 
   public:
-    // By one thread: `empty` is free when all that it has stored has been read.
+    // By one thread: `empty` is the barrier to release when all stores have read shared memory.
     __device__ __forceinline__ void set(uint64* empty) {
         tensor_store_commit();
         empty_ = empty;
@@ -190,10 +190,10 @@ class Leaving {
     }
 };
 
-// Sets barriers up, for all threads; which warp this is.
+// Initializes barriers for all threads; returns the warp's index.
 template <typename Shared>
 __device__ __forceinline__ uint32 begin_warp(const Shared& shared) {
-    // The same in all lanes, as the compiler shall know.
+    // Uniform over the warp, so that the compiler knows it.
     const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0 && elect_one()) {
         shared.init_barriers();

@@ -1,8 +1,8 @@
-// What gradients of attention on wgmma are made of: weights and their gradients by row or
-// by column, and results on their way out.
+// Attention gradients on wgmma: weights and score gradients with statistics by row or by column,
+// and staging of results.
 //
-// A warpgroup has 64 rows of scores, of keys or of queries, as ptx/wgmma.cuh has them. With
-// p = 2^(scale_log2 score - lse) and dp the products of dout and values: ds = p (dp - delta).
+// A warpgroup holds 64 rows of scores, of keys or of queries, in the layout of ptx/wgmma.cuh. With
+// p = 2^(scale_log2 score - lse) and dp = dout v^T: ds = p (dp - delta).
 #pragma once
 
 #include "common/types.cuh"
@@ -13,12 +13,12 @@
 
 namespace sm90_attention {
 
-// Of the columns 8 eight + 2 (lane % 4) and the next.
+// Values of columns 8 eight + 2 (lane % 4) and the next column.
 __device__ __forceinline__ float2 of_columns(const float* values, int eight) {
     return *reinterpret_cast<const float2*>(values + 8 * eight + threadIdx.x % 4 * 2);
 }
 
-// scores become p; lse (in powers of two) by column, in shared memory.
+// Turns scores into p; lse (in powers of two) by column, in shared memory.
 template <int kCount>
 __device__ __forceinline__ void weigh_columns(float (&scores)[kCount], const float* lse_log2,
                                               float scale_log2) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void weigh_columns(float (&scores)[kCount], const flo
     }
 }
 
-// dp becomes ds; delta by column, in shared memory.
+// Turns dp into ds; delta by column, in shared memory.
 template <int kCount>
 __device__ __forceinline__ void differentiate_columns(float (&dp)[kCount],
                                                       const float (&p)[kCount],
@@ -68,7 +68,7 @@ __device__ __forceinline__ void differentiate_rows(float (&dp)[kCount], const fl
     }
 }
 
-// Puts `scale` times the sums of 64 rows into shared memory, from `staged` on.
+// Writes `scale` times the accumulators of 64 rows to shared memory at `staged`.
 template <typename Rows, int kCount>
 __device__ __forceinline__ void stage_rows(uint8* staged, const float (&sums)[kCount],
                                            float scale) {

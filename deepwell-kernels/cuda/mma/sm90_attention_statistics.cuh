@@ -1,4 +1,4 @@
-// The first part of attention's gradients: of each row of scores lse in powers of two, and delta.
+// First kernel of attention gradients: lse in powers of two, and delta, of each row of scores.
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -10,7 +10,8 @@ namespace sm90_attention {
 
 constexpr int kStatisticsThreads = 256;
 
-// Of 128 rows of a head, `kLanes` lanes each, the first of which have 16 bytes.
+// Processes 128 rows of a head with `kLanes` lanes per row; the first `units` lanes hold 16 bytes
+// each.
 template <int kLanes>
 __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* out,
                                                 const float* lse, const Statistics& statistics,

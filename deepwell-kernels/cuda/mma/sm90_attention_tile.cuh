@@ -1,8 +1,8 @@
-// What attention on wgmma is made of: stages and turns of warpgroups, products of rows of heads,
-// softmax of the scores that a warpgroup holds.
+// Parts of attention on wgmma: pipeline stages and turns of warpgroups, GEMMs of rows of heads, and
+// softmax of the scores of a warpgroup.
 //
-// A warpgroup has 64 queries. Its scores and sums are as ptx/wgmma.cuh has them: of each thread
-// those of two rows, lane / 4 and lane / 4 + 8 of its warp's 16.
+// A warpgroup has 64 queries. Scores and sums have the layout of ptx/wgmma.cuh: each thread holds
+// two rows, lane / 4 and lane / 4 + 8 of its warp's 16.
 #pragma once
 
 #include "common/infinity.cuh"
@@ -35,7 +35,7 @@ struct Stage {
     }
 };
 
-// Gives a stage back to the producer, by each warp of the consumers.
+// Returns a stage to the producer, by each consumer warp.
 __device__ __forceinline__ void release(uint64* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void release(uint64* empty) {
     }
 }
 
-// Consumers issue wgmma by turns, the first one first.
+// Consumers take turns in issuing wgmma, beginning with consumer 0.
 template <int kConsumers>
 class Turn {
     static constexpr uint32 kFirstBarrier = 1;
@@ -66,7 +66,7 @@ class Turn {
         barrier_arrive(kFirstBarrier + next, kBothThreads);
     }
 
-    // What the last one passes at last is for nobody else.
+    // Consumes the last pass of the last consumer.
     __device__ __forceinline__ void end() const {
         if (consumer_ == 0) {
             await();
@@ -74,13 +74,13 @@ class Turn {
     }
 };
 
-// All threads of a consumer.
+// Barrier of all threads of a consumer.
 template <int kConsumers>
 __device__ __forceinline__ void synchronize_warpgroup(uint32 consumer) {
     barrier_sync(1 + kConsumers + consumer, kWarpgroup);
 }
 
-// Starts products = left right^T over all columns, as a group of its own. `left` and `right` are
+// Starts products = left right^T over all columns, as one wgmma group. `left` and `right` are
 // `WgmmaRows::rows`.
 template <typename Left, typename Right, int kCount>
 __device__ __forceinline__ void start_products(float (&products)[kCount], const WgmmaMatrix& left,
@@ -107,7 +107,7 @@ __device__ __forceinline__ void start_products(float (&products)[kCount],
     wgmma_commit();
 }
 
-// Starts sums += weights rows, as a group of its own; `rows` are `WgmmaRows::columns`.
+// Starts sums += weights rows, as one wgmma group; `rows` is a `WgmmaRows::columns`.
 template <typename Rows, int kCount, int kSteps>
 __device__ __forceinline__ void start_weighted_sums(float (&sums)[kCount],
                                                     const uint32 (&weights)[kSteps][4],
@@ -119,7 +119,7 @@ __device__ __forceinline__ void start_weighted_sums(float (&sums)[kCount],
     wgmma_commit();
 }
 
-// Results of 64 rows as a left operand.
+// Converts results of 64 rows to a left operand.
 template <int kSteps>
 __device__ __forceinline__ void to_left(uint32 (&left)[kSteps][4],
                                         const float (&values)[8 * kSteps]) {
@@ -133,8 +133,7 @@ __device__ __forceinline__ void to_left(uint32 (&left)[kSteps][4],
     }
 }
 
-// Scores of columns that a row does not see become -infinity. Row `half` sees the first
-// `seen[half]` of them.
+// Sets scores of masked columns to -infinity. Row `half` sees the first `seen[half]` columns.
 template <int kCount>
 __device__ __forceinline__ void mask(float (&scores)[kCount], const int32 (&seen)[2]) {
     const int32 column = threadIdx.x % 4 * 2;
@@ -153,7 +152,7 @@ __device__ __forceinline__ void mask(float (&scores)[kCount], const int32 (&seen
     }
 }
 
-// The same where row `half` sees all but the first `passed[half]` columns.
+// The same where row `half` sees all except the first `passed[half]` columns.
 template <int kCount>
 __device__ __forceinline__ void mask_first(float (&scores)[kCount], const int32 (&passed)[2]) {
     const int32 column = threadIdx.x % 4 * 2;
@@ -172,19 +171,19 @@ __device__ __forceinline__ void mask_first(float (&scores)[kCount], const int32 
     }
 }
 
-// How far (in powers of two) a scaled score may exceed the reference of its row: FP32 holds what is
-// summed with no loss, and after the first keys it hardly happens, which saves nearly all rescaling
-// and the exchange of maxima between lanes.
+// Limit, in powers of two, by which a scaled score may exceed the reference of its row. FP32 sums
+// lose no precision within it. After the first keys the limit is rarely exceeded, which saves
+// nearly all rescaling and the exchange of maxima between lanes.
 constexpr float kMargin = 8.0f;
 
-// Online softmax of this thread's two rows, in powers of two. References move up to the greatest
-// scores of their rows only where some score of the warp exceeds its own by more than the margin.
+// Online softmax of this thread's two rows, in powers of two. References are raised to the maximum
+// scores of their rows only if any score of the warp exceeds its reference by more than the margin.
 struct Softmax {
     float reference[2] = {kLeast, kLeast};  // scaled; finite
     float sum[2] = {0.0f, 0.0f};            // of this thread's weights, 2^(scaled - reference)
 
-    // Turns scores into weights relative to the references. Says whether these have moved: then
-    // `factors` are what sums so far are to be multiplied with.
+    // Turns scores into weights relative to the references. Returns whether the references were
+    // raised: then the sums so far must be multiplied by `factors`.
     template <int kCount>
     __device__ __forceinline__ bool weigh(float (&scores)[kCount], float (&factors)[2],
                                           float scale_log2) {
@@ -213,7 +212,7 @@ struct Softmax {
                 reference[half] = raised;
             }
         }
-        // In two parts, as additions wait for each other.
+        // Two independent chains of additions.
         float parts[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
         for (int eight = 0; eight < kCount / 4; ++eight) {
@@ -231,7 +230,7 @@ struct Softmax {
         return moves;
     }
 
-    // The sum of all weights of a row.
+    // Sum of all weights of a row.
     __device__ __forceinline__ float whole_sum(int half) const {
         float whole = sum[half];
         whole += __shfl_xor_sync(0xffffffffu, whole, 1);

@@ -1,8 +1,8 @@
-// Tiles of a GEMM of two BF16 matrices on wgmma, summed in FP32, in the frame of mma/sm90_tile.cuh.
+// Tiles of a BF16 GEMM on wgmma with FP32 accumulation; warp roles as in mma/sm90_tile.cuh.
 //
-// Each operand is K-major or MN-major, and swizzled by 128 bytes. A part of 64 rows of a in a stage
-// lies as 64 rows of 64 along K, or as 64 along K of 64 rows; so do the columns of b. Tiles of a
-// cluster are one below the other: each CTA copies a part of the columns of b, to all of them.
+// Each operand is K-major or MN-major, with 128-byte swizzle. In a stage, a part of 64 rows of a is
+// stored as 64 rows of 64 along K, or as 64 along K of 64 rows; so are the columns of b. Tiles of a
+// cluster are one below another: each CTA multicasts a part of the columns of b to all of them.
 #pragma once
 
 #include "common/types.cuh"
@@ -20,24 +20,24 @@ namespace sm90_bf16 {
 using namespace sm90_tile;
 
 constexpr int kStageK = 64;  // elements
-constexpr int kStepK = 16;   // of one wgmma
+constexpr int kStepK = 16;   // per wgmma
 constexpr int kSteps = kStageK / kStepK;
 constexpr int kPart = 64;                            // rows of a, or columns of b
 constexpr int kPartBytes = kPart * kStageK * 2;
 constexpr int kWaveParts = kWaveM / kPart;
 constexpr int kBoxRows = 128;  // of a K-major operand
 
-// How operands lie in memory.
+// Storage orders of the operands.
 enum class Layout {
     kRows,     // both K-major: a [M, K], b [N, K]
     kMixed,    // a K-major, b MN-major [K, N]
-    kStack,    // the same, b having a matrix for each group
+    kStack,    // as kMixed, with a matrix b for each group
     kColumns,  // both MN-major: a [K, M], b [K, N]
 };
 
 // Tiles of 128 rows for each wave. `kByWaves`: a tile may have one wave of two. `kCtasDown`: CTAs
-// of a cluster. A multiple of 16 along K is multiplied, which ends within a stage where operands
-// are MN-major or `kByGroups`: another group's elements follow.
+// of a cluster. K is processed in multiples of 16; K may end within a stage if operands are
+// MN-major or `kByGroups`, as elements of another group follow.
 template <Layout kOperands, int kWavesOfTile, int kColumns, int kCtasDown = 1,
           bool kByWaves = false, bool kByGroups = false>
 struct TileShape {
@@ -64,7 +64,7 @@ struct TileShape {
     static_assert(kStages >= 3 && 2 * kStages * 8 <= kBarrierBytes, "shared memory");
 };
 
-// A box of b, to all CTAs of the cluster.
+// Copies a box of b to all CTAs of the cluster.
 template <typename S>
 __device__ __forceinline__ void copy_shared(uint8* target, const TensorMap& b, uint32 column,
                                             uint32 row, uint64* full) {
@@ -76,13 +76,13 @@ __device__ __forceinline__ void copy_shared(uint8* target, const TensorMap& b, u
     }
 }
 
-// What the producer has copied into a stage.
+// Issues the producer's copies into a stage.
 template <typename S>
 __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const TensorMap& a,
                                            const TensorMap& b, const TileWork& work, int32 i,
                                            uint32 stage, uint64* full) {
     const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
-    // redundant release of mbarrier.arrive: it hands on nothing of this thread
+    // redundant release of mbarrier.arrive: the arrival publishes no writes of this thread
     mbarrier_expect(full, (waves * kWaveM + S::kTileN) * kRowBytes);
     const uint32 k = work.first_k + i * kStageK;
     uint8* of_a = shared.operands + stage * S::kOperandBytes;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Tensor
                            full);
         }
     }
-    // The columns that this CTA copies.
+    // The columns of b that this CTA copies.
     const uint32 first = S::kDown == 1 ? 0 : cluster_rank() * S::kCopiedN;
     of_b += first * kRowBytes;
     if constexpr (S::kLayout == Layout::kRows) {
@@ -119,39 +119,39 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Tensor
     }
 }
 
-// sums += a b^T of 64 rows and the `step`-th 16 along K, of operands at these addresses.
+// sums += a b^T over 64 rows and the `step`-th 16 along K, of operands at these addresses.
 template <typename S>
 __device__ __forceinline__ void multiply_step(float (&sums)[S::kTileN / 2], uint32 a, uint32 b,
                                               int step) {
     using OfRows = WgmmaRows<kPart, kStageK>;
     using OfColumns = WgmmaRows<kStageK, S::kTileN>;
-    // Only columns of b have a leading offset, where they are more than the 64 of a swizzled part.
+    // Only b has a leading offset, and only if it has more columns than the 64 of a swizzled part.
     if constexpr (S::kLayout == Layout::kColumns) {
         const uint32 at = OfColumns::row_step(step);
-        // redundant leading offset of A, leading offset of B: none in one part of 64 columns
+        // redundant leading offset of A, leading offset of B: unused in a single part of 64 columns
         wgmma_bf16_columns(sums, OfColumns::columns(a).at(at), OfColumns::columns(b).at(at));
     } else {
         const uint64 left = OfRows::rows(a).at(OfRows::column_step(step));
         if constexpr (S::kLayout == Layout::kRows) {
-            // redundant leading offset of A, leading offset of B: none in rows that are swizzled
+            // redundant leading offset of A, leading offset of B: unused in swizzled K-major rows
             wgmma_bf16<true, false>(sums, left, OfRows::rows(b).at(OfRows::column_step(step)));
         } else {
-            // redundant leading offset of A: none in rows that are swizzled
-            // redundant leading offset of B: none in one part of 64 columns
+            // redundant leading offset of A: unused in swizzled K-major rows
+            // redundant leading offset of B: unused in a single part of 64 columns
             wgmma_bf16<true, true>(sums, left,
                                    OfColumns::columns(b).at(OfColumns::row_step(step)));
         }
     }
 }
 
-// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer.
+// Adds the stages of the first `kWaves` waves of a tile to the accumulators of a consumer.
 template <int kWaves, typename S>
 __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 consumer,
                                                const TileWork& work, Stage<S>& stage,
                                                float (&sums)[kWaves][S::kTileN / 2]) {
     const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     constexpr uint32 kWaveBytes = kWaveM * kRowBytes;
-    uint64* read = nullptr;  // is empty when the wgmma before those of this stage are done
+    uint64* read = nullptr;  // empty barrier of the previous stage, not yet released
     for (int32 i = 0; i < work.stages; ++i) {
         wait<S>(shared.full + stage.index, stage.phase);
         const uint32 stage_operands = operands + stage.index * S::kOperandBytes;
@@ -167,7 +167,8 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
                 }
             }
         } else {
-            // What is left of a group is followed by another. Copies of four steps would never run.
+            // The rest of the stage belongs to another group. Four steps never run here: not
+            // unrolled.
 #pragma unroll 1
             for (int step = 0; step < work.last_steps; ++step) {
 #pragma unroll
@@ -179,7 +180,7 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
         wgmma_commit();
         wgmma_wait_read<1>();
         if (read != nullptr) {
-            // redundant scope of fence: wgmma alone read the stage, and the warp waited for them
+            // redundant scope of fence: only wgmma read the stage, and the warp waited for them
             release_read<S>(read);
         }
         read = shared.empty + stage.index;
@@ -190,13 +191,13 @@ __device__ __forceinline__ void multiply_waves(const Shared<S>& shared, uint32 c
         wgmma_waited(sums[1]);
     }
     if (read != nullptr) {
-        // redundant scope of fence: wgmma alone read the stage, and the warp waited for them
+        // redundant scope of fence: only wgmma read the stage, and the warp waited for them
         release_read<S>(read);
     }
 }
 
-// All threads of a CTA: `store(work, row, sums, staged)` is that of `multiply_tiles`, with 2 KiB of
-// shared memory for a warp.
+// All threads of a CTA; `store(work, row, sums, staged)` is the `store` of `multiply_tiles`, with 2
+// KiB of shared memory per warp.
 template <typename S, typename Tiles, typename Store>
 __device__ __forceinline__ void multiply(uint8* memory, const TensorMap& a, const TensorMap& b,
                                          const Tiles& tiles, Store store) {

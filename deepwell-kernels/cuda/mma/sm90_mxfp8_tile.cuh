@@ -1,16 +1,16 @@
-// Tiles of a GEMM of two MXFP8 matrices on wgmma, both K-major, where 128 elements along K share a
-// scale. wgmma knows no scales: each 128 along K is summed by itself and then promoted, multiplied
-// by the scales of its row and column and added to the sums in FP32.
+// Tiles of an MXFP8 GEMM on wgmma, both operands K-major, with one scale per 128 elements along K.
+// wgmma has no scales: each 128 along K is accumulated separately and then promoted: multiplied by
+// the scales of row and column and added to the sums in FP32.
 //
-// The frame is that of mma/sm90_tile.cuh. Operands are swizzled by 128 bytes; the tiles of their
-// scales come with them. While one consumer promotes, the other's wgmma run: they take turns in
-// issuing them. CTAs of a cluster copy a part of the rows of a each, to all of them.
+// Warp roles are those of mma/sm90_tile.cuh. Operands have a 128-byte swizzle; scale tiles are
+// copied with them. Consumers take turns in issuing wgmma: while the wgmma of one run, the other
+// promotes. CTAs of a cluster each multicast a part of the rows of a.
 //
-// Where columns have scales of their own, promotion is two instructions for an element, an FMUL by
-// the row's and an FFMA by the column's, and what finds the scales in their tiles came to as many
-// again as one of them. So a warp beside the producer lays them out as factors, in the order in
-// which consumers read them. Shared memory is busy with what wgmma read, and with that of the
-// consumers' columns: these are of two bytes.
+// If each column has a scale, promotion takes two instructions per element, an FMUL by the row
+// factor and an FFMA by the column factor. Looking up the scales in their tiles cost as many
+// instructions as one of these two. So a second warp of the producer's warpgroup converts scales to
+// factors, in the order in which consumers read them. Shared memory bandwidth is shared by wgmma
+// operands and the column factors of consumers, so column factors have only two bytes.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -31,18 +31,19 @@ namespace sm90_mxfp8 {
 using namespace sm90_tile;
 
 constexpr int kStageK = kRowBytes;  // elements
-constexpr int kStepK = 32;    // of one wgmma
+constexpr int kStepK = 32;    // per wgmma
 constexpr int kSteps = kStageK / kStepK;
-constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor maps see it
-// Factors of the columns of the four neighbors of a quad, and how far those of two are apart, for
-// the banks. They are the upper halves of floats, in which powers of two have all of their bits.
+constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as in tensor maps
+// Stride between the column factors of neighboring threads of a quad: 32 factors, and padding
+// against bank conflicts. A column factor is the upper half of a float, which holds a power of two
+// exactly.
 constexpr uint32 kQuadFactors = 32 + 8;
 constexpr int kFactorBytesOfColumns = 4 * kQuadFactors * 2;
 
-// A tile of 128 columns. `kScalesByColumn`: columns have scales of their own; otherwise 128 of
-// them, from a multiple of 128 on, share one. `kByWaves`: a tile may have one wave alone.
-// `kStagedBytes`: those of a warp for results; where they are not the least, results leave by
-// copies, which take little of a consumer's time, and early.
+// A tile of 128 columns. `kScalesByColumn`: each column has a scale; otherwise 128 columns, from a
+// multiple of 128 on, share one. `kByWaves`: a tile may have only one wave. `kStagedBytes`: staging
+// bytes per warp; if more than the minimum, results are stored by TMA, which takes little time of a
+// consumer, and a wave at a time (`kStoresEarly`).
 template <int kWavesOfTile, int kCtasAcross, bool kScalesByColumn, bool kByWaves = false,
           int kStagedBytes = kStagedSubtileBytes>
 struct TileShape {
@@ -57,15 +58,15 @@ struct TileShape {
     static constexpr bool kMayBeOneWave = kByWaves;
     static constexpr int kTileM = kWaves * kWaveM;
     static constexpr int kCopiedM = kTileM / kAcross;  // rows of a that a CTA copies
-    static constexpr int kBoxM = kMayBeOneWave ? kWaveM : kCopiedM;  // and those of a box
+    static constexpr int kBoxM = kMayBeOneWave ? kWaveM : kCopiedM;  // rows of a box of a
     static constexpr int kABytes = kTileM * kStageK;
     static constexpr int kOperandBytes = kABytes + kTileN * kStageK;
     static constexpr int kScaleTilesOfA = kTileM / kScaleTileRows;
     static constexpr int kCopiedScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
-    // Factors follow: of columns, of rows, and whether scales are wide.
+    // Followed by the factors of columns, of rows, and whether any scale is wide.
     static constexpr int kRowFactorsAt = kFactorBytesOfColumns;
     static constexpr int kWideAt = kRowFactorsAt + kTileM * 4;
-    // In multiples of 128 bytes, as boxes begin.
+    // Rounded to 128 bytes, the alignment of boxes.
     static constexpr int kFactorBytes = kColumnScales ? (kWideAt + 4 + 127) / 128 * 128 : 0;
     static constexpr int kScaleBytes = kCopiedScaleBytes + kFactorBytes;
     static constexpr int kStageBytes = kOperandBytes + kScaleBytes;
@@ -77,21 +78,21 @@ struct TileShape {
     static_assert(kStages >= 3 && 2 * kStages * 8 <= kBarrierBytes, "shared memory");
 };
 
-// A matrix: E4M3 [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
-// of a scale tile, as a matrix of 256 columns.
+// A matrix: E4M3 [rows, k] in boxes of a stage, 128-byte swizzle, and scales in boxes of a scale
+// tile, as a matrix of 256 columns.
 struct Operand {
     const TensorMap& elements;
     const TensorMap& scales;
 };
 
-// The scale tile number `row` down and `k_block` along the `k_blocks` of a row of them.
+// Copies scale tile `k_block` of row `row` of scale tiles, which has `k_blocks` tiles.
 __device__ __forceinline__ void copy_scale_tile(uint8* target, const Operand& operand, uint32 row,
                                                 int32 k_block, int32 k_blocks, uint64* full) {
     const uint32 tile = row * k_blocks + k_block;
     tensor_copy_2d(target, operand.scales, 0, tile * kScaleBoxes, full);
 }
 
-// What the producer has copied into a stage, `k_blocks` being those of a row of scale tiles.
+// Issues the producer's copies into a stage; a row of scale tiles has `k_blocks` tiles.
 template <typename S>
 __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operand& a,
                                            const Operand& b, int32 k_blocks, const TileWork& work,
@@ -100,7 +101,7 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
     constexpr uint32 kWaveBytes = kWaveM * kStageK + kWaveM / kScaleTileRows * kScaleTileBytes;
     const uint32 first_row = S::kAcross == 1 ? 0 : cluster_rank() * S::kCopiedM;
     const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
-    // redundant release of mbarrier.arrive: it hands on nothing of this thread
+    // redundant release of mbarrier.arrive: the arrival publishes no writes of this thread
     mbarrier_expect(full, S::kOperandBytes + S::kCopiedScaleBytes -
                               (S::kWaves - waves) * kWaveBytes);
     const uint32 k = work.first_k + i * kStageK;
@@ -131,10 +132,10 @@ __device__ __forceinline__ void copy_stage(const Shared<S>& shared, const Operan
                     k_blocks, full);
 }
 
-constexpr uint32 kFirstBarrier = 1;  // of consumers
+constexpr uint32 kFirstBarrier = 1;  // named barriers of consumers
 constexpr uint32 kBothThreads = kConsumers * kWarpgroup;
 
-// Consumers issue by turns, the first one first.
+// Consumers take turns in issuing wgmma, beginning with consumer 0.
 class Turn {
     uint32 consumer_;
 
@@ -153,7 +154,7 @@ class Turn {
         barrier_arrive(kFirstBarrier + (consumer_ ^ 1), kBothThreads);
     }
 
-    // What the second one passes last is for nobody else.
+    // Consumes the last pass of consumer 1.
     __device__ __forceinline__ void end() const {
         if (consumer_ == 0) {
             await();
@@ -161,12 +162,12 @@ class Turn {
     }
 };
 
-// Whether a scale lies outside of 2^-63 to 2^63.
+// Whether a scale lies outside 2^-63 to 2^63.
 __device__ __forceinline__ bool is_wide(uint32 code) {
     return code - (kE8m0One - 63) > 126;
 }
 
-// Adds the four values of a thread among eight columns, scaled, to its sums.
+// Adds a thread's four values of eight columns, scaled, to its sums.
 template <typename Factor>
 __device__ __forceinline__ void add_scaled(float (&sums)[64], const float (&partial)[64],
                                            int eight, const Factor (&rows)[2],
@@ -178,16 +179,17 @@ __device__ __forceinline__ void add_scaled(float (&sums)[64], const float (&part
     }
 }
 
-// The scales of the results of a thread in a stage. Four neighbors in a scale tile are those of
-// 32 elements each; where 128 share one, the first stands for all, as others may lie beyond K.
+// Scales of a thread's accumulators in a stage. A row of a scale tile has four bytes, one per 32
+// elements along K. As 128 elements share a scale, only the first byte is read; the other bytes may
+// lie beyond K.
 template <typename S>
 class Scales {
-    uint32 columns_;  // the scale tile of b
+    uint32 columns_;  // shared address of the scale tile of b
     uint32 rows_[2];  // of rows lane / 4 and 8 + lane / 4 of the warp's 16
-    uint32 column_;   // of all columns, where they share it
+    uint32 column_;   // of all columns, if they share a scale
 
   public:
-    // Both are shared addresses: of the scales of this thread's first row, and of b's scale tile.
+    // Shared addresses of the scale of this thread's first row, and of the scale tile of b.
     __device__ __forceinline__ Scales(uint32 rows, uint32 columns) {
         constexpr uint32 kEightRows = 8 * 16;  // bytes of a scale tile, in each run of 32 rows
         rows_[0] = shared_load_byte(rows);
@@ -196,7 +198,7 @@ class Scales {
         column_ = S::kColumnScales ? kE8m0One : shared_load_byte(columns);
     }
 
-    // Whether some scale that the warp needs is wide; of columns, where they share one.
+    // Whether any row scale of the warp, or a shared column scale, is wide.
     __device__ __forceinline__ bool any_wide() const {
         return __any_sync(0xffffffff,
                           is_wide(rows_[0]) || is_wide(rows_[1]) || is_wide(column_));
@@ -210,7 +212,7 @@ class Scales {
             const uint32 pair = threadIdx.x % 4 * 2;
 #pragma unroll
             for (int eight = 0; eight < 4; ++eight) {
-                // Of columns that are 32 apart.
+                // Scales of columns that are 32 apart.
                 const uint4 low = quad(eight * 8 + pair);
                 const uint4 high = quad(eight * 8 + pair + 1);
                 const uint32 scale_bytes[4][2] = {
@@ -233,22 +235,22 @@ class Scales {
     }
 
   private:
-    // The scales of columns `column`, 32 + `column`, 64 + `column` and 96 + `column`, in the lowest
+    // Scales of columns `column`, 32 + `column`, 64 + `column` and 96 + `column`, in the lowest
     // byte of each word.
     __device__ __forceinline__ uint4 quad(uint32 column) const {
         return shared_load_uint4(columns_ + scale_row_place(column));
     }
 };
 
-// Where the factor of a column of a tile lies, in factors: those of a quad's thread q, 2 q and
-// 2 q + 1 of each eight columns, follow each other.
+// Position, in factors, of the factor of a column of a tile. The factors of a quad's thread q,
+// columns 2 q and 2 q + 1 of each eight, are contiguous.
 __device__ __forceinline__ uint32 column_factor_place(uint32 column) {
     return column % 8 / 2 * kQuadFactors + column / 8 * 2 + column % 2;
 }
 
-// By a warp: the factors of the 128 rows of a scale tile, in places as `place` has them, and
-// whether a scale of the calling lane is wide. Factors have the upper bits of floats that an
-// `Element` has room for. All are shared memory.
+// By a warp: converts the scales of a scale tile's 128 rows to factors at `place(row)`, and returns
+// whether any scale of the calling lane is wide. A factor is the upper bits of a float, as many as
+// an `Element` has. All pointers are to shared memory.
 template <typename Element, typename Place>
 __device__ __forceinline__ bool make_factors(Element* factors, const uint8* scale_tile,
                                              Place place) {
@@ -265,14 +267,15 @@ __device__ __forceinline__ bool make_factors(Element* factors, const uint8* scal
     return wide;
 }
 
-// By the warp beside the producer: the factors of each stage. Of wide scales they are not used.
+// By the second warp of the producer's warpgroup: the factors of each stage. Unused if any scale is
+// wide.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles tiles) {
     Stage<S> stage;
     for (TileWork work; tiles.next(work);) {
         const int32 waves = S::kMayBeOneWave ? work.waves : S::kWaves;
         for (int32 i = 0; i < work.stages; ++i) {
-            // redundant scope of fence: the scales come by copies of this CTA
+            // redundant scope of fence: the scales arrive by copies of this CTA
             wait<S>(shared.full + stage.index, stage.phase);
             uint8* const scales = shared.scales + stage.index * S::kScaleBytes;
             uint8* const made = scales + S::kCopiedScaleBytes;
@@ -298,21 +301,22 @@ __device__ __forceinline__ void prepare_factors(const Shared<S>& shared, Tiles t
     }
 }
 
-// The factors of the results of a thread in a stage, as `prepare_factors` has laid them out.
+// Factors of a thread's accumulators in a stage, in the layout of `prepare_factors`.
 class Factors {
     static constexpr int kParts = kTileN / 32;
     uint32 columns_;
     float rows_[2];
 
   public:
-    // Both are shared addresses: of the factor of this thread's first row, and of those of columns.
+    // Shared addresses of the factor of this thread's first row, and of the column factors.
     __device__ __forceinline__ Factors(uint32 rows, uint32 columns)
         : columns_(columns + threadIdx.x % 4 * (kQuadFactors * 2)),
           rows_{shared_load_f32(rows), shared_load_f32(rows + 8 * 4)} {}
 
-    // sums += partial, scaled: by the row's factor first and then by the column's, which the FFMA
-    // of two rows share in a register. Partial sums are zero or of 2^-18 to 2^25, so that the first
-    // product is exact and the sum is that of the product of factors.
+    // sums += partial * row factor * column factor. The row factor comes first, so that the FFMAs
+    // of two rows share the register of the column factor. Nonzero partial sums have magnitudes
+    // from 2^-18 to 2^25, so the first product is exact, and the result is the same as with the
+    // product of both factors.
     __device__ __forceinline__ void promote(float (&sums)[64], const float (&partial)[64]) const {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
@@ -332,7 +336,7 @@ class Factors {
     }
 };
 
-// The 128 along K of a stage of a wave, by descriptors of its operands.
+// Issues the wgmma of a wave for the 128 along K of a stage, given operand descriptors.
 __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, uint64 b) {
     constexpr uint32 kStep = kStepK / kMatrixUnit;
     wgmma_fence();
@@ -346,14 +350,15 @@ __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint64 a, u
     wgmma_commit();
 }
 
-// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer, and stores a
-// wave while the wgmma of the next one run, where stores are early. Shared memory begins at the
-// address `base`.
+// Adds the stages of the first `kWaves` waves of a tile to the sums of a consumer. With
+// `kStoresEarly` a wave is stored while the wgmma of the next wave run. `base` is the address of
+// shared memory.
 //
-// Little stands between two wgmma, as a consumer has one partial sum: addresses and descriptors are
-// sums of what is known before the loop, and the next stage's barrier is looked at before the
-// promotion rather than after it. What bounds the rest are registers' ports: 64 additions of a wave
-// read 192 registers while wgmma read and write theirs, and take 2.4 cycles each in place of one.
+// A consumer has a single partial accumulator, so few instructions may come between two wgmma
+// groups: addresses and descriptors are sums of loop invariants, and the next stage's barrier is
+// polled before the promotion instead of after it. The rest is bound by register ports: the 64
+// additions of a wave read 192 registers while wgmma reads and writes its own, and take 2.4 cycles
+// each instead of one.
 template <int kWaves, typename S, typename StoreWave>
 __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, const Turn& turn,
                                                int32 stages, Stage<S>& stage,
@@ -383,7 +388,8 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
             constexpr uint32 kWaveUnits = kWaveM * kStageK / kMatrixUnit;
             float partial[64];
             turn.await();
-            // redundant wgmma.fence: the first wave's is behind all reads of these sums
+            // redundant wgmma.fence: the fence of the first wave follows all reads of the
+            // accumulator
             multiply_stage(partial, a + operands + wave * kWaveUnits, b + operands);
             turn.pass();
             if (S::kStoresEarly && wave > 0 && i + 1 == stages) {
@@ -421,7 +427,8 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
                     release<S>(empty + index * 8);
                     stage.advance();
                     const bool has_next = i + 1 < stages;
-                    // redundant mbarrier.wait: where it is not seen to be full, it is waited for
+                    // redundant mbarrier.wait: if the poll does not see a full stage, a wait
+                    // follows
                     // redundant parity 0 of mbarrier.wait, parity 1 of mbarrier.wait: the same
                     is_full = has_next && is_over<S>(full + stage.index * 8, stage.phase);
                 }
@@ -435,9 +442,9 @@ __device__ __forceinline__ void multiply_waves(uint32 base, uint32 consumer, con
     }
 }
 
-// All threads of a CTA: `store(work, row, sums, staged)` is that of `multiply_tiles`, with
-// `kStagedWarpBytes` of shared memory for a warp. Rows of scale tiles of both operands have
-// `k_blocks`.
+// All threads of a CTA; `store(work, row, sums, staged)` is the `store` of `multiply_tiles`, with
+// `kStagedWarpBytes` of shared memory per warp. Rows of scale tiles of both operands have
+// `k_blocks` tiles.
 template <typename S, typename Tiles, typename Store>
 __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const Operand& b,
                                          const Tiles& tiles, int32 k_blocks, Store store) {
@@ -466,7 +473,7 @@ __device__ __forceinline__ void multiply(uint8* memory, const Operand& a, const 
             [&](const TileWork& work, uint32 row, const float(&sums)[64]) ALWAYS_INLINE {
                 store(work, row, sums, staged);
             });
-        // redundant bar.sync: nobody waits behind the last turn; the barrier is left as it was
+        // redundant bar.sync: no thread waits after the last turn; this only completes the barrier
         turn.end();
     };
     run_roles(shared, produce, prepare, consume);

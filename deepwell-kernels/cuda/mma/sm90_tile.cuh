@@ -1,16 +1,16 @@
-// The frame of GEMMs on wgmma: warp specialized, over the tiles that a scheduler gives.
+// Common parts of GEMMs on wgmma: warp specialization over the tiles of a scheduler.
 //
-// A CTA has three warpgroups. One thread of the first, the producer, has a part of both operands
-// copied into each pipeline stage, 128 bytes along K. The other two, the consumers, have 64 of each
-// 128 rows of the tile, the rows of one wgmma; 128 rows are a wave.
+// A CTA has three warpgroups. In the first, the producer, one thread issues copies of both operands
+// into the pipeline stages, 128 bytes along K each. The other two, the consumers, each compute 64
+// of every 128 rows of the tile, the rows of one wgmma; 128 rows are a wave.
 //
-// CTAs of a cluster share rows of an operand. A stage is then free when the consumers of all have
-// read it. Tiles beyond the result take part as others do, on zeros.
+// CTAs of a cluster share rows of an operand. A stage is then empty when the consumers of all CTAs
+// have read it. Tiles beyond the result take part with zeros.
 //
-// A shape S says kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kTileN
-// (columns), kClusterCtas, kStages, of each stage kOperandBytes and kScaleBytes, kHasFactors
-// (whether a warp makes something of scales), kStagedWarpBytes (a warp's results on their way out)
-// and kStoresEarly (all waves but the last are stored before the tile's last wgmma end).
+// A shape S defines kWaves (1 or 2), kMayBeOneWave (a tile may have one wave of two), kTileN
+// (columns), kClusterCtas, kStages, kOperandBytes and kScaleBytes per stage, kHasFactors (whether a
+// warp converts scales to factors), kStagedWarpBytes (staging of a warp's results) and kStoresEarly
+// (all waves except the last are stored before the tile's last wgmma end).
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -21,7 +21,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/register_count.cuh"
 
-// Of lambdas that sums are handed to: sums that a call takes are in local memory.
+// For lambdas that take sums: arguments of a call that is not inlined are in local memory.
 #define ALWAYS_INLINE __attribute__((always_inline))
 
 namespace sm90_tile {
@@ -30,49 +30,49 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kConsumers = 2;    // warpgroups
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-// Of a thread. All together are no more than those that a CTA starts with.
+// Registers per thread. The sum over all warpgroups is at most the CTA's initial allocation.
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 
-constexpr int kConsumerM = 64;  // rows of a wave that a consumer has
+constexpr int kConsumerM = 64;  // rows of a wave per consumer
 constexpr int kWaveM = kConsumers * kConsumerM;
-constexpr int kTileN = 128;     // of a shape that says nothing else
+constexpr int kTileN = 128;     // default of a shape
 constexpr int kRowBytes = 128;  // of an operand in a stage: one swizzle
 
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kAlignment = 1024;
 constexpr int kBarrierBytes = 256;
-constexpr int kStagedSubtileBytes = 16 * 128;  // results of a warp that it stores itself
+constexpr int kStagedSubtileBytes = 16 * 128;  // results that a warp stores itself
 
-// Shared memory for stages beside so many bytes for results of each warp of the consumers.
+// Shared memory for stages, given the staging bytes per consumer warp.
 constexpr int bytes_for_stages(int staged_warp_bytes) {
     return kSharedLimit - kAlignment - kConsumerWarps * staged_warp_bytes - kBarrierBytes;
 }
 
-// A tile of a result and what is multiplied for it.
+// A tile of a result, and its part of the operands.
 struct TileWork {
-    TilePlace place;     // of the result; `row` is that of a, too
-    int32 end;           // rows from here on are none of the tile's
+    TilePlace place;     // of the result; `row` also of a
+    int32 end;           // one past the tile's last row
     int32 group;         // of grouped GEMMs
-    uint32 b_row;        // first row of b, where matrices lie one below the other
-    uint32 b_scale_row;  // and of its scale tiles, of quantized operands
-    int32 first_k;       // along K of the operands, elements
+    uint32 b_row;        // first row of b, if matrices are stacked
+    uint32 b_scale_row;  // first row of scale tiles of b, if quantized
+    int32 first_k;       // first element along K of the operands
     int32 stages;
-    int32 last_steps;    // of wgmma in the last stage, where it may have fewer
-    int32 waves;         // that have rows of the result
+    int32 last_steps;    // steps of wgmma in the last stage, which may have fewer
+    int32 waves;         // waves that have rows of the result
 };
 
-// Shared memory from a 1024-byte boundary on, in the same places in all CTAs of a cluster.
+// Shared memory from a 1024-byte boundary on, at the same offsets in all CTAs of a cluster.
 template <typename S>
 struct Shared {
     uint8* operands;  // [kStages][kOperandBytes]
-    uint8* staged;    // [kConsumerWarps][kStagedWarpBytes] results on their way out
+    uint8* staged;    // [kConsumerWarps][kStagedWarpBytes] staging of results
     uint8* scales;    // [kStages][kScaleBytes]
-    uint64* full;     // [kStages] operands and scales are there
-    uint64* empty;    // [kStages] they have been read, by the consumers of all CTAs of the cluster
-    uint64* ready;    // [kStages] what a warp made of the scales is there
+    uint64* full;     // [kStages] operands and scales have arrived
+    uint64* empty;    // [kStages] the stage has been read by the consumers of all CTAs
+    uint64* ready;    // [kStages] the factors have been written
 
-    // Where they begin, in bytes from `operands` on.
+    // Offsets in bytes from `operands`.
     static constexpr uint32 kStagedAt = S::kStages * S::kOperandBytes;
     static constexpr uint32 kScalesAt = kStagedAt + kConsumerWarps * S::kStagedWarpBytes;
     static constexpr uint32 kFullAt = kScalesAt + S::kStages * S::kScaleBytes;
@@ -103,7 +103,7 @@ struct Shared {
     }
 };
 
-// A pipeline stage and the phase of its barriers.
+// Index of a pipeline stage, and the phase of its barriers.
 template <typename S>
 struct Stage {
     uint32 index = 0;
@@ -117,7 +117,7 @@ struct Stage {
     }
 };
 
-// Barriers are named by their shared addresses.
+// `barrier` is a shared address.
 template <typename S>
 __device__ __forceinline__ void wait(uint32 barrier, uint32 phase) {
     if constexpr (S::kClusterCtas == 1) {
@@ -132,14 +132,14 @@ __device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
     wait<S>(mbarrier_address(barrier), phase);
 }
 
-// Whether a wait is seen to be over already. In clusters, where a look needs a fence of its own, it
-// never is.
+// Whether a wait has already ended. Always false in clusters, where each poll would need a fence of
+// its own.
 template <typename S>
 __device__ __forceinline__ bool is_over(uint32 barrier, uint32 phase) {
     return S::kClusterCtas == 1 && mbarrier_is_over(barrier, phase);
 }
 
-// All threads of all CTAs of the cluster.
+// Barrier of all threads of all CTAs of the cluster.
 template <typename S>
 __device__ __forceinline__ void synchronize_all() {
     if constexpr (S::kClusterCtas == 1) {
@@ -150,8 +150,8 @@ __device__ __forceinline__ void synchronize_all() {
     }
 }
 
-// Gives a stage back that only wgmma have read, by each warp of the consumers, which waited for
-// them as one: to the producers of the cluster.
+// Releases a stage that only wgmma have read, to the producers of all CTAs of the cluster. Called
+// by each consumer warp, after all its lanes have waited for the wgmma.
 template <typename S>
 __device__ __forceinline__ void release_read(uint32 empty) {
     const uint32 lane = threadIdx.x % 32;
@@ -169,15 +169,15 @@ __device__ __forceinline__ void release_read(uint64* empty) {
     release_read<S>(mbarrier_address(empty));
 }
 
-// The same of a stage that lanes have read, too.
+// Releases a stage that lanes have read, too.
 template <typename S>
 __device__ __forceinline__ void release(uint32 empty) {
     __syncwarp();
     release_read<S>(empty);
 }
 
-// The producer: `copy(work, i, stage, full)` announces and starts what comes into stage number
-// `stage` as the i-th of a tile.
+// Producer: `copy(work, i, stage, full)` announces and issues the copies of the i-th K-block of a
+// tile into stage `stage`.
 template <typename S, typename Tiles, typename Copy>
 __device__ __forceinline__ void copy_tiles(const Shared<S>& shared, Tiles tiles, Copy copy) {
     Stage<S> stage;
@@ -190,10 +190,10 @@ __device__ __forceinline__ void copy_tiles(const Shared<S>& shared, Tiles tiles,
     }
 }
 
-// A consumer: `multiply_waves(work, stage, sums, store_wave)` adds up the stages of as many waves
-// of a tile as there are `sums`; `store(work, row, sums)` takes those of its warp's 16 rows of a
-// wave, the first of which is `row` of the tile. Where stores are early, `multiply_waves` has
-// stored all waves but the last when it returns, if there are stages.
+// Consumer: `multiply_waves(work, stage, sums, store_wave)` accumulates the stages of a tile for as
+// many waves as `sums` has. `store(work, row, sums)` stores the warp's 16 rows of a wave, from row
+// `row` of the tile on. With `kStoresEarly`, `multiply_waves` has stored all waves except the last
+// when it returns, if there are any stages.
 template <int kWaves, typename S, typename Multiply, typename Store>
 __device__ __forceinline__ void multiply_tile(uint32 consumer, const TileWork& work,
                                               Stage<S>& stage, Multiply multiply_waves,
@@ -226,12 +226,12 @@ __device__ __forceinline__ void multiply_tiles(uint32 consumer, Tiles tiles,
     }
 }
 
-// The roles of all threads: `produce()` by one thread, `prepare()` by a warp beside it, and
-// `consume(consumer, staged)` by each of the consumers with `kStagedWarpBytes` for a warp.
+// Runs the roles of all threads: `produce()` by one thread, `prepare()` by the second warp of its
+// warpgroup, and `consume(consumer, staged)` by both consumers, with `kStagedWarpBytes` per warp.
 template <typename S, typename Produce, typename Prepare, typename Consume>
 __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produce,
                                           Prepare prepare, Consume consume) {
-    // The same in all lanes, as the compiler shall know.
+    // Uniform over the warp, so that the compiler knows it.
     const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0 && elect_one()) {
         shared.init_barriers();
@@ -251,7 +251,7 @@ __device__ __forceinline__ void run_roles(const Shared<S>& shared, Produce produ
         uint8* staged = shared.staged + (warp - kWarpgroup / 32) * S::kStagedWarpBytes;
         consume(warp / (kWarpgroup / 32) - 1, staged);
     }
-    // No CTA ends while others of its cluster copy to it or arrive at its barriers.
+    // A CTA must not exit while other CTAs of its cluster copy to it or arrive at its barriers.
     if constexpr (S::kClusterCtas > 1) {
         // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
         __syncwarp();

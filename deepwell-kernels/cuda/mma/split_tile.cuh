@@ -1,16 +1,16 @@
-// One kM x kN tile of a GEMM of FP32 accuracy on the BF16 tensor cores, by 256 threads: for the few
-// GEMMs whose operands may not be rounded.
+// One kM x kN tile of a GEMM with FP32 accuracy on BF16 tensor cores, by 256 threads: for the few
+// GEMMs whose operands must not be rounded.
 //
-// An FP32 element is the sum of three of BF16, and that is exact: the element rounded, what that
-// lacks rounded, and what is left, which has eight bits or fewer. A BF16 element is itself. Of the
-// products of parts those below 2^-26 of the whole are left out. Tensor cores truncate their sums,
-// which over a long contraction adds up; so the sum over a tile of 32 along K starts from zero and
-// is added to the accumulators in FP32. Sums run over K in ascending order. What BF16 has no number
-// for, infinity and what rounds to it, becomes NaN in FP32 operands.
+// An FP32 element is split into an exact sum of three BF16: the rounded element, the rounded
+// remainder, and the rest, which has at most eight bits. A BF16 element is a single part. Products
+// of parts below 2^-26 of the whole are skipped. Tensor cores truncate sums, and the error grows
+// with K; so each tile of 32 along K starts from zero and is added to the accumulators in FP32.
+// Sums run over K in ascending order. Values beyond BF16, infinity and numbers that round to it,
+// become NaN in FP32 operands.
 //
-// Tiles of 32 along K go through two buffers in shared memory by way of registers: the elements of
-// the next tile are read from memory while the present one is multiplied. Rows of a buffer are
-// padded by 16 bytes, so that the eight that one ldmatrix phase reads lie in different banks.
+// Tiles of 32 along K pass through registers into two buffers in shared memory: the elements of the
+// next tile are loaded during the MMAs of the current tile. Rows of a buffer are padded by 16
+// bytes, so that the eight rows that one ldmatrix phase reads lie in different banks.
 #pragma once
 
 #include "common/types.cuh"
@@ -25,11 +25,11 @@ constexpr int kSteps = kBlockK / 16;
 constexpr int kThreads = 256;
 constexpr int kOwn = 4;  // elements that a thread reads at a time
 
-// BF16 elements whose sum is one of the type.
+// Number of BF16 parts of an element.
 template <typename Element>
 constexpr int kParts = sizeof(Element) == 4 ? 3 : 1;
 
-// The warps of a tile, kAcross for its columns, and what each has of it.
+// Layout of the warps over a tile, kAcross along its columns.
 template <int kM, int kN>
 struct Warps {
     static constexpr int kAcross = kN > kM ? 4 : 2;
@@ -50,15 +50,15 @@ struct Warps {
 template <int kM, int kN>
 using Accumulators = float[Warps<kM, kN>::kFragmentsM][Warps<kM, kN>::kFragmentsN][4];
 
-// A tile of an operand in shared memory, as the operand is stored: rows of kBlockK elements each,
-// or rows along K of kOuter elements each.
+// Operand tile in shared memory, in the operand's storage order: rows of kBlockK elements each, or
+// rows along K of kOuter elements each.
 template <bool kKMajor, int kOuter>
 struct Buffer {
     static constexpr int kRows = kKMajor ? kOuter : kBlockK;
     static constexpr int kRowBytes = (kKMajor ? kBlockK : kOuter) * 2 + 16;
     alignas(16) unsigned char bytes[kRows * kRowBytes];
 
-    // Sixteen outer by sixteen along K as mma.sync takes them, see `tile_fragment`.
+    // Loads a fragment of sixteen outer by sixteen along K for mma.sync, see `tile_fragment`.
     template <Side kSide>
     __device__ __forceinline__ void fragment(uint32 (&words)[4], uint32 outer, uint32 step) const {
         const uint32 lane = threadIdx.x % 32;
@@ -81,7 +81,7 @@ struct Shared {
     Buffer<kBKMajor, kN> b[2][kParts<B>];
 };
 
-// Four neighbouring elements of an operand on their way to shared memory.
+// Four neighbouring elements of an operand, between global and shared memory.
 template <typename Element>
 struct Held;
 
@@ -96,14 +96,14 @@ struct Held<float> {
         values[2] = four.z;
         values[3] = four.w;
     }
-    // The first `inside` of them, zeros behind.
+    // Reads the first `inside` elements, followed by zeros.
     __device__ __forceinline__ void gather(const float* from, int32 inside) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
             values[i] = i < inside ? from[i] : 0.0f;
         }
     }
-    // The words of one part, which leaves what it lacks.
+    // Returns the next BF16 part of the elements, and keeps the remainder.
     __device__ __forceinline__ uint2 take_part() {
         uint32 words[kOwn / 2];
 #pragma unroll
@@ -139,7 +139,7 @@ struct Held<bf16> {
 };
 
 // A thread's share of an operand's tiles: four neighbouring elements of a stored row, several
-// times. What lies outside of the matrix is zero.
+// times. Elements outside the matrix are zero.
 template <typename Element, bool kKMajor, int kOuter>
 class Fetch {
     static constexpr int kRounds = kOuter * kBlockK / kOwn / kThreads;
@@ -155,7 +155,7 @@ class Fetch {
     __device__ __forceinline__ Fetch(const TileOperand<Element>& operand, int32 outer_start)
         : operand_(operand), start_(outer_start), vector_(operand.leading % kOwn == 0) {}
 
-    // To the tile that begins at `outer_start`.
+    // Moves to the tile that begins at `outer_start`.
     __device__ __forceinline__ void move(int32 outer_start) {
         start_ = outer_start;
     }
@@ -178,7 +178,7 @@ class Fetch {
         }
     }
 
-    // Puts the parts of what was read last into a buffer each.
+    // Writes each part of the last elements read into its buffer.
     __device__ __forceinline__ void put(Buffer<kKMajor, kOuter> (&parts)[kParts<Element>]) {
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void clear(Accumulators<kM, kN>& accumulators) {
     }
 }
 
-// accumulators += a GEMM of two tiles of 32 along K in shared memory.
+// accumulators += the product of two tiles in shared memory, over 32 along K.
 template <bool kAKMajor, bool kBKMajor, int kM, int kN, int kPartsA, int kPartsB>
 __device__ __forceinline__ void multiply(Accumulators<kM, kN>& accumulators,
                                          const Buffer<kAKMajor, kM> (&of_a_tile)[kPartsA],
@@ -264,7 +264,7 @@ __device__ __forceinline__ void multiply(Accumulators<kM, kN>& accumulators,
 }
 
 // accumulators = the tile of a b that begins at (row, column), over K from k_begin, a multiple of
-// 32, to a.k, which is b.k.
+// 32, to a.k, equal to b.k.
 template <bool kAKMajor, bool kBKMajor, int kM, int kN, typename A, typename B>
 __device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
                                          const TileOperand<A>& a, const TileOperand<B>& b,
@@ -279,7 +279,8 @@ __device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
     for (int32 k = k_begin; k < a.k; k += kBlockK) {
         fetch_a.put(shared.a[buffer]);
         fetch_b.put(shared.b[buffer]);
-        // All threads are done with the other buffer when the next tile is put there.
+        // After this barrier all threads have read the other buffer, which the next tile
+        // overwrites.
         __syncthreads();
         if (k + kBlockK < a.k) {
             fetch_a.read(k + kBlockK);
@@ -290,17 +291,16 @@ __device__ __forceinline__ void mainloop(Accumulators<kM, kN>& accumulators,
     }
 }
 
-// What a CTA needs that goes down the rows of a: all of a tile's columns of b, tiles of K one after
-// the other, and two tiles of a.
+// Shared memory of `walk`: all of a tile's columns of b, by tiles of K, and two tiles of a.
 template <int kM, int kN>
 struct WalkShared {
     Buffer<true, kM> a[2][kParts<float>];
-    Buffer<false, kN> b[1][kParts<float>];  // as many as there are tiles along K
+    Buffer<false, kN> b[1][kParts<float>];  // one per tile along K
 };
 
-// The tiles of a b, a K-major and b not, that begin in rows `row`, `row + step` and following of
-// `column`, over all of K: `write(accumulators, row)` takes each. The parts of b are made once, and
-// the next tile of a is read while the present one is multiplied and written.
+// Computes the tiles of a b (a K-major, b MN-major) at rows `row`, `row + step`, ... of `column`,
+// over all of K; `write(accumulators, row)` stores each. The parts of b are computed once, and the
+// next tile of a is loaded while the current tile is multiplied and written.
 template <int kM, int kN, typename Write>
 __device__ __forceinline__ void walk(const TileOperand<float>& a, const TileOperand<float>& b,
                                      int32 row, int32 step, int32 column,
@@ -318,13 +318,14 @@ __device__ __forceinline__ void walk(const TileOperand<float>& a, const TileOper
         clear<kM, kN>(accumulators);
         for (int32 k = 0; k < a.k; k += kBlockK) {
             fetch_a.put(shared.a[buffer]);
-            // All threads are done with the other buffer when the next tile is put there.
+            // After this barrier all threads have read the other buffer, which the next tile
+            // overwrites.
             __syncthreads();
             const bool is_last = k + kBlockK >= a.k;
             if (is_last) {
                 fetch_a.move(row + step);
             }
-            // Beyond the rows, nothing is.
+            // Reads beyond the rows yield zeros.
             fetch_a.read(is_last ? 0 : k + kBlockK);
             multiply<true, false, kM, kN>(accumulators, shared.a[buffer],
                                           shared.b[k / kBlockK]);
