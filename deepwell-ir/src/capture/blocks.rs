@@ -1,4 +1,4 @@
-//! What the graphs of all model families are built with.
+//! Building blocks shared by the graphs of all model families.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::{CaptureError, ParameterRole, ParameterSpec};
 use crate::ops;
 use crate::{Graph, GraphBuilder, Shape, Tag, TensorId};
 
-/// A graph that is being built, and where its inputs and parameters are.
+/// A graph under construction, with its inputs and parameters.
 pub(super) struct Blocks {
     pub(super) graph: GraphBuilder,
     /// Token ids, i32 `[B·S]`.
@@ -17,7 +17,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// A graph with inputs and parameters, but no node yet.
+    /// Creates a graph with inputs and parameters, but without nodes.
     pub(super) fn new(name: &str, specs: Vec<ParameterSpec>) -> Blocks {
         let mut graph = GraphBuilder::new(name);
         let (tokens, targets) = (graph.tokens(), graph.targets());
@@ -40,7 +40,7 @@ impl Blocks {
         self.parameters.get(&(role, layer)).copied()
     }
 
-    /// Applies an op and gives its first output.
+    /// Applies an op and returns the first output.
     pub(super) fn op(
         &mut self,
         name: &str,
@@ -50,7 +50,7 @@ impl Blocks {
         Ok(self.graph.op(name, op, inputs)?[0])
     }
 
-    /// A linear layer, with its bias if the model has one.
+    /// Adds a linear layer, with a bias if the model has one.
     pub(super) fn linear(
         &mut self,
         name: &str,
@@ -64,7 +64,7 @@ impl Blocks {
         self.op(name, ops::Linear { bias: inputs.len() == 3 }, &inputs)
     }
 
-    /// The output head with the loss of `x`, and the finished graph.
+    /// Adds the output head with the loss of `x`, and returns the finished graph.
     pub(super) fn finish(mut self, tied: bool, x: TensorId) -> Result<Graph, CaptureError> {
         self.graph.scope(Tag::Head, None);
         let role = if tied { ParameterRole::TokenEmbedding } else { ParameterRole::Head };

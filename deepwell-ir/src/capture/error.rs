@@ -1,4 +1,4 @@
-//! What can be wrong with a model that is read.
+//! Errors of reading a model.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::IrError;
 
-/// Errors of capture. `place` is the file, or whatever name the caller gave to the text.
+/// Errors of capture. `place` is the file, or the name that the caller gave to the text.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -15,18 +15,18 @@ pub enum CaptureError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file that must be there is not.
+    /// A required file is missing.
     #[error("`{}`: expected {expected}\nhint: {hint}", path.display())]
     NotFound {
-        /// Where it was looked for.
+        /// The expected path.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected content.
         expected: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
     /// Text that is not JSON.
@@ -38,27 +38,27 @@ pub enum CaptureError {
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// The parser's words.
+        /// The parser's message.
         message: String,
     },
-    /// JSON that is not of the expected form.
+    /// JSON of an unexpected form.
     #[error("{place}: expected {expected}, got {got}")]
     Form {
         /// The file.
         place: String,
-        /// What it should hold.
+        /// Expected content.
         expected: &'static str,
-        /// What it holds.
+        /// Actual content.
         got: String,
     },
-    /// A key that the model cannot be described without is missing.
+    /// A required key is missing.
     #[error("{place}: key `{key}` is missing\nhint: {hint}")]
     MissingKey {
         /// The file.
         place: String,
         /// The key.
         key: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
     /// A key that capture does not know.
@@ -68,48 +68,48 @@ pub enum CaptureError {
         place: String,
         /// The key.
         key: String,
-        /// Its value as JSON, shortened.
+        /// The value as JSON, shortened.
         value: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// A value of the wrong type or out of range, alone or beside another key.
+    /// A value of the wrong type or out of range, possibly because of another key.
     #[error("{place}: key `{key}`: expected {expected}, got `{got}`{}", hint_line(hint))]
     Value {
         /// The file.
         place: String,
         /// The key.
         key: String,
-        /// What it may be.
+        /// Allowed values.
         expected: String,
-        /// Its value as JSON, shortened.
+        /// The value as JSON, shortened.
         got: String,
-        /// What to do; empty if `expected` says it.
+        /// How to fix the problem; empty if `expected` is sufficient.
         hint: String,
     },
-    /// A value that is right but changes the mathematics in a way that is not supported.
+    /// A valid value that selects unsupported mathematics.
     #[error("{place}: key `{key}`: value `{value}` is not supported\nhint: {hint}")]
     Unsupported {
         /// The file.
         place: String,
         /// The key.
         key: String,
-        /// Its value as JSON, shortened.
+        /// The value as JSON, shortened.
         value: String,
-        /// What is supported.
+        /// Supported values.
         hint: String,
     },
-    /// A weight file whose header is broken, or whose length does not fit it.
+    /// A weight file with a broken header or a wrong length.
     #[error("`{}`: {problem}\nhint: {hint}", path.display())]
     WeightFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// Weights under a name or in a format that is not read.
+    /// Weights under an unsupported name or in an unsupported format.
     #[error(
         "`{}`: expected weights in `model.safetensors`, in `model.safetensors.index.json` with its \
          shards, or in all shards `model-00001-of-0000N.safetensors`, got {found}\nhint: {hint}",
@@ -118,67 +118,67 @@ pub enum CaptureError {
     UnreadWeights {
         /// The model folder.
         folder: PathBuf,
-        /// The files that it holds.
+        /// The files in the folder.
         found: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// A tensor that the config asks for is in no file.
+    /// A tensor required by the config is in no file.
     #[error("tensor `{name}`: expected {expected}, found in no file of `{}`\nhint: {hint}",
         folder.display())]
     MissingTensor {
         /// The tensor.
         name: String,
-        /// Its shape.
+        /// Expected shape.
         expected: String,
         /// The model folder.
         folder: PathBuf,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// A tensor that the config has no place for.
+    /// A tensor that is not part of the configured model.
     #[error("tensor `{name}` in `{}`: not part of the model that config.json describes\n\
         hint: {hint}", path.display())]
     UnexpectedTensor {
         /// The tensor.
         name: String,
-        /// Its file.
+        /// The file of the tensor.
         path: PathBuf,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// A tensor of another shape or element type than the model takes.
+    /// A tensor with an unexpected shape or element type.
     #[error("tensor `{name}` in `{}`: expected {expected}, got {got}\nhint: {hint}",
         path.display())]
     TensorMismatch {
         /// The tensor.
         name: String,
-        /// Its file.
+        /// The file of the tensor.
         path: PathBuf,
-        /// What the config asks for.
+        /// Type according to the config.
         expected: String,
-        /// What the file holds.
+        /// Type in the file.
         got: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// An exported program that cannot be read.
+    /// An unreadable exported program.
     #[error("{place}: {what}\nhint: {hint}")]
     Export {
         /// The file.
         place: String,
-        /// What is wrong.
+        /// The problem.
         what: String,
-        /// What to do.
+        /// How to fix the problem.
         hint: String,
     },
-    /// RoPE frequencies depend on the length of the sequence, which was not given.
+    /// RoPE frequencies depend on the sequence length, but none was given.
     #[error(
         "rope_type `dynamic` turns at frequencies that depend on the sequence length\n\
         hint: say for how many tokens: `--seq TOKENS` on the command line"
     )]
     NeedsSequenceLength,
-    /// The captured graph breaks a rule of the graph.
+    /// The captured graph breaks a graph rule.
     #[error(transparent)]
     Graph(#[from] IrError),
 }

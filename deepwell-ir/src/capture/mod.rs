@@ -1,24 +1,24 @@
 //! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v3,
-//! gpt_oss): its `config.json`, the headers of its weight files, and the graph of its forward
+//! gpt_oss, phi3): `config.json`, the headers of the weight files, and the graph of the forward
 //! pass.
 //!
 //! # Brief overview
 //!
-//! [`LlamaConfig::from_json`] and [`LlamaConfig::from_path`] take every key of a `config.json`
-//! into account: it sets a field, or it is known to be without effect on training (a line of
-//! [`CaptureNotes`] says so where that is not obvious), or it is an error that names the key.
-//! [`LlamaConfig::parameters`] lists the tensors of the model, [`ModelFolder::open`] compares
-//! that list with the weight files without reading any weight, and [`capture`] builds the
-//! [`Graph`](crate::Graph). GPT-2 has a configuration of its own, [`Gpt2Config`], with the same
-//! functions; its graph is from [`capture_gpt2`], its folder opens with
-//! [`ModelFolder::open_gpt2`]. [`ModelConfig`] is either, for those who take any model.
+//! [`LlamaConfig::from_json`] and [`LlamaConfig::from_path`] account for every key of a
+//! `config.json`: a key sets a field, has no effect on training ([`CaptureNotes`] has a remark
+//! unless this is obvious), or is an error. [`LlamaConfig::parameters`] lists the tensors of the
+//! model, [`ModelFolder::open`] compares the list with the headers of the weight files, and
+//! [`capture`] builds the [`Graph`](crate::Graph). GPT-2 has a separate configuration,
+//! [`Gpt2Config`], with the same functions; [`capture_gpt2`] builds its graph and
+//! [`ModelFolder::open_gpt2`] opens its folder. [`ModelConfig`] is either of the two
+//! configurations.
 //!
-//! Mixtures of experts are graphs too, with the tags `router` and `experts`; a layer's experts are
-//! one node ([`Experts`](crate::ops::Experts)), which `deepwell_moe::expand` turns into ops.
-//! [`LlamaConfig::stored_tensors`] lists what their weight files hold, packed or not.
+//! Mixtures of experts are graphs with the tags `router` and `experts`. A layer's experts are one
+//! node ([`Experts`](crate::ops::Experts)), which `deepwell_moe::expand` replaces by ops.
+//! [`LlamaConfig::stored_tensors`] lists the contents of the weight files, packed or not.
 //!
-//! [`Pt2Model`] reads what `torch.export.save` writes, a graph of PyTorch's own ops with its
-//! weights, and finds the same ops in it by their patterns.
+//! [`Pt2Model`] reads the output of `torch.export.save`, a graph of PyTorch ops with weights, and
+//! recognizes the ops of this crate by patterns.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};

@@ -1,4 +1,4 @@
-//! A configuration of any family that is read.
+//! A configuration of any supported family.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::Graph;
 
-/// The configuration of a model, whichever family it is of.
+/// The configuration of a model of any family.
 ///
 /// ```
 /// use deepwell_ir::capture::ModelConfig;
@@ -30,7 +30,7 @@ use crate::Graph;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ModelConfig {
-    /// Llama, or a family that differs from it as [`ModelFamily`] says.
+    /// Llama, or a similar family, see [`ModelFamily`].
     Llama(Box<LlamaConfig>),
     /// GPT-2.
     Gpt2(Gpt2Config),
@@ -49,7 +49,7 @@ impl From<Gpt2Config> for ModelConfig {
 }
 
 impl ModelConfig {
-    /// The values of `model_type` that are read.
+    /// All supported values of `model_type`.
     pub fn model_types() -> impl Iterator<Item = &'static str> {
         ["gpt2"].into_iter().chain(ModelFamily::ALL.iter().map(|family| family.model_type()))
     }
@@ -59,13 +59,13 @@ impl ModelConfig {
         LlamaConfig::PRESETS.into_iter().chain(Gpt2Config::PRESETS)
     }
 
-    /// A configuration by name, `None` if there is none of that name.
+    /// A configuration by name; `None` for an unknown name.
     pub fn preset(name: &str) -> Option<ModelConfig> {
         let llama = LlamaConfig::preset(name).map(ModelConfig::from);
         llama.or_else(|| Gpt2Config::preset(name).map(ModelConfig::from))
     }
 
-    /// The preset that a name which is none was probably meant as.
+    /// The preset most similar to a misspelled name, if any.
     ///
     /// ```
     /// use deepwell_ir::capture::ModelConfig;
@@ -117,10 +117,10 @@ impl ModelConfig {
         }
     }
 
-    /// Reads a `config.json`, or that of a model folder.
+    /// Reads a `config.json`, given directly or by its model folder.
     ///
     /// # Errors
-    /// A file that is not there or cannot be read, and those of [`ModelConfig::from_json`].
+    /// A missing or unreadable file, and errors of [`ModelConfig::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
         let (text, place) = read_text(path.as_ref())?;
         Self::from_json(&text, &place)
@@ -150,7 +150,7 @@ impl ModelConfig {
         }
     }
 
-    /// Longest sequence that the model is made for, tokens.
+    /// Longest intended sequence, tokens.
     pub fn max_position_embeddings(&self) -> usize {
         match self {
             ModelConfig::Llama(config) => config.max_position_embeddings,
@@ -171,8 +171,8 @@ impl ModelConfig {
         self.parameters().iter().map(ParameterSpec::count).sum()
     }
 
-    /// All parameters, each with its place in the weight files; `None` for one that is not in one
-    /// tensor as it is: stacked experts, packed weights.
+    /// All parameters, each with its location in the weight files; `None` for stacked experts and
+    /// packed weights.
     pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, Option<StoredPart>)> {
         match self {
             ModelConfig::Gpt2(config) => {
@@ -202,7 +202,7 @@ impl ModelConfig {
         }
     }
 
-    /// All parameters, each with the tensors of the weight files that hold it: one, or one for each
+    /// All parameters, each with the tensors of the weight files that hold it: one, or one per
     /// expert.
     pub fn stored_parts(&self) -> Vec<(ParameterSpec, Vec<StoredPart>)> {
         match self {
@@ -218,7 +218,7 @@ impl ModelConfig {
         }
     }
 
-    /// The same model with weights that are not packed, as they are written.
+    /// The same model with unpacked weights, as written by export.
     #[must_use]
     pub fn unpacked(mut self) -> ModelConfig {
         if let ModelConfig::Llama(config) = &mut self {
@@ -227,12 +227,12 @@ impl ModelConfig {
         self
     }
 
-    /// The forward pass as a graph, for sequences of `seq` tokens where that is known; see
+    /// Captures the forward pass as a graph, for sequences of `seq` tokens if known; see
     /// [`capture`] and [`capture_for_sequence`].
     ///
     /// # Errors
-    /// A configuration that does not pass its check, and a length that is needed and not known. A
-    /// sequence longer than the position table of a GPT-2.
+    /// A configuration that fails its check, a missing sequence length, or a sequence longer than
+    /// the position table of a GPT-2.
     pub fn capture(&self, seq: Option<usize>) -> Result<Graph, CaptureError> {
         match (self, seq) {
             (ModelConfig::Llama(config), Some(seq)) => capture_for_sequence(config, seq),
@@ -263,7 +263,7 @@ impl ModelConfig {
     }
 }
 
-/// What a family that is refused needs and no graph here has.
+/// Missing features of an unsupported family.
 fn missing_for(model_type: &str) -> Option<&'static str> {
     match model_type {
         "gemma" => Some(
@@ -286,7 +286,7 @@ fn missing_for(model_type: &str) -> Option<&'static str> {
 }
 
 impl ModelFolder<ModelConfig> {
-    /// Opens a folder of any family, as [`ModelFolder::open`] does one of the llama family.
+    /// Opens a folder of any family, like [`ModelFolder::open`] for the llama family.
     ///
     /// # Errors
     /// As [`ModelFolder::open`].
@@ -341,8 +341,7 @@ impl Gpt2Config {
         }
     }
 
-    /// The configuration as a `config.json`; [`Gpt2Config::from_json`] reads it back to the same
-    /// value.
+    /// The configuration as a `config.json`; [`Gpt2Config::from_json`] reads an equal value back.
     pub fn to_json(&self) -> Value {
         let mut object = json!({
             "activation_function": if self.gelu_tanh { "gelu_new" } else { "gelu" },

@@ -64,7 +64,7 @@ pub struct HostInterface {
     pub loss: Option<ValueId>,
     /// f32 `[1]`, before clipping.
     pub grad_norm: Option<ValueId>,
-    /// Counters of each quantization: name of the quantized tensor and a u64 value.
+    /// Counters of each quantization: name of the quantized tensor, and the u64 counters.
     pub statistics: Vec<(String, ValueId)>,
 }
 

@@ -1,5 +1,5 @@
-//! Weights in forms that are not read: they are refused by name, so that nobody trains a model from
-//! fresh weights beside the ones meant.
+//! Detects weights in unsupported forms and rejects them by name, so that nobody accidentally
+//! trains from fresh weights instead.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::capture::CaptureError;
 
-/// Files of these types hold weights, whatever their names.
+/// File types that always hold weights.
 const TYPES: [&str; 17] = [
     "safetensors",
     "bin",
@@ -27,12 +27,12 @@ const TYPES: [&str; 17] = [
     "ot",
     "tflite",
 ];
-/// Files of these types do where their names say so.
+/// File types that hold weights if the name contains one of [`WORDS`].
 const TYPES_BY_NAME: [&str; 12] =
     ["npz", "npy", "zip", "tar", "gz", "tgz", "zst", "xz", "bz2", "part", "incomplete", "tmp"];
 /// Words in names of weights.
 const WORDS: [&str; 6] = ["model", "weight", "safetensors", "consolidated", "param", "checkpoint"];
-/// What begins the names of files of such types without weights: those of trainers of PyTorch.
+/// Name prefixes of files of these types without weights, written by PyTorch trainers.
 const NO_WEIGHTS: [&str; 7] = [
     "training_args",
     "optimizer",
@@ -42,10 +42,10 @@ const NO_WEIGHTS: [&str; 7] = [
     "random_states",
     "tokenizer",
 ];
-/// Names in one message.
+/// Maximum number of names in one message.
 const SHOWN_MAX: usize = 3;
 
-/// Refuses a folder that holds weights under other names or in other formats.
+/// Rejects a folder with weights under other names or in other formats.
 pub(super) fn refuse(folder: &Path, names: &[String]) -> Result<(), CaptureError> {
     let mut found: Vec<String> =
         names.iter().filter(|name| is_weights(&folder.join(name), name)).cloned().collect();
@@ -70,7 +70,7 @@ pub(super) fn refuse(folder: &Path, names: &[String]) -> Result<(), CaptureError
     })
 }
 
-/// Weights in the folders of a folder, as Meta's `original` and the `checkpoint-500` of trainers.
+/// Finds weights in subfolders, such as Meta's `original` or a trainer's `checkpoint-500`.
 fn in_folders(folder: &Path, names: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for name in names.iter().filter(|name| !name.starts_with('.')) {
@@ -79,7 +79,7 @@ fn in_folders(folder: &Path, names: &[String]) -> Vec<String> {
         for entry in entries.flatten() {
             let file = entry.file_name().to_string_lossy().into_owned();
             let lower = file.to_lowercase();
-            // Other files of these types lie in many a folder.
+            // Without such a word, files of these types are common in other folders.
             let is_named = WORDS.iter().any(|word| lower.contains(word));
             if is_named && entry.path().is_file() && is_weights(&entry.path(), &file) {
                 found.push(format!("{name}/{file}"));
@@ -90,7 +90,7 @@ fn in_folders(folder: &Path, names: &[String]) -> Vec<String> {
     found
 }
 
-/// Whether a file, or a link that leads nowhere, holds weights by its name.
+/// Whether a file or a dangling link holds weights, judging by its name.
 fn is_weights(path: &Path, name: &str) -> bool {
     let name = name.to_lowercase();
     if name.starts_with('.') || path.is_dir() {
@@ -110,7 +110,7 @@ fn is_weights(path: &Path, name: &str) -> bool {
     TYPES.contains(&kind) && !(kind == "bin" && holds_tokens(path))
 }
 
-/// Whether a `.bin` file holds tokens, as `llm.c` writes them: they may lie beside a model.
+/// Whether a `.bin` file holds tokens in the format of `llm.c`; such files may be next to a model.
 fn holds_tokens(path: &Path) -> bool {
     const MAGICS: [i32; 2] = [20_240_520, 20_240_801];
     let mut magic = [0; 4];
@@ -118,7 +118,7 @@ fn holds_tokens(path: &Path) -> bool {
     read.is_ok() && MAGICS.contains(&i32::from_le_bytes(magic))
 }
 
-/// What to do about a file of this name.
+/// Advice for a file of this name.
 fn way_on(name: &str, files: usize) -> String {
     let lower = name.to_lowercase();
     let kind = lower.rsplit_once('.').map_or("", |(_, kind)| kind);

@@ -1,4 +1,4 @@
-//! Model folders: weight files beside a configuration.
+//! Model folders: weight files and a configuration.
 
 mod foreign_weights;
 mod stored_part;

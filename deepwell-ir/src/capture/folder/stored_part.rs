@@ -1,50 +1,49 @@
-//! Parameters that are a part of a tensor of the weight files, or one that is stored turned.
+//! Parameters stored as a part of a tensor of the weight files, or transposed.
 
 use std::ops::Range;
 
 use crate::capture::WeightPacking;
 
-/// Where a parameter lies in a tensor of the weight files.
+/// Location of a parameter in a tensor of the weight files.
 ///
-/// A weight `[outputs, inputs]` takes some of the outputs of a stored weight: rows of one that is
-/// stored as it is used, columns of one that is stored as `[inputs, outputs]`. Of a stack of
-/// matrices or vectors that is stored as one tensor, each is a part in the same way.
+/// A weight `[outputs, inputs]` takes some of the outputs of a stored weight: rows of a weight
+/// stored as `[outputs, inputs]`, columns of a weight stored as `[inputs, outputs]`. In a stack
+/// stored as one tensor, each matrix or vector is a part in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPart {
-    /// The stored tensor, without the `transformer.` that some files of GPT-2 put before it.
+    /// The stored tensor, without the `transformer.` prefix of some GPT-2 files.
     pub name: String,
-    /// Its row-major shape.
+    /// Row-major shape of the stored tensor.
     pub shape: Vec<usize>,
-    /// First output (of a vector: element) that belongs to the parameter.
+    /// First output (for a vector: element) of the parameter.
     pub start: usize,
-    /// From one output of the parameter to the next in the stored tensor: 2 where two projections
-    /// take turns.
+    /// Distance between consecutive outputs of the parameter in the stored tensor: 2 if two
+    /// projections are interleaved.
     pub step: usize,
-    /// Whether it is stored as `[inputs, outputs]`.
+    /// Whether the tensor is stored as `[inputs, outputs]`.
     pub transposed: bool,
-    /// Whether parameter and stored tensor are both a stack along their first axis.
+    /// Whether parameter and stored tensor are both stacked along the first axis.
     pub stacked: bool,
-    /// Which matrix of the parameter it is, where that is a stack of which each is stored by
-    /// itself.
+    /// Index of the matrix, if the parameter is a stack of separately stored matrices.
     pub matrix: Option<usize>,
-    /// How the stored tensor is packed; `shape` and places are those of its values.
+    /// Packing of the stored tensor; `shape` and positions refer to unpacked values.
     pub packing: Option<WeightPacking>,
 }
 
 impl StoredPart {
-    /// A tensor that is stored as it is.
+    /// A parameter stored as is.
     pub fn whole(name: &str, shape: &[usize]) -> StoredPart {
         let (name, shape) = (name.to_string(), shape.to_vec());
         let (start, step, transposed, stacked) = (0, 1, false, false);
         StoredPart { name, shape, start, step, transposed, stacked, matrix: None, packing: None }
     }
 
-    /// Matrix `index` of a stack, stored by itself as it is.
+    /// Matrix `index` of a stack, stored separately and as is.
     pub fn of_stack(name: &str, shape: &[usize], index: usize) -> StoredPart {
         StoredPart { matrix: Some(index), ..StoredPart::whole(name, shape) }
     }
 
-    /// Which elements of a parameter of shape `shape` it holds, and the shape of those.
+    /// Range of elements in a parameter of shape `shape`, and the shape of these elements.
     ///
     /// ```
     /// use deepwell_ir::capture::StoredPart;
@@ -62,7 +61,7 @@ impl StoredPart {
         }
     }
 
-    /// Cuts the parameter of shape `shape` out of the stored tensor's values, `None` if the
+    /// Extracts the parameter of shape `shape` from the stored tensor's values; `None` if the
     /// lengths do not fit.
     pub fn extract(&self, stored: &[f32], shape: &[usize]) -> Option<Vec<f32>> {
         if stored.len() != self.shape.iter().product::<usize>() {
@@ -72,8 +71,8 @@ impl StoredPart {
         Some(places.map(|at| stored[at]).collect())
     }
 
-    /// Puts the values of the parameter of shape `shape` where [`StoredPart::extract`] takes them
-    /// from, `None` if the lengths do not fit.
+    /// Inverse of [`StoredPart::extract`]: writes the parameter's values into the stored tensor;
+    /// `None` if the lengths do not fit.
     pub fn insert(&self, values: &[f32], shape: &[usize], stored: &mut [f32]) -> Option<()> {
         let fits = stored.len() == self.shape.iter().product::<usize>()
             && values.len() == shape.iter().product::<usize>();
@@ -84,7 +83,7 @@ impl StoredPart {
         Some(())
     }
 
-    /// Where the parameter's elements stand in the stored tensor, in their order.
+    /// Indices of the parameter's elements in the stored tensor, in order.
     fn places(&self, shape: &[usize]) -> Option<impl Iterator<Item = usize> + use<>> {
         let (stack, shape, stored) = if self.stacked {
             let ((&stack, shape), (&stored_stack, stored)) =
@@ -103,7 +102,7 @@ impl StoredPart {
         let reach = outputs.checked_sub(1).map_or(Some(0), |last| last.checked_mul(self.step))?;
         let end = self.start.checked_add(reach)?.checked_add(outputs.min(1))?;
         let fits = stored.1 == inputs && end <= stored.0;
-        // How far the next matrix, the next output and the next input are.
+        // Strides to the next output, the next input and the next matrix.
         let (step, turn) = if self.transposed { (1, stored.0) } else { (inputs, 1) };
         let (start, every, matrix) = (self.start, self.step, stored.0 * stored.1);
         let row = move |first: usize| (0..inputs).map(move |i| first + i * turn);
@@ -125,7 +124,7 @@ mod tests {
             (vec![2, 4], 1, true, vec![2, 2], Some(vec![1.0, 5.0, 2.0, 6.0])),
             (vec![8], 5, false, vec![3], Some(vec![5.0, 6.0, 7.0])),
             (vec![2, 2, 2], 1, false, vec![1, 2, 2], Some(vec![4.0, 5.0, 6.0, 7.0])),
-            // One output, one input too many; vectors are not turned.
+            // One output, one input too many; vectors are never transposed.
             (vec![4, 2], 3, false, vec![2, 2], None),
             (vec![2, 4], 0, true, vec![2, 3], None),
             (vec![8], 0, true, vec![8], None),
@@ -143,17 +142,16 @@ mod tests {
         }
     }
 
-    /// As gpt-oss stores its experts: two of them, of which gate and up projection (or their
-    /// biases) take turns.
+    /// Two experts in the layout of gpt-oss, with gate and up projection (or biases) interleaved.
     #[test]
     fn parts_of_stacks_take_turns() {
         for (stored, start, step, transposed, shape, expected) in [
-            // Two inputs, two outputs, in turns along the last axis.
+            // Two inputs, two outputs, interleaved along the last axis.
             (vec![2, 2, 2], 0, 2, true, vec![2, 1, 2], Some(vec![0.0, 2.0, 4.0, 6.0])),
             (vec![2, 2, 2], 1, 2, true, vec![2, 1, 2], Some(vec![1.0, 3.0, 5.0, 7.0])),
-            // The same with outputs first, as packed weights are.
+            // Outputs first, as in packed weights.
             (vec![2, 2, 2], 1, 2, false, vec![2, 1, 2], Some(vec![2.0, 3.0, 6.0, 7.0])),
-            // A square projection turned: nothing in its shape tells.
+            // A square projection, transposed: the shape alone does not show the transposition.
             (
                 vec![2, 2, 2],
                 0,

@@ -1,5 +1,5 @@
-//! A model folder: `config.json` beside safetensors files, whose headers are compared with what
-//! the configuration asks for. No weight is read.
+//! A model folder: `config.json` and safetensors files, whose headers are compared with the
+//! configuration. No weights are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,64 +11,64 @@ use crate::capture::{
     CaptureError, CaptureNotes, LlamaConfig, ModelFamily, StoredDType, StoredElement,
 };
 
-/// What `save_pretrained` puts before the names of all tensors but the head; a base model is saved
-/// without it.
+/// Prefix that `save_pretrained` adds to all tensors but the head; a base model is saved without
+/// the prefix.
 const PREFIX: &str = "model.";
-/// The output head, which may be stored in place of the token table that it is tied to.
+/// The output head, which may be stored instead of a tied token table.
 pub(in crate::capture) const HEAD: &str = "lm_head.weight";
 
-/// A tensor as it lies in a weight file.
+/// A tensor in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name in the file, which [`ModelFolder::stored_name`] gives for that of a
-    /// [`StoredPart`](crate::capture::StoredPart).
+    /// Name in the file. [`ModelFolder::stored_name`] maps the name of a
+    /// [`StoredPart`](crate::capture::StoredPart) to this name.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: StoredDType,
-    /// The file that holds it.
+    /// The file of the tensor.
     pub file: PathBuf,
-    /// Where its bytes begin, from the start of the file.
+    /// Offset of the data from the start of the file.
     pub offset_bytes: u64,
-    /// How many bytes it takes.
+    /// Size of the data.
     pub size_bytes: u64,
 }
 
-/// A Hugging Face model folder whose files fit its configuration.
+/// A Hugging Face model folder whose files match its configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFolder<C = LlamaConfig> {
     /// The folder.
     pub path: PathBuf,
     /// Its `config.json`.
     pub config: C,
-    /// Remarks on the configuration and on tensors that are ignored.
+    /// Remarks on the configuration and on ignored tensors.
     pub notes: CaptureNotes,
-    /// One entry per tensor of the weight files that the model takes, in the order of
-    /// [`LlamaConfig::stored_tensors`]: one per parameter, unless experts are stored one by one or
+    /// Tensors of the weight files that the model uses, in the order of
+    /// [`LlamaConfig::stored_tensors`]: one per parameter, unless experts are stored separately or
     /// weights are packed.
     pub tensors: Vec<StoredTensor>,
-    /// Names in the files, by the names of [`StoredPart`](crate::capture::StoredPart)s that they
-    /// differ from.
+    /// Names in the files that differ from the names of
+    /// [`StoredPart`](crate::capture::StoredPart)s, by part name.
     pub stored_names: BTreeMap<String, String>,
 }
 
 impl<C> ModelFolder<C> {
-    /// The name in the files of a tensor that a part names.
+    /// Name in the files for the name of a part.
     pub fn stored_name<'a>(&'a self, part: &'a str) -> &'a str {
         self.stored_names.get(part).map_or(part, String::as_str)
     }
 }
 
 impl ModelFolder {
-    /// Opens a folder with `config.json` and the weights that [`WeightFiles`] finds. F32, BF16 and
-    /// F16 weights are taken.
+    /// Opens a folder with `config.json` and the weights found by [`WeightFiles`]. Accepts F32,
+    /// BF16 and F16 weights.
     ///
-    /// As in transformers, files of a base model lack `model.` before the names, and a table that
-    /// is the output head too may be stored as `lm_head.weight` alone.
+    /// As in transformers, files of a base model omit the `model.` prefix, and a tied token table
+    /// may be stored as `lm_head.weight` only.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_path`] and [`WeightFiles::find`]; a file that is missing,
+    /// Errors of [`LlamaConfig::from_path`] and [`WeightFiles::find`]; a file that is missing,
     /// truncated or has a broken header; a tensor that is missing, not part of the model, or of
     /// another shape or element type.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder, CaptureError> {
@@ -129,7 +129,7 @@ impl ModelFolder {
     }
 }
 
-/// The layer in a tensor's name; 0 if there is none.
+/// Layer index in a tensor's name; 0 without one.
 fn layer_of(name: &str) -> usize {
     let rest = name.strip_prefix("model.layers.").unwrap_or_default();
     rest.split('.').next().and_then(|layer| layer.parse().ok()).unwrap_or(0)
@@ -144,7 +144,7 @@ impl WeightTensor {
         self.check_as(name, shape, StoredElement::Float)
     }
 
-    /// Wants this shape and element type.
+    /// Checks shape and element type.
     fn check_as(
         self,
         name: &str,
@@ -201,7 +201,7 @@ impl WeightTensor {
     }
 }
 
-/// All tensors of a folder's weight files by name.
+/// All tensors in a folder's weight files, by name.
 pub(in crate::capture) fn find_tensors(
     folder: &Path,
     notes: &mut CaptureNotes,
@@ -226,7 +226,7 @@ pub(in crate::capture) fn note_dtypes(
 ) {
     let stored: BTreeSet<&str> = tensors
         .iter()
-        // Packed tensors, and factors beside them, are as `quantization_config` says.
+        // `quantization_config` determines the types of packed tensors and their factors.
         .filter(|t| !matches!(t.dtype, StoredDType::E4m3 | StoredDType::U8))
         .filter(|t| !t.name.ends_with("_scale_inv") && !t.name.ends_with("_correction_bias"))
         .map(|t| t.dtype.safetensors_name())
@@ -242,7 +242,7 @@ pub(in crate::capture) fn note_dtypes(
     }
 }
 
-/// The error for a tensor that no file holds, though the files may hold it in another form.
+/// Error for a missing tensor, with a hint if the files hold a similar tensor.
 pub(in crate::capture) fn missing_tensor(
     folder: &Path,
     name: &str,

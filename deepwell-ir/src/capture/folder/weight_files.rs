@@ -1,4 +1,4 @@
-//! The safetensors files that hold the weights of a model folder, and which tensors are in them.
+//! The safetensors files of a model folder and the tensors in these files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,43 +17,43 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The weight files of a model folder.
 ///
-/// A folder holds its weights in `model.safetensors`, else in the shards that
-/// `model.safetensors.index.json` lists, else in a whole set of shards
-/// `model-00001-of-0000N.safetensors`. As in transformers, every tensor of a listed shard counts,
-/// whichever shard the index maps it to.
+/// The weights are in `model.safetensors`, otherwise in the shards listed by
+/// `model.safetensors.index.json`, otherwise in a complete set of shards
+/// `model-00001-of-0000N.safetensors`. As in transformers, all tensors of a listed shard count,
+/// regardless of the index entry of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFiles {
     folder: PathBuf,
-    /// The files, in the order of their names.
+    /// The files, sorted by name.
     pub files: Vec<PathBuf>,
-    /// What was ignored; sentences.
+    /// Remarks on ignored files, as sentences.
     pub remarks: Vec<String>,
-    /// Which file the index maps a tensor to; empty without an index.
+    /// File of each tensor according to the index; empty without an index.
     mapped: BTreeMap<String, PathBuf>,
 }
 
 /// A tensor in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightTensor {
-    /// The file that holds it.
+    /// The file of the tensor.
     pub path: PathBuf,
     /// Element type.
     pub dtype: Dtype,
     /// Row-major shape.
     pub shape: Vec<usize>,
-    /// Where its bytes begin, from the start of the file.
+    /// Offset of the data from the start of the file.
     pub offset_bytes: u64,
-    /// How many bytes it takes.
+    /// Size of the data.
     pub size_bytes: u64,
 }
 
 impl WeightFiles {
-    /// Finds the weight files of a folder; `None` if it has no weights in any form, as a folder of
-    /// a `config.json` and a tokenizer. No file of weights is opened.
+    /// Finds the weight files of a folder; `None` for a folder without weights in any form, for
+    /// example with only a `config.json` and a tokenizer. No weight file is opened.
     ///
     /// # Errors
-    /// Weights under another name or in another format, an incomplete set of shards, a link that
-    /// leads nowhere, a broken index.
+    /// Weights under another name or in another format, an incomplete set of shards, a dangling
+    /// link, a broken index.
     pub fn find(folder: &Path) -> Result<Option<WeightFiles>, CaptureError> {
         let files = |files| WeightFiles {
             folder: folder.to_path_buf(),
@@ -100,11 +100,11 @@ impl WeightFiles {
         Ok(None)
     }
 
-    /// All tensors by name: the headers of the files are read.
+    /// Reads the headers of the files and returns all tensors by name.
     ///
     /// # Errors
-    /// A file with a broken header or of another length, a tensor that the index lists and no file
-    /// holds, and one that two files hold.
+    /// A file with a broken header or a wrong length, an indexed tensor that is in no file, or a
+    /// tensor in two files.
     pub fn tensors(&mut self) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
         let mut all: BTreeMap<String, WeightTensor> = BTreeMap::new();
         for path in &self.files {
@@ -146,7 +146,7 @@ impl WeightFiles {
         Ok(all)
     }
 
-    /// The error for a tensor that the index lists and none of its files holds.
+    /// Error for an indexed tensor that is in no listed file.
     fn missing(&self, name: &str, path: &Path) -> CaptureError {
         let holds = |file: &String| {
             read_header(&self.folder.join(file)).is_ok_and(|tensors| tensors.contains_key(name))
@@ -164,7 +164,7 @@ impl WeightFiles {
         }
     }
 
-    /// Shards by their names that the index does not list.
+    /// Names of shards that the index does not list.
     fn unlisted(&self) -> Vec<String> {
         let names = names_in(&self.folder).unwrap_or_default();
         let is_listed = |name: &String| self.files.contains(&self.folder.join(name));
@@ -172,7 +172,7 @@ impl WeightFiles {
     }
 }
 
-/// Whether there is a file of this name; a link that leads nowhere is an error, as is a folder.
+/// Whether a file exists at this path; a dangling link or a folder is an error.
 fn is_there(path: &Path) -> Result<bool, CaptureError> {
     if path.is_file() {
         return Ok(true);
@@ -192,7 +192,7 @@ fn is_there(path: &Path) -> Result<bool, CaptureError> {
     Err(CaptureError::WeightFile { path, problem, hint })
 }
 
-/// The names in a folder, sorted; none if it is no folder.
+/// Sorted names in a folder; empty if the path is not a folder.
 fn names_in(folder: &Path) -> Result<Vec<String>, CaptureError> {
     if !folder.is_dir() {
         return Ok(Vec::new());
@@ -207,7 +207,7 @@ fn names_in(folder: &Path) -> Result<Vec<String>, CaptureError> {
     Ok(names)
 }
 
-/// The number of a shard and how many there are, from the name that transformers gives it.
+/// Shard number and shard count, from a name in the format of transformers.
 fn shard_of(name: &str) -> Option<(usize, usize)> {
     let numbers = name.strip_prefix("model-")?.strip_suffix(".safetensors")?;
     let (number, count) = numbers.split_once("-of-")?;
@@ -216,7 +216,7 @@ fn shard_of(name: &str) -> Option<(usize, usize)> {
     Some((number.parse().ok()?, count.parse().ok()?))
 }
 
-/// A whole set of shards, which need no index.
+/// A complete set of shards, which needs no index.
 fn whole_shards(folder: &Path, names: &[String]) -> Result<Option<Vec<PathBuf>>, CaptureError> {
     let shards: Vec<(&String, (usize, usize))> =
         names.iter().filter_map(|name| Some((name, shard_of(name)?))).collect();
@@ -242,7 +242,7 @@ fn whole_shards(folder: &Path, names: &[String]) -> Result<Option<Vec<PathBuf>>,
     })
 }
 
-/// The file that an index maps each tensor to.
+/// The file of each tensor according to an index.
 fn read_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, CaptureError> {
     let broken = |problem: String| CaptureError::WeightFile {
         path: index.to_path_buf(),
@@ -262,7 +262,7 @@ fn read_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, 
         .ok_or_else(|| broken("expected an object `weight_map` of tensor to file".to_string()))?;
     let mut mapped = BTreeMap::new();
     for (name, file) in map {
-        // Only plain names, so that an index cannot point out of its folder.
+        // Only plain names, so that an index cannot refer to other folders.
         let file = file
             .as_str()
             .filter(|file| Path::new(file).file_name().is_some_and(|plain| plain == *file))
@@ -272,7 +272,7 @@ fn read_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, PathBuf>, 
     Ok(mapped)
 }
 
-/// The error for a file that Git LFS has left for one of its own.
+/// Error for a Git LFS pointer in place of the file.
 fn lfs_pointer(path: &Path, bytes: &[u8]) -> Option<CaptureError> {
     bytes.starts_with(b"version https://git-lfs").then(|| CaptureError::WeightFile {
         path: path.to_path_buf(),
@@ -281,7 +281,7 @@ fn lfs_pointer(path: &Path, bytes: &[u8]) -> Option<CaptureError> {
     })
 }
 
-/// The entries of one safetensors file. The length of the file must fit them.
+/// Tensors of one safetensors file. The file length must match the header.
 fn read_header(path: &Path) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
     let file = File::open(path).map_err(|source| io_error(path, source))?;
     let header = SafetensorsHeader::read(&file).map_err(|error| match error {

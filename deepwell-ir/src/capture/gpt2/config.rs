@@ -8,7 +8,7 @@ use crate::capture::json::{Keys, parse_object, read_text};
 use crate::capture::llama::read_dtype;
 use crate::capture::{CaptureError, CaptureNotes, StoredDType};
 
-/// Largest size that is believed, as with llama.
+/// Upper limit of accepted sizes, as for llama.
 const SIZE_MAX: usize = 1 << 22;
 
 /// A GPT-2 model: LayerNorm, GELU, learned positions, biases on every projection.
@@ -18,7 +18,7 @@ pub struct Gpt2Config {
     pub vocab_size: usize,
     /// Width of the residual stream (`n_embd`).
     pub hidden_size: usize,
-    /// Width of the feed-forward block (`n_inner`); four times `n_embd` unless stated.
+    /// Width of the feed-forward block (`n_inner`); by default four times `n_embd`.
     pub intermediate_size: usize,
     /// Transformer layers (`n_layer`).
     pub num_layers: usize,
@@ -28,14 +28,14 @@ pub struct Gpt2Config {
     pub max_position_embeddings: usize,
     /// Added to the variance by LayerNorm (`layer_norm_epsilon`).
     pub layer_norm_eps: f64,
-    /// Whether GELU is the form with tanh (`activation_function` is `gelu_new` or
-    /// `gelu_pytorch_tanh`) rather than with the error function (`gelu`).
+    /// Whether GELU uses the tanh approximation (`activation_function` is `gelu_new` or
+    /// `gelu_pytorch_tanh`) rather than the error function (`gelu`).
     pub gelu_tanh: bool,
-    /// Whether scores are divided by the root of a head's width (`scale_attn_weights`).
+    /// Whether scores are divided by the square root of the head width (`scale_attn_weights`).
     pub scale_attention: bool,
     /// Whether the token table is also the output head (`tie_word_embeddings`).
     pub tie_word_embeddings: bool,
-    /// Standard deviation of freshly made weights (`initializer_range`).
+    /// Standard deviation of freshly initialized weights (`initializer_range`).
     pub initializer_range: f64,
     /// Element type of the stored weights (`torch_dtype` or `dtype`), if stated.
     pub torch_dtype: Option<StoredDType>,
@@ -44,8 +44,8 @@ pub struct Gpt2Config {
 impl Gpt2Config {
     /// Reads the text of a `config.json`. `place` names the text in errors.
     ///
-    /// Defaults are those of transformers, except that vocabulary, width, layers and heads must be
-    /// stated. Dropout is left out, with a remark.
+    /// Defaults are those of transformers, except that vocabulary, width, layers and heads are
+    /// required. Dropout is ignored, with a remark.
     ///
     /// # Errors
     /// As [`LlamaConfig::from_json`](crate::capture::LlamaConfig::from_json).
@@ -66,7 +66,7 @@ impl Gpt2Config {
                         plain GPT-2, remove the key";
             return Err(keys.unsupported("auto_map", value, hint));
         }
-        // Read by its other head classes only; `wte` has no padding row.
+        // Only other head classes read these keys; `wte` has no padding row.
         for key in [
             "pad_token_id",
             "summary_activation",
@@ -85,10 +85,10 @@ impl Gpt2Config {
         Ok((config, notes))
     }
 
-    /// Reads a `config.json`, or that of a model folder.
+    /// Reads a `config.json`, given directly or by its model folder.
     ///
     /// # Errors
-    /// A file that is not there or cannot be read, and those of [`Gpt2Config::from_json`].
+    /// A missing or unreadable file, and errors of [`Gpt2Config::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
         let (text, place) = read_text(path.as_ref())?;
         Self::from_json(&text, &place)
@@ -135,11 +135,10 @@ impl Gpt2Config {
         })
     }
 
-    /// Checks how the fields fit each other. `place` names the configuration in errors.
+    /// Checks that the fields are consistent. `place` names the configuration in errors.
     ///
     /// # Errors
-    /// [`CaptureError::Value`] for the first field that does not fit, under its name in a
-    /// `config.json`.
+    /// [`CaptureError::Value`] for the first inconsistent field, under its name in a `config.json`.
     pub fn check(&self, place: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: Value| {
             let (place, key, got) = (place.to_string(), key.to_string(), got.to_string());

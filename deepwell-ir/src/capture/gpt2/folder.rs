@@ -6,14 +6,14 @@ use std::path::Path;
 use crate::capture::folder::{HEAD, find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
 use crate::capture::{CaptureError, Gpt2Config, ModelFolder, StoredTensor};
 
-/// What `save_pretrained` puts before the names; the files first published are without it.
+/// Prefix that `save_pretrained` adds to names; the originally published files lack the prefix.
 const PREFIX: &str = "transformer.";
 
 impl ModelFolder<Gpt2Config> {
-    /// Opens a folder of a GPT-2 model, as [`ModelFolder::open`] does one of the llama family.
+    /// Opens a folder of a GPT-2 model, like [`ModelFolder::open`] for the llama family.
     ///
-    /// [`ModelFolder::tensors`] are those that
-    /// [`Gpt2Config::parameters_and_parts`] cuts its parameters out of, each once.
+    /// [`ModelFolder::tensors`] lists each tensor once that [`Gpt2Config::parameters_and_parts`]
+    /// extracts parameters from.
     ///
     /// # Errors
     /// As [`ModelFolder::open`].

@@ -5,11 +5,11 @@ use crate::capture::{CaptureError, Gpt2Config, ParameterRole as R};
 use crate::ops;
 use crate::{Graph, Tag, TensorId};
 
-/// The forward pass of a GPT-2 model as a [`Graph`] over open batch and sequence sizes, with the
-/// inputs and the loss of [`capture`](crate::capture::capture).
+/// Captures the forward pass of a GPT-2 model as a [`Graph`] with symbolic batch and sequence
+/// sizes, with the inputs and the loss of [`capture`](crate::capture::capture).
 ///
-/// Parameters stand in the order and under the names of [`Gpt2Config::parameters`]. A sequence
-/// longer than `n_positions` is refused when the program is made ready to run.
+/// Parameters have the order and the names of [`Gpt2Config::parameters`]. A sequence longer than
+/// `n_positions` is rejected when the program is prepared.
 ///
 /// # Errors
 /// A configuration that does not pass [`Gpt2Config::check`].

@@ -1,12 +1,12 @@
-//! The tensors of a GPT-2 model: those of the graph, and those of its weight files.
+//! The tensors of a GPT-2 model: in the graph and in the weight files.
 //!
-//! Weight files hold projections as `[inputs, outputs]` and the three of attention side by side;
-//! the graph has them apart and the other way round, as every other linear layer.
+//! Weight files store projections as `[inputs, outputs]` and concatenate query, key and value
+//! projections; the graph has separate projections `[outputs, inputs]`, like all linear layers.
 
 use crate::Init;
 use crate::capture::{Gpt2Config, ParameterRole, ParameterRole as R, ParameterSpec, StoredPart};
 
-/// One line of the list of a layer's projections.
+/// An entry in the list of a layer's projections.
 struct Projection {
     name: &'static str,
     stored: &'static str,
@@ -23,8 +23,8 @@ impl Gpt2Config {
     /// All parameters of the graph in canonical order: tables of tokens and positions, layers from
     /// the first, final norm, head. A tied head is not repeated.
     ///
-    /// Starting values are those of transformers: weights normal with `initializer_range`, those
-    /// that write to the residual stream divided by the root of twice the number of layers; gains
+    /// Initial values are those of transformers: weights normal with `initializer_range`, divided
+    /// by the square root of twice the number of layers if they write to the residual stream; gains
     /// one, biases zero.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         self.parameters_and_parts().into_iter().map(|(spec, _)| spec).collect()
@@ -35,7 +35,7 @@ impl Gpt2Config {
         self.parameters().iter().map(ParameterSpec::count).sum()
     }
 
-    /// [`Gpt2Config::parameters`], each with its place in the weight files.
+    /// [`Gpt2Config::parameters`], each with its location in the weight files.
     pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, StoredPart)> {
         let (vocab, width) = (self.vocab_size, self.hidden_size);
         let mut list =
@@ -106,7 +106,7 @@ struct List {
 }
 
 impl List {
-    /// A tensor that is stored as it is.
+    /// Adds a tensor stored as is.
     fn plain(&mut self, name: &str, shape: Vec<usize>, role: ParameterRole, layer: Option<u32>) {
         let part = StoredPart::whole(name, &shape);
         self.add(name.to_string(), shape, role, layer, part);

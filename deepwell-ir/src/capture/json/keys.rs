@@ -1,4 +1,4 @@
-//! Reads keys of a JSON object and accounts for every one of them.
+//! Reads keys of a JSON object and accounts for all of them.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::known_keys::{RESTRICTED, WITHOUT_EFFECT, says_nothing_special};
 use crate::capture::CaptureError;
 
-/// A value as JSON, short enough for a message.
+/// A value as JSON, shortened for messages.
 fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
     let text = match value {
@@ -20,7 +20,7 @@ fn shown(value: &Value) -> String {
     text.chars().take(CHARS_MAX).chain("...".chars()).collect()
 }
 
-/// What a JSON value is, in words.
+/// Description of a JSON value's type.
 pub(in crate::capture) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -32,12 +32,12 @@ pub(in crate::capture) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Helps those who wrote a number or boolean as a string.
+/// Hint for a number or boolean written as a string.
 fn quotes_hint(value: &Value) -> &'static str {
     if value.is_string() { "write it without quotes" } else { "" }
 }
 
-/// Takes keys out of one object and remembers which were asked for.
+/// Reads keys of one object and records which keys were requested.
 pub(in crate::capture) struct Keys<'a> {
     place: &'a str,
     prefix: String,
@@ -54,23 +54,23 @@ impl<'a> Keys<'a> {
         Keys { place, prefix: prefix.to_string(), object, known: BTreeSet::new() }
     }
 
-    /// The key as it stands in messages.
+    /// The key as shown in messages.
     fn full(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 
-    /// The value of a key; `null` counts as absent.
+    /// Value of a key; `null` counts as absent.
     pub(in crate::capture) fn get(&mut self, key: &'static str) -> Option<&'a Value> {
         self.known.insert(key);
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, `null` or not.
+    /// Whether the key is present, `null` or not.
     pub(in crate::capture) fn holds(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
-    /// The error for a value that a key may not have.
+    /// Error for an invalid value.
     pub(in crate::capture) fn wrong(
         &self,
         key: &str,
@@ -87,7 +87,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The error for a value that would need mathematics that is not there.
+    /// Error for a value that selects unsupported mathematics.
     pub(in crate::capture) fn unsupported(
         &self,
         key: &str,
@@ -110,7 +110,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A whole number from 1.
+    /// An integer of at least 1.
     pub(in crate::capture) fn size(
         &mut self,
         key: &'static str,
@@ -129,7 +129,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A whole number from 0.
+    /// An integer of at least 0.
     pub(in crate::capture) fn count(
         &mut self,
         key: &'static str,
@@ -158,7 +158,7 @@ impl<'a> Keys<'a> {
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
-    /// A number over `least`, or from it when `inclusive`.
+    /// A number greater than `least`, or equal to `least` if `inclusive`.
     pub(in crate::capture) fn number(
         &mut self,
         key: &'static str,
@@ -189,12 +189,12 @@ impl<'a> Keys<'a> {
         value.as_str().ok_or_else(wrong).map(Some)
     }
 
-    /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
-    /// sorted. `architecture` is the class that `architectures` may name.
+    /// Accounts for the keys of a `config.json` that were not requested. Returns the keys without
+    /// effect, sorted. `architecture` is the only class allowed in `architectures`.
     ///
-    /// `null` means absent, so that any key may have it: transformers 5 writes `null` for whatever
-    /// is not set. A key that is not known has no effect where its value says "off", unless it is
-    /// one letter away from a key that is read.
+    /// `null` means absent and is allowed for every key, because transformers 5 writes `null` for
+    /// unset keys. An unknown key has no effect if its value means "off", unless the key is one
+    /// letter away from a known key.
     pub(in crate::capture) fn finish_config(
         self,
         architecture: &str,
@@ -227,7 +227,7 @@ impl<'a> Keys<'a> {
         Ok(without_effect)
     }
 
-    /// Refuses keys that nobody asked for. `owner` says who takes none of them.
+    /// Rejects keys that were not requested. `owner` names the object in errors.
     pub(in crate::capture) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
         let is_unknown = |&(key, value): &(&String, &Value)| {
             !self.known.contains(key.as_str()) && !says_nothing_special(key, value)
@@ -273,7 +273,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Insertions, deletions and substitutions that turn one word into the other (Levenshtein).
+/// Levenshtein distance: insertions, deletions and substitutions between two words.
 pub(in crate::capture) fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut previous: Vec<usize> = (0..=b.len()).collect();

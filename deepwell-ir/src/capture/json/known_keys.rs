@@ -1,10 +1,10 @@
-//! Keys of a `config.json` that set no field: harmless ones, and those that are harmless with some
-//! values only.
+//! Keys of a `config.json` that set no field: keys without effect, and keys that are only allowed
+//! with some values.
 
 use serde_json::{Map, Value};
 
-/// Keys that describe the tokenizer, generation, file keeping or the way transformers runs a
-/// model. None of them changes a forward or backward pass over packed text.
+/// Keys for the tokenizer, generation, file management or the execution of transformers. None of
+/// these changes a forward or backward pass over packed text.
 pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -77,7 +77,7 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "use_return_dict",
 ];
 
-/// A key that is harmless with some values and changes the mathematics with all others.
+/// A key with some values without effect; all other values change the mathematics.
 pub(super) struct Restricted {
     pub(super) key: &'static str,
     pub(super) allowed: fn(&Value) -> bool,
@@ -112,7 +112,7 @@ fn is_full_attention(value: &Value) -> bool {
     value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
 }
 
-/// Keys of which "off" takes something away that the models here have.
+/// Keys whose "off" value disables a feature that the models here always have.
 const ON_BY_DEFAULT: &[&str] = &[
     "causal",
     "do_layer_norm_before",
@@ -142,11 +142,11 @@ const ON_BY_DEFAULT: &[&str] = &[
     "use_rotary_embeddings",
     "use_swiglu",
 ];
-/// What ends the names of factors, of which 0 leaves nothing.
+/// Name suffixes of factors, for which 0 does not mean "off".
 const FACTORS: [&str; 6] = ["_factor", "_multiplier", "_scale", "_scaling", "_temperature", "_pct"];
 
-/// Whether the value of a key that is not known says that the model has nothing special: `null`,
-/// `false`, 0, an empty text, list or object, and lists and objects of such values.
+/// Whether the value of an unknown key means "off": `null`, `false`, 0, an empty string, list or
+/// object, and lists and objects of such values.
 pub(super) fn says_nothing_special(key: &str, value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -162,7 +162,7 @@ pub(super) fn says_nothing_special(key: &str, value: &Value) -> bool {
     }
 }
 
-/// As for every key, `null` counts as absent.
+/// Values of `null` count as absent, as for every key.
 pub(super) const RESTRICTED: &[Restricted] = &[
     Restricted {
         key: "add_cross_attention",

@@ -1,4 +1,4 @@
-//! A JSON object of which every key is consumed, known to be without effect, or refused.
+//! A JSON object whose keys are all consumed, known to have no effect, or rejected.
 
 mod keys;
 mod known_keys;

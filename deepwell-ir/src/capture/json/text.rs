@@ -1,4 +1,4 @@
-//! The text of a configuration, and the JSON object that it is.
+//! The text of a configuration, parsed as a JSON object.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use super::kind;
 use crate::capture::CaptureError;
 
-/// The text of a `config.json`, or that of a model folder, and how messages name it.
+/// Reads a `config.json`, given directly or by its model folder; returns the text and a name for
+/// messages.
 pub(in crate::capture) fn read_text(path: &Path) -> Result<(String, String), CaptureError> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     let bytes = std::fs::read(&file).map_err(|source| match source.kind() {
@@ -27,7 +28,7 @@ pub(in crate::capture) fn read_text(path: &Path) -> Result<(String, String), Cap
     Ok((text, place))
 }
 
-/// The JSON object that `text` is.
+/// Parses `text` as a JSON object.
 pub(in crate::capture) fn parse_object(
     text: &str,
     place: &str,
@@ -48,7 +49,7 @@ pub(in crate::capture) fn parse_object(
     }
 }
 
-/// The parser's message without the position, which the error states itself.
+/// The parser's message without the position, which the error shows separately.
 fn strip_position(message: &str) -> String {
     match message.rfind(" at line ") {
         Some(end) => message[..end].to_string(),

@@ -1,20 +1,19 @@
-//! How the fields of a configuration fit each other.
+//! Consistency checks of a configuration.
 
 use super::stored::MXFP4_BLOCK;
 use crate::capture::{CaptureError, LlamaConfig, RopeScaling, WeightPacking};
 
-/// Largest width, head count or layer count that is believed; larger is taken for a mistake. It
-/// also keeps the parameter count of any accepted model within 64 bits.
+/// Upper limit of widths and head counts; larger values are assumed to be mistakes. The limit also
+/// keeps parameter counts of accepted models within 64 bits.
 const SIZE_MAX: usize = 1 << 22;
-/// Most layers that are believed.
+/// Upper limit of the number of layers.
 pub(super) const LAYERS_MAX: usize = 1 << 14;
 
 impl LlamaConfig {
-    /// Checks how the fields fit each other. `place` names the configuration in errors.
+    /// Checks that the fields are consistent. `place` names the configuration in errors.
     ///
     /// # Errors
-    /// [`CaptureError::Value`] for the first field that does not fit, under its name in a
-    /// `config.json`.
+    /// [`CaptureError::Value`] for the first inconsistent field, under its name in a `config.json`.
     pub fn check(&self, place: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: String, hint: &str| {
             let (place, key) = (place.to_string(), key.to_string());
@@ -82,7 +81,7 @@ impl LlamaConfig {
         Ok(())
     }
 
-    /// What latent attention, experts, layers without a window and packing have to be.
+    /// Checks latent attention, experts, full-attention layers and packing.
     fn check_structure(&self, place: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: String| {
             let (place, key, hint) = (place.to_string(), key.to_string(), String::new());

@@ -54,17 +54,17 @@ impl StoredDType {
         }
     }
 
-    /// Those that a `config.json` may state.
+    /// Types that a `config.json` may state.
     const PLAIN: [StoredDType; 3] = [StoredDType::F32, StoredDType::Bf16, StoredDType::F16];
 }
 
-/// A llama model, or one of a family that differs from it as [`ModelFamily`] says.
+/// A llama model, or a model of a similar family, see [`ModelFamily`].
 ///
-/// Fields are plain: change them freely and call [`LlamaConfig::check`], which
-/// [`capture`](crate::capture::capture) does again.
+/// Fields may be changed freely: call [`LlamaConfig::check`] afterwards, which
+/// [`capture`](crate::capture::capture) also does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Which family (`model_type`).
+    /// The family (`model_type`).
     pub family: ModelFamily,
     /// Tokens in the vocabulary (`vocab_size`).
     pub vocab_size: usize,
@@ -78,37 +78,36 @@ pub struct LlamaConfig {
     pub num_heads: usize,
     /// Key and value heads (`num_key_value_heads`); divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head (`head_dim`), even; `hidden_size / num_heads` unless stated. With latent
-    /// attention that of the rotated part (`qk_rope_head_dim`).
+    /// Width of a head (`head_dim`), even; by default `hidden_size / num_heads`. With latent
+    /// attention, the width of the rotated part (`qk_rope_head_dim`).
     pub head_dim: usize,
     /// Added to the mean square by RMSNorm (`rms_norm_eps`).
     pub rms_norm_eps: f64,
     /// Rotary position embedding (`rope_parameters`, or `rope_theta` and `rope_scaling`).
     pub rope: Rope,
-    /// Biases on the four projections of attention (`attention_bias`); with qwen2 always, and on
-    /// three of them.
+    /// Biases on the four projections of attention (`attention_bias`); for qwen2 always true, and
+    /// without a bias on the output projection.
     pub attention_bias: bool,
     /// Biases on the three projections of the feed-forward block (`mlp_bias`).
     pub mlp_bias: bool,
-    /// How many tokens, itself included, a token sees (`sliding_window`); all if `None`.
+    /// Tokens that a token attends to, itself included (`sliding_window`); all if `None`.
     pub sliding_window: Option<usize>,
-    /// Layers that see all tokens though there is a window, ascending (`layer_types`); gpt_oss
-    /// only.
+    /// Layers without the sliding window, ascending (`layer_types`); gpt_oss only.
     pub full_attention_layers: Vec<usize>,
-    /// Widths of latent attention, in families that have it.
+    /// Latent attention, in families with latent attention.
     pub latent: Option<LatentConfig>,
-    /// The mixture of experts, in families that have one.
+    /// The mixture of experts, in families with experts.
     pub experts: Option<ExpertsConfig>,
-    /// How the weight files are packed (`quantization_config`), if they are.
+    /// Packing of the weight files (`quantization_config`), if any.
     pub packing: Option<WeightPacking>,
-    /// The row of the token table that looking it up does not train (`pad_token_id`), as in
-    /// transformers; as the output head a tied table trains all rows.
+    /// Row of the token table whose lookups are not trained (`pad_token_id`), as in transformers; a
+    /// tied table still trains all rows through the output head.
     pub padding_row: Option<usize>,
     /// Whether the token table is also the output head (`tie_word_embeddings`).
     pub tie_word_embeddings: bool,
-    /// Longest sequence that the model is made for (`max_position_embeddings`), tokens.
+    /// Longest intended sequence (`max_position_embeddings`), tokens.
     pub max_position_embeddings: usize,
-    /// Standard deviation of freshly made weights (`initializer_range`).
+    /// Standard deviation of freshly initialized weights (`initializer_range`).
     pub initializer_range: f64,
     /// Activation of the feed-forward block (`hidden_act`).
     pub hidden_act: HiddenAct,
@@ -116,23 +115,23 @@ pub struct LlamaConfig {
     pub torch_dtype: Option<StoredDType>,
 }
 
-/// What a reader of a `config.json` may want to know beyond the fields.
+/// Notes on a `config.json` beyond the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CaptureNotes {
     /// Keys of the file that have no effect on training.
     pub without_effect: Vec<String>,
-    /// Defaults that were taken, and differences that show only in unusual use; sentences.
+    /// Defaults that were used, and differences in unusual cases, as sentences.
     pub remarks: Vec<String>,
 }
 
 impl LlamaConfig {
     /// Reads the text of a `config.json`. `place` names the text in errors.
     ///
-    /// Defaults are those of transformers, except that the five sizes of a model must be stated.
+    /// Defaults are those of transformers, except that the five sizes of a model are required.
     ///
     /// # Errors
-    /// Text that is no JSON object, a key that is missing, unknown, of the wrong type or out of
-    /// range, or a value that changes the mathematics in a way that is not supported.
+    /// Text that is not a JSON object, a key that is missing, unknown, of the wrong type or out of
+    /// range, or a value that selects unsupported mathematics.
     pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
         let object = parse_object(text, place)?;
         let mut notes = CaptureNotes::default();
@@ -172,10 +171,10 @@ impl LlamaConfig {
         Ok((config, notes))
     }
 
-    /// Reads a `config.json`, or that of a model folder.
+    /// Reads a `config.json`, given directly or by its model folder.
     ///
     /// # Errors
-    /// A file that is not there or cannot be read, and those of [`LlamaConfig::from_json`].
+    /// A missing or unreadable file, and errors of [`LlamaConfig::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
         let (text, place) = read_text(path.as_ref())?;
         Self::from_json(&text, &place)
@@ -192,7 +191,7 @@ impl LlamaConfig {
         let intermediate_size = keys.required_size("intermediate_size")?;
         let num_layers = keys.required_size("num_hidden_layers")?;
         if num_layers > LAYERS_MAX {
-            // Before anything is listed layer by layer.
+            // Check before building lists per layer.
             let expected = format!("an integer from 1 to {LAYERS_MAX}");
             return Err(keys.wrong("num_hidden_layers", &expected, &json!(num_layers), ""));
         }
@@ -267,20 +266,20 @@ impl LlamaConfig {
         })
     }
 
-    /// Radians per position of the `head_dim / 2` pairs of a head, for sequences of `seq_len`
-    /// tokens. The length matters with
-    /// [`RopeScaling::Dynamic`](crate::capture::RopeScaling::Dynamic) only.
+    /// Radians per position for the `head_dim / 2` pairs of a head, for sequences of `seq_len`
+    /// tokens. Only [`RopeScaling::Dynamic`](crate::capture::RopeScaling::Dynamic) depends on the
+    /// length.
     pub fn inverse_frequencies(&self, seq_len: usize) -> Vec<f32> {
         self.rope.inverse_frequencies(self.head_dim, self.max_position_embeddings, seq_len)
     }
 
-    /// Multiplies sine and cosine of the rotation; 1 unless RoPE is scaled by yarn.
+    /// Factor on sine and cosine of the rotation; 1 unless RoPE is scaled by yarn.
     pub fn attention_factor(&self) -> f32 {
         self.rope.attention_factor()
     }
 }
 
-/// `pad_token_id`; from the end of the table where it is negative, as PyTorch counts.
+/// Reads `pad_token_id`; negative values count from the end of the table, as in PyTorch.
 fn read_padding_row(keys: &mut Keys<'_>, vocab_size: usize) -> Result<Option<usize>, CaptureError> {
     let Some(value) = keys.get("pad_token_id") else { return Ok(None) };
     let rows = vocab_size as i64;
@@ -299,7 +298,7 @@ fn note_default(notes: &mut CaptureNotes, key: &str, value: &str) {
     notes.remarks.push(format!("`{key}` is not stated: {value}, the default of transformers"));
 }
 
-/// `dtype` and its older name `torch_dtype`.
+/// Reads `dtype` and its older name `torch_dtype`.
 pub(in crate::capture) fn read_dtype(
     keys: &mut Keys<'_>,
 ) -> Result<Option<StoredDType>, CaptureError> {

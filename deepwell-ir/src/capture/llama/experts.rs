@@ -1,4 +1,4 @@
-//! The mixture of experts of a configuration: its keys by family, and what fits together.
+//! The mixture of experts of a configuration: keys by family, and consistency checks.
 
 use serde_json::{Map, Value, json};
 
@@ -7,15 +7,15 @@ use crate::capture::json::Keys;
 use crate::capture::{CaptureError, ModelFamily};
 use crate::ops::{ExpertActivation, Route, RouteGroups, RouteScore};
 
-/// `swiglu_alpha` of gpt-oss if its `config.json` does not state one.
+/// Default of gpt-oss for `swiglu_alpha`.
 const GPT_OSS_ALPHA: f64 = 1.702;
-/// `swiglu_limit` of gpt-oss if its `config.json` does not state one.
+/// Default of gpt-oss for `swiglu_limit`.
 const GPT_OSS_LIMIT: f64 = 7.0;
 
-/// Most experts of all layers together that are believed: each is a tensor of the weight files.
+/// Upper limit of experts over all layers: each expert is a tensor of the weight files.
 const EXPERTS_MAX: usize = 1 << 20;
 
-/// The feed-forward blocks of a mixture of experts.
+/// Feed-forward blocks of a mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Experts of a layer (`num_local_experts`, `num_experts` or `n_routed_experts`).
@@ -24,19 +24,19 @@ pub struct ExpertsConfig {
     pub experts_per_token: usize,
     /// Width of an expert (`moe_intermediate_size`; `intermediate_size` with mixtral and gpt_oss).
     pub intermediate_size: usize,
-    /// Experts that every token visits, as one block that many times as wide
+    /// Number of experts that every token visits, combined into one wider block
     /// (`n_shared_experts`); deepseek_v3 only.
     pub shared_experts: usize,
-    /// Layers with one plain feed-forward block instead, ascending (`first_k_dense_replace` of
+    /// Layers with one dense feed-forward block instead, ascending (`first_k_dense_replace` of
     /// deepseek_v3; `mlp_only_layers` and `decoder_sparse_step` of qwen3_moe).
     pub dense_layers: Vec<usize>,
     /// Whether the gates of a token are divided by their sum (`norm_topk_prob`).
     pub normalize_gates: bool,
-    /// Factor on the gates (`routed_scaling_factor`); 1 in any family but deepseek_v3.
+    /// Factor on the gates (`routed_scaling_factor`); 1 except in deepseek_v3.
     pub gate_scaling: f64,
-    /// Groups that limit the choice (`n_group`, `topk_group`); deepseek_v3 only.
+    /// Groups that limit the selection (`n_group`, `topk_group`); deepseek_v3 only.
     pub groups: Option<RouteGroups>,
-    /// What an expert computes between its projections (`swiglu_alpha`, `swiglu_limit`).
+    /// Activation between the projections of an expert (`swiglu_alpha`, `swiglu_limit`).
     pub activation: ExpertActivation,
 }
 
@@ -55,12 +55,12 @@ impl ExpertsConfig {
         }
     }
 
-    /// Whether layer `layer` has one plain feed-forward block.
+    /// Whether layer `layer` has one dense feed-forward block.
     pub fn is_dense(&self, layer: u32) -> bool {
         self.dense_layers.contains(&(layer as usize))
     }
 
-    /// Reads the keys of a family that has experts; `None` for any other.
+    /// Reads the keys of a family with experts; `None` for any other family.
     pub(super) fn read(
         keys: &mut Keys<'_>,
         family: ModelFamily,
@@ -96,7 +96,7 @@ impl ExpertsConfig {
                 None => return Err(keys.missing("num_experts_per_tok", STATE)),
             },
         };
-        // transformers adds the balancing loss where the router's logits are asked for.
+        // transformers adds the balancing loss if router logits are returned.
         if keys.boolean("output_router_logits")? == Some(true) {
             let hint = "it adds a balancing loss, which is not supported: `false`";
             return Err(keys.unsupported("output_router_logits", &json!(true), hint));
@@ -108,7 +108,7 @@ impl ExpertsConfig {
         Ok(Some(config))
     }
 
-    /// The first field that does not fit a family: its key, what is expected and what it is.
+    /// First inconsistent field for a family: key, expected value and actual value.
     pub(super) fn misfit(
         &self,
         family: ModelFamily,
@@ -160,7 +160,7 @@ impl ExpertsConfig {
         None
     }
 
-    /// Writes what [`ExpertsConfig::read`] reads.
+    /// Writes the keys that [`ExpertsConfig::read`] reads.
     pub(super) fn write(&self, family: ModelFamily, object: &mut Map<String, Value>) {
         let mut put = |key: &str, value: Value| {
             object.insert(key.to_string(), value);
@@ -202,7 +202,7 @@ fn required(keys: &mut Keys<'_>, key: &'static str) -> Result<usize, CaptureErro
     keys.size(key)?.ok_or_else(|| keys.missing(key, STATE))
 }
 
-/// Experts of every layer, gates that sum to one.
+/// Experts in every layer, with normalized gates.
 fn plain(num_experts: usize, intermediate_size: usize) -> ExpertsConfig {
     ExpertsConfig {
         num_experts,
@@ -217,7 +217,7 @@ fn plain(num_experts: usize, intermediate_size: usize) -> ExpertsConfig {
     }
 }
 
-/// `num_experts`, which transformers 5 may also write as `num_local_experts`.
+/// Reads `num_experts`, or `num_local_experts` as transformers 5 may write.
 fn qwen_experts(keys: &mut Keys<'_>) -> Result<usize, CaptureError> {
     match (keys.size("num_experts")?, keys.size("num_local_experts")?) {
         (Some(new), Some(other)) if new != other => {
@@ -268,7 +268,7 @@ fn read_deepseek(keys: &mut Keys<'_>, num_layers: usize) -> Result<ExpertsConfig
         .ok_or_else(|| keys.missing("first_k_dense_replace", STATE))?;
     Ok(ExpertsConfig {
         shared_experts: keys.count("n_shared_experts")?.unwrap_or(0),
-        // One more than there are is enough to be refused.
+        // A larger count fails the check below in any case.
         dense_layers: (0..dense.min(num_layers + 1)).collect(),
         normalize_gates: keys.boolean("norm_topk_prob")?.unwrap_or(true),
         gate_scaling: keys.number("routed_scaling_factor", 0.0, false)?.unwrap_or(1.0),

@@ -1,22 +1,22 @@
-//! The model families that differ from llama in a few places, and in which.
+//! The model families that are similar to llama, and their differences.
 
 use serde_json::{Value, json};
 
 use crate::capture::CaptureError;
 use crate::capture::json::Keys;
 
-/// Longest window of the attention of Mistral if its `config.json` does not state one.
+/// Default window of Mistral's attention.
 const MISTRAL_WINDOW: usize = 4096;
-/// Window of gpt-oss if its `config.json` does not state one.
+/// Default window of gpt-oss.
 const GPT_OSS_WINDOW: usize = 128;
-/// Width of a head of gpt-oss if its `config.json` does not state one.
+/// Default head width of gpt-oss.
 const GPT_OSS_HEAD_DIM: usize = 64;
-/// Width of a head of Qwen3 if its `config.json` does not state one.
+/// Default head width of Qwen3.
 const QWEN3_HEAD_DIM: usize = 128;
 
-/// What the tensors of a mixture are called.
+/// Tensor names of a mixture.
 pub(super) struct ExpertNames {
-    /// The whole mixture, within a layer.
+    /// Name of the whole mixture, within a layer.
     pub(super) block: &'static str,
     pub(super) router: &'static str,
     pub(super) gate: &'static str,
@@ -32,21 +32,22 @@ pub enum ModelFamily {
     /// Llama 1 to 3.
     #[default]
     Llama,
-    /// Mistral: a token may see a window of the latest tokens only.
+    /// Mistral: attention may be limited to a sliding window.
     Mistral,
     /// Qwen 2 and 2.5: biases on the query, key and value projections.
     Qwen2,
-    /// Qwen 3: queries and keys are normalized head by head.
+    /// Qwen 3: norms on each head of queries and keys.
     Qwen3,
     /// Mixtral: Mistral with experts.
     Mixtral,
     /// Qwen 3 with experts.
     Qwen3Moe,
-    /// DeepSeek-V3 and R1: latent attention, experts beside shared ones, dense first layers.
+    /// DeepSeek-V3 and R1: latent attention, routed and shared experts, dense first layers.
     DeepseekV3,
     /// gpt-oss: attention with sinks, windows in some layers, experts with biases.
     GptOss,
-    /// Phi-3: query, key and value projections are stored as one tensor, gate and up as another.
+    /// Phi-3: query, key and value projections stored as one tensor, gate and up projections as
+    /// another.
     Phi3,
 }
 
@@ -79,7 +80,7 @@ impl ModelFamily {
         }
     }
 
-    /// The class in transformers, as in `architectures`.
+    /// Class name in transformers, as in `architectures`.
     pub const fn architecture(self) -> &'static str {
         match self {
             ModelFamily::Llama => "LlamaForCausalLM",
@@ -94,12 +95,12 @@ impl ModelFamily {
         }
     }
 
-    /// Whether queries and keys are normalized head by head, before their rotation.
+    /// Whether queries and keys have a norm per head, before the rotation.
     pub const fn has_head_norms(self) -> bool {
         matches!(self, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe)
     }
 
-    /// Whether its feed-forward blocks are mixtures of experts.
+    /// Whether feed-forward blocks are mixtures of experts.
     pub const fn has_experts(self) -> bool {
         matches!(
             self,
@@ -110,12 +111,12 @@ impl ModelFamily {
         )
     }
 
-    /// Whether keys and values come from one narrow latent.
+    /// Whether keys and values are projected from a narrow latent.
     pub const fn has_latent_attention(self) -> bool {
         matches!(self, ModelFamily::DeepseekV3)
     }
 
-    /// Whether each head has a score for looking at nothing.
+    /// Whether each head has an attention sink.
     pub const fn has_sinks(self) -> bool {
         matches!(self, ModelFamily::GptOss)
     }
@@ -126,12 +127,12 @@ impl ModelFamily {
         matches!(self, ModelFamily::Phi3)
     }
 
-    /// Whether the output projection of attention has a bias where the other three have one.
+    /// Whether the output projection of attention has a bias if the other projections do.
     pub const fn output_takes_bias(self) -> bool {
         !matches!(self, ModelFamily::Qwen2)
     }
 
-    /// The names of a mixture's tensors.
+    /// Tensor names of a mixture.
     pub(super) fn expert_names(self) -> ExpertNames {
         let named = |block, router, gate, up, down| ExpertNames { block, router, gate, up, down };
         match self {
@@ -141,7 +142,7 @@ impl ModelFamily {
         }
     }
 
-    /// Whether a window may limit attention.
+    /// Whether the family supports a sliding window.
     const fn takes_window(self) -> bool {
         matches!(
             self,
@@ -149,7 +150,7 @@ impl ModelFamily {
         )
     }
 
-    /// Whether `attention_bias` is a choice; else the family fixes it.
+    /// Whether `attention_bias` is configurable; otherwise the family fixes the value.
     const fn chooses_attention_bias(self) -> bool {
         !matches!(
             self,
@@ -157,7 +158,7 @@ impl ModelFamily {
         )
     }
 
-    /// Whether `key` stands in a `config.json` of the family.
+    /// Whether a `config.json` of the family has the key `key`.
     pub(super) fn writes(self, key: &str) -> bool {
         match key {
             "attention_bias" => self.chooses_attention_bias(),
@@ -168,8 +169,8 @@ impl ModelFamily {
         }
     }
 
-    /// What the family fixes about biases and the window, as the key, what is expected and whether
-    /// it is so.
+    /// Constraints of the family on biases and window: key, expected value, actual value, and
+    /// whether the constraint holds.
     pub(super) fn fixed(
         self,
         attention_bias: bool,
@@ -198,8 +199,8 @@ impl ModelFamily {
         ]
     }
 
-    /// Keys that only this family has and that change no forward or backward pass: how experts
-    /// were spread, the balancing losses of the first training, and lengths stated twice.
+    /// Keys specific to the family that change no forward or backward pass: expert placement,
+    /// balancing losses of pretraining, and redundant lengths.
     pub(super) fn keys_without_effect(self) -> &'static [&'static str] {
         match self {
             ModelFamily::Mixtral | ModelFamily::Qwen3Moe => &["router_aux_loss_coef"],
@@ -209,13 +210,13 @@ impl ModelFamily {
         }
     }
 
-    /// Keys that some configurations state though the family has one value of them.
+    /// Redundant keys of some configurations, with the only value valid for the family.
     pub(super) fn stated(self) -> [(&'static str, bool); 2] {
         [("qkv_bias", self == ModelFamily::Qwen2), ("use_qk_norm", self.has_head_norms())]
     }
 
-    /// Whether `auto_map` names only the code that DeepSeek and Microsoft published with their
-    /// weights, which transformers has taken over.
+    /// Whether `auto_map` names only the code published by DeepSeek or Microsoft with their
+    /// weights, which is now part of transformers.
     pub(super) fn knows_code(self, auto_map: &Value) -> bool {
         let stem = match self {
             ModelFamily::DeepseekV3 => "deepseek",
@@ -246,7 +247,7 @@ impl ModelFamily {
             .ok_or_else(|| keys.unsupported("model_type", &json!(name), &supported))
     }
 
-    /// Width of a head if it is not stated and does not follow from `hidden_size`.
+    /// Default head width, if not derived from `hidden_size`.
     pub(super) fn default_head_dim(self) -> Option<usize> {
         match self {
             ModelFamily::Qwen3 => Some(QWEN3_HEAD_DIM),
@@ -255,7 +256,7 @@ impl ModelFamily {
         }
     }
 
-    /// `rms_norm_eps` that transformers takes when none is stated.
+    /// Default of transformers for `rms_norm_eps`.
     pub(super) fn default_eps(self) -> f64 {
         match self {
             ModelFamily::Mixtral | ModelFamily::GptOss | ModelFamily::Phi3 => 1e-5,
@@ -263,7 +264,7 @@ impl ModelFamily {
         }
     }
 
-    /// Base of the rotation that transformers takes when none is stated.
+    /// Default of transformers for the base of the rotation.
     pub(super) fn default_theta(self) -> f64 {
         match self {
             ModelFamily::Mixtral => 1_000_000.0,
@@ -272,8 +273,9 @@ impl ModelFamily {
         }
     }
 
-    /// Reads `num_key_value_heads`. Llama and Phi-3 take the number of query heads for it, latent
-    /// attention has no other; the rest have a number of their own that fits one published size.
+    /// Reads `num_key_value_heads`. Defaults to the number of query heads for llama, Phi-3 and
+    /// latent attention; required otherwise, because the default of transformers fits only one
+    /// published size.
     pub(super) fn read_kv_heads(
         self,
         keys: &mut Keys<'_>,
@@ -310,8 +312,8 @@ impl ModelFamily {
         Ok(keys.boolean("mlp_bias")?.unwrap_or(false))
     }
 
-    /// Reads `sliding_window`. Qwen states one that is off unless `use_sliding_window`, which is
-    /// refused elsewhere.
+    /// Reads `sliding_window`. Qwen states a window that is off unless `use_sliding_window` is set,
+    /// which is rejected elsewhere.
     pub(super) fn read_window(self, keys: &mut Keys<'_>) -> Result<Option<usize>, CaptureError> {
         match self {
             ModelFamily::Llama | ModelFamily::DeepseekV3 => Ok(None),
@@ -329,8 +331,8 @@ impl ModelFamily {
         }
     }
 
-    /// Reads `layer_types`: the layers that see every token though there is a window. Only gpt_oss
-    /// mixes them; elsewhere the list of restricted keys decides.
+    /// Reads `layer_types`: the layers without the window. Only gpt_oss mixes both kinds of layers;
+    /// for other families the list of restricted keys decides.
     pub(super) fn read_full_layers(
         self,
         keys: &mut Keys<'_>,
@@ -362,7 +364,7 @@ impl ModelFamily {
     }
 }
 
-/// The model types that are read, as a hint shows them.
+/// The supported model types, as text for a hint.
 fn supported_types() -> String {
     let names: Vec<String> =
         ModelFamily::ALL.iter().map(|family| format!("`{}`", family.model_type())).collect();

@@ -7,16 +7,16 @@ use crate::{Graph, Tag, TensorId};
 
 use ParameterRole as R;
 
-/// The forward pass of a model as a [`Graph`] over open batch and sequence sizes.
+/// Captures the forward pass of a model as a [`Graph`] with symbolic batch and sequence sizes.
 ///
 /// Inputs are `tokens` and `targets`, i32 `[B·S]`, and `loss_scale`, f32 `[1]`; the loss is
-/// `loss_scale` times the sum of the tokens' cross-entropies. Parameters stand in the order and
-/// under the names of [`LlamaConfig::parameters`]; everything else is named after them without
-/// `model.` and `.weight`. The graph holds F32 throughout; the precision pass decides otherwise.
+/// `loss_scale` times the sum of the tokens' cross-entropies. Parameters have the order and the
+/// names of [`LlamaConfig::parameters`]; other tensors are named after parameters without `model.`
+/// and `.weight`. All tensors are F32; the precision pass changes the types.
 ///
 /// # Errors
-/// A configuration that does not pass [`LlamaConfig::check`], and
-/// [`CaptureError::NeedsSequenceLength`] for RoPE scaled dynamically.
+/// A configuration that fails [`LlamaConfig::check`], and [`CaptureError::NeedsSequenceLength`] for
+/// dynamically scaled RoPE.
 pub fn capture(config: &LlamaConfig) -> Result<Graph, CaptureError> {
     config.check("configuration")?;
     if matches!(config.rope.scaling, RopeScaling::Dynamic { .. }) {
@@ -25,12 +25,12 @@ pub fn capture(config: &LlamaConfig) -> Result<Graph, CaptureError> {
     build(config, config.max_position_embeddings)
 }
 
-/// Like [`capture`], for sequences of `seq_len` tokens; needed with [`RopeScaling::Dynamic`],
-/// whose frequencies depend on the length, and the same as [`capture`] otherwise, except that an
-/// attention whose window holds the whole sequence is plain causal attention.
+/// Like [`capture`], for sequences of `seq_len` tokens. Required for [`RopeScaling::Dynamic`],
+/// whose frequencies depend on the length. Otherwise equal to [`capture`], except that attention
+/// with a window of at least `seq_len` tokens becomes plain causal attention.
 ///
 /// # Errors
-/// A configuration that does not pass [`LlamaConfig::check`].
+/// A configuration that fails [`LlamaConfig::check`].
 pub fn capture_for_sequence(config: &LlamaConfig, seq_len: usize) -> Result<Graph, CaptureError> {
     config.check("configuration")?;
     build(config, seq_len)
@@ -50,12 +50,12 @@ fn build(config: &LlamaConfig, seq_len: usize) -> Result<Graph, CaptureError> {
     model.blocks.finish(config.tie_word_embeddings, x)
 }
 
-/// Builder state: the graph so far and what its rotations and windows are.
+/// Builder state: the graph so far, rotation frequencies and window.
 pub(super) struct LlamaBuilder<'a> {
     pub(super) config: &'a LlamaConfig,
     pub(super) blocks: Blocks,
     pub(super) inverse_frequencies: Vec<f32>,
-    /// Tokens that a token sees, where sequences are longer than that.
+    /// Sliding window, if shorter than the sequences.
     window: Option<usize>,
 }
 
@@ -81,7 +81,7 @@ impl<'a> LlamaBuilder<'a> {
         self.blocks.op(name, ops::RmsNorm { eps: self.config.rms_norm_eps }, &[x, gain])
     }
 
-    /// The norm of each head of queries or keys.
+    /// Adds the norm of each head of queries or keys.
     fn head_norm(
         &mut self,
         name: &str,
@@ -104,7 +104,7 @@ impl<'a> LlamaBuilder<'a> {
         self.blocks.op(name, op, &[x])
     }
 
-    /// `x + o(attention(y))` of the normalized x.
+    /// Adds `x + o(attention(norm(x)))`.
     fn attention_block(&mut self, layer: u32, x: TensorId) -> Result<TensorId, CaptureError> {
         let at = |name: &str| format!("layers.{layer}.{name}");
         let y = self.norm(&at("input_layernorm"), R::AttentionNorm, Some(layer), x)?;
@@ -118,7 +118,7 @@ impl<'a> LlamaBuilder<'a> {
         self.blocks.op(&at("self_attn.residual"), ops::Add {}, &[x, o])
     }
 
-    /// `attention(rope(q), rope(k), v)`.
+    /// Adds `attention(rope(q), rope(k), v)`.
     fn attention(&mut self, layer: u32, y: TensorId) -> Result<TensorId, CaptureError> {
         let config = self.config;
         let at = |name: &str| format!("layers.{layer}.{name}");
@@ -155,7 +155,7 @@ impl<'a> LlamaBuilder<'a> {
         self.blocks.op(&at("self_attn.attention"), ops::Attention { heads }, &inputs)
     }
 
-    /// `x + down(silu(gate) · up)` of the normalized x, or its experts.
+    /// Adds `x + down(silu(gate) · up)` of the normalized x, or a mixture of experts.
     fn mlp_block(&mut self, layer: u32, x: TensorId) -> Result<TensorId, CaptureError> {
         let at = |name: &str| format!("layers.{layer}.{name}");
         let y = self.norm(&at("post_attention_layernorm"), R::MlpNorm, Some(layer), x)?;

@@ -11,20 +11,21 @@ use crate::capture::{CaptureError, ModelFamily, Rope, RopeScaling};
 /// [`LlamaConfig::head_dim`](crate::capture::LlamaConfig::head_dim) wide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatentConfig {
-    /// Width of the latent of queries (`q_lora_rank`); queries are projected at once if `None`.
+    /// Width of the query latent (`q_lora_rank`); `None` for a single query projection.
     pub q_rank: Option<usize>,
-    /// Width of the latent of keys and values (`kv_lora_rank`).
+    /// Width of the key-value latent (`kv_lora_rank`).
     pub kv_rank: usize,
     /// Columns of a head that are not rotated (`qk_nope_head_dim`).
     pub plain_dim: usize,
     /// Columns of a value (`v_head_dim`).
     pub value_dim: usize,
-    /// Whether a rotated pair is two neighbours (`rope_interleave`).
+    /// Whether adjacent elements form a rotated pair (`rope_interleave`).
     pub interleaved: bool,
 }
 
 impl LatentConfig {
-    /// Reads the keys of a family with latent attention, with the width of the rotated part.
+    /// Reads the keys of a family with latent attention; returns the widths, and the width of the
+    /// rotated part.
     pub(super) fn read(
         keys: &mut Keys<'_>,
         family: ModelFamily,
@@ -55,8 +56,8 @@ impl LatentConfig {
         Ok(Some((LatentConfig { q_rank, kv_rank, plain_dim, value_dim, interleaved }, rope_dim)))
     }
 
-    /// Factor on the scores: one over the root of a head's width, and with yarn the square of its
-    /// factor for all dimensions (`yarn_apply_mscale` of transformers).
+    /// Factor on the scores: the reciprocal square root of the head width, and for yarn also the
+    /// square of its factor for all dimensions (`yarn_apply_mscale` of transformers).
     pub(super) fn scale(&self, rope_dim: usize, rope: &Rope) -> f64 {
         let plain = 1.0 / ((self.plain_dim + rope_dim) as f64).sqrt();
         match &rope.scaling {

@@ -1,15 +1,15 @@
-//! Blocks of mixtures: latent attention, experts and shared experts.
+//! Blocks of mixture models: latent attention, experts and shared experts.
 
 use super::graph::LlamaBuilder;
 use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ParameterRole as R};
 use crate::ops;
 use crate::{Tag, TensorId};
 
-/// Epsilon of the norms of latents: transformers makes them with its default.
+/// Epsilon of latent norms: the default of transformers.
 const LATENT_EPS: f64 = 1e-6;
 
 impl LlamaBuilder<'_> {
-    /// Attention with queries, keys and values from latents of the normalized `y`, before the
+    /// Adds attention with queries, keys and values from latents of the normalized `y`, without the
     /// output projection.
     pub(super) fn latent_attention(
         &mut self,
@@ -76,7 +76,7 @@ impl LlamaBuilder<'_> {
         Ok(normed)
     }
 
-    /// `x + experts(y) (+ shared(y))` of the normalized `y`.
+    /// Adds `x + experts(y) (+ shared(y))` for the normalized `y`.
     pub(super) fn expert_block(
         &mut self,
         layer: u32,

@@ -1,4 +1,4 @@
-//! Llama and the families that are like it: configuration, parameters, graph.
+//! Llama and similar families: configuration, parameters, graph.
 
 mod check;
 mod config;

@@ -1,21 +1,20 @@
-//! How the weights of a checkpoint are packed: `quantization_config`, for the two forms in which
-//! large mixtures are published.
+//! Weight packing of a checkpoint: `quantization_config`, in the two forms used by published large
+//! mixtures.
 
 use serde_json::{Map, Value, json};
 
 use crate::capture::json::Keys;
 use crate::capture::{CaptureError, CaptureNotes, ModelFamily};
 
-/// A packing of stored weights. It changes which tensors a folder holds, not the model: parameters
-/// are counted as if each value were stored by itself.
+/// A packing of stored weights. Packing changes the tensors in a folder, but not the model:
+/// parameter counts are for unpacked values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WeightPacking {
-    /// Expert weights as MXFP4: two elements a byte, one E8M0 scale for 32 values along the
+    /// Expert weights as MXFP4: two elements per byte, one E8M0 scale per 32 values along the
     /// contraction (gpt-oss).
     Mxfp4,
-    /// Linear weights as E4M3 with an F32 factor for each block of `rows` by `columns`
-    /// (DeepSeek-V3).
+    /// Linear weights as E4M3 with an F32 factor per block of `rows` by `columns` (DeepSeek-V3).
     Fp8Blocks {
         /// Rows of a block.
         rows: usize,
@@ -25,7 +24,7 @@ pub enum WeightPacking {
 }
 
 impl WeightPacking {
-    /// Reads `quantization_config`. `null` and an absent key are no packing.
+    /// Reads `quantization_config`. `null` and an absent key mean no packing.
     pub(super) fn read(
         keys: &mut Keys<'_>,
         place: &str,
@@ -35,7 +34,7 @@ impl WeightPacking {
         let supported = match family {
             ModelFamily::GptOss => "mxfp4",
             ModelFamily::DeepseekV3 => "fp8",
-            // The list of restricted keys refuses it, with its own words.
+            // The list of restricted keys rejects the key, with a separate message.
             _ => return Ok(None),
         };
         let Some(value) = keys.get("quantization_config") else { return Ok(None) };
@@ -48,7 +47,7 @@ impl WeightPacking {
             let hint = format!("supported with {}: `{supported}`", family.model_type());
             return Err(inner.unsupported("quant_method", &json!(method), &hint));
         }
-        // Which modules stay as they are is fixed for both forms; activations are not stored.
+        // The set of unpacked modules is fixed for both forms; activations are not stored.
         for key in ["modules_to_not_convert", "activation_scheme", "dequantize"] {
             inner.get(key);
         }

@@ -1,9 +1,9 @@
-//! The tensors that a configuration asks for, in the names of Hugging Face.
+//! The tensors of a configuration, with Hugging Face names.
 
 use crate::capture::{ExpertsConfig, LatentConfig, LlamaConfig};
 use crate::{Init, Role};
 
-/// What a parameter does in the model.
+/// Role of a parameter in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterRole {
     /// Token table `[vocab, hidden]`; also the output head when tied.
@@ -30,22 +30,22 @@ pub enum ParameterRole {
     QueryNorm,
     /// Gain of the norm of each key head, `[head_dim]`.
     KeyNorm,
-    /// From the stream to the latent of queries `[q_rank, hidden]`.
+    /// Projection from the residual stream to the query latent `[q_rank, hidden]`.
     QueryDown,
-    /// Bias of the projection to the latent of queries.
+    /// Bias of the projection to the query latent.
     QueryDownBias,
-    /// Gain of the norm of the latent of queries, `[q_rank]`.
+    /// Gain of the norm of the query latent, `[q_rank]`.
     QueryLatentNorm,
-    /// From the stream to the latent of keys and values and the rotated part of the keys,
-    /// `[kv_rank + rope_dim, hidden]`.
+    /// Projection from the residual stream to the key-value latent and the rotated part of the
+    /// keys, `[kv_rank + rope_dim, hidden]`.
     KeyValueDown,
-    /// Bias of that projection.
+    /// Bias of the projection to the key-value latent.
     KeyValueDownBias,
-    /// Gain of the norm of the latent of keys and values, `[kv_rank]`.
+    /// Gain of the norm of the key-value latent, `[kv_rank]`.
     KeyValueLatentNorm,
-    /// From that latent to keys and values `[heads · (plain_dim + value_dim), kv_rank]`.
+    /// Projection from the latent to keys and values `[heads · (plain_dim + value_dim), kv_rank]`.
     KeyValueUp,
-    /// Score of each head for looking at nothing, `[heads]`.
+    /// Attention sink of each head, `[heads]`.
     Sinks,
     /// Output projection of attention `[hidden, heads · head_dim]`.
     AttentionOutput,
@@ -67,23 +67,23 @@ pub enum ParameterRole {
     Down,
     /// Bias of the down projection.
     DownBias,
-    /// Scores of experts `[experts, hidden]`.
+    /// Router projection `[experts, hidden]`.
     Router,
-    /// Bias of the scores of experts, `[experts]`.
+    /// Bias of the router projection, `[experts]`.
     RouterBias,
-    /// Added to the scores for the choice of experts alone, `[experts]`.
+    /// Bias added to the scores for expert selection only, `[experts]`.
     SelectionBias,
     /// Gate projections of all experts `[experts, ffn, hidden]`.
     ExpertGate,
-    /// Their biases `[experts, ffn]`.
+    /// Biases of the gate projections `[experts, ffn]`.
     ExpertGateBias,
     /// Up projections of all experts `[experts, ffn, hidden]`.
     ExpertUp,
-    /// Their biases `[experts, ffn]`.
+    /// Biases of the up projections `[experts, ffn]`.
     ExpertUpBias,
     /// Down projections of all experts `[experts, hidden, ffn]`.
     ExpertDown,
-    /// Their biases `[experts, hidden]`.
+    /// Biases of the down projections `[experts, hidden]`.
     ExpertDownBias,
     /// Gate projection of the shared experts.
     SharedGate,
@@ -100,7 +100,7 @@ pub enum ParameterRole {
 }
 
 impl ParameterRole {
-    /// What the precision policy sees. A bias counts as part of its linear layer.
+    /// Role in the precision policy. A bias counts as part of its linear layer.
     pub fn precision_role(self) -> Role {
         match self {
             ParameterRole::TokenEmbedding | ParameterRole::PositionEmbedding => Role::Embedding,
@@ -139,9 +139,9 @@ pub struct ParameterSpec {
     pub name: String,
     /// Row-major shape; the output dimension of a linear layer comes first.
     pub shape: Vec<usize>,
-    /// How it starts when a model is trained from nothing.
+    /// Initialization for training from scratch.
     pub init: Init,
-    /// What it does.
+    /// Role in the model.
     pub role: ParameterRole,
     /// Transformer layer, counted from 0.
     pub layer: Option<u32>,
@@ -158,7 +158,7 @@ impl LlamaConfig {
     /// All parameters in canonical order: table, layers from the first, final norm, head. A tied
     /// head is not repeated.
     ///
-    /// Starting values are those of transformers: linear weights and the table normal with
+    /// Initial values are those of transformers: linear weights and the table normal with
     /// `initializer_range`, norm gains one, biases zero.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         let mut list = ParameterList {
@@ -258,8 +258,8 @@ impl LlamaConfig {
         list.linear(layer, "self_attn.o_proj", shape, role, bias_role);
     }
 
-    /// Experts are stacked, one tensor for each projection of a layer; how weight files hold them
-    /// is told by [`LlamaConfig::stored_tensors`].
+    /// Adds the parameters of experts: stacked, one tensor per projection of a layer.
+    /// [`LlamaConfig::stored_tensors`] describes the layout in weight files.
     fn expert_parameters(&self, list: &mut ParameterList, layer: u32, config: &ExpertsConfig) {
         use ParameterRole as R;
         let (experts, hidden, ffn) =
@@ -298,7 +298,7 @@ impl LlamaConfig {
     }
 }
 
-/// Collects specs with the starting values that go with their kind.
+/// Collects specs with initial values by kind.
 struct ParameterList {
     specs: Vec<ParameterSpec>,
     normal: Init,

@@ -33,14 +33,14 @@ impl LlamaConfig {
         "gpt-oss-20b",
     ];
 
-    /// A configuration by name, `None` if there is none of that name.
+    /// A configuration by name; `None` for an unknown name.
     ///
-    /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b`, `llama-3-8b` and `llama-3-70b` are
-    /// those published as TinyLlama-1.1B-Chat-v1.0, Llama-2-7B, Meta-Llama-3-8B and
-    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B, `qwen3-30b-a3b` Qwen3-30B-A3B,
-    /// `mixtral-8x7b` Mixtral-8x7B-v0.1, `deepseek-v3` DeepSeek-V3 and `gpt-oss-20b` gpt-oss-20b,
-    /// the last two as if their weights were not packed; the others are sizes for tests and
-    /// measurements, those that begin with `moe` of Qwen 3 with experts.
+    /// The published configurations are `tinyllama-1.1b` (also `llama-1.1b`,
+    /// TinyLlama-1.1B-Chat-v1.0), `llama-7b` (Llama-2-7B), `llama-3-8b` (Meta-Llama-3-8B),
+    /// `llama-3-70b` (Meta-Llama-3-70B), `qwen3-0.6b` (Qwen3-0.6B), `qwen3-30b-a3b`
+    /// (Qwen3-30B-A3B), `mixtral-8x7b` (Mixtral-8x7B-v0.1), and, with unpacked weights,
+    /// `deepseek-v3` (DeepSeek-V3) and `gpt-oss-20b` (gpt-oss-20b). The others are sizes for tests
+    /// and measurements; names that begin with `moe` are Qwen 3 with experts.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -117,7 +117,7 @@ impl LlamaConfig {
     }
 }
 
-/// DeepSeek-V3, or a small model with all of its parts.
+/// DeepSeek-V3, or a small model with the same structure.
 fn deepseek_v3(is_micro: bool) -> LlamaConfig {
     let (plain, sizes, dense_layers, groups) = if is_micro {
         (plain_llama(256, 64, 160, 3, 2, 2), [8, 2, 64], 1, (4, 2))
@@ -160,7 +160,7 @@ fn deepseek_v3(is_micro: bool) -> LlamaConfig {
     }
 }
 
-/// gpt-oss-20b, or a small model with all of its parts.
+/// gpt-oss-20b, or a small model with the same structure.
 fn gpt_oss(is_micro: bool) -> LlamaConfig {
     let (plain, sizes) = if is_micro {
         (plain_llama(256, 64, 96, 2, 4, 2), [8, 2, 96])
@@ -195,7 +195,7 @@ fn gpt_oss(is_micro: bool) -> LlamaConfig {
     }
 }
 
-/// Experts of a layer, experts of a token and their width; gates of a sum of 1, nothing shared.
+/// Experts per layer, experts per token, and their width; normalized gates, no shared experts.
 fn experts([num_experts, experts_per_token, intermediate_size]: [usize; 3]) -> ExpertsConfig {
     ExpertsConfig {
         num_experts,
@@ -210,12 +210,12 @@ fn experts([num_experts, experts_per_token, intermediate_size]: [usize; 3]) -> E
     }
 }
 
-/// The same model with experts in each layer.
+/// Replaces feed-forward blocks by experts in each layer.
 fn qwen3_moe(dense: LlamaConfig, sizes: [usize; 3]) -> LlamaConfig {
     LlamaConfig { family: ModelFamily::Qwen3Moe, experts: Some(experts(sizes)), ..dense }
 }
 
-/// What the presets of Qwen3 share: a width of heads of their own, theta 1e6, epsilon 1e-6.
+/// Common settings of the Qwen3 presets: a separate head width, theta 1e6, epsilon 1e-6.
 fn qwen3(plain: LlamaConfig, head_dim: usize) -> LlamaConfig {
     LlamaConfig {
         family: ModelFamily::Qwen3,
@@ -226,7 +226,7 @@ fn qwen3(plain: LlamaConfig, head_dim: usize) -> LlamaConfig {
     }
 }
 
-/// What the presets share: 2048 positions, theta 10000, epsilon 1e-5, untied, no biases.
+/// Common settings of the presets: 2048 positions, theta 10000, epsilon 1e-5, untied, no biases.
 fn plain_llama(
     vocab_size: usize,
     hidden_size: usize,

@@ -1,48 +1,48 @@
 //! Rotary position embedding: frequencies with the scaling rules of Hugging Face's
-//! `modeling_rope_utils.py` (version 5), named here at each rule.
+//! `modeling_rope_utils.py` (version 5); each rule names its function there.
 //!
-//! All arithmetic is in f64 and rounded once. transformers computes the same in f32, so its
-//! values differ from these in the last bits.
+//! All arithmetic is in f64 and rounded once. transformers computes in f32, so values differ in the
+//! last bits.
 
 use std::f64::consts::PI;
 
 /// Base and scaling rule of the rotary position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base of the frequencies: pair `i` of a head of `d` turns `theta^(-2i/d)` radians per
+    /// Base of the frequencies: pair `i` of a head of width `d` rotates `theta^(-2i/d)` radians per
     /// position before scaling.
     pub theta: f64,
-    /// How frequencies are changed to reach longer sequences.
+    /// Change of the frequencies for longer sequences.
     pub scaling: RopeScaling,
 }
 
-/// Rule that changes the frequencies, `rope_type` in a `config.json`.
+/// Rule for changing the frequencies, `rope_type` in a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// As they are: `default`.
+    /// Unchanged: `default`.
     None,
-    /// All divided by one factor (`_compute_linear_scaling_rope_parameters`).
+    /// All frequencies divided by one factor (`_compute_linear_scaling_rope_parameters`).
     Linear {
         /// The divisor, 1 or more.
         factor: f64,
     },
-    /// The base grows with a sequence that is longer than `max_position_embeddings`
+    /// The base grows with sequences longer than `max_position_embeddings`
     /// (`_compute_dynamic_ntk_parameters`).
     Dynamic {
         /// Growth, 1 or more.
         factor: f64,
     },
-    /// Long wavelengths divided, short ones kept, a ramp between
+    /// Low frequencies divided, high frequencies kept, a ramp between
     /// (`_compute_llama3_parameters`).
     Llama3 {
-        /// The divisor of long wavelengths.
+        /// Divisor for long wavelengths.
         factor: f64,
         /// Wavelengths over `original_max_position_embeddings / low_freq_factor` are long.
         low_freq_factor: f64,
         /// Wavelengths under `original_max_position_embeddings / high_freq_factor` are short.
         high_freq_factor: f64,
-        /// Sequence length that the model was first trained with.
+        /// Original sequence length of pretraining.
         original_max_position_embeddings: usize,
     },
     /// A ramp over the pairs of a head, and larger scores (`_compute_yarn_parameters`; Peng et
@@ -53,27 +53,27 @@ pub enum RopeScaling {
 /// Parameters of [`RopeScaling::Yarn`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct YarnScaling {
-    /// The divisor of slow pairs.
+    /// Divisor for slow pairs.
     pub factor: f64,
-    /// Sequence length that the model was first trained with.
+    /// Original sequence length of pretraining.
     pub original_max_position_embeddings: usize,
-    /// Multiplies sine and cosine; `None` derives it from the factor.
+    /// Factor on sine and cosine; derived from `factor` if `None`.
     pub attention_factor: Option<f64>,
-    /// Pairs that turn more often than this over the original length are kept.
+    /// Pairs with more rotations over the original length are kept.
     pub beta_fast: f64,
-    /// Pairs that turn less often than this over the original length are divided.
+    /// Pairs with fewer rotations over the original length are divided.
     pub beta_slow: f64,
     /// With `mscale_all_dim`, derives the attention factor as a quotient.
     pub mscale: Option<f64>,
     /// See `mscale`.
     pub mscale_all_dim: Option<f64>,
-    /// Whether the ends of the ramp are moved outwards to whole pairs.
+    /// Whether the ends of the ramp are rounded outwards to whole pairs.
     pub truncate: bool,
 }
 
 impl Rope {
-    /// Radians per position of the `head_dim / 2` pairs, for sequences of `seq_len` tokens (which
-    /// only [`RopeScaling::Dynamic`] looks at). `max_position_embeddings` is that of the config.
+    /// Radians per position for the `head_dim / 2` pairs, for sequences of `seq_len` tokens (used
+    /// only by [`RopeScaling::Dynamic`]). `max_position_embeddings` is from the config.
     pub fn inverse_frequencies(
         &self,
         head_dim: usize,
@@ -119,7 +119,7 @@ impl Rope {
         scaled.into_iter().map(|f| f as f32).collect()
     }
 
-    /// Multiplies sine and cosine, so scores by its square: 1 unless the rule is yarn.
+    /// Factor on sine and cosine, so its square multiplies scores: 1 except for yarn.
     pub fn attention_factor(&self) -> f32 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.effective_attention_factor() as f32,
@@ -134,7 +134,7 @@ fn plain_frequencies(theta: f64, head_dim: usize) -> Vec<f64> {
 }
 
 impl YarnScaling {
-    /// The pair, counted in fractions, that turns `rotations` times over the original length.
+    /// Fractional index of the pair that rotates `rotations` times over the original length.
     fn pair_of(&self, rotations: f64, theta: f64, head_dim: f64) -> f64 {
         let positions = self.original_max_position_embeddings as f64;
         head_dim * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln())
@@ -151,7 +151,7 @@ impl YarnScaling {
         first = first.max(0.0);
         last = last.min(head_dim - 1.0);
         if first == last {
-            // As the source does: a step in place of a division by zero.
+            // As in the source: avoids a division by zero.
             last += 0.001;
         }
         unscaled
@@ -164,12 +164,13 @@ impl YarnScaling {
             .collect()
     }
 
-    /// How much scores grow with sequences that are `factor` times longer, for one `mscale`.
+    /// Growth of scores for sequences `factor` times longer, for one `mscale`.
     pub(super) fn factor_of(&self, mscale: f64) -> f64 {
         if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * self.factor.ln() + 1.0 }
     }
 
-    /// The given attention factor, or the one derived from `factor` and the `mscale` pair.
+    /// The configured attention factor, or the factor derived from `factor`, `mscale` and
+    /// `mscale_all_dim`.
     fn effective_attention_factor(&self) -> f64 {
         let scale = |mscale: f64| self.factor_of(mscale);
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {

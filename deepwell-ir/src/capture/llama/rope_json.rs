@@ -8,8 +8,8 @@ use crate::capture::{CaptureError, CaptureNotes, Rope, RopeScaling, YarnScaling}
 
 const SUPPORTED: &str = "supported: `default`, `linear`, `dynamic`, `llama3`, `yarn`";
 
-/// Reads base and scaling from the keys of the whole config. `theta_default` is the base that
-/// transformers takes when none is stated.
+/// Reads base and scaling from the keys of the whole config. `theta_default` is the default of
+/// transformers.
 pub(super) fn read(
     keys: &mut Keys<'_>,
     place: &str,
@@ -80,7 +80,7 @@ fn read_type<'a>(keys: &mut Keys<'a>) -> Result<&'a str, CaptureError> {
     }
 }
 
-/// Lengths stated outside of the nested object, tokens.
+/// Lengths stated outside the nested object, tokens.
 #[derive(Clone, Copy)]
 struct Lengths {
     original: Option<usize>,
@@ -181,7 +181,7 @@ fn required(
     keys.number(key, least, inclusive)?.ok_or_else(|| keys.missing(key, hint))
 }
 
-/// The length a model was first trained with: stated inside, outside, or the longest.
+/// Original sequence length of pretraining: stated inside, outside, or equal to the longest length.
 fn original_length(keys: &mut Keys<'_>, lengths: Lengths) -> Result<usize, CaptureError> {
     let key = "original_max_position_embeddings";
     match (keys.size(key)?, lengths.original) {

@@ -1,5 +1,5 @@
-//! The tensors of a model's weight files, where they are not its parameters one by one. Experts may
-//! be stored one by one, several projections in one tensor, and weights packed.
+//! The tensors of a model's weight files, if different from its parameters. Experts may be stored
+//! separately, several projections in one tensor, and weights packed.
 
 use super::parameters::ParameterSpec;
 use crate::Role;
@@ -10,27 +10,27 @@ use crate::capture::{
 /// Values that share an MXFP4 scale.
 pub(super) const MXFP4_BLOCK: usize = 32;
 
-/// Element types that a stored tensor may have.
+/// Allowed element types of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoredElement {
     /// F32, BF16 or F16.
     Float,
-    /// This one.
+    /// Exactly this type.
     Exactly(StoredDType),
 }
 
-/// A tensor that weight files must hold.
+/// A tensor required in the weight files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSpec {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its row-major shape.
+    /// Row-major shape.
     pub shape: Vec<usize>,
-    /// Its element type.
+    /// Element type.
     pub element: StoredElement,
 }
 
-/// The name of one expert's tensor, from that of the stack.
+/// Name of one expert's tensor, from the name of the stack.
 fn name_of_expert(stack: &str, expert: usize) -> String {
     stack.replace(".experts.", &format!(".experts.{expert}."))
 }
@@ -38,9 +38,9 @@ fn name_of_expert(stack: &str, expert: usize) -> String {
 impl LlamaConfig {
     /// The tensors of the weight files, in the order of [`LlamaConfig::parameters`].
     ///
-    /// One for each parameter, except that mixtral, qwen3_moe and deepseek_v3 store each expert by
-    /// itself, gpt_oss and phi3 gate and up projections in one, phi3 those of queries, keys and
-    /// values too, and that packed weights are data and scales.
+    /// One tensor per parameter, with these exceptions: mixtral, qwen3_moe and deepseek_v3 store
+    /// each expert separately; gpt_oss and phi3 combine gate and up projections; phi3 also combines
+    /// query, key and value projections; packed weights are data and scales.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -53,11 +53,11 @@ impl LlamaConfig {
     pub fn stored_tensors(&self) -> Vec<StoredSpec> {
         let parts = |spec: ParameterSpec| self.parts_of(&spec);
         let parts = self.parameters().into_iter().flat_map(parts);
-        // What takes turns with another is stored with that.
+        // Only the first part of a shared tensor names the tensor.
         parts.filter(|part| part.start == 0).flat_map(tensors_of).collect()
     }
 
-    /// The tensors that hold a parameter: one, or one for each expert.
+    /// The tensors that hold a parameter: one, or one per expert.
     pub(in crate::capture) fn parts_of(&self, spec: &ParameterSpec) -> Vec<StoredPart> {
         use ParameterRole as R;
         if self.family == ModelFamily::GptOss && spec.role.precision_role() == Role::Expert {
@@ -82,7 +82,7 @@ impl LlamaConfig {
         (0..spec.shape[0]).map(part).collect()
     }
 
-    /// A projection of Phi-3 that is stored one below the other with those of the same input.
+    /// A projection of Phi-3, stored in one tensor with other projections of the same input.
     fn part_of_projections(&self, spec: &ParameterSpec) -> Option<StoredPart> {
         use ParameterRole as R;
         let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
@@ -100,8 +100,8 @@ impl LlamaConfig {
         Some(StoredPart { start, ..StoredPart::whole(&name, &[outputs, *spec.shape.get(1)?]) })
     }
 
-    /// Experts of gpt-oss: gate and up projections take turns in one tensor, and inputs come first
-    /// unless it is packed.
+    /// Experts of gpt-oss: gate and up projections are interleaved in one tensor, and inputs come
+    /// first unless packed.
     fn part_of_fused(&self, spec: &ParameterSpec) -> StoredPart {
         use ParameterRole as R;
         let (stem, start, step) = match spec.role {
@@ -126,7 +126,7 @@ impl LlamaConfig {
         StoredPart { start, step, transposed, stacked: true, packing, ..whole }
     }
 
-    /// The packing of a tensor that is stored by itself.
+    /// Packing of a separately stored tensor.
     fn packing_of(&self, shape: &[usize], role: ParameterRole) -> Option<WeightPacking> {
         let is_linear = matches!(role.precision_role(), Role::Linear | Role::Expert);
         self.packing.filter(|packing| {
@@ -135,7 +135,7 @@ impl LlamaConfig {
     }
 }
 
-/// A tensor as it is, or its data and factors.
+/// The tensor itself, or data and scale factors if packed.
 fn tensors_of(part: StoredPart) -> Vec<StoredSpec> {
     let StoredPart { name, shape, packing, .. } = part;
     let spec = |name: String, shape: Vec<usize>, element| StoredSpec { name, shape, element };

@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use crate::capture::LlamaConfig;
 
 impl LlamaConfig {
-    /// The configuration as a `config.json` in the keys of transformers 4, which 5 takes as well;
-    /// [`LlamaConfig::from_json`] reads it back to the same value.
+    /// The configuration as a `config.json` with the keys of transformers 4, which version 5 also
+    /// accepts; [`LlamaConfig::from_json`] reads an equal value back.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         for (key, value) in [
