@@ -1,13 +1,13 @@
-//! Recording of streams into graphs, with groups as child graphs.
+//! Stream capture into graphs, with groups as child graphs.
 //!
-//! States of a stream: idle; recorded (from `begin_capture`, or because it waited for an event of
-//! a recorded stream); grouped (within a recording). While it is grouped, its work goes to a
-//! private stream that is recorded into a graph of its own. The end of the group adds that graph
-//! as one node behind the nodes that the stream's next work would have come behind, and makes the
-//! node what the next work comes behind.
+//! States of a stream: idle; captured (from `begin_capture`, or after a wait for an event of a
+//! captured stream); grouped (within a capture). The work of a grouped stream goes to a private
+//! stream, captured into a separate graph. The end of the group adds this graph as a child node
+//! that depends on the stream's current capture dependencies, and the stream's next work depends on
+//! the child node.
 //!
-//! Recordings are relaxed: a library may load its kernels while it is recorded, and other threads
-//! may allocate. `captures.rs` says which calls of other threads have to wait.
+//! Captures are relaxed: a library may load its kernels during a capture, and other threads may
+//! allocate. `captures.rs` describes the calls of other threads that have to wait.
 
 use std::ptr;
 
@@ -20,7 +20,7 @@ use crate::cuda::driver::{DriverError, DriverResult, Stream};
 
 const MODE: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
-/// A graph as it was recorded.
+/// A captured graph.
 struct Recorded(sys::CUgraph);
 
 impl Drop for Recorded {
@@ -30,14 +30,14 @@ impl Drop for Recorded {
     }
 }
 
-/// A graph that can be launched.
+/// An instantiated graph.
 pub(super) struct LaunchableGraph {
     recorded: Recorded,
     executable: sys::CUgraphExec,
 }
 
 impl LaunchableGraph {
-    /// Nodes of the top level.
+    /// Number of nodes of the top level.
     pub(super) fn node_count(&self) -> DriverResult<usize> {
         node_count(&self.recorded)
     }
@@ -72,13 +72,13 @@ fn end(stream: sys::CUstream) -> DriverResult<Recorded> {
     let mut graph = ptr::null_mut();
     // SAFETY: a live stream; writes one handle, null if the recording was spoiled.
     let code = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
-    // Taken before the code is looked at, so that it is destroyed in any case.
+    // Wrapped before the code is checked, so that the graph is always destroyed.
     let recorded = (!graph.is_null()).then(|| Recorded(graph));
     check("cuStreamEndCapture", code)?;
     recorded.ok_or_else(|| DriverError::new("cuStreamEndCapture", "gave no graph"))
 }
 
-/// The graph that a stream is recorded into, and what its next work comes behind.
+/// The graph that a stream is captured into, and the dependencies of the stream's next work.
 struct Position {
     graph: sys::CUgraph,
     dependencies: Vec<sys::CUgraphNode>,
@@ -107,8 +107,8 @@ impl Position {
         let dependencies = if count == 0 || dependencies.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the driver owns `count` handles there until the stream is used again, which
-            // is after this copy.
+            // SAFETY: the driver owns `count` handles at this address until the stream is used
+            // again, and the copy is made before that.
             unsafe { std::slice::from_raw_parts(dependencies, count) }.to_vec()
         };
         Ok(Some(Position { graph, dependencies }))
@@ -117,7 +117,7 @@ impl Position {
 
 impl Context {
     pub(super) fn begin_capture(&self, stream: Stream) -> DriverResult<()> {
-        // Before the slots are locked: this may wait for another thread.
+        // Before the slots are locked, because opening may wait for another thread.
         let open = CAPTURES.open(self.device());
         let mut slots = self.slots();
         let slot = slot_of(&mut slots, stream)?;
@@ -161,8 +161,8 @@ impl Context {
         };
         let mut node = ptr::null_mut();
         if node_count(&group)? == 0 {
-            // SAFETY: graph and dependencies belong to the recording in progress; the array is
-            // alive and as long as said.
+            // SAFETY: graph and dependencies belong to the capture in progress; the array is alive
+            // and has the given length.
             check("cuGraphAddEmptyNode", unsafe {
                 sys::cuGraphAddEmptyNode(
                     &mut node,
@@ -185,7 +185,7 @@ impl Context {
         }
         use sys::CUstreamUpdateCaptureDependencies_flags_enum as Flags;
         let set = Flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
-        // SAFETY: one node of the graph that the stream is recorded into, without edge data.
+        // SAFETY: a single node of the graph that the stream is captured into, without edge data.
         check("cuStreamUpdateCaptureDependencies", unsafe {
             sys::cuStreamUpdateCaptureDependencies_v2(slot.raw, &mut node, ptr::null(), 1, set)
         })
@@ -200,7 +200,7 @@ impl Context {
                 "expected a stream that is recorded, got one that is not",
             ));
         };
-        // A group that was not ended is thrown away with the recording, whatever it holds.
+        // A group that was not ended is discarded with the capture.
         let open_group = take_group(slot);
         let recorded = end(slot.raw)?;
         if !matches!(open_group, Ok(None)) {
@@ -212,13 +212,14 @@ impl Context {
             sys::cuGraphInstantiateWithFlags(&mut executable, recorded.0, 0)
         })?;
         let launchable = LaunchableGraph { recorded, executable };
-        // Here rather than in the first launch, so that its memory is counted from the start.
+        // Upload here rather than in the first launch, so that memory accounting includes the graph
+        // from the start.
         // SAFETY: both handles are alive.
         check("cuGraphUpload", unsafe { sys::cuGraphUpload(executable, slot.raw) })?;
         Ok(launchable)
     }
 
-    /// Ends all recordings and throws them away.
+    /// Ends and discards all captures.
     pub(super) fn abandon_captures(&self) {
         for slot in self.slots().iter_mut() {
             let _ = take_group(slot);
@@ -229,7 +230,7 @@ impl Context {
     }
 }
 
-/// Ends the recording of a group's private stream; `None` without a group.
+/// Ends the capture of a group's private stream; `None` without a group.
 fn take_group(slot: &mut StreamSlot) -> DriverResult<Option<Recorded>> {
     let Some(private) = slot.private.filter(|_| slot.is_grouped) else { return Ok(None) };
     slot.is_grouped = false;

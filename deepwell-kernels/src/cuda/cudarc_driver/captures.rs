@@ -1,20 +1,20 @@
-//! Calls that end the captures of other threads, and how they wait.
+//! A gate for calls that invalidate captures of other threads: such calls wait.
 //!
-//! All captures here are relaxed (`CU_STREAM_CAPTURE_MODE_RELAXED`). While one is open, by the
+//! All captures here are relaxed (`CU_STREAM_CAPTURE_MODE_RELAXED`). During a capture, by the
 //! documentation of `cuThreadExchangeStreamCaptureMode` and the CUDA programming guide:
 //!
-//! - Calls that are "potentially unsafe" are permitted on every thread: `cuMemAlloc`, `cuMemFree`,
+//! - "Potentially unsafe" calls are permitted on every thread: `cuMemAlloc`, `cuMemFree`,
 //!   `cuMemHostAlloc`, `cuMemFreeHost`, `cuModuleLoadData`, the creation of streams and events.
-//! - Copies, waits and queries of streams that are not captured are permitted. Those of a captured
-//!   stream, and of an event recorded in it, fail and end the capture; only the driver that
-//!   captures knows these handles.
+//! - Copies, waits and queries of streams that are not captured are permitted. On a captured
+//!   stream, or on an event recorded in a captured stream, these calls fail and invalidate the
+//!   capture; only the capturing driver knows these handles.
 //! - The legacy stream is permitted, since all streams here are non-blocking.
-//! - Calls that wait for the whole context fail and end every capture in it: `cuCtxSynchronize`,
-//!   and what makes it, as `cublasLtDestroy` and `cuModuleUnload` do.
+//! - Calls that wait for the whole context fail and invalidate every capture in the context:
+//!   `cuCtxSynchronize`, and its callers such as `cublasLtDestroy` and `cuModuleUnload`.
 //!
-//! The last kind ends captures of other drivers, too, for all drivers share the primary context of
-//! a device. So these calls go through [`CaptureGate::alone`], which waits until no capture of the
-//! device is open in this process and lets none begin meanwhile.
+//! The last kind also invalidates captures of other drivers, because all drivers share the primary
+//! context of a device. Such calls therefore go through [`CaptureGate::alone`], which waits until
+//! no capture of the device is open in this process and delays new captures meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,22 +27,22 @@ use crate::cuda::driver::{DriverError, DriverResult};
 /// The captures of this process.
 pub(super) static CAPTURES: CaptureGate = CaptureGate::new();
 
-/// Of one device.
+/// State of a device.
 #[derive(Default)]
 struct State {
     /// The threads that began the open captures.
     open: Vec<ThreadId>,
-    /// Whether a call runs that would end captures.
+    /// Whether a call that would invalidate captures is running.
     is_closed: bool,
 }
 
-/// Knows the open captures of each device.
+/// Tracks the open captures of each device.
 pub(super) struct CaptureGate {
     states: Mutex<BTreeMap<sys::CUdevice, State>>,
     changed: Condvar,
 }
 
-/// A capture that is open until this is dropped.
+/// An open capture, closed on drop.
 pub(super) struct OpenCapture {
     gate: &'static CaptureGate,
     device: sys::CUdevice,
@@ -54,7 +54,7 @@ impl CaptureGate {
         CaptureGate { states: Mutex::new(BTreeMap::new()), changed: Condvar::new() }
     }
 
-    /// Opens a capture on `device`; waits while a call runs that would end it.
+    /// Opens a capture on `device`; waits while a call runs that would invalidate the capture.
     pub(super) fn open(&'static self, device: sys::CUdevice) -> OpenCapture {
         let mut states = self.lock();
         while states.entry(device).or_default().is_closed {
@@ -65,10 +65,10 @@ impl CaptureGate {
         OpenCapture { gate: self, device, thread }
     }
 
-    /// Makes a call that ends captures of `device`, once there are none.
+    /// Makes a call that would invalidate captures of `device`, once no captures are open.
     ///
     /// # Errors
-    /// This thread has an open capture, which nobody else would end.
+    /// This thread itself has an open capture, so waiting would deadlock.
     pub(super) fn alone<T>(
         &self,
         device: sys::CUdevice,
@@ -112,7 +112,7 @@ impl Drop for OpenCapture {
     }
 }
 
-/// While a call runs alone.
+/// Marks a device as closed while a call runs alone.
 struct Closed<'a> {
     gate: &'a CaptureGate,
     device: sys::CUdevice,
@@ -172,7 +172,7 @@ mod tests {
         let open = GATE.open(0);
         let error = GATE.alone(0, "cuCtxSynchronize", || ()).unwrap_err().to_string();
         assert!(error.contains("cuCtxSynchronize: expected no open capture"), "{error}");
-        // Another device's captures, and other captures of this one, are not concerned.
+        // Captures on other devices, and new captures on this device, are not affected.
         GATE.alone(1, "call", || ()).unwrap();
         drop(GATE.open(0));
         drop(open);

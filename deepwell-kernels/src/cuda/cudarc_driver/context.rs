@@ -1,9 +1,10 @@
-//! The device's primary context and the streams in it, shared by the driver, the libraries that
-//! enqueue into its streams, and pinned memory.
+//! The device's primary context and its streams, shared by the driver, by libraries that enqueue
+//! work, and by pinned memory.
 //!
-//! A [`Stream`] stands for up to two streams of the driver: its own, and a private one that takes
-//! what a group holds. [`Context::resolve`] gives the one that is right at the moment, so that
-//! whoever enqueues need not know of groups. Streams live until the context's last user is gone.
+//! A [`Stream`] stands for up to two driver streams: a main stream, and a private stream for the
+//! work of a group. [`Context::resolve`] returns the right stream at the moment, so callers that
+//! enqueue work need not know about groups. Streams live until the last user of the context is
+//! dropped.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -18,26 +19,26 @@ use crate::cuda::driver::{DriverError, DriverResult, Priority, Stream};
 pub(super) struct StreamSlot {
     pub(super) raw: sys::CUstream,
     pub(super) priority: c_int,
-    /// Takes the work of groups; made when the first one begins.
+    /// Captures the work of groups; created for the first group.
     pub(super) private: Option<sys::CUstream>,
-    /// Between the begin and the end of a recording that began with this stream.
+    /// Set during a capture that began with this stream.
     pub(super) recording: Option<OpenCapture>,
-    /// Between the begin and the end of a group.
+    /// Set during a group.
     pub(super) is_grouped: bool,
 }
 
 pub(super) struct Context {
     device: sys::CUdevice,
     raw: sys::CUcontext,
-    /// For copies that the host waits for.
+    /// For synchronous copies.
     transfers: sys::CUstream,
-    /// Least and greatest priority of a stream; greater ones are smaller numbers.
+    /// Least and greatest priority of a stream; higher priorities are smaller numbers.
     priorities: (c_int, c_int),
     slots: Mutex<Vec<StreamSlot>>,
 }
 
-// SAFETY: the driver's handles belong to no thread, its functions may be called from any, and the
-// slots are behind a lock.
+// SAFETY: the driver's handles belong to no thread, its functions may be called from any thread,
+// and the slots are behind a lock.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -66,7 +67,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the context the calling thread's.
+    /// Makes the context current on the calling thread.
     pub(super) fn enter(&self) -> DriverResult<()> {
         // SAFETY: the context is retained until `self` is dropped.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
@@ -93,7 +94,7 @@ impl Context {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new stream that the legacy stream does not order.
+    /// Creates a stream that does not synchronize with the legacy stream.
     pub(super) fn add_stream(&self, priority: Priority) -> DriverResult<Stream> {
         let (least, greatest) = self.priorities;
         let priority = match priority {
@@ -107,7 +108,7 @@ impl Context {
         Ok(Stream(slots.len() as u64 - 1))
     }
 
-    /// Where work for `stream` goes at this moment.
+    /// The driver stream that receives work for `stream` at this moment.
     pub(super) fn resolve(&self, stream: Stream) -> DriverResult<sys::CUstream> {
         let mut slots = self.slots();
         let slot = slot_of(&mut slots, stream)?;
@@ -117,14 +118,14 @@ impl Context {
         })
     }
 
-    /// Makes a call that would end the captures of this device, when there are none.
+    /// Makes a call that would invalidate the captures of this device, once no captures are open.
     pub(super) fn alone<T>(&self, name: &str, call: impl FnOnce() -> T) -> DriverResult<T> {
         CAPTURES.alone(self.device, name, call)
     }
 
-    /// Waits for all streams that are not being recorded.
+    /// Waits for all streams that are not captured.
     pub(super) fn synchronize(&self) -> DriverResult<()> {
-        // Without the lock while waiting: others may go on enqueuing.
+        // Release the lock before waiting, so that other threads can enqueue.
         let streams: Vec<sys::CUstream> = self.slots().iter().map(|slot| slot.raw).collect();
         for stream in streams.into_iter().chain([self.transfers]) {
             if !is_capturing(stream)? {
@@ -139,7 +140,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.enter().is_err() {
-            // The driver is gone already, and everything with it.
+            // The driver library has shut down and released everything.
             return;
         }
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -157,12 +158,12 @@ pub(super) fn slot_of(slots: &mut [StreamSlot], stream: Stream) -> DriverResult<
     slots.get_mut(stream.0 as usize).ok_or_else(|| no_such("stream", stream.0))
 }
 
-/// A handle that this driver did not give, or has taken back.
+/// The error of a handle that is unknown or no longer valid.
 pub(super) fn no_such(kind: &str, handle: u64) -> DriverError {
     DriverError::new(kind, format!("expected a {kind} of this driver, got number {handle}"))
 }
 
-/// A stream in the current context.
+/// Creates a stream in the current context.
 pub(super) fn new_stream(priority: c_int) -> DriverResult<sys::CUstream> {
     let mut raw = ptr::null_mut();
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
@@ -173,7 +174,7 @@ pub(super) fn new_stream(priority: c_int) -> DriverResult<sys::CUstream> {
     Ok(raw)
 }
 
-/// Whether work put into a stream is recorded.
+/// Whether work on a stream is captured.
 pub(super) fn is_capturing(stream: sys::CUstream) -> DriverResult<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: a live stream; writes one value of the enumeration.

@@ -1,8 +1,9 @@
 //! [`Blas`] on cuBLASLt.
 //!
-//! The library stores matrices by columns, which reads ours transposed: `outᵀ = bᵀ · aᵀ`. So its
-//! first operand is our `b`, its second our `a`, a stored matrix of ours is one of its own with
-//! rows and columns exchanged, and the flags stay as they are. Scales go with their operands.
+//! The library stores matrices by columns, so our row-major matrices are the transposes of its
+//! matrices: `outᵀ = bᵀ · aᵀ`. The library's first operand is our `b`, the second our `a`. A stored
+//! matrix keeps its memory with rows and columns exchanged, and the transpose flags stay the same.
+//! Scales follow their operands.
 
 mod shape;
 
@@ -19,10 +20,10 @@ use super::context::{Context, no_such};
 use crate::cuda::blas::{Blas, Matmul, MatmulPlan};
 use crate::cuda::driver::{DriverError, DriverResult, Stream};
 
-/// Oldest version that has FP8 with scales per 128 elements, as `cublasLtGetVersion` writes it.
+/// Oldest version with FP8 scales per 128 elements, as `cublasLtGetVersion` writes it.
 const VERSION_MIN: usize = 120_900;
 
-/// Functions of the library that are called.
+/// Functions used from the library.
 const FUNCTIONS: [&str; 14] = [
     "cublasLtCreate",
     "cublasLtDestroy",
@@ -45,13 +46,12 @@ struct Plan {
     matmul: Matmul,
 }
 
-/// NVIDIA's library of GEMMs on one device.
+/// NVIDIA's GEMM library on a device.
 ///
-/// It takes BF16 operands with BF16 or FP32 results, with a bias per column or without, and on
-/// Hopper FP8 (E4M3) operands with FP32 scales per 128 elements of the contraction or per square
-/// of 128 (not squares on both sides), both stored along the contraction. An algorithm is chosen
-/// by sizes, types and alignments alone, and none whose partial sums are added in an order that
-/// timing decides.
+/// Supported are BF16 operands with BF16 or FP32 results, with or without a bias per column; on
+/// Hopper also FP8 (E4M3) operands with FP32 scales per 128 elements along K or per square of 128
+/// (not squares on both sides), both stored along K. The algorithm depends only on sizes, types and
+/// alignments. Algorithms that reduce partial sums in a timing-dependent order are excluded.
 pub struct CublasLt {
     plans: Vec<Plan>,
     shapes: Vec<Shape>,
@@ -66,11 +66,11 @@ pub struct CublasLt {
 unsafe impl Send for CublasLt {}
 
 impl CublasLt {
-    /// Opens the library for the driver's device. It may outlive the driver, whose streams it
-    /// keeps alive.
+    /// Opens the library for the driver's device. The library may outlive the driver and keeps the
+    /// driver's streams alive.
     ///
     /// # Errors
-    /// No library, one older than 12.9, or one that does not start.
+    /// No library, a version older than 12.9, or a library that fails to initialize.
     pub fn open(driver: &CudarcDriver) -> Result<CublasLt, DriverError> {
         find_library()?;
         // SAFETY: the function was found; it takes nothing and returns a constant.
@@ -107,7 +107,6 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // It waits for the whole device. Where this thread captures, the handle stays.
             // SAFETY: created once, destroyed once.
             let destroy = || unsafe { sys::cublasLtDestroy(self.handle) };
             let _ = self.context.alone("cublasLtDestroy", destroy);
@@ -145,7 +144,7 @@ impl Blas for CublasLt {
         let (alpha, beta) = (1.0f32, if matmul.added.is_some() { 1.0f32 } else { 0.0 });
         let address = |pointer: crate::cuda::DevicePtr| pointer.0 as *mut c_void;
         // SAFETY: handle, descriptors and stream are alive; `alpha` and `beta` are read within the
-        // call; the matrices are device addresses, which are the device's to check.
+        // call; the matrices are device addresses, which only the device can check.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -199,7 +198,7 @@ fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// Looks for the library where the loader does, then in toolkits outside of its path.
+/// Searches for the library on the loader's path, then in CUDA toolkits.
 fn find_library() -> DriverResult<()> {
     // SAFETY: loading the library runs its initializers, which take no action of their own.
     if unsafe { sys::is_culib_present() } {
@@ -210,8 +209,8 @@ fn find_library() -> DriverResult<()> {
     let mut looked_in = Vec::new();
     for folder in roots.map(|root| root.join("lib64")) {
         for name in ["libcublasLt.so.13", "libcublasLt.so.12"] {
-            // SAFETY: as above. It stays loaded, since it registers functions for the exit; loaded
-            // once, it is what the loader finds under its bare name.
+            // SAFETY: as above. The library stays loaded, because it registers exit handlers. Once
+            // loaded, the library is also found under its bare name.
             match unsafe { libloading::Library::new(folder.join(name)) } {
                 Ok(library) => std::mem::forget(library),
                 Err(_) => continue,

@@ -7,12 +7,13 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::cuda::driver::{DriverError, DriverResult};
 
-/// `Ok` for success, else an error with the call's name, the code's name and its meaning.
+/// Returns `Ok` for success, otherwise an error with the names of call and code and the code's
+/// meaning.
 pub(super) fn check(call: &str, code: CUresult) -> DriverResult<()> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(call, code)) }
 }
 
-/// The error that a code stands for.
+/// The error for a code.
 pub(super) fn error(call: &str, code: CUresult) -> DriverError {
     let hint = hint(code).map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
     DriverError {
@@ -22,7 +23,7 @@ pub(super) fn error(call: &str, code: CUresult) -> DriverError {
     }
 }
 
-/// The same error with something said before its reason.
+/// Prefixes the reason of an error.
 pub(super) fn about(what: impl FnOnce() -> String) -> impl FnOnce(DriverError) -> DriverError {
     move |error| DriverError { reason: format!("{}: {}", what(), error.reason), ..error }
 }
@@ -62,7 +63,7 @@ fn hint(code: CUresult) -> Option<&'static str> {
 }
 
 fn name_of(code: CUresult) -> String {
-    // SAFETY: the function writes a pointer to a constant text, or null, and nothing else.
+    // SAFETY: the function only writes a pointer to a constant text, or null.
     text(code, |code, text| unsafe { sys::cuGetErrorName(code, text) })
         .unwrap_or_else(|| format!("code {}", code as u32))
 }
@@ -81,6 +82,6 @@ fn text(
     if ask(code, &mut pointer) != CUresult::CUDA_SUCCESS || pointer.is_null() {
         return None;
     }
-    // SAFETY: on success the driver gave a constant text that ends with zero.
+    // SAFETY: on success the driver returned a constant text with a final zero byte.
     Some(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }

@@ -1,5 +1,4 @@
-//! Several devices of one host, to measure what joins them: copies from one to another, and sums
-//! over all of them by NCCL.
+//! Several devices of a host, to measure their interconnect: peer copies, and all-reduces by NCCL.
 
 use cudarc::driver::sys::{self, CUresult};
 
@@ -8,26 +7,27 @@ use super::error::check;
 use super::nccl::Communicators;
 use crate::cuda::driver::{DevicePtr, Driver, DriverResult, Event, Priority, Stream};
 
-/// Runs before those that are timed: connections are made then.
+/// Untimed runs before the measurement, which establish connections.
 const WARM_UPS: usize = 3;
-/// Runs that are timed together.
+/// Number of timed runs.
 const RUNS: usize = 10;
 
-/// A copy from one device to another.
+/// A measured copy from a device to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeerCopy {
-    /// Bytes a second, in this direction alone.
+    /// Bytes per second, with no traffic in the other direction.
     pub bytes_per_s: f64,
-    /// Whether the devices reach each other's memory; else the copy went through the host's.
+    /// Whether the devices access each other's memory; otherwise the copy was staged through the
+    /// host.
     pub is_direct: bool,
 }
 
-/// A sum over all devices that all of them get.
+/// A measured all-reduce over all devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllReduce {
-    /// Devices that took part.
+    /// Number of devices.
     pub devices: usize,
-    /// Bytes that each of them gave, and got.
+    /// Bytes of the buffer on each device.
     pub bytes: usize,
     /// Seconds, mean of several runs.
     pub time_s: f64,
@@ -36,15 +36,15 @@ pub struct AllReduce {
 }
 
 impl AllReduce {
-    /// Bytes a second that a device sends over its links at least: `2 (n - 1) / n` of what is
-    /// summed, whatever way it goes ("bus bandwidth" of NVIDIA's nccl-tests).
+    /// Minimum bytes per second that a device sends over its links, with any algorithm: `2 (n - 1)
+    /// / n` of the buffer ("bus bandwidth" of NVIDIA's nccl-tests).
     pub fn bus_bytes_per_s(&self) -> f64 {
         let devices = self.devices as f64;
         2.0 * (devices - 1.0) / devices * self.bytes as f64 / self.time_s
     }
 }
 
-/// Devices of one host with two buffers each.
+/// Devices of a host with two buffers each.
 pub struct DeviceGroup {
     members: Vec<Member>,
     bytes: usize,
@@ -61,7 +61,7 @@ struct Member {
 }
 
 impl DeviceGroup {
-    /// Opens devices and takes two buffers of `bytes` on each.
+    /// Opens devices and allocates two buffers of `bytes` on each.
     ///
     /// # Errors
     /// As [`CudarcDriver::open`], or not enough memory.
@@ -71,7 +71,7 @@ impl DeviceGroup {
             let stream = driver.stream(Priority::Middle)?;
             let (begin, end) = (driver.event(true)?, driver.event(true)?);
             let (source, target) = (driver.allocate(bytes)?, driver.allocate(bytes)?);
-            // Numbers whose sums stay finite.
+            // Zeros, so that sums stay finite.
             driver.fill(source, 0, bytes, stream)?;
             driver.synchronize()?;
             Ok(Member { driver, index, stream, begin, end, source, target })
@@ -80,18 +80,18 @@ impl DeviceGroup {
         Ok(DeviceGroup { members, bytes })
     }
 
-    /// Devices in it.
+    /// Number of devices.
     pub fn count(&self) -> usize {
         self.members.len()
     }
 
-    /// Times copies of a buffer from member `from` to member `to`, nothing else being copied.
+    /// Times copies of a buffer from member `from` to member `to`, with no other copies in flight.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// An error of the driver.
     ///
     /// # Panics
-    /// A member that there is not.
+    /// An index of no member.
     pub fn copy(&mut self, from: usize, to: usize) -> DriverResult<PeerCopy> {
         let is_direct = self.reaches(from, to)? && self.reaches(to, from)?;
         let (target, target_context) = {
@@ -103,7 +103,7 @@ impl DeviceGroup {
         let time_s = member.time(|driver, stream, source| {
             let stream = driver.context.resolve(stream)?;
             // SAFETY: both contexts are retained, both buffers are `bytes` long and live until the
-            // group is dropped, and nothing else uses them meanwhile.
+            // group is dropped, and no other work uses the buffers meanwhile.
             check("cuMemcpyPeerAsync", unsafe {
                 sys::cuMemcpyPeerAsync(
                     target.0,
@@ -118,7 +118,7 @@ impl DeviceGroup {
         Ok(PeerCopy { bytes_per_s: bytes as f64 / time_s, is_direct })
     }
 
-    /// Lets one member reach the memory of another, and says whether it can.
+    /// Enables access of a member to the memory of another, and returns whether access is possible.
     fn reaches(&self, from: usize, to: usize) -> DriverResult<bool> {
         let (from, to) = (&self.members[from].driver.context, &self.members[to].driver.context);
         let mut can = 0;
@@ -130,17 +130,17 @@ impl DeviceGroup {
             return Ok(false);
         }
         from.enter()?;
-        // SAFETY: a context is current, the other is retained; zero is the only flag there is.
+        // SAFETY: a context is current, the other is retained; the flags must be zero.
         match unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) } {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
             code => check("cuCtxEnablePeerAccess", code).map(|()| true),
         }
     }
 
-    /// Times sums of FP32 over all members by NCCL.
+    /// Times FP32 all-reduces over all members by NCCL.
     ///
     /// # Errors
-    /// No library under a name that is looked for, or what it refuses.
+    /// No library found, or an error of the library.
     pub fn all_reduce(&mut self) -> DriverResult<AllReduce> {
         let indices: Vec<usize> = self.members.iter().map(|member| member.index).collect();
         let communicators = Communicators::open(&indices)?;
@@ -182,7 +182,7 @@ impl DeviceGroup {
 }
 
 impl Member {
-    /// Seconds of one of several runs, by the device's clock.
+    /// Mean seconds of a run, by the device's clock.
     fn time(
         &mut self,
         run: impl Fn(&CudarcDriver, Stream, DevicePtr) -> DriverResult<()>,

@@ -1,18 +1,18 @@
-//! Looks over a kernel binary before the driver reads it: the driver is told where it begins and
-//! not where it ends, so a truncated one would make it read foreign memory.
+//! Validates a kernel image before loading: the driver gets only the begin of the image, not its
+//! length, so a truncated image would make the driver read out of bounds.
 
 use crate::cuda::driver::{DriverError, DriverResult};
 
 const ELF_MAGIC: &[u8] = b"\x7fELF";
-/// Its fifth and sixth byte.
+/// Bytes 4 and 5 of the header.
 const ELF_64_LITTLE_ENDIAN: [u8; 2] = [2, 1];
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
-/// A section that takes no room in the file (`SHT_NOBITS`).
+/// Type of a section without bytes in the file (`SHT_NOBITS`).
 const SECTION_WITHOUT_BYTES: u32 = 8;
 
-/// Refuses what is neither a whole cubin nor PTX text with a final zero byte.
+/// Rejects everything but a complete cubin or PTX text with a final zero byte.
 pub(super) fn check_image(image: &[u8]) -> DriverResult<()> {
     let refuse = |reason: &str| {
         Err(DriverError::new("cuModuleLoadData", format!("{reason}, {} bytes long", image.len())))
@@ -32,8 +32,8 @@ pub(super) fn check_image(image: &[u8]) -> DriverResult<()> {
     }
 }
 
-/// Whether the headers and everything that they point to lie within a 64-bit little-endian ELF
-/// file; `None` where a header itself does not.
+/// Whether a 64-bit little-endian ELF file contains its headers and all data that the headers point
+/// to; `None` if a header itself is out of bounds.
 fn is_whole(image: &[u8]) -> Option<bool> {
     if image.get(..ELF_HEADER_BYTES)?[4..6] != ELF_64_LITTLE_ENDIAN {
         return Some(false);
@@ -44,7 +44,7 @@ fn is_whole(image: &[u8]) -> Option<bool> {
     let ends_within = |offset: u64, bytes: u64| {
         offset.checked_add(bytes).is_some_and(|end| end <= image.len() as u64)
     };
-    // Where the headers of each kind begin in the file, how many there are, and their size.
+    // File offset, number and size of the headers of each kind.
     let programs = (u64_at(0x20)?, u16_at(0x38)?, PROGRAM_HEADER_BYTES);
     let sections = (u64_at(0x28)?, u16_at(0x3C)?, SECTION_HEADER_BYTES);
     for (offset, count, bytes) in [programs, sections] {

@@ -12,11 +12,11 @@ use crate::cuda::driver::{
     TensorMapSwizzle,
 };
 
-/// Room for what the driver's compiler says of PTX that it refuses.
+/// Size of the buffer for the PTX compiler's error log.
 const LOG_BYTES: usize = 4096;
-/// CTAs of a cluster that every device takes; larger ones are asked for kernel by kernel.
+/// Maximum CTAs of a portable cluster; larger clusters must be enabled per kernel.
 const PORTABLE_CLUSTER_CTAS: u32 = 8;
-/// Dimensions of a tensor map at most.
+/// Maximum dimensions of a tensor map.
 const TENSOR_MAP_RANK_MAX: usize = 5;
 
 /// A kernel of a module.
@@ -25,7 +25,7 @@ pub(super) struct Kernel {
     name: String,
     /// Size of each parameter in bytes.
     parameters: Vec<usize>,
-    /// Dynamic shared memory that it was allowed.
+    /// Dynamic shared memory allowed so far.
     shared_bytes: u32,
     takes_large_clusters: bool,
 }
@@ -38,11 +38,11 @@ pub(super) fn load_module(image: &[u8]) -> DriverResult<sys::CUmodule> {
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
     ];
-    // The second value is a number in the place of a pointer.
+    // The second value is a number stored as a pointer.
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
     let mut module = ptr::null_mut();
-    // SAFETY: the image was looked over and lies wholly in memory; options and values are arrays
-    // of two; the log is as long as said and outlives the call.
+    // SAFETY: the image was validated and is completely in memory; options and values are arrays of
+    // two; the log has the given length and outlives the call.
     let code = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -63,7 +63,7 @@ pub(super) fn load_module(image: &[u8]) -> DriverResult<sys::CUmodule> {
 }
 
 impl Kernel {
-    /// Looks a kernel up and reads the sizes of its parameters.
+    /// Looks up a kernel and reads the sizes of its parameters.
     pub(super) fn find(module: sys::CUmodule, name: &str) -> DriverResult<Kernel> {
         let text = CString::new(name)
             .map_err(|_| DriverError::new("cuModuleGetFunction", "a name with a zero byte"))?;
@@ -74,8 +74,8 @@ impl Kernel {
         let mut parameters = Vec::new();
         loop {
             let (mut offset, mut bytes) = (0, 0);
-            // SAFETY: the kernel is loaded; writes two sizes; an index past the last parameter is
-            // refused with `INVALID_VALUE`.
+            // SAFETY: the kernel is loaded; writes two sizes; the driver rejects an index past the
+            // last parameter with `INVALID_VALUE`.
             let code =
                 unsafe { sys::cuFuncGetParamInfo(raw, parameters.len(), &mut offset, &mut bytes) };
             match code {
@@ -88,7 +88,7 @@ impl Kernel {
         Ok(Kernel { raw, name, parameters, shared_bytes: 0, takes_large_clusters: false })
     }
 
-    /// Allows `bytes` of dynamic shared memory, or what was allowed before if that is more.
+    /// Allows at least `bytes` of dynamic shared memory.
     pub(super) fn allow_shared(&mut self, bytes: u32) -> DriverResult<()> {
         if bytes <= self.shared_bytes {
             return Ok(());
@@ -106,7 +106,7 @@ impl Kernel {
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.raw, attribute, value) })
     }
 
-    /// CTAs of `threads` threads that one SM holds.
+    /// Number of CTAs of `threads` threads that an SM can hold.
     pub(super) fn occupancy(&self, threads: u32, shared_bytes: u32) -> DriverResult<u32> {
         let mut ctas = 0;
         // SAFETY: the kernel's module is loaded; writes one integer.
@@ -121,8 +121,8 @@ impl Kernel {
         Ok(ctas.max(0) as u32)
     }
 
-    /// Enqueues a launch after checking its arguments against the kernel's parameters: the driver
-    /// would read past the end of too few.
+    /// Enqueues a launch after checking its arguments against the kernel's parameters: with too few
+    /// arguments the driver would read out of bounds.
     pub(super) fn launch(&mut self, launch: &Launch, stream: sys::CUstream) -> DriverResult<()> {
         let describe = |name: &str| {
             format!(
@@ -161,8 +161,8 @@ impl Kernel {
         };
         let mut arguments: Vec<*mut c_void> =
             launch.arguments.iter().map(|argument| argument_pointer(argument).cast_mut()).collect();
-        // SAFETY: the kernel's module is loaded; there is one pointer for each parameter, to a
-        // value of its size that lives in `launch`; the driver copies the values within the call.
+        // SAFETY: the kernel's module is loaded; each parameter has a pointer to a value of its
+        // size in `launch`; the driver copies the values within the call.
         let code = unsafe {
             sys::cuLaunchKernelEx(&config, self.raw, arguments.as_mut_ptr(), ptr::null_mut())
         };
@@ -210,7 +210,7 @@ fn argument_pointer(argument: &Argument) -> *const c_void {
     }
 }
 
-/// Encodes a tensor map of unit element strides that reads zeros outside of the tensor.
+/// Encodes a tensor map with unit element strides and zero fill outside of the tensor.
 pub(super) fn tensor_map(spec: &TensorMapSpec) -> DriverResult<TensorMap> {
     let rank = spec.sizes.len();
     // The driver reads arrays of `rank` entries.
@@ -239,7 +239,7 @@ pub(super) fn tensor_map(spec: &TensorMapSpec) -> DriverResult<TensorMap> {
     };
     let element_strides = [1u32; TENSOR_MAP_RANK_MAX];
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: every array has the entries that the rank says; the address is only encoded.
+    // SAFETY: every array has `rank` entries; the address is only encoded.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut map,

@@ -1,9 +1,9 @@
 //! [`Driver`](super::Driver) on the CUDA driver library, through the raw bindings of cudarc.
 //!
-//! The bindings' safe layer has no clusters, no programmatic launches, no tensor maps, and orders
-//! streams by events of its own; this module calls the functions below it and leaves the ordering
-//! to its user. Handles are indices into tables; memory is remembered, so that only what was
-//! given is freed, and freed with the driver at the latest.
+//! The bindings' safe layer has no clusters, no programmatic launches and no tensor maps, and
+//! orders streams with its own events. This module calls the raw functions and leaves the ordering
+//! to its user. Handles are indices into tables. Allocations are tracked, so that only valid
+//! addresses are freed, and all memory is freed with the driver at the latest.
 
 #![allow(unsafe_code)]
 
@@ -45,12 +45,13 @@ struct EventSlot {
 
 /// One CUDA device.
 ///
-/// Made by [`CudarcDriver::open`]. It uses the device's primary context, makes that context
-/// current in each call, and so may move between threads. Its streams do not wait for the legacy
-/// stream. Recordings are relaxed: while one is in progress, calls that cannot be recorded (an
-/// allocation, an upload) run at once. Calls that would end the recordings of other threads wait
-/// for those: [`Driver::synchronize_device`](super::Driver::synchronize_device), and the end of a
-/// driver or of a library.
+/// Made by [`CudarcDriver::open`]. The driver uses the device's primary context and makes this
+/// context current in each call, so it may move between threads. Its streams do not synchronize
+/// with the legacy stream. Captures are relaxed: during a capture, calls that cannot be captured
+/// (an allocation, an upload) run at once. Calls that would invalidate captures of other threads
+/// wait for the end of these captures:
+/// [`Driver::synchronize_device`](super::Driver::synchronize_device), and dropping a driver or a
+/// library.
 pub struct CudarcDriver {
     properties: DeviceProperties,
     memory: HashMap<DevicePtr, usize>,
@@ -66,11 +67,11 @@ pub struct CudarcDriver {
 unsafe impl Send for CudarcDriver {}
 
 impl CudarcDriver {
-    /// Opens device `index`, counted as `CUDA_VISIBLE_DEVICES` leaves them.
+    /// Opens device `index`, as numbered under `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// No driver library; a driver that serves less than CUDA 13.0; no device of that index; a
-    /// device that no kernel is built for; what the driver refuses.
+    /// No driver library; a driver older than CUDA 13.0; no device with this index; a device
+    /// without compiled kernels; an error of the driver.
     pub fn open(index: usize) -> Result<CudarcDriver, DriverError> {
         open::start_driver()?;
         let (device, properties) = open::device(index)?;
@@ -98,7 +99,7 @@ impl CudarcDriver {
 
 impl Drop for CudarcDriver {
     fn drop(&mut self) {
-        // Errors are dropped here: a lost device has taken everything with it.
+        // Errors are ignored here: a lost device has released everything.
         if self.context.enter().is_err() {
             return;
         }
@@ -106,10 +107,10 @@ impl Drop for CudarcDriver {
         let _ = self.context.synchronize();
         self.graphs.clear();
         for event in self.events.drain(..) {
-            // SAFETY: an event of ours, destroyed once; no work is under way.
+            // SAFETY: an event of ours, destroyed once; no work is in flight.
             let _ = unsafe { sys::cuEventDestroy_v2(event.raw) };
         }
-        // Where this thread captures with another driver, they stay until the context ends.
+        // If this thread captures with another driver, modules stay loaded until the context ends.
         let _ = self.context.alone("cuModuleUnload", || {
             for module in self.modules.drain(..) {
                 // SAFETY: a module of ours, unloaded once; none of its kernels runs.

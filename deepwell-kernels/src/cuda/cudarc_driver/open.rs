@@ -1,7 +1,7 @@
-//! Finds the driver library and a device in it, and says plainly what is missing.
+//! Finds the driver library and a device, with clear errors for missing parts.
 //!
-//! The bindings load functions one by one at their first call and end the process's thread with a
-//! panic when a library or a function is missing. Nothing is called here before it was looked up.
+//! The bindings load each function at its first call and panic if a library or a function is
+//! missing. This module therefore looks up every function before the first call.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -11,10 +11,10 @@ use super::error::check;
 use crate::cuda::driver::{DeviceProperties, DriverError, DriverResult};
 use crate::cuda::spec::Architecture;
 
-/// The CUDA version that the kernels are built with, as `cuDriverGetVersion` writes it.
+/// The CUDA version of the compiled kernels, as `cuDriverGetVersion` writes it.
 const CUDA_VERSION_MIN: c_int = 13_000;
 
-/// Functions of the driver library that are called, by the names under which they are exported.
+/// Functions used from the driver library, by their exported names.
 const FUNCTIONS: &[&str] = &[
     "cuCtxEnablePeerAccess",
     "cuCtxGetStreamPriorityRange",
@@ -74,7 +74,7 @@ const FUNCTIONS: &[&str] = &[
     "cuTensorMapEncodeTiled",
 ];
 
-/// Looks for the driver library and starts it; calling it again does no harm.
+/// Finds and initializes the driver library; may be called repeatedly.
 pub(super) fn start_driver() -> DriverResult<()> {
     // SAFETY: loading the driver library runs its initializers, which take no action of their own.
     if !unsafe { sys::is_culib_present() } {
@@ -99,7 +99,7 @@ pub(super) fn start_driver() -> DriverResult<()> {
         ));
     }
     FUNCTIONS.iter().try_for_each(|name| require(name))?;
-    // SAFETY: zero is the only flag there is.
+    // SAFETY: the flags must be zero.
     check("cuInit", unsafe { sys::cuInit(0) })
 }
 
@@ -119,7 +119,7 @@ fn require(name: &str) -> DriverResult<()> {
 
 fn version() -> DriverResult<c_int> {
     let mut version = 0;
-    // SAFETY: writes one integer; needs no start before it.
+    // SAFETY: writes one integer; needs no initialization.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
     Ok(version)
 }
@@ -128,7 +128,7 @@ fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// Device `index` of the started driver, checked for kernels.
+/// Returns device `index` of the initialized driver, if kernels are compiled for its architecture.
 pub(super) fn device(index: usize) -> DriverResult<(sys::CUdevice, DeviceProperties)> {
     let mut count = 0;
     // SAFETY: writes one integer.
@@ -170,7 +170,7 @@ pub(super) fn device(index: usize) -> DriverResult<(sys::CUdevice, DevicePropert
 
 fn properties(device: sys::CUdevice) -> DriverResult<DeviceProperties> {
     let mut name: [c_char; 256] = [0; 256];
-    // SAFETY: the length is that of the buffer, and the text in it ends with zero.
+    // SAFETY: the length is the buffer's length, and the text in the buffer ends with zero.
     check("cuDeviceGetName", unsafe {
         sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device)
     })?;
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_an_error_with_a_hint_on_any_machine() {
-        // Without a driver, with an old one, without a GPU and with eight of them.
+        // Without a driver, with an old driver, without a GPU, and with eight GPUs.
         let error = CudarcDriver::open(10_000).map(drop).expect_err("no machine has that many");
         let said = error.to_string();
         let known = ["libcuda.so.1", "driver serves CUDA", "got 10000", "CUDA_ERROR_"];

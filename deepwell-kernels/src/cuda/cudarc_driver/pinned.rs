@@ -11,15 +11,15 @@ use super::error::{about, check};
 use crate::cuda::driver::{DriverError, DriverResult};
 use crate::cuda::pinned::PinnedBuffer;
 
-/// Owns the memory of a buffer and, with the context, keeps it alive past the driver.
+/// Owns the memory of a buffer; holds the context, so the memory may outlive the driver.
 struct Allocation {
     pointer: *mut c_void,
     context: Arc<Context>,
 }
 
-// SAFETY: the memory belongs to no thread and may be freed from any.
+// SAFETY: the memory belongs to no thread and may be freed from any thread.
 unsafe impl Send for Allocation {}
-// SAFETY: a shared reference gives nothing but the address.
+// SAFETY: a shared reference gives access only to the address.
 unsafe impl Sync for Allocation {}
 
 impl Drop for Allocation {
@@ -31,17 +31,17 @@ impl Drop for Allocation {
     }
 }
 
-/// Zeroed memory, pinned for every context.
+/// Allocates zeroed memory, pinned for every context.
 pub(super) fn allocate(context: &Arc<Context>, bytes: usize) -> DriverResult<PinnedBuffer> {
     let mut pointer = ptr::null_mut();
-    // SAFETY: writes one address; the driver refuses zero bytes.
+    // SAFETY: writes one address; never zero bytes, which the driver rejects.
     let code =
         unsafe { sys::cuMemHostAlloc(&mut pointer, bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE) };
     check("cuMemHostAlloc", code).map_err(about(|| format!("{bytes} bytes of host memory")))?;
     let allocation = Allocation { pointer, context: Arc::clone(context) };
-    // SAFETY: `bytes` bytes were given there, and nobody else knows of them.
+    // SAFETY: the driver returned `bytes` bytes at this address, and nobody else knows the address.
     unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
-    // SAFETY: initialized just now; they live as long as the allocation.
+    // SAFETY: initialized just now; the bytes live as long as the allocation.
     Ok(unsafe { PinnedBuffer::from_raw(pointer.cast(), bytes, Box::new(allocation)) })
 }
 
@@ -57,7 +57,7 @@ pub(super) fn free(context: &Arc<Context>, buffer: PinnedBuffer) -> DriverResult
     }
 }
 
-/// The address `offset` bytes into a buffer that has `bytes` more from there.
+/// The address at `offset` in a buffer, if `bytes` bytes follow.
 pub(super) fn range(buffer: &PinnedBuffer, offset: usize, bytes: usize) -> DriverResult<*mut u8> {
     if offset.checked_add(bytes).is_none_or(|end| end > buffer.len()) {
         return Err(DriverError::new(

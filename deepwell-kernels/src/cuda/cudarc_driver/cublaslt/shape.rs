@@ -1,4 +1,4 @@
-//! Descriptors and the algorithm of GEMMs that differ only in where their matrices lie.
+//! Descriptors and the algorithm of GEMMs that differ only in the addresses of their matrices.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,11 +13,11 @@ use super::check;
 use crate::cuda::blas::{BlockScales, Matmul, Matrix};
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult};
 
-/// Alignment that is told of an address that has more: values of an arena have this one, so that
-/// the algorithm does not depend on where a value happens to lie.
+/// Maximum alignment reported to the library: the alignment of values in an arena, so that the
+/// algorithm does not depend on the address of a value.
 const ALIGNMENT_MAX: u32 = 64;
 
-/// Room for the library's answer.
+/// Placeholder for the library's answer.
 const NO_ALGORITHM: sys::cublasLtMatmulAlgo_t = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ impl Scaling {
     }
 }
 
-/// What an algorithm is chosen by.
+/// Everything that the choice of an algorithm depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ShapeKey {
     sizes: (usize, usize, usize),
@@ -59,7 +59,7 @@ pub(super) struct ShapeKey {
     b: MatrixKey,
     out: MatrixKey,
     transposed: (bool, bool),
-    /// Alignment of what is added.
+    /// Alignment of the added matrix.
     added: Option<u32>,
     has_bias: bool,
     scaling: (Scaling, Scaling),
@@ -67,7 +67,7 @@ pub(super) struct ShapeKey {
 }
 
 impl ShapeKey {
-    /// The key of a GEMM that the library takes on a device.
+    /// The key of a GEMM, if the library supports the GEMM on a device.
     pub(super) fn of(matmul: &Matmul, capability: (u32, u32)) -> DriverResult<ShapeKey> {
         matmul.check()?;
         let refuse = |reason: String| Err(DriverError::new("cublasLtMatmul", reason));
@@ -139,7 +139,7 @@ descriptors! {
 }
 
 impl Layout {
-    /// A matrix stored by rows, as the library's matrix stored by columns.
+    /// Describes our row-major matrix as a column-major matrix of the library.
     fn of(matrix: &Matrix) -> DriverResult<Layout> {
         let (rows, columns) = (matrix.columns as u64, matrix.rows as u64);
         let mut raw = ptr::null_mut();
@@ -174,7 +174,7 @@ impl MatmulDesc {
 
     fn set<T: Copy>(&self, attribute: Attribute, value: T) -> DriverResult<()> {
         // SAFETY: the descriptor is alive; the value is read within the call, with its own size,
-        // which the library compares with the attribute's.
+        // which the library compares with the attribute's size.
         check("cublasLtMatmulDescSetAttribute", unsafe {
             sys::cublasLtMatmulDescSetAttribute(
                 self.0,
@@ -218,13 +218,12 @@ fn data_type(dtype: DType) -> DriverResult<sys::cudaDataType_t> {
     }
 }
 
-/// `cublasOperation_t`, which the bindings of this library leave out: `CUBLAS_OP_N` and
-/// `CUBLAS_OP_T`.
+/// `cublasOperation_t`, missing in the bindings of this library: `CUBLAS_OP_N` and `CUBLAS_OP_T`.
 fn operation(transposed: bool) -> i32 {
     i32::from(transposed)
 }
 
-/// A GEMM whose algorithm is chosen.
+/// A GEMM with a chosen algorithm.
 pub(super) struct Shape {
     matmul_desc: MatmulDesc,
     a: Layout,
@@ -234,7 +233,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Describes a GEMM and takes the library's first proposal for it.
+    /// Describes a GEMM and takes the library's first heuristic proposal.
     pub(super) fn choose(
         handle: sys::cublasLtHandle_t,
         matmul: &Matmul,
@@ -263,7 +262,7 @@ impl Shape {
         let (a, b, out) =
             (Layout::of(&matmul.a)?, Layout::of(&matmul.b)?, Layout::of(&matmul.out)?);
         let mut shape = Shape { matmul_desc, a, b, out, algorithm: NO_ALGORITHM };
-        // The choice may look at whether pointers are there.
+        // The heuristic may check that pointers are set.
         shape.point_to(matmul)?;
         shape.algorithm = shape.propose(handle, key)?;
         Ok(shape)
@@ -274,8 +273,8 @@ impl Shape {
         handle: sys::cublasLtHandle_t,
         key: &ShapeKey,
     ) -> DriverResult<sys::cublasLtMatmulAlgo_t> {
-        // Partial sums are allowed in FP32: a weight gradient has few tiles and a long contraction.
-        // The library adds them in an order of its own making, not of timing.
+        // Split-K is allowed for FP32 results: a weight gradient has few tiles and a long K. The
+        // library reduces the partial sums in a fixed order, independent of timing.
         let schemes = match key.out.dtype {
             DType::F32 => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
             _ => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
@@ -303,7 +302,7 @@ impl Shape {
             reserved: [0; 4],
         };
         let mut found = 0;
-        // SAFETY: handle and descriptors are alive; writes at most one result and one count.
+        // SAFETY: handle and descriptors are alive; writes at most a result and a count.
         check("cublasLtMatmulAlgoGetHeuristic", unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 handle,
@@ -328,7 +327,7 @@ impl Shape {
         Ok(result.algo)
     }
 
-    /// Puts the addresses of bias and scales into the description.
+    /// Sets the addresses of bias and scales in the descriptor.
     pub(super) fn point_to(&self, matmul: &Matmul) -> DriverResult<()> {
         let address = |pointer: DevicePtr| pointer.0 as *const c_void;
         if let Some(bias) = matmul.bias {

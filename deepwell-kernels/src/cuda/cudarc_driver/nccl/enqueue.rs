@@ -1,4 +1,4 @@
-//! An exchange as calls of the library.
+//! Collectives as calls of the library.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +13,7 @@ use crate::Exchange;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DriverError, DriverResult};
 
-/// How the library reduces numbers: its type, its operation, bytes of an element.
+/// The library's type and operation of a reduction, and the bytes of an element.
 fn reduced(dtype: DType, reduction: Reduction) -> Result<(DataType, ReduceOp, usize), String> {
     let op = match reduction {
         Reduction::Sum => ReduceOp::Sum,
@@ -33,7 +33,7 @@ fn reduced(dtype: DType, reduction: Reduction) -> Result<(DataType, ReduceOp, us
 }
 
 impl Shared {
-    /// Refuses what this rank cannot take part in.
+    /// Rejects exchanges that this rank cannot take part in.
     pub(super) fn accept(&self, of: &DeviceExchange) -> DriverResult<()> {
         let refuse = |reason: String| DriverError::new(describe(&of.exchange), reason);
         let place = (self.rank, self.world_size);
@@ -69,14 +69,14 @@ impl Shared {
         })
     }
 
-    /// Puts exchanges into a stream that go on at the same time. The library matches those with one
-    /// rank in their order.
+    /// Enqueues concurrent exchanges on a stream. The library matches exchanges with the same peer
+    /// in order.
     pub(super) fn enqueue_together(
         &self,
         exchanges: &[&DeviceExchange],
         stream: CUstream,
     ) -> DriverResult<()> {
-        // Up to the end of the group, which is what uses the communicators.
+        // Held until the end of the group, where the library uses the communicators.
         let _call = lock(&self.calls);
         let library = self.library;
         // SAFETY: takes nothing; ended below.
@@ -87,13 +87,13 @@ impl Shared {
         enqueued.and_then(|()| library.check("ncclGroupEnd", ended))
     }
 
-    /// Puts an exchange into a stream of the context, which is current.
+    /// Enqueues an exchange on a stream of the context, which must be current.
     pub(super) fn enqueue(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let _call = lock(&self.calls);
         self.enqueue_one(of, stream)
     }
 
-    /// The same for one that holds the lock on calls.
+    /// [`Shared::enqueue`] with the lock on calls held.
     fn enqueue_one(&self, of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
         let Exchange { kind, group, dtype } = &of.exchange;
         if group.ranks.len() == 1 {
@@ -103,15 +103,16 @@ impl Shared {
         let Handle(communicator) = self.communicator(group)?;
         let library = self.library;
         let (input, output) = (of.input.0 as *const c_void, of.output.0 as *mut c_void);
-        // Where nothing is reduced, elements of all types are bytes.
+        // Without a reduction, elements of all types are sent as bytes.
         let bytes = DataType::Uint8;
         let typed = |reduction| {
             reduced(*dtype, reduction)
                 .map_err(|reason| DriverError::new(describe(&of.exchange), reason))
         };
         // SAFETY, of every call below: the communicator is alive, as the lock on calls is held and
-        // it was in the list; the stream is of its device; the operands are device addresses of as
-        // many bytes as `accept` has compared with each other, which are the device's to check.
+        // the communicator was in the list; the stream belongs to its device; the operands are
+        // device addresses with the lengths that `accept` has compared, and only the device can
+        // check the addresses.
         match *kind {
             CollectiveKind::AllReduce { reduction } => {
                 let (dtype, op, size) = typed(reduction)?;
@@ -226,13 +227,13 @@ impl Shared {
     }
 }
 
-/// What a rank that is alone in its group gets: what it has.
+/// A collective in a group of a single rank: a copy.
 fn keep(of: &DeviceExchange, stream: CUstream) -> DriverResult<()> {
     if of.input == of.output {
         return Ok(());
     }
     let bytes = of.input_bytes.min(of.output_bytes);
-    // SAFETY: device addresses of as many bytes, which `accept` has compared; a context is current.
+    // SAFETY: device addresses with lengths that `accept` has compared; a context is current.
     let code = unsafe { sys::cuMemcpyDtoDAsync_v2(of.output.0, of.input.0, bytes, stream) };
     check("cuMemcpyDtoDAsync", code)
 }

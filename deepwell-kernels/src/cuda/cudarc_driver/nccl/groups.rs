@@ -1,5 +1,5 @@
-//! The communicators of process groups: the first rank of each makes an id, which all ranks learn
-//! through the communicator of the hosts.
+//! Communicators of process groups: the first rank of each group creates an id, and the host
+//! communicator distributes the id.
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{DType, ProcessGroup};
@@ -8,21 +8,21 @@ use super::{NcclHost, NcclId, NcclRank, host_group, init, lock};
 use crate::cuda::driver::{DriverError, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
-/// Of what is exchanged for the library to connect ranks: so many that it takes the connections
-/// that long exchanges take.
+/// Bytes of the warm-up collectives: enough that the library sets up the connections of large
+/// collectives.
 const WARM_UP_BYTES: usize = 1 << 20;
 
-/// Groups with their ids, as a rank tells the others.
+/// Groups and ids, as distributed to all ranks.
 type Ids = Vec<(ProcessGroup, NcclId)>;
 
 impl NcclRank {
-    /// Makes a communicator for each of this rank's groups. All ranks of the world join theirs at
-    /// the same time, whatever they are. Each group exchanges something then: a broken connection
-    /// is seen here, and memory that the library takes for one is taken here. A rank that is alone
-    /// in a group needs no communicator, which would take hundreds of megabytes.
+    /// Creates a communicator for each of this rank's groups. All ranks of the world call this
+    /// function at the same time, whatever their groups. Each group then runs warm-up collectives,
+    /// so that broken connections show here and the library allocates its memory here. A group of a
+    /// single rank gets no communicator, which would take hundreds of megabytes.
     ///
     /// # Errors
-    /// Ranks that do not come in time, have failed, or have other groups.
+    /// Ranks that have failed, have other groups or do not arrive in time.
     pub fn join(&self, groups: &[ProcessGroup]) -> DriverResult<()> {
         let mut host = self.host()?;
         let of_comm = |error: CommError| DriverError::new("NCCL", error);
@@ -33,7 +33,7 @@ impl NcclRank {
         }
         let told = gather(&mut host, &encode(&own)).map_err(of_comm)?;
         let ids: Ids = told.iter().flat_map(|bytes| decode(bytes)).collect();
-        // In one order on all ranks, or two groups could wait for each other.
+        // The same order on all ranks, otherwise two groups could deadlock.
         let mut groups: Vec<&ProcessGroup> = groups().collect();
         groups.sort_by(|a, b| (&a.ranks, &a.name).cmp(&(&b.ranks, &b.name)));
         for group in groups {
@@ -78,10 +78,11 @@ impl NcclRank {
     }
 }
 
-/// Gathers and sums something, and lets stages send to their neighbors. The library connects two
-/// ranks for a kind of exchange, and takes memory for it, when it meets the first one: here, and
-/// not while a body is captured, where each rank would wait for the others to capture theirs.
-/// All-to-alls stand in one body of all ranks, and connect there.
+/// Runs an all-gather, a reduce-scatter and an all-reduce, and for pipeline and context groups
+/// sends between neighbours. The library connects two ranks for a kind of collective, and allocates
+/// memory for it, at the first use: here rather than during the capture of a body, where each rank
+/// would wait for other ranks to capture theirs. All-to-alls are in the same body on every rank, so
+/// NCCL connects them while that body is captured.
 fn warm_up(host: &mut NcclHost, group: &ProcessGroup) -> Result<(), CommError> {
     let ranks = group.ranks.len();
     let part = vec![0; WARM_UP_BYTES];
@@ -105,7 +106,7 @@ fn sum_among(group: &ProcessGroup) -> Exchange {
     Exchange { kind, group: group.clone(), dtype: DType::U64 }
 }
 
-/// The bytes of every rank, which may be differently many.
+/// Gathers byte strings of different lengths from all ranks.
 fn gather(host: &mut NcclHost, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     let ranks = host.world_size() as usize;
     let mut of = |bytes: &[u8]| {
@@ -128,8 +129,8 @@ fn gather(host: &mut NcclHost, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     Ok(of_rank.map(|(bytes, length)| bytes[..length].to_vec()).collect())
 }
 
-/// Each group as the length of its name, the name, the number of its ranks, the ranks (all numbers
-/// u32, little-endian), and its id.
+/// Encoding per group: length of the name, name, number of ranks, ranks (all numbers u32,
+/// little-endian), id.
 fn encode(ids: &Ids) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (group, id) in ids {
@@ -142,7 +143,7 @@ fn encode(ids: &Ids) -> Vec<u8> {
     bytes
 }
 
-/// What [`encode`] wrote, up to the first group that is not whole.
+/// Decodes the result of [`encode`], up to the first incomplete group.
 fn decode(mut bytes: &[u8]) -> Ids {
     let mut take = |count: usize| bytes.split_off(..count);
     let mut next = || {
@@ -171,7 +172,7 @@ mod tests {
         let ids = vec![(group("data", &[0, 2]), id(7)), (group("", &[]), id(9))];
         let read = decode(&encode(&ids));
         assert!(read == ids);
-        // What is cut off is no group.
+        // Truncated groups are dropped.
         let bytes = encode(&ids);
         for length in 0..bytes.len() {
             assert!(decode(&bytes[..length]).len() < 2);

@@ -1,4 +1,4 @@
-//! Exchanges of host memory among ranks, through buffers on the device.
+//! Collectives of host memory, through buffers on the device.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DevicePtr, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
-/// Bytes of each of the two buffers: longer exchanges are several.
+/// Bytes of each of the two buffers: longer collectives are split.
 const BUFFER_BYTES: usize = 4 << 20;
-/// Parts of an exchange begin at multiples of it.
+/// Parts of a collective begin at multiples of this.
 const ALIGNMENT: usize = 16;
 
-/// [`Comm`] by NCCL: what hosts tell each other, among groups of [`NcclRank`].
+/// [`Comm`] by NCCL: collectives of host memory among groups of [`NcclRank`].
 ///
-/// It has a stream and buffers of its own, and is never recorded.
+/// Has a separate stream and separate buffers, and is never captured.
 pub struct NcclHost {
     buffers: Buffers,
     shared: Arc<Shared>,
 }
 
-/// Dropped before what it is made in.
+/// Stream and device buffers, freed before the context.
 struct Buffers {
     context: Arc<Context>,
     stream: sys::CUstream,
@@ -38,10 +38,10 @@ struct Buffers {
 unsafe impl Send for Buffers {}
 
 impl NcclRank {
-    /// What exchanges host memory with the other ranks.
+    /// Creates a [`Comm`] for host memory.
     ///
     /// # Errors
-    /// No memory for its buffers.
+    /// No memory for the buffers.
     pub fn host(&self) -> DriverResult<NcclHost> {
         let context = Arc::clone(&self.shared.context);
         context.enter()?;
@@ -75,7 +75,7 @@ impl Drop for Buffers {
 }
 
 impl NcclHost {
-    /// Exchanges one piece of each part of the input for one of each part of the output.
+    /// Runs a collective on a piece of each part of the input and output.
     fn exchange_piece(
         &self,
         exchange: &Exchange,
@@ -87,8 +87,8 @@ impl NcclHost {
         let mut input_bytes = 0;
         for piece in pieces {
             let target = input.offset(input_bytes).0;
-            // SAFETY: the pieces of an exchange fit into the buffer together, and live until the
-            // stream is waited for, which is before the return.
+            // SAFETY: the pieces of a collective fit into the buffer together, and live until the
+            // stream is synchronized before the return.
             let code = unsafe {
                 sys::cuMemcpyHtoDAsync_v2(target, piece.as_ptr().cast(), piece.len(), *stream)
             };
@@ -108,7 +108,7 @@ impl NcclHost {
         for result in results {
             if exchanged.is_ok() {
                 let source = output.offset(offset).0;
-                // SAFETY: as above; the results are borrowed until the stream is waited for.
+                // SAFETY: as above; the results are borrowed until the stream is synchronized.
                 let code = unsafe {
                     sys::cuMemcpyDtoHAsync_v2(
                         result.as_mut_ptr().cast(),
@@ -130,8 +130,7 @@ impl NcclHost {
 }
 
 impl NcclHost {
-    /// Sends something to the next and the former rank of a group, the first one and the last one
-    /// next to each other, and receives as much, at the same time.
+    /// Exchanges a buffer with the next and the previous rank of a ring at the same time.
     pub(super) fn meet_neighbors(&mut self, group: &ProcessGroup) -> Result<(), CommError> {
         let failed = |error: crate::cuda::DriverError| match self.shared.failed() {
             Some((rank, reason)) => CommError::Failed { rank, reason },
@@ -168,7 +167,7 @@ impl NcclHost {
     }
 }
 
-/// In how many parts an exchange has its input and its output, all of them equally long.
+/// Number of equally long parts in the input and in the output of a collective.
 fn parts(kind: &CollectiveKind, ranks: usize) -> (usize, usize) {
     match kind {
         CollectiveKind::AllReduce { .. }
@@ -238,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// What a kind is said to take and give is what `Exchange::check` asks for.
+    /// The parts of each kind satisfy `Exchange::check`.
     #[test]
     fn parts_of_each_kind() {
         let sum = Reduction::Sum;

@@ -1,9 +1,9 @@
-//! Finds NVIDIA's collective library and binds the functions that are called.
+//! Finds NVIDIA's collective library and binds the functions in use.
 //!
-//! Bound here and not by cudarc, for two reasons. Its names leave out `libnccl.so.2`, which is the
-//! only one that distributions and PyTorch's wheels install; what does not find its name panics.
-//! And its results are a Rust enumeration, of which the codes of a newer library are no values:
-//! here a code is an integer.
+//! Bound here instead of by cudarc, for two reasons. The names in cudarc lack `libnccl.so.2`, the
+//! only name in distributions and PyTorch's wheels, and cudarc panics without a library. And cudarc
+//! returns results as a Rust enumeration, for which the codes of a newer library are invalid
+//! values: here a code is an integer.
 
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use cudarc::driver::sys::CUstream;
 
 use crate::cuda::driver::{DriverError, DriverResult};
 
-/// Environment variable that names NCCL's file, or the folder that it is in.
+/// Environment variable with the path of NCCL's file, or of its folder.
 pub const NCCL_VARIABLE: &str = "DEEPWELL_NCCL";
 
-/// Oldest version that is used, as `ncclGetVersion` writes it; the probe asks for the same.
+/// Oldest supported version, as `ncclGetVersion` writes it; the probe requires the same.
 const VERSION_MIN: c_int = 22_200;
 
-/// The name that the library is installed under, and that of its link for developers.
+/// The installed name of the library, and the name of its development link.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// `ncclComm_t`.
@@ -31,7 +31,7 @@ pub(super) type Communicator = *mut c_void;
 #[repr(C)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// `ncclConfig_t` of 2.18, which every later library takes: it looks at size and version.
+/// `ncclConfig_t` of 2.18, accepted by every later library, which checks size and version.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -46,7 +46,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// All defaults, but for CTAs where they are given.
+    /// All defaults, except for the number of CTAs if given.
     pub(super) fn with_ctas(ctas: Option<c_int>) -> Config {
         /// `NCCL_CONFIG_UNDEF_INT`.
         const DEFAULT: c_int = c_int::MIN;
@@ -64,7 +64,7 @@ impl Config {
     }
 }
 
-/// `ncclDataType_t`, of which these have had their numbers since 2.10.
+/// `ncclDataType_t`; these numbers have been stable since 2.10.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum DataType {
@@ -85,7 +85,7 @@ pub(super) enum ReduceOp {
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($kind:ty),*);)*) => {
-        /// The library's functions, by the names that it gives them.
+        /// The library's functions, with the library's names.
         pub(super) struct Library {
             version: c_int,
             $(pub(super) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
@@ -129,10 +129,10 @@ functions! {
 }
 
 impl Library {
-    /// The library, looked for once in the life of the process.
+    /// The library, searched once per process.
     ///
     /// # Errors
-    /// No library, one that is too old, or one without a function.
+    /// No library, a version that is too old, or a library that lacks a function.
     pub(super) fn get() -> DriverResult<&'static Library> {
         static FOUND: OnceLock<DriverResult<Library>> = OnceLock::new();
         let found = FOUND.get_or_init(|| find(&candidates_here()));
@@ -144,7 +144,8 @@ impl Library {
         dotted(self.version)
     }
 
-    /// `Ok` for success, else the code's meaning and what the library last said of it.
+    /// Returns `Ok` for success, otherwise an error with the code's meaning and the library's last
+    /// message.
     pub(super) fn check(&self, call: &str, code: c_int) -> DriverResult<()> {
         if code == 0 {
             return Ok(());
@@ -159,14 +160,14 @@ impl Library {
 }
 
 fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: the library gives a text that ends with zero, or null.
+    // SAFETY: the library returns a text with a final zero byte, or null.
     let text = (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) })?;
-    // Ranks of one process share the last error: one may be written while another is read.
+    // Ranks of a process share the last error: another rank may overwrite the text during the read.
     let text = text.to_string_lossy().replace(char::is_control, " ");
     Some(text.trim().to_string())
 }
 
-/// What an error means, what the library said last, and what can be done.
+/// An error message: the code's meaning, the library's last message, and a hint.
 fn explained(meaning: &str, said: &str) -> String {
     let hint = if said.contains("uplicate GPU detected") {
         "each rank needs a GPU of its own: start as many ranks as there are GPUs, and let \
@@ -179,7 +180,7 @@ fn explained(meaning: &str, said: &str) -> String {
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &str, place: &str) -> DriverResult<F> {
-    // SAFETY: the type is that of the function in the library's header.
+    // SAFETY: the type is the function's type in the library's header.
     match unsafe { library.get::<F>(name.as_bytes()) } {
         Ok(symbol) => Ok(*symbol),
         Err(_) => Err(DriverError::new(
@@ -195,8 +196,8 @@ fn symbol<F: Copy>(library: &libloading::Library, name: &str, place: &str) -> Dr
 
 fn find(candidates: &[PathBuf]) -> DriverResult<Library> {
     for place in candidates {
-        // SAFETY: loading the library runs its initializers, which take no action of their own. It
-        // stays loaded: its threads may run until the process ends.
+        // SAFETY: loading the library runs its initializers, which take no action on their own. The
+        // library stays loaded: its threads may run until the process ends.
         let Ok(library) = (unsafe { libloading::Library::new(place) }) else { continue };
         let library = std::mem::ManuallyDrop::new(library);
         let place = place.display().to_string();
@@ -241,9 +242,9 @@ fn candidates_here() -> Vec<PathBuf> {
     candidates(set(NCCL_VARIABLE), &prefixes)
 }
 
-/// Where the library may be, in the order in which it is looked for: what the variable names and
-/// nothing else; else the loader's path, then the folders of Python packages under `prefixes`,
-/// where PyTorch's wheels put it.
+/// Candidate paths of the library, in search order: only the path in the variable, if set;
+/// otherwise the loader's path, then the folders of Python packages under `prefixes`, where
+/// PyTorch's wheels install it.
 fn candidates(named: Option<OsString>, prefixes: &[PathBuf]) -> Vec<PathBuf> {
     if let Some(named) = named.map(PathBuf::from) {
         return if named.is_dir() {
@@ -276,7 +277,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// A version as NCCL writes it since 2.9: 10000, 100 and 1.
+/// Formats a version as NCCL encodes it since 2.9: 10000, 100 and 1.
 fn dotted(version: c_int) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
@@ -309,7 +310,7 @@ mod tests {
         check(Some(&file), &folders, &files);
         check(Some(&wheel), &[], &[file.clone(), wheel.join("libnccl.so")]);
 
-        // What cannot be loaded is named, and what to do.
+        // A library that cannot be loaded is named, with a hint.
         let error = find(&candidates(Some(file.clone().into()), &[])).err().unwrap().to_string();
         assert!(error.contains(&format!("looked for `{}`, and", file.display())), "{error}");
         assert!(error.contains("hint: install NCCL") && error.contains(NCCL_VARIABLE), "{error}");
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     fn two_ranks_on_one_gpu_are_explained() {
-        // The second as an H200's run had it, where the other rank wrote its error meanwhile.
+        // The second text is from a run on an H200, where the other rank wrote its error meanwhile.
         let devices = "GPU detected : rank 1 and rank 0 both on CUDA device 1b000";
         for said in [format!("Duplicate {devices}"), format!("uplicate {devices}")] {
             let text = explained("invalid usage", &said);

@@ -1,4 +1,4 @@
-//! Sums over the devices of one process, to measure what joins them.
+//! All-reduces over the devices of a process, to measure their interconnect.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUstream;
 use super::library::{Communicator, DataType, Library, ReduceOp};
 use crate::cuda::driver::{DevicePtr, DriverResult};
 
-/// One communicator for each of several devices of this process.
+/// A communicator for each of several devices of this process.
 pub(in crate::cuda::cudarc_driver) struct Communicators {
     raw: Vec<Communicator>,
     library: &'static Library,
@@ -18,7 +18,7 @@ impl Communicators {
     /// Finds the library and connects devices.
     ///
     /// # Errors
-    /// No library, one without a function, or devices that cannot be connected.
+    /// No library, a library that lacks a function, or devices that cannot be connected.
     pub(in crate::cuda::cudarc_driver) fn open(indices: &[usize]) -> DriverResult<Communicators> {
         let library = Library::get()?;
         let devices: Vec<c_int> = indices.iter().map(|&index| index as c_int).collect();
@@ -35,8 +35,8 @@ impl Communicators {
         self.library.version()
     }
 
-    /// Puts a sum of `elements` FP32 numbers into the streams: source, target and stream of each
-    /// device, in the order in which they were connected.
+    /// Enqueues an all-reduce of `elements` FP32 numbers: source, target and stream of each device,
+    /// in the order of connection.
     pub(in crate::cuda::cudarc_driver) fn all_reduce(
         &self,
         ends: &[(DevicePtr, DevicePtr, CUstream)],
@@ -47,8 +47,8 @@ impl Communicators {
         library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
         let mut first_error = Ok(());
         for (&communicator, &(source, target, stream)) in self.raw.iter().zip(ends) {
-            // SAFETY: the communicator is alive, the stream is its device's, and the buffers on
-            // that device have `elements` numbers each and outlive the work.
+            // SAFETY: the communicator is alive, the stream belongs to its device, and the buffers
+            // on this device have `elements` numbers each and outlive the work.
             let code = unsafe {
                 (library.all_reduce)(
                     source.0 as *const c_void,

@@ -1,16 +1,16 @@
-//! Exchanges between ranks by NVIDIA's collective library, NCCL.
+//! Collectives between ranks by NVIDIA's library, NCCL.
 //!
 //! A rank is a process with one GPU, an [`NcclRank`]: threads that launch graphs with collectives
-//! may block each other in the driver (NCCL's manual, "Using NCCL with CUDA Graphs"). It has one
-//! communicator for what the hosts tell each other ([`NcclHost`]) and one for each of its process
-//! groups ([`NcclDevice`]). Kernels of several communicators that run at the same time must all
-//! find room on the device, or ranks wait for each other: the host's takes one CTA, is waited for
-//! before anything else is issued, and those of the groups are ordered by their stream.
+//! may block each other in the driver (NCCL's manual, "Using NCCL with CUDA Graphs"). A rank has a
+//! communicator for host messages ([`NcclHost`]), and a communicator for each of its process groups
+//! ([`NcclDevice`]). Concurrent kernels of several communicators must all fit on the device at the
+//! same time, otherwise ranks deadlock. Host collectives take a single CTA and complete before
+//! other work is issued; collectives of the groups are ordered by their stream.
 //!
-//! States: connected; failed, once [`NcclMonitor::abort`] has kept a reason. The reason is kept
-//! first and the communicators are aborted then, so that whoever waited for the device learns of it
-//! before looking at numbers that no exchange has made. An abort ends only when the graphs that
-//! have collectives are freed, so a thread of its own waits for that.
+//! States: connected; failed, once [`NcclMonitor::abort`] has stored a reason. The reason is stored
+//! before the communicators are aborted, so that a thread that waited for the device sees the
+//! failure before it reads incomplete results. An abort returns only once the graphs with
+//! collectives are freed, so a separate thread runs the abort.
 
 mod enqueue;
 mod groups;
@@ -37,22 +37,23 @@ pub use self::host::NcclHost;
 pub use self::library::NCCL_VARIABLE;
 pub(super) use self::measure::Communicators;
 
-/// How often waits and communicators are looked at.
+/// Polling interval of waits and communicators.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long an error of the library waits for news of another rank, whose end may have caused it.
+/// How long an error of the library waits for news of another rank's failure, a possible cause.
 const NEWS_WITHIN: Duration = Duration::from_secs(2);
-/// How long an abort waits for a call of the library to return, and a goodbye for the other ranks.
+/// How long an abort waits for a library call to return, and how long the drop of a rank waits for
+/// other ranks.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The version of the library that is here.
+/// The version of the installed library.
 ///
 /// # Errors
-/// No library, or one that is too old: where it was looked for, and what to install.
+/// No library, or a version that is too old: the searched places, and what to install.
 pub fn nccl_version() -> DriverResult<String> {
     Ok(library::Library::get()?.version())
 }
 
-/// What joins the ranks of one world: one of them makes it, all of them connect by it.
+/// The id by which the ranks of a world connect; created on a single rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId([u8; NcclId::BYTES]);
 
@@ -60,10 +61,10 @@ impl NcclId {
     /// Length of [`NcclId::to_bytes`].
     pub const BYTES: usize = 128;
 
-    /// A new one. The process that makes it answers the others while they connect.
+    /// Creates an id. The creating process answers all ranks during connection.
     ///
     /// # Errors
-    /// No library, or no network interface that it can use.
+    /// No library, or no usable network interface.
     pub fn new() -> DriverResult<NcclId> {
         let library = Library::get()?;
         let mut id = UniqueId([0; NcclId::BYTES]);
@@ -72,33 +73,34 @@ impl NcclId {
         Ok(NcclId(id.0))
     }
 
-    /// As it is sent.
+    /// The bytes to send to the other ranks.
     pub fn to_bytes(self) -> [u8; NcclId::BYTES] {
         self.0
     }
 
-    /// As it was sent.
+    /// The id from received bytes.
     pub fn from_bytes(bytes: [u8; NcclId::BYTES]) -> NcclId {
         NcclId(bytes)
     }
 }
 
-/// How long a rank waits for others.
+/// Timeouts of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclLimits {
-    /// Until all have connected.
+    /// For connecting all ranks.
     pub connect: Duration,
-    /// For the device, which waits for the others' parts of exchanges.
+    /// For the device, while collectives wait for peers.
     pub exchange: Duration,
 }
 
-/// A rank that is a process with a GPU of its own.
+/// A rank: a process with a GPU.
 #[derive(Clone)]
 pub struct NcclRank {
     shared: Arc<Shared>,
 }
 
-/// A communicator of the library. Its owner sees to it that one thread at a time uses it.
+/// A communicator of the library. The owner ensures that a single thread at a time uses the
+/// communicator.
 #[derive(Clone, Copy)]
 struct Handle(Communicator);
 
@@ -113,10 +115,10 @@ struct Shared {
     limits: NcclLimits,
     /// Empty once the rank has failed.
     communicators: Mutex<Vec<(ProcessGroup, Handle)>>,
-    /// Held while the library is called with a communicator.
+    /// Held during library calls with a communicator.
     calls: Mutex<()>,
     failure: Mutex<Option<(u32, String)>>,
-    /// Since when the host waits for the device.
+    /// Begin of the host's current wait for the device.
     waits_since: Mutex<Option<Instant>>,
 }
 
@@ -125,11 +127,11 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl NcclRank {
-    /// Connects this rank with the `world_size - 1` others, each of which does the same at the
-    /// same time. `failure` is asked meanwhile whether one of them is known to have failed.
+    /// Connects this rank with the `world_size - 1` other ranks, which call this function at the
+    /// same time. `failure` is polled meanwhile for a failure of another rank.
     ///
     /// # Errors
-    /// No library; ranks that do not come in time or have failed; two ranks on one GPU.
+    /// No library; ranks that have failed or do not arrive in time; two ranks on the same GPU.
     pub fn connect(
         driver: &CudarcDriver,
         id: NcclId,
@@ -140,7 +142,7 @@ impl NcclRank {
         let library = Library::get()?;
         let context = Arc::clone(&driver.context);
         let place = (rank, world_size);
-        // What hosts tell each other is short.
+        // Host messages are short.
         let ctas = Some(1);
         let world = init(library, &context, id, place, ctas, limits.connect, failure)?;
         let group = host_group(world_size);
@@ -163,54 +165,54 @@ impl NcclRank {
         Ok(NcclRank { shared })
     }
 
-    /// What takes the device through its program's collectives.
+    /// The collectives of the device's program.
     pub fn device(&self) -> NcclDevice {
         NcclDevice { shared: Arc::clone(&self.shared), plans: Vec::new() }
     }
 
-    /// Which rank this is.
+    /// The index of this rank.
     pub fn rank(&self) -> u32 {
         self.shared.rank
     }
 
-    /// What looks at this rank from outside.
+    /// A handle to watch this rank.
     pub fn monitor(&self) -> NcclMonitor {
         NcclMonitor { shared: Arc::downgrade(&self.shared) }
     }
 
-    /// The library and its version.
+    /// Name and version of the library.
     pub fn version(&self) -> String {
         self.shared.version()
     }
 }
 
-/// The group of what the hosts of a world tell each other.
+/// The group of host messages.
 fn host_group(world_size: u32) -> ProcessGroup {
     ProcessGroup { name: ProcessGroup::HOST.to_string(), ranks: (0..world_size).collect() }
 }
 
-/// Looks at a rank from outside, from any thread.
+/// A handle on a rank from outside, for any thread.
 #[derive(Clone)]
 pub struct NcclMonitor {
     shared: Weak<Shared>,
 }
 
 impl NcclMonitor {
-    /// Ends this rank's present exchanges and lets its later ones fail, with a reason of `rank`,
-    /// unless a rank has failed before.
+    /// Aborts this rank's current collectives and fails its later collectives, with a reason of
+    /// `rank`, unless a rank has failed before.
     pub fn abort(&self, rank: u32, reason: &str) {
         if let Some(shared) = self.shared.upgrade() {
             shared.fail(rank, reason);
         }
     }
 
-    /// Who failed first, and how, as far as this rank knows.
+    /// The first failure known to this rank: rank and reason.
     pub fn failure(&self) -> Option<(u32, String)> {
         self.shared.upgrade().and_then(|shared| shared.failed())
     }
 }
 
-/// A communicator among as many ranks as come by the same id.
+/// Creates a communicator of `ranks` ranks with the same id.
 fn init(
     library: &'static Library,
     context: &Arc<Context>,
@@ -226,7 +228,7 @@ fn init(
         context.enter()?;
         let (mut raw, mut config) = (ptr::null_mut(), Config::with_ctas(ctas));
         // SAFETY: writes one handle; the configuration lives through the call; a context is
-        // current, whose device the communicator gets.
+        // current, and the communicator is for the context's device.
         let code = unsafe {
             (library.init_rank)(
                 &mut raw,
@@ -238,11 +240,12 @@ fn init(
         };
         library.check("ncclCommInitRankConfig", code).map(|()| Handle(raw))
     };
-    // The library waits for the others without limit: on a thread that can be left behind.
+    // The library waits for other ranks without a timeout, so a thread makes the call and can be
+    // abandoned.
     thread::Builder::new()
         .name("nccl-connect".to_string())
         .spawn(move || {
-            // Nobody listens any more where the limit is over.
+            // The receiver is gone after the timeout.
             let _ = done.send(connect());
         })
         .map_err(|error| DriverError::new("NCCL", error))?;
@@ -276,7 +279,7 @@ impl Shared {
         format!("NCCL {}", self.library.version())
     }
 
-    /// Keeps the first reason and aborts all communicators.
+    /// Stores the first reason and aborts all communicators.
     fn fail(self: &Arc<Shared>, rank: u32, reason: &str) {
         {
             let mut failure = lock(&self.failure);
@@ -289,7 +292,7 @@ impl Shared {
             lock(&self.communicators).drain(..).map(|(_, handle)| handle).collect();
         let shared = Arc::clone(self);
         let abort = move || {
-            // A call that waits for other ranks returns by the abort alone.
+            // A call that waits for other ranks returns only because of the abort.
             let end = Instant::now() + GRACE;
             while shared.calls.try_lock().is_err() && Instant::now() < end {
                 thread::sleep(LOOK_EVERY);
@@ -298,9 +301,10 @@ impl Shared {
                 return;
             }
             let library = shared.library;
-            // One by one, each would wait for the ranks that wait for another.
-            // SAFETY: the communicators were taken out of the list, so each is given back once, and
-            // no call begins with one any more; the library lets an abort interrupt a call.
+            // A group, because separate aborts would each wait for ranks that wait for another
+            // communicator.
+            // SAFETY: the communicators were taken out of the list, so each is freed once, and no
+            // call begins with a communicator any more; the library lets an abort interrupt a call.
             unsafe {
                 let _ = (library.group_start)();
                 for handle in &handles {
@@ -309,16 +313,16 @@ impl Shared {
                 let _ = (library.group_end)();
             }
         };
-        // Without a thread there is nothing that could be done.
+        // If no thread can be created, nothing can be done.
         let _ = thread::Builder::new().name("nccl-abort".to_string()).spawn(abort);
     }
 
-    /// Who failed first, and how.
+    /// The first failure: rank and reason.
     fn failed(&self) -> Option<(u32, String)> {
         lock(&self.failure).clone()
     }
 
-    /// The error of a rank that has failed.
+    /// Returns an error if the rank has failed.
     fn check(&self) -> DriverResult<()> {
         match self.failed() {
             None => Ok(()),
@@ -328,7 +332,8 @@ impl Shared {
         }
     }
 
-    /// Waits on the host, no longer than the limit: who waits longer fails, and is woken by that.
+    /// Waits on the host up to the timeout: after the timeout the rank fails, and the failure ends
+    /// the wait.
     fn wait(&self, wait: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
         *lock(&self.waits_since) = Some(Instant::now());
         let waited = wait();
@@ -336,12 +341,12 @@ impl Shared {
         self.check().and(waited)
     }
 
-    /// What a communicator reports that failed while nobody called it.
+    /// Errors that a communicator reports asynchronously.
     fn reported(&self) -> DriverResult<()> {
         let Ok(_call) = self.calls.try_lock() else { return Ok(()) };
         for (group, handle) in lock(&self.communicators).iter() {
             let mut code = 0;
-            // SAFETY: the handle is alive: it is in the list, and writes one integer.
+            // SAFETY: a handle in the list is alive; the call writes one integer.
             let asked = unsafe { (self.library.get_async_error)(handle.0, &mut code) };
             self.library.check("ncclCommGetAsyncError", asked)?;
             self.library.check(&format!("NCCL, group `{}`", group.name), code)?;
@@ -362,20 +367,20 @@ impl Drop for Shared {
         let destroy = move || {
             if context.enter().is_ok() {
                 for handle in handles {
-                    // SAFETY: made once and destroyed once; graphs with its work are freed.
+                    // SAFETY: created once and destroyed once; graphs with its work are freed.
                     let _ = unsafe { (library.destroy)(handle.0) };
                 }
             }
             let _ = done.send(());
         };
-        // It may wait for the others, who may be gone.
+        // Destroying may wait for ranks that are gone.
         if thread::Builder::new().name("nccl-destroy".to_string()).spawn(destroy).is_ok() {
             let _ = ended.recv_timeout(GRACE);
         }
     }
 }
 
-/// Looks at a rank until it is gone: that it does not wait for ever, and what the library reports.
+/// Watches a rank until it is dropped: for timeouts, and for asynchronous errors of the library.
 fn watch(shared: &Weak<Shared>) {
     let mut reported_at = None;
     loop {
@@ -394,11 +399,11 @@ fn watch(shared: &Weak<Shared>) {
     }
 }
 
-/// [`DeviceComm`] by NCCL, among the groups that [`NcclRank::join`] was given.
+/// [`DeviceComm`] by NCCL, among the groups passed to [`NcclRank::join`].
 ///
-/// Sums of floats are NCCL's: those of BF16 are rounded at each hop, and the order is the
-/// library's, the same in each run where it chooses the same algorithm. NVLink's switches add in
-/// any order: `NCCL_ALGO=^NVLS` leaves them out. A maximum of floats is refused, as the library's
+/// Float reductions are NCCL's: BF16 sums are rounded at each hop. The order of additions is the
+/// library's, equal in all runs with the same algorithm. NVLink switches add in any order:
+/// `NCCL_ALGO=^NVLS` excludes them. A maximum of floats is rejected, because the library's maximum
 /// loses NaN.
 pub struct NcclDevice {
     shared: Arc<Shared>,
