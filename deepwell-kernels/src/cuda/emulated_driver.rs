@@ -1,4 +1,4 @@
-//! A driver that runs PTX on the processor.
+//! A driver that emulates a GPU: PTX runs on the CPU.
 
 mod chip;
 mod environment;
@@ -33,22 +33,22 @@ use super::host_driver::{HostBlas, HostDriver, Machine, State, lock, no_such};
 use super::prepare::DeviceTensor;
 use super::spec::Architecture;
 
-/// Device memory that an emulated device says it has: enough for kernel tests and small models,
-/// and it takes room on the host.
+/// Device memory reported by an emulated device: enough for kernel tests and small models, and
+/// allocated on the host.
 const MEMORY_BYTES: u64 = 8 << 30;
-/// Shared memory of an SM that each CTA takes for the system.
+/// Shared memory per CTA that is reserved for the system.
 const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 
-/// A driver that runs our kernels' PTX on the processor, instruction by instruction.
+/// A driver that runs our kernels' PTX on the CPU, instruction by instruction.
 ///
-/// Memory, streams and recordings are the host's, and a launch runs to its end when it is
-/// enqueued or when its graph is launched. What a kernel does wrong, and accesses that nothing
-/// orders, fail the launch with the emulator's report. GEMMs of a vendor's library are the host's,
-/// if they are asked for ([`EmulatedDriver::blas`]).
+/// Memory, streams and captures are on the host. A launch runs to its end when it is enqueued or
+/// when its graph is launched. Errors of a kernel, and data races, fail the launch with the
+/// emulator's report. GEMMs of a vendor's library are computed by the host, if requested
+/// ([`EmulatedDriver::blas`]).
 ///
-/// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
-/// registers are not known, so the CTAs that an SM holds follow from threads, shared memory and
-/// [`Settings::ctas_per_sm`].
+/// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). The register
+/// count of a kernel is unknown, so CTAs per SM are limited by threads, shared memory and
+/// [`Settings::ctas_per_sm`] only.
 ///
 /// ```
 /// use deepwell_kernels::cuda::emulator::launch::Settings;
@@ -61,7 +61,7 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 pub type EmulatedDriver = HostDriver<EmulatedMachine>;
 
 impl EmulatedDriver {
-    /// A device of an architecture with [`Settings::sm_count`] SMs.
+    /// Creates a device of an architecture with [`Settings::sm_count`] SMs.
     pub fn new(architecture: Architecture, settings: Settings) -> EmulatedDriver {
         let chip = Chip::of(architecture);
         let properties = DeviceProperties {
@@ -87,12 +87,12 @@ impl EmulatedDriver {
         HostDriver::with_machine(properties, machine)
     }
 
-    /// A device with `defaults` as the environment changes them ([`emulator_settings`]), whose
-    /// launches are logged where [`LOG_VARIABLE`] names a file, and written as launch files where
-    /// [`RECORD_VARIABLE`] names a folder.
+    /// Creates a device with `defaults` overridden by the environment ([`emulator_settings`]). If
+    /// [`LOG_VARIABLE`] names a file, launches are logged to the file; if [`RECORD_VARIABLE`] names
+    /// a folder, launches are written to the folder as launch files.
     ///
     /// # Errors
-    /// A variable with a value that it does not take.
+    /// An invalid value of a variable.
     pub fn from_environment(
         architecture: Architecture,
         defaults: Settings,
@@ -108,22 +108,21 @@ impl EmulatedDriver {
         Ok(driver)
     }
 
-    /// Writes every launch from now on as a launch file of `deepwell-emulate`, with the memory
-    /// before and what must be there afterwards:
-    /// `<folder>/<architecture>/<.cu file>/<kernel>-….toml`. Of launches that differ in data alone
-    /// only the first is written.
+    /// Writes every later launch as a launch file of `deepwell-emulate`, with the initial memory
+    /// and the expected results: `<folder>/<architecture>/<.cu file>/<kernel>-….toml`. Of launches
+    /// that differ only in data, only the first is written.
     pub fn record_to(&self, folder: &Path) {
         let machine = &mut lock(self.shared()).machine;
         machine.recorder.record_to(&folder.join(machine.architecture.name()));
     }
 
-    /// GEMMs that take the place of a library's. They do not give its bits: each is summed exactly
-    /// enough and rounded once.
+    /// Creates GEMMs in place of a library's. The bits may differ from the library's: each sum is
+    /// exact enough and rounded once.
     pub fn blas(&self) -> HostBlas<EmulatedMachine> {
         HostBlas::new(Arc::clone(self.shared()))
     }
 
-    /// A handle to what is launched from now on.
+    /// Returns a handle to all launches since the first call of this function.
     pub fn launches(&self) -> EmulatedLaunches {
         lock(self.shared()).machine.records.keep()
     }
@@ -134,21 +133,22 @@ impl EmulatedDriver {
         EmulatedTracker { shared: Arc::clone(self.shared()), asked_for }
     }
 
-    /// Adds a line of JSON, an [`EmulatedLaunch`], to a file for every launch from now on.
+    /// Appends a line of JSON, an [`EmulatedLaunch`], to a file for every later launch.
     pub fn log_to(&self, path: &Path) {
         lock(self.shared()).machine.records.log_to(path);
     }
 }
 
-/// Turns the hazard tracker of an emulated device off and on: launches take twice as long with it.
+/// Turns the hazard tracker of an emulated device on and off: launches take twice as long with
+/// tracking.
 pub struct EmulatedTracker {
     shared: Arc<Mutex<State<EmulatedMachine>>>,
     asked_for: bool,
 }
 
 impl EmulatedTracker {
-    /// Whether launches from now on look for hazards; never those of a device that was made
-    /// without.
+    /// Enables or disables tracking of later launches; a device created without a tracker never
+    /// tracks.
     pub fn set(&self, on: bool) {
         lock(&self.shared).machine.emulator.settings.tracker = on && self.asked_for;
     }
@@ -163,7 +163,7 @@ struct Kernel {
     loaded: usize,
 }
 
-/// A loaded module and its text, which launch files have.
+/// A loaded module and its text, which goes into launch files.
 struct Loaded {
     id: ModuleId,
     ptx: String,
@@ -175,10 +175,10 @@ pub struct EmulatedMachine {
     emulator: Emulator,
     modules: Vec<Loaded>,
     kernels: Vec<Kernel>,
-    /// Names allocations in reports.
+    /// Number of allocations so far, for their names in reports.
     allocations: usize,
     records: Records,
-    /// Addresses and sizes of the memory in use.
+    /// Addresses and sizes of live allocations.
     live: BTreeMap<u64, usize>,
     recorder: Recorder,
 }

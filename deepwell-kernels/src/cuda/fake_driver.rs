@@ -15,16 +15,15 @@ use super::driver::{
 };
 use super::host_driver::{HostDriver, Machine, State, Work, lock, no_such};
 
-/// Threads that an SM holds.
+/// Maximum threads per SM.
 const THREADS_PER_SM: u32 = 2048;
 
-/// A driver without a GPU, for tests and for planning: memory is the host's, copies and fills work,
-/// kernels and GEMMs are counted and compute nothing.
+/// A driver without a GPU, for tests and planning: memory is on the host, copies and fills work,
+/// kernels and GEMMs are counted but compute nothing.
 ///
-/// Memory takes room on the host only where it was written to; what was not holds `0xFF`. All work
-/// is done when it is enqueued, or when the graph is launched that it was recorded into. Modules
-/// may hold anything and have kernels of every name. Its clock is made up: everything that runs
-/// takes a millisecond.
+/// Memory takes room on the host only where it was written; unwritten memory reads as `0xFF`. Work
+/// runs when it is enqueued, or when its graph is launched. Modules may have any contents and
+/// contain kernels of every name. The clock is simulated: every operation takes a millisecond.
 ///
 /// ```
 /// use deepwell_kernels::cuda::{Driver, FakeDriver};
@@ -44,14 +43,14 @@ const THREADS_PER_SM: u32 = 2048;
 pub type FakeDriver = HostDriver<FakeMachine>;
 
 impl FakeDriver {
-    /// A driver for a device with these properties.
+    /// Creates a driver for a device with these properties.
     pub fn new(properties: DeviceProperties) -> FakeDriver {
         let memory = Memory::new(properties.memory_bytes);
         let machine = FakeMachine { memory, modules: 0, kernels: Vec::new() };
         HostDriver::with_machine(properties, machine)
     }
 
-    /// A driver for an H200, with what its driver says of it.
+    /// Creates a driver for an H200, with the properties that its driver reports.
     pub fn h200() -> FakeDriver {
         FakeDriver::new(DeviceProperties {
             name: "NVIDIA H200 (fake)".to_string(),
@@ -64,13 +63,13 @@ impl FakeDriver {
         })
     }
 
-    /// GEMMs that go into this driver's streams.
+    /// Creates GEMMs for this driver's streams.
     pub fn blas(&self) -> FakeBlas {
         FakeBlas { plans: Vec::new(), shared: Arc::clone(self.shared()) }
     }
 }
 
-/// The machine of a [`FakeDriver`]: memory, and launches that do nothing.
+/// The machine of a [`FakeDriver`]: memory, and launches without effect.
 pub struct FakeMachine {
     memory: Memory,
     modules: u64,
@@ -148,7 +147,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// GEMMs that are checked and counted and compute nothing; made by [`FakeDriver::blas`].
+/// GEMMs that are checked and counted but compute nothing; created by [`FakeDriver::blas`].
 pub struct FakeBlas {
     plans: Vec<Matmul>,
     shared: Arc<Mutex<State<FakeMachine>>>,

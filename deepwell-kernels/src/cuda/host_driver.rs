@@ -1,4 +1,4 @@
-//! A driver whose streams are run by the host.
+//! A driver whose streams run on the host.
 
 mod counts;
 mod exchange;
@@ -24,19 +24,18 @@ pub use self::host_blas::HostBlas;
 pub use self::machine::Machine;
 pub(super) use self::state::{State, Work, no_such};
 
-/// Numbers drivers, so that a buffer is known as its driver's.
+/// Numbers drivers, so that a buffer of another driver is detected.
 static DRIVERS: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A driver whose streams, events, recordings and pinned memory are the host's, for a [`Machine`]
-/// that has the device memory and does what launches do.
+/// A driver with streams, events, captures and pinned memory on the host, for a [`Machine`] that
+/// provides the device memory and executes launches.
 ///
-/// All work is done when it is enqueued, or when the graph is launched that it was recorded into;
-/// an error of a launch is the error of the call that enqueued it. The clock is made up:
-/// everything that runs takes a millisecond.
+/// Work runs when it is enqueued, or when its graph is launched; an error of a launch is the error
+/// of the call that enqueued it. The clock is simulated: every operation takes a millisecond.
 pub struct HostDriver<M> {
     properties: DeviceProperties,
     number: usize,
@@ -44,23 +43,23 @@ pub struct HostDriver<M> {
 }
 
 impl<M: Machine> HostDriver<M> {
-    /// A driver for a machine of which `properties` are said.
+    /// Creates a driver for a machine that reports `properties`.
     pub(super) fn with_machine(properties: DeviceProperties, machine: M) -> HostDriver<M> {
         let number = DRIVERS.fetch_add(1, Ordering::Relaxed);
         HostDriver { properties, number, shared: Arc::new(Mutex::new(State::new(machine))) }
     }
 
-    /// A handle to the counts of what this driver was asked.
+    /// A handle to the counts of this driver's calls.
     pub fn counts(&self) -> FakeCounts {
         self.state().counts.clone()
     }
 
-    /// Exchanges with other ranks through `comm`, in this driver's streams.
+    /// Creates collectives through `comm`, in this driver's streams.
     pub fn comm(&self, comm: Box<dyn crate::Comm>) -> HostComm<M> {
         HostComm::new(Arc::clone(&self.shared), comm)
     }
 
-    /// What work is put into by others than the driver.
+    /// The shared state, for libraries that enqueue work.
     pub(super) fn shared(&self) -> &Arc<Mutex<State<M>>> {
         &self.shared
     }
@@ -301,7 +300,7 @@ impl<M: Machine> Driver for HostDriver<M> {
 
     fn launch_graph(&mut self, graph: CapturedGraph, stream: Stream) -> DriverResult<()> {
         self.graph_nodes(graph)?;
-        // What was told belongs to launches outside of recordings.
+        // Announced outputs belong to launches outside of captures.
         self.state().machine.expect_outputs(&[]);
         self.state().put(stream, Work::Graph { graph: graph.0 as usize })
     }

@@ -1,4 +1,4 @@
-//! What the chips of an architecture hold, from NVIDIA's table of compute capabilities.
+//! Limits of the chips of an architecture, from NVIDIA's table of compute capabilities.
 
 use crate::cuda::spec::Architecture;
 
@@ -28,7 +28,7 @@ impl Chip {
             target: capability.0 * 10 + capability.1,
             threads_per_sm: threads,
             shared_bytes_per_sm: shared_kib << 10,
-            // One KiB of each block is the system's.
+            // 1 KiB per CTA is reserved for the system.
             shared_bytes_per_cta: (shared_kib - 1) << 10,
             l2_bytes,
         }

@@ -1,24 +1,23 @@
-//! How launches are run, from the environment: what tests and commands leave to whoever starts
-//! them.
+//! Emulator settings from the environment, for the user who starts tests and commands.
 
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::numerics::ResultMode;
 
 use crate::cuda::driver::{DriverError, DriverResult};
 
-/// When asynchronous operations complete: `eager`, `lazy`, `lazy:SEED` or `demand`.
+/// Completion of asynchronous operations: `eager`, `lazy`, `lazy:SEED` or `demand`.
 pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
-/// What tensor cores compute: `hw`, `exact`, `fuzz` or `fuzz:SEED`.
+/// Numerics of tensor cores: `hw`, `exact`, `fuzz` or `fuzz:SEED`.
 pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
-/// Whether hazards are looked for: `on` or `off`.
+/// Hazard tracker: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
-/// CTAs that an SM runs at a time, at most: 1 to 32.
+/// Maximum CTAs that an SM runs at a time: 1 to 32.
 pub const CTAS_VARIABLE: &str = "DEEPWELL_EMULATOR_CTAS_PER_SM";
 
-/// `defaults`, changed by the variables that are set and not empty.
+/// Returns `defaults`, overridden by the variables that are set and not empty.
 ///
 /// # Errors
-/// A value that a variable does not take; the message says which it takes.
+/// An invalid value of a variable; the message lists the valid values.
 ///
 /// ```
 /// use deepwell_kernels::cuda::emulator::launch::Settings;
@@ -72,7 +71,7 @@ pub fn emulator_settings(
     Ok(settings)
 }
 
-/// A word, and the number behind its colon where there is one.
+/// A word, and the number after its colon, if present.
 fn seeded(text: &str) -> Option<(&str, Option<u64>)> {
     match text.split_once(':') {
         Some((word, seed)) => seed.parse().ok().map(|seed| (word, Some(seed))),

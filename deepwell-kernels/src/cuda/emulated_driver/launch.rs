@@ -1,4 +1,4 @@
-//! One launch on the emulator: arguments by the kernel's parameters, and its report as an error.
+//! Runs a launch on the emulator: lays out the arguments, and turns the report into an error.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::record::EmulatedLaunch;
 use super::{EmulatedMachine, Kernel};
 use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch};
 
-/// Findings of one launch that an error lists.
+/// Maximum number of findings that an error lists.
 const FINDINGS_SHOWN: usize = 8;
 
 impl EmulatedMachine {
@@ -68,7 +68,7 @@ impl EmulatedMachine {
 }
 
 impl EmulatedMachine {
-    /// Writes a launch as a file.
+    /// Writes a launch as a launch file.
     fn write(
         &mut self,
         begun: Begun,
@@ -82,7 +82,7 @@ impl EmulatedMachine {
     }
 }
 
-/// What is wrong with a launch that ran to its end.
+/// The problems of a launch that ran to its end.
 pub(super) fn findings(report: &Report) -> Vec<String> {
     let hazards = report.errors().map(|hazard| hazard.to_string());
     let unwritten = report.unwritten.iter().map(|read| {
@@ -97,7 +97,7 @@ pub(super) fn findings(report: &Report) -> Vec<String> {
     hazards.chain(unwritten).collect()
 }
 
-/// The bytes of a launch's parameters.
+/// Lays out the parameter bytes of a launch.
 pub(super) fn lay_out(
     parameters: &[ParameterLayout],
     bytes: u32,

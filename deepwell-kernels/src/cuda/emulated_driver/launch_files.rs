@@ -1,4 +1,4 @@
-//! Launches written as files, so that `deepwell-emulate` runs them again in any mode.
+//! Launches written as files, which `deepwell-emulate` can run again in any mode.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -17,20 +17,20 @@ use deepwell_ir::DType;
 use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch, TensorMap};
 use crate::cuda::prepare::DeviceTensor;
 
-/// Names a folder into which an emulated device writes its launches, as launch files.
+/// Environment variable with a folder for the launch files of an emulated device.
 pub const RECORD_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
 
-/// How far results may be from recorded ones when tensor cores add in another way: 1/64 of the
-/// value and of the largest one. Only gross errors show; a step of `wgmma` with 8-bit floats cuts
-/// each of 33 terms at 2^-13 of the largest, and fuzzed sums keep as little.
+/// Tolerance of recorded results when tensor cores add in another way: 1/64 of the value plus 1/64
+/// of the largest value. Only gross errors show: a step of `wgmma` with 8-bit floats truncates each
+/// of 33 terms at 2^-13 of the largest term, and fuzzed sums are as imprecise.
 const OTHER_RESULTS: Within = Within { absolute: 0.0, relative: 1.0 / 64.0, largest: 1.0 / 64.0 };
 
-/// Writes launches. Of launches that differ in data alone only the first is written.
+/// Writes launch files. Of launches that differ only in data, only the first is written.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     folder: Option<PathBuf>,
     seen: HashSet<String>,
-    /// Files of each kernel so far.
+    /// Number of files per kernel so far.
     numbers: HashMap<String, usize>,
     outputs: Vec<DeviceTensor>,
 }
@@ -48,13 +48,13 @@ impl Recorder {
         self.folder = Some(folder.to_path_buf());
     }
 
-    /// What the next launches write, so that it is compared by its type.
+    /// Sets the outputs of the next launches, for comparison by type.
     pub(super) fn expect(&mut self, outputs: &[DeviceTensor]) {
         self.outputs = outputs.to_vec();
     }
 
-    /// What has to be kept before a launch; `None` when it will not be written. `allocations` are
-    /// addresses and sizes of the device memory that is in use.
+    /// Captures the state before a launch; `None` if the launch will not be written. `allocations`
+    /// are addresses and sizes of the live device memory.
     pub(super) fn begin(
         &mut self,
         kernel: &str,
@@ -130,7 +130,7 @@ impl Recorder {
             kernel: kernel.to_string(),
             grid: launch.grid.to_vec(),
             block: launch.block.to_vec(),
-            // One CTA is what a launch without clusters says; the kernel may ask for others.
+            // A launch without clusters has a cluster of one CTA; the kernel may require clusters.
             cluster: if launch.cluster == [1; 3] { Vec::new() } else { launch.cluster.to_vec() },
             shared_bytes: launch.shared_bytes,
             programmatic: launch.programmatic,
@@ -152,14 +152,15 @@ impl Recorder {
         let text = document.to_toml().map_err(|error| refused(error.to_string()))?;
         let number = self.numbers.entry(kernel.to_string()).or_default();
         *number += 1;
-        // Tests run side by side, each with a device of its own.
+        // Tests run concurrently, each with a separate device.
         let hash = name_of_content(text.as_bytes());
         store
             .once(&format!("{kernel}-{number}-{}.toml", &hash[..6]), text.as_bytes())
             .map_err(refused)
     }
 
-    /// The outputs that were told of, and what else was written, bit for bit.
+    /// Expectations for the announced outputs; without announced outputs, for all written memory,
+    /// bit for bit.
     fn expectations(
         &self,
         memory: &BTreeMap<u64, Vec<u8>>,
@@ -216,20 +217,20 @@ impl Recorder {
     }
 }
 
-/// The folder of one kernel's launches.
+/// The folder of a kernel's launches.
 struct Store<'a> {
     folder: &'a Path,
 }
 
 impl Store<'_> {
-    /// Writes bytes under a name that follows from them, and returns it.
+    /// Writes bytes to a file named by content hash, and returns the name.
     fn bytes(&self, bytes: &[u8]) -> Result<String, String> {
         let name = format!("{}.bin", name_of_content(bytes));
         self.once(&name, bytes)?;
         Ok(name)
     }
 
-    /// Writes a file that is not there yet; another test may be writing the same.
+    /// Writes a file unless it exists; another test may be writing the same file.
     fn once(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
         let path = self.folder.join(name);
         if path.exists() {
@@ -249,7 +250,7 @@ fn name_of(at: u64) -> String {
     format!("memory_{at:x}")
 }
 
-/// Equal bytes are stored once.
+/// A content hash, so that equal bytes are stored once.
 fn name_of_content(bytes: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -258,7 +259,7 @@ fn name_of_content(bytes: &[u8]) -> String {
     format!("{first:016x}{:016x}", hasher.finish())
 }
 
-/// The parts of ranges that lie in an allocation.
+/// The parts of ranges that are within an allocation.
 fn parts(ranges: &[Range<u64>], at: u64, bytes: u64) -> Vec<OrderedBefore> {
     ranges
         .iter()
@@ -268,7 +269,7 @@ fn parts(ranges: &[Range<u64>], at: u64, bytes: u64) -> Vec<OrderedBefore> {
         .collect()
 }
 
-/// What tells launches apart, but for their data and where it lies.
+/// A key of a launch without data and addresses.
 fn shape_of(
     kernel: &str,
     launch: &Launch,
@@ -276,7 +277,7 @@ fn shape_of(
     tensor_maps: &[MapField],
 ) -> String {
     let arguments = arguments.iter().map(|argument| ArgumentField {
-        // Kernels may go other ways where addresses are less aligned.
+        // Kernels may branch on the alignment of addresses.
         offset: argument.offset.map(|offset| offset % 16),
         buffer: argument.buffer.as_ref().map(|_| String::new()),
         ..argument.clone()
@@ -294,7 +295,7 @@ fn shape_of(
     )
 }
 
-/// The allocation that an address lies in, and how far.
+/// The allocation that contains an address, and the offset in the allocation.
 fn place(address: u64, allocations: &BTreeMap<u64, usize>) -> Option<(String, u64)> {
     let (at, bytes) = allocations.range(..=address).next_back()?;
     (address - at < *bytes as u64).then(|| (name_of(*at), address - at))
@@ -341,7 +342,7 @@ fn map_bytes(map: &TensorMap) -> [u8; bulk::TENSOR_MAP_BYTES] {
     bytes
 }
 
-/// A map as a document has it; `None` for one that the driver did not make.
+/// A tensor map for a launch file; `None` if the driver did not create the map.
 fn map_field(
     map: &TensorMap,
     allocations: &BTreeMap<u64, usize>,
@@ -350,7 +351,7 @@ fn map_field(
     let map = bulk::TensorMap::decode(&map_bytes(map)).ok()?;
     let spec = map.spec();
     let (buffer, offset) = place(spec.global_address, allocations)?;
-    // Those that `Driver::tensor_map` makes.
+    // The types that `Driver::tensor_map` supports.
     let element = match spec.element {
         bulk::ElementType::U8 => MapElement::U8,
         bulk::ElementType::Bf16 => MapElement::Bf16,
@@ -378,7 +379,7 @@ fn map_field(
     })
 }
 
-/// The type of an output's elements, and whether other sums may change its bits a little.
+/// The element type of an output, and whether another summation order may change its bits.
 fn data_type(dtype: DType) -> (DataType, bool) {
     match dtype {
         DType::F32 => (DataType::F32, true),
@@ -387,7 +388,7 @@ fn data_type(dtype: DType) -> (DataType, bool) {
         DType::U64 => (DataType::U64, false),
         DType::E4m3 => (DataType::E4m3, false),
         DType::E8m0 => (DataType::Ue8m0, false),
-        // Bytes, where a type has no name in documents.
+        // Bytes, for types without a name in launch files.
         _ => (DataType::U8, false),
     }
 }

@@ -1,4 +1,4 @@
-//! What became of launches: kept for whoever asks, and written as lines of JSON.
+//! Outcomes of launches: kept in memory, and written as lines of JSON.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,23 +14,23 @@ use super::launch::findings;
 use crate::cuda::driver::{DriverError, DriverResult, Launch};
 use crate::cuda::spec::Architecture;
 
-/// Names a file to which every launch of an emulated device is added, a line of JSON each
-/// ([`EmulatedLaunch`]).
+/// Environment variable with a file to which every launch of an emulated device is appended, as a
+/// line of JSON ([`EmulatedLaunch`]).
 pub const LOG_VARIABLE: &str = "DEEPWELL_EMULATOR_LOG";
 
-/// How a launch ended.
+/// Outcome of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LaunchOutcome {
-    /// It ran to its end and nothing was found.
+    /// The launch ran to its end without findings.
     Clean,
-    /// It ran to its end; something is not ordered, or was read before it was written.
+    /// The launch ran to its end with a data race or a read of unwritten memory.
     Findings,
-    /// It was refused, did what is undefined, or could not go on.
+    /// The launch was rejected, had undefined behaviour, or could not continue.
     Failed,
 }
 
-/// A launch of an emulated device and how it ended.
+/// A launch of an emulated device and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EmulatedLaunch {
     /// Name of the kernel.
@@ -39,23 +39,23 @@ pub struct EmulatedLaunch {
     pub architecture: &'static str,
     /// CTAs along each axis.
     pub grid: [u32; 3],
-    /// Threads of a CTA along each axis.
+    /// Threads per CTA along each axis.
     pub block: [u32; 3],
-    /// CTAs of a cluster along each axis.
+    /// CTAs per cluster along each axis.
     pub cluster: [u32; 3],
     /// Dynamic shared memory of a CTA.
     pub shared_bytes: u32,
-    /// When asynchronous operations completed, as it is asked for.
+    /// Requested completion of asynchronous operations.
     pub completion: String,
-    /// What tensor cores computed, as it is asked for.
+    /// Requested numerics of tensor cores.
     pub results: String,
-    /// Whether hazards were looked for.
+    /// Whether the hazard tracker was on.
     pub tracker: bool,
-    /// How it ended.
+    /// The outcome.
     pub verdict: LaunchOutcome,
-    /// What was found, or why it failed.
+    /// The findings, or the reason of the failure.
     pub findings: Vec<String>,
-    /// Instructions of warps.
+    /// Warp instructions.
     pub instructions: u64,
     /// Bytes read from device memory by loads.
     pub global_bytes_read: u64,
@@ -73,20 +73,20 @@ pub struct EmulatedLaunch {
     pub local_bytes_moved: u64,
     /// Matrix instructions.
     pub tensor_instructions: u64,
-    /// Products of elements in them.
+    /// Multiply-adds of matrix instructions.
     pub multiply_adds: u64,
     /// Bulk and tensor copies.
     pub bulk_copies: u64,
     /// Atomic operations of threads.
     pub atomics: u64,
-    /// Attempts to see a phase of an mbarrier complete.
+    /// Tests of mbarrier phases.
     pub mbarrier_tests: u64,
-    /// Time of the host.
+    /// Time on the host.
     pub time_s: f64,
 }
 
 impl EmulatedLaunch {
-    /// A launch that has not run.
+    /// A launch before it runs.
     pub(super) fn new(
         launch: &Launch,
         kernel: &str,
@@ -130,7 +130,7 @@ impl EmulatedLaunch {
         }
     }
 
-    /// What became of it.
+    /// Adds the outcome.
     pub(super) fn ended(self, result: &Result<Report, EmulatorError>) -> EmulatedLaunch {
         let report = match result {
             Ok(report) => report,
@@ -158,12 +158,12 @@ impl EmulatedLaunch {
     }
 }
 
-/// A handle to the launches of an emulated device since it was asked for.
+/// A handle to the launches of an emulated device since the first handle was created.
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedLaunches(Arc<Mutex<Vec<EmulatedLaunch>>>);
 
 impl EmulatedLaunches {
-    /// What was launched, in order.
+    /// The launches, in order.
     pub fn read(&self) -> Vec<EmulatedLaunch> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -173,7 +173,7 @@ impl EmulatedLaunches {
     }
 }
 
-/// Where launches are told of.
+/// Destinations of launch records.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     kept: Option<EmulatedLaunches>,
@@ -181,17 +181,17 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Launches from now on.
+    /// Keeps later launches.
     pub(super) fn keep(&mut self) -> EmulatedLaunches {
         self.kept.get_or_insert_default().clone()
     }
 
-    /// Adds lines to a file from now on.
+    /// Appends later launches to a file.
     pub(super) fn log_to(&mut self, path: &Path) {
         self.log = Some(path.to_path_buf());
     }
 
-    /// Tells of a launch.
+    /// Records a launch.
     pub(super) fn add(&self, launch: impl FnOnce() -> EmulatedLaunch) -> DriverResult<()> {
         if self.kept.is_none() && self.log.is_none() {
             return Ok(());
@@ -203,7 +203,7 @@ impl Records {
             let mut line =
                 serde_json::to_string(&launch).map_err(|error| refused(error.to_string()))?;
             line.push('\n');
-            // One write, so that lines of tests that run side by side stay whole.
+            // A single write, so that lines of concurrent tests are not interleaved.
             OpenOptions::new()
                 .create(true)
                 .append(true)

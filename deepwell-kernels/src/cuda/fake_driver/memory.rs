@@ -1,15 +1,15 @@
-//! Device memory on the host that takes room only where it was written to.
+//! Device memory on the host that takes room only where it was written.
 
 use std::collections::BTreeMap;
 
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult};
 
 const PAGE_BYTES: usize = 1 << 16;
-/// Alignment of addresses, and the gap behind each allocation that no range may touch.
+/// Alignment of addresses, and size of the unmapped gap after each allocation.
 const ALIGNMENT_BYTES: u64 = 256;
-/// What memory holds that was not written to: NaN in every float type.
+/// Contents of unwritten memory: NaN in every float type.
 const UNWRITTEN: u8 = 0xFF;
-/// Where addresses begin: far from zero, so that an offset without a base lies outside.
+/// First address: far from zero, so that an offset without a base is out of bounds.
 const FIRST_ADDRESS: u64 = 1 << 40;
 
 enum Page {
@@ -23,7 +23,7 @@ struct Allocation {
     pages: BTreeMap<usize, Page>,
 }
 
-/// Allocations by their address.
+/// Allocations by address.
 pub(super) struct Memory {
     capacity_bytes: u64,
     used_bytes: u64,
@@ -76,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// The allocation that a range lies in, and the range's offset in it.
+    /// The allocation that contains a range, and the range's offset.
     fn find(&self, at: DevicePtr, bytes: usize) -> DriverResult<(&Allocation, usize)> {
         let below = self.allocations.range(..=at.0).next_back();
         let found = below.and_then(|(base, allocation)| {
@@ -85,7 +85,7 @@ impl Memory {
         found.ok_or_else(|| outside(at, bytes))
     }
 
-    /// [`Memory::find`], to write.
+    /// [`Memory::find`], mutably.
     fn find_mut(&mut self, at: DevicePtr, bytes: usize) -> DriverResult<(&mut Allocation, usize)> {
         let below = self.allocations.range_mut(..=at.0).next_back();
         let found = below.and_then(|(base, allocation)| {
@@ -94,7 +94,7 @@ impl Memory {
         found.ok_or_else(|| outside(at, bytes))
     }
 
-    /// Refuses a range that lies in no allocation.
+    /// Rejects a range outside of all allocations.
     pub(super) fn check(&self, at: DevicePtr, bytes: usize) -> DriverResult<()> {
         if bytes == 0 { Ok(()) } else { self.find(at, bytes).map(|_| ()) }
     }
@@ -165,7 +165,7 @@ impl Memory {
 }
 
 impl Allocation {
-    /// The bytes of a page, written out.
+    /// The bytes of a page, materialized.
     fn bytes_of(&mut self, page: usize) -> &mut [u8] {
         let entry = self.pages.entry(page).or_insert(Page::Same(UNWRITTEN));
         if let Page::Same(byte) = entry {
@@ -178,7 +178,7 @@ impl Allocation {
     }
 }
 
-/// Offset of a range in an allocation that begins at `base`, `None` when it does not lie in it.
+/// Offset of a range in an allocation at `base`; `None` if the range is out of bounds.
 fn offset_in(base: u64, allocation: &Allocation, at: DevicePtr, bytes: usize) -> Option<usize> {
     let offset = (at.0 - base) as usize;
     offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes).then_some(offset)
@@ -191,7 +191,8 @@ fn outside(at: DevicePtr, bytes: usize) -> DriverError {
     )
 }
 
-/// Cuts a range of an allocation at pages: the page, the offset in it, and the part of the range.
+/// Splits a range of an allocation at page boundaries: page, offset in the page, and part of the
+/// range.
 fn pieces(
     offset: usize,
     bytes: usize,

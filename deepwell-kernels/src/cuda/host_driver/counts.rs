@@ -1,26 +1,25 @@
-//! What a driver over host memory was asked.
+//! Counts of the calls to a driver over host memory.
 
 use std::sync::{Arc, Mutex};
 
 use super::lock;
 
-/// How often each thing was asked of a [`HostDriver`](super::HostDriver).
+/// Counts of the calls to a [`HostDriver`](super::HostDriver).
 ///
-/// What is put into a recorded stream counts when its graph is launched, as part of one graph
-/// launch.
+/// Work of a captured stream counts when its graph is launched, as part of a single graph launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Device memory taken.
+    /// Device allocations.
     pub allocations: usize,
-    /// Device memory given back.
+    /// Device memory freed.
     pub frees: usize,
-    /// Pinned buffers taken.
+    /// Pinned allocations.
     pub pinned_allocations: usize,
     /// Modules loaded.
     pub modules: usize,
-    /// Copies to the device that the host waits for.
+    /// Synchronous copies to the device.
     pub uploads: usize,
-    /// Copies from the device that the host waits for.
+    /// Synchronous copies from the device.
     pub downloads: usize,
     /// Copies enqueued from pinned memory.
     pub copies_from_pinned: usize,
@@ -34,11 +33,11 @@ pub struct Counts {
     pub launches: usize,
     /// GEMMs of a [`FakeBlas`](crate::cuda::FakeBlas) enqueued.
     pub matmuls: usize,
-    /// Exchanges with other ranks enqueued.
+    /// Collectives, sends and receives enqueued.
     pub exchanges: usize,
     /// Graphs enqueued.
     pub graph_launches: usize,
-    /// Events put into streams.
+    /// Events recorded in streams.
     pub records: usize,
     /// Waits of streams for events.
     pub waits: usize,
@@ -46,18 +45,18 @@ pub struct Counts {
     pub synchronizations: usize,
     /// Waits of the host for an event.
     pub event_synchronizations: usize,
-    /// Nodes of each graph ever recorded, in the order of recording.
+    /// Nodes of each captured graph, in the order of capture.
     pub graphs: Vec<Vec<FakeNode>>,
 }
 
-/// A node of a recorded graph.
+/// A node of a captured graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum FakeNode {
     /// A kernel, by its name.
     Launch(String),
     /// A GEMM of a [`FakeBlas`](crate::cuda::FakeBlas).
     Matmul,
-    /// An exchange with other ranks.
+    /// A collective, send or receive.
     Exchange,
     /// A copy within the device.
     Copy,
@@ -65,15 +64,15 @@ pub enum FakeNode {
     Fill,
     /// A copy from or to pinned memory.
     PinnedCopy,
-    /// A graph within the graph.
+    /// A graph launch within the graph.
     Graph,
     /// An event with timing.
     Record,
-    /// What stood between the begin and the end of a group.
+    /// The work of a group.
     Group(Vec<FakeNode>),
 }
 
-/// Reads the counts of a [`HostDriver`](super::HostDriver), also after the driver was given away.
+/// Reads the counts of a [`HostDriver`](super::HostDriver), even after the driver was moved away.
 #[derive(Clone, Default)]
 pub struct FakeCounts(Arc<Mutex<Counts>>);
 
@@ -87,7 +86,8 @@ impl FakeCounts {
         lock(&self.0).clone()
     }
 
-    /// The counts since this was called last, or since the driver was made; they start over.
+    /// Returns the counts since the last call (or since the driver was created), and resets the
+    /// counts.
     pub fn take(&self) -> Counts {
         std::mem::take(&mut lock(&self.0))
     }

@@ -1,4 +1,4 @@
-//! Exchanges between ranks whose device memory is the host's.
+//! Collectives between ranks whose device memory is host memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,11 +8,11 @@ use crate::Comm;
 use crate::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
 use crate::cuda::driver::{DriverError, DriverResult, Stream};
 
-/// One rank's exchanges, which the work in its streams shares.
+/// The communicator of a rank, shared by the work in its streams.
 pub(super) type SharedComm = Arc<Mutex<Box<dyn Comm>>>;
 
-/// Exchanges by a [`Comm`], in the streams of a [`HostDriver`](super::HostDriver): the stream waits
-/// until this rank's part is done.
+/// [`DeviceComm`] by a [`Comm`], in the streams of a [`HostDriver`](super::HostDriver): a
+/// collective blocks the stream until this rank's part is done.
 pub struct HostComm<M> {
     comm: SharedComm,
     plans: Vec<Arc<DeviceExchange>>,
@@ -20,7 +20,7 @@ pub struct HostComm<M> {
 }
 
 impl<M: Machine> HostComm<M> {
-    /// Exchanges that go into the streams of the driver that shares this state.
+    /// Creates collectives for the streams of the driver with this state.
     pub(in crate::cuda) fn new(shared: Arc<Mutex<State<M>>>, comm: Box<dyn Comm>) -> HostComm<M> {
         HostComm { comm: Arc::new(Mutex::new(comm)), plans: Vec::new(), shared }
     }
@@ -51,7 +51,7 @@ impl<M: Machine> DeviceComm for HostComm<M> {
         super::lock(&self.shared).put(stream, work)
     }
 
-    /// One after the other: a send leaves its bytes and goes on.
+    /// Runs the exchanges in sequence: a send deposits its bytes and does not block.
     fn run_together(&mut self, plans: &[ExchangePlan], stream: Stream) -> DriverResult<()> {
         plans.iter().try_for_each(|&plan| self.run(plan, stream))
     }
@@ -61,7 +61,7 @@ impl<M: Machine> DeviceComm for HostComm<M> {
     }
 }
 
-/// Takes part in an exchange with what lies in a machine's memory.
+/// Runs a collective on the memory of a machine.
 pub(super) fn exchange(
     machine: &mut impl Machine,
     exchange: &DeviceExchange,

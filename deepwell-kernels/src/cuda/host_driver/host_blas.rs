@@ -1,4 +1,4 @@
-//! GEMMs in a machine's memory, by definition: what a vendor's library gives, where there is none.
+//! Reference GEMMs in a machine's memory, in place of a vendor's library.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,20 +11,20 @@ use super::state::{State, Work, no_such};
 use crate::cuda::blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Stream};
 
-/// Elements that share a scale.
+/// Elements per scale.
 const SCALE_BLOCK: usize = 128;
-/// Groups of them that rows of squares are padded to.
+/// Rows of square scales are padded to a multiple of this number.
 const SCALE_GROUPS: usize = 4;
 
-/// GEMMs by definition, in FP64 on the host, rounded once: for machines that have no library. Each
-/// costs the host as many operations as it has.
+/// Reference GEMMs in FP64 on the host, rounded once: for machines without a library. The host
+/// executes every multiply-add.
 pub struct HostBlas<M> {
     plans: Vec<Matmul>,
     shared: Arc<Mutex<State<M>>>,
 }
 
 impl<M: Machine> HostBlas<M> {
-    /// GEMMs that go into the streams of the driver that shares this state.
+    /// Creates GEMMs for the streams of the driver with this state.
     #[cfg(any(test, feature = "emulated"))]
     pub(in crate::cuda) fn new(shared: Arc<Mutex<State<M>>>) -> HostBlas<M> {
         HostBlas { plans: Vec::new(), shared }
@@ -53,11 +53,11 @@ impl<M: Machine> Blas for HostBlas<M> {
     }
 }
 
-/// Multiplies.
+/// Computes a GEMM.
 pub(super) fn multiply(machine: &mut impl Machine, matmul: &Matmul) -> DriverResult<()> {
     let (m, n, k) = matmul.sizes();
     let (of_a, of_b) = (matmul.scales.map(|(a, _)| a), matmul.scales.map(|(_, b)| b));
-    // Both with the contraction along their rows.
+    // Both operands with K along their rows.
     let a = operand(machine, &matmul.a, matmul.a_transposed, of_a)?;
     let b = operand(machine, &matmul.b, !matmul.b_transposed, of_b)?;
     let out = matmul.out;
@@ -92,7 +92,7 @@ pub(super) fn multiply(machine: &mut impl Machine, matmul: &Matmul) -> DriverRes
     machine.write(out.pointer, &bytes)
 }
 
-/// A product as tensor cores add it: beyond the range of FP32 it is an infinity.
+/// A product as tensor cores add it: beyond the range of FP32 it becomes an infinity.
 fn term(product: f64) -> f64 {
     const LIMIT: f64 = (1u128 << 127) as f64 * 2.0;
     if product.abs() >= LIMIT { f64::INFINITY.copysign(product) } else { product }
@@ -102,12 +102,12 @@ fn unknown(dtype: DType) -> DriverError {
     DriverError::new("matmul", format!("expected bf16, f32 or e4m3, got {dtype}"))
 }
 
-/// Bytes of an element of a type that [`numbers`] takes.
+/// Bytes of an element, for the types of [`numbers`].
 fn width(dtype: DType) -> usize {
     dtype.bits() as usize / 8
 }
 
-/// The bytes from the first element of a matrix to its last.
+/// The bytes of a matrix from the first to the last element, gaps included.
 fn stored(machine: &mut impl Machine, matrix: &Matrix) -> DriverResult<Vec<u8>> {
     let elements = (matrix.rows - 1) * matrix.leading + matrix.columns;
     let mut bytes = vec![0; elements * width(matrix.dtype)];
@@ -130,7 +130,7 @@ fn numbers(bytes: &[u8], dtype: DType) -> DriverResult<Vec<f64>> {
     })
 }
 
-/// The numbers of a matrix without gaps, turned round where `turned` says so.
+/// The scaled elements of a matrix, without gaps, transposed if `turned`.
 fn operand(
     machine: &mut impl Machine,
     matrix: &Matrix,
@@ -148,7 +148,7 @@ fn operand(
     })
 }
 
-/// The factor of an element by its row and column.
+/// Returns the scale of an element as a function of row and column.
 fn factors(
     machine: &mut impl Machine,
     matrix: &Matrix,
@@ -178,7 +178,7 @@ mod tests {
     use crate::cuda::driver::{Driver, Priority};
     use crate::cuda::fake_driver::FakeDriver;
 
-    /// `[2, 3]` times `[3, 2]` with every operand stored either way round, in rows that lie apart.
+    /// `[2, 3]` times `[3, 2]` with every operand stored both ways, in rows with gaps.
     #[test]
     fn gemms_by_hand() {
         let check = |a_transposed: bool, b_transposed: bool, accumulate: bool| {
@@ -226,7 +226,7 @@ mod tests {
             let sums = [-2.0 + 0.5, 5.5 + 0.25, -2.0 + 0.5, 16.0 + 0.25];
             let expected: Vec<f32> = sums.iter().zip(there).map(|(a, b)| a + b).collect();
             assert_eq!((&got[..2], &got[4..]), (&expected[..2], &expected[2..]));
-            // What lies between rows is as it was.
+            // The gaps between rows are unchanged.
             assert_eq!(got[3], 99.0);
         };
         for a_transposed in [false, true] {
@@ -243,13 +243,12 @@ mod tests {
         let mut blas = HostBlas::new(Arc::clone(driver.shared()));
         let stream = driver.stream(Priority::Middle).unwrap();
         let pointer = driver.allocate(1 << 12).unwrap();
-        // 0x38 is one: each product is the sum of K's scales.
+        // 0x38 is 1.0: each result is the sum of K's scales.
         driver.upload(pointer, &[0x38; 3 * 144]).unwrap();
         let upload = |driver: &mut FakeDriver, offset: usize, values: &[f32]| {
             driver.upload(pointer.offset(offset), bytemuck::cast_slice(values)).unwrap();
         };
-        // Two rows of `a` with a scale for each group, group by group; one square of `b` and its
-        // padding.
+        // Two rows of `a` with a scale per group, group by group; a square of `b` and its padding.
         upload(&mut driver, 1024, &[1.0, 2.0, 0.5, 4.0]);
         upload(&mut driver, 2048, &[1.0, 8.0, f32::NAN, f32::NAN]);
         let data = |offset: usize, rows: usize| Matrix {

@@ -1,67 +1,67 @@
-//! What differs between drivers over host memory.
+//! The part that differs between drivers over host memory.
 
 use crate::cuda::driver::{
     DevicePtr, DriverResult, Function, Launch, Module, TensorMap, TensorMapSpec,
 };
 use crate::cuda::prepare::DeviceTensor;
 
-/// Device memory and what a launch does to it, under the streams of a
+/// Device memory and the execution of launches, under the streams of a
 /// [`HostDriver`](super::HostDriver).
 ///
-/// Ranges lie within one allocation; what does not is an error of every call that takes one.
+/// A range must be within a single allocation; any other range is an error of the call.
 pub trait Machine: Send {
     /// Free and total bytes.
     fn memory(&self) -> (u64, u64);
 
-    /// Device memory, aligned to 256 bytes at least.
+    /// Allocates device memory, aligned to at least 256 bytes.
     ///
     /// # Errors
     /// Out of memory.
     fn allocate(&mut self, bytes: usize) -> DriverResult<DevicePtr>;
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Errors
-    /// An address that was not given.
+    /// An address that was not allocated.
     fn free(&mut self, pointer: DevicePtr) -> DriverResult<()>;
 
-    /// Refuses a range that lies in no allocation; an empty one lies anywhere.
+    /// Rejects a range outside of all allocations; an empty range is valid anywhere.
     ///
     /// # Errors
-    /// Such a range.
+    /// A range outside of all allocations.
     fn check(&self, at: DevicePtr, bytes: usize) -> DriverResult<()>;
 
     /// Copies from the device.
     ///
     /// # Errors
-    /// A range that lies in no allocation.
+    /// A range outside of all allocations.
     fn read(&mut self, target: &mut [u8], source: DevicePtr) -> DriverResult<()>;
 
     /// Copies to the device.
     ///
     /// # Errors
-    /// A range that lies in no allocation.
+    /// A range outside of all allocations.
     fn write(&mut self, target: DevicePtr, source: &[u8]) -> DriverResult<()>;
 
     /// Fills with one byte.
     ///
     /// # Errors
-    /// A range that lies in no allocation.
+    /// A range outside of all allocations.
     fn fill(&mut self, target: DevicePtr, byte: u8, bytes: usize) -> DriverResult<()>;
 
     /// Copies within the device.
     ///
     /// # Errors
-    /// A range that lies in no allocation.
+    /// A range outside of all allocations.
     fn copy(&mut self, target: DevicePtr, source: DevicePtr, bytes: usize) -> DriverResult<()>;
 
-    /// Loads a binary, or PTX.
+    /// Loads a cubin or PTX.
     ///
     /// # Errors
-    /// An image that this machine does not run.
+    /// An image that this machine cannot run.
     fn load_module(&mut self, image: &[u8]) -> DriverResult<Module>;
 
-    /// A kernel of a module.
+    /// Looks up a kernel of a module.
     ///
     /// # Errors
     /// No such module or kernel.
@@ -73,7 +73,7 @@ pub trait Machine: Send {
     /// A function of another machine.
     fn kernel_name(&self, function: Function) -> DriverResult<&str>;
 
-    /// CTAs of `threads` threads that one SM holds at a time.
+    /// Number of CTAs of `threads` threads that an SM can hold at a time.
     ///
     /// # Errors
     /// A function of another machine.
@@ -83,10 +83,10 @@ pub trait Machine: Send {
     /// Encodes a tensor map.
     ///
     /// # Errors
-    /// Sizes, strides or boxes that the hardware does not take.
+    /// Sizes, strides or boxes that the hardware does not support.
     fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap>;
 
-    /// Tells what the kernels write that run next.
+    /// Announces the outputs of the next kernels.
     fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         let _ = outputs;
     }
@@ -94,6 +94,6 @@ pub trait Machine: Send {
     /// Runs a kernel to its end.
     ///
     /// # Errors
-    /// What the kernel did wrong.
+    /// An error of the kernel.
     fn launch(&mut self, launch: &Launch) -> DriverResult<()>;
 }

@@ -1,5 +1,5 @@
-//! What a driver over host memory and what puts work into its streams share: the machine, streams
-//! with their recordings, events and the counts.
+//! State shared by a driver over host memory and the libraries that enqueue into its streams: the
+//! machine, streams with their captures, events and counts.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::cuda::blas::Matmul;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
-/// Something that was put into a stream. `Matmul` is a GEMM that computes nothing.
+/// An operation in a stream. `Matmul` is a GEMM that computes nothing.
 #[derive(Clone)]
 pub(in crate::cuda) enum Work {
     Launch { kernel: String, launch: Arc<Launch> },
@@ -46,18 +46,19 @@ impl Work {
 
 #[derive(Default)]
 pub(super) struct StreamState {
-    /// The stream whose recording this one's work goes to: itself, or one that it joined.
+    /// Origin stream of the capture that receives this stream's work: this stream, or a stream that
+    /// this stream joined.
     recording_of: Option<usize>,
-    /// What a recording that began with this stream holds so far.
+    /// Work captured so far, if this stream is the origin of a capture.
     recorded: Vec<Work>,
     group: Option<Vec<Work>>,
 }
 
 pub(super) struct EventState {
     has_timing: bool,
-    /// Reading of the clock.
+    /// Clock when the event was last recorded.
     done_at: Option<u64>,
-    /// The recording that it is a point of.
+    /// Origin stream of the capture in which the event was recorded.
     recording_of: Option<usize>,
 }
 
@@ -67,11 +68,11 @@ pub(in crate::cuda) struct State<M> {
     pub(super) graphs: Vec<Option<Vec<Work>>>,
     pub(super) events: Vec<EventState>,
     pub(super) streams: Vec<StreamState>,
-    /// Counts what was run.
+    /// Number of executed operations.
     clock: u64,
 }
 
-/// A handle that this driver did not give, or has taken back.
+/// The error of a handle that is unknown or no longer valid.
 pub(in crate::cuda) fn no_such(kind: &str, handle: u64) -> DriverError {
     DriverError::new(kind, format!("expected a {kind} of this driver, got number {handle}"))
 }
@@ -101,7 +102,7 @@ impl<M: Machine> State<M> {
         self.events.get_mut(event).ok_or_else(|| no_such("event", event as u64))
     }
 
-    /// Records work, or runs it.
+    /// Captures work, or runs it.
     pub(in crate::cuda) fn put(&mut self, stream: Stream, work: Work) -> DriverResult<()> {
         let slot = self.stream(stream)?;
         match (slot.recording_of, &mut slot.group) {
@@ -134,7 +135,7 @@ impl<M: Machine> State<M> {
         self.take_effect(work)
     }
 
-    /// What work does, wherever it stands; the nodes of a graph are not counted one by one.
+    /// Executes work, in a stream or in a graph; nodes of a graph are not counted separately.
     fn take_effect(&mut self, work: &Work) -> DriverResult<()> {
         match work {
             Work::Launch { launch, .. } => self.machine.launch(launch),

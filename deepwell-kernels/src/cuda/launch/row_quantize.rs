@@ -73,7 +73,8 @@ pub(crate) fn prepare(
     Ok(vec![rows.launch(call, device, file, entry)?])
 }
 
-/// Assignment of tiles that satisfy [`mx::is_plain`] to CTAs; of other tiles a CTA always gets one.
+/// Assignment of tiles that satisfy [`mx::is_plain`] to CTAs. A CTA gets a single tile of any other
+/// kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tiles {
     /// One tile per CTA, so that SMs take tiles as they become free.
