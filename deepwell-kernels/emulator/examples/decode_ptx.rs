@@ -1,5 +1,5 @@
-//! Parses and decodes every kernel of the PTX files on the command line, and says what it does not
-//! know: `cargo run -p deepwell-emulator --release --example decode_ptx -- kernels/*.ptx`.
+//! Parses and decodes every kernel of the PTX files on the command line, and lists unknown forms:
+//! `cargo run -p deepwell-emulator --release --example decode_ptx -- kernels/*.ptx`.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
                 continue;
             }
         };
-        // Any addresses do where nothing runs.
+        // Addresses are arbitrary, because nothing runs.
         let globals: decode::GlobalAddresses = decode::global_variables(&module)
             .into_iter()
             .enumerate()

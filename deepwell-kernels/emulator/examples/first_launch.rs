@@ -1,4 +1,4 @@
-//! Loads a kernel, runs it, and prints what it did.
+//! Loads a kernel, runs it, and prints statistics.
 //!
 //! ```sh
 //! cargo run -p deepwell-emulator --example first_launch
@@ -58,7 +58,7 @@ fn main() -> Result<(), EmulatorError> {
         report.hazards.len()
     );
 
-    // One more than there are.
+    // One number more than allocated.
     launch.arguments = Arguments::new().u64(address).u32(101).bytes();
     if let Err(error) = emulator.launch(module, &launch) {
         println!("{error}");

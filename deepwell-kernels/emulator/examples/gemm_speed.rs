@@ -1,6 +1,5 @@
-//! How long an MXFP8 GEMM of 1024 x 1024 x 1024 takes on the kernels of Deepwell's
-//! `sm100_mxfp8_gemm`, with the hazard tracker and without: by the clock, and of all processors
-//! together.
+//! Measures an MXFP8 GEMM of 1024 x 1024 x 1024 with the kernels of Deepwell's `sm100_mxfp8_gemm`,
+//! with and without the hazard tracker: wall time, and CPU time of all threads.
 //!
 //! ```console
 //! cargo xtask kernels --arch sm_100a
@@ -22,13 +21,13 @@ const HINT: &str = "expected the path of `sm100_mxfp8_gemm.ptx`\n\
 
 const SIDE: u64 = 1024;
 
-/// A kernel that visits its tiles and writes BF16, by what its name says.
+/// A kernel that writes BF16, with its tile shape from its name.
 #[derive(Clone, Debug)]
 struct Kernel {
     name: String,
-    /// CTAs that compute a tile together.
+    /// CTAs per tile.
     cluster: u32,
-    /// Of a tile.
+    /// Columns of a tile.
     columns: u32,
 }
 
@@ -41,19 +40,19 @@ impl Kernel {
     }
 }
 
-/// Seconds.
+/// Measured times in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Took {
     wall_s: f64,
-    /// Of all threads; where the system tells.
+    /// CPU time of all threads, if the system provides it.
     processors_s: Option<f64>,
 }
 
-/// What this process has used of all processors so far, in seconds: Linux tells it in hundredths.
+/// CPU time of this process so far, in seconds; Linux reports hundredths.
 fn processors_s() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in parentheses, may have blanks in it. Behind it: state, and ten numbers more
-    // before the time in the program and the time in the system.
+    // The name is in parentheses and may contain blanks. The state and ten numbers precede the user
+    // time and the system time.
     let (_, rest) = text.rsplit_once(") ")?;
     let mut times = rest.split_whitespace().skip(11).map(str::parse::<f64>);
     Some((times.next()?.ok()? + times.next()?.ok()?) / 100.0)
@@ -78,7 +77,7 @@ fn run(text: &str, kernel: &Kernel, tracker: bool) -> Result<Took, Box<dyn Error
     for (operand, rows) in [(1, 128), (2, kernel.columns / kernel.cluster)] {
         let matrix = emulator.allocate(SIDE * SIDE, "element_bits");
         emulator.write(matrix, &element_bits(operand))?;
-        // Tiles of 512 bytes, one after the other, in boxes of two rows of 256.
+        // Tiles of 512 bytes, contiguous, in boxes of two rows of 256.
         let scales = emulator.allocate(SIDE * SIDE / 32, "scales");
         emulator.write(scales, &vec![127; (SIDE * SIDE / 32) as usize])?;
         let boxes = [256, SIDE * SIDE / 32 / 256];

@@ -1,4 +1,4 @@
-//! How many multiplications a second each kind of MMA does, on one thread and on all.
+//! Measures the multiply-adds per second of each kind of MMA, on one thread and on all threads.
 //!
 //! `cargo run --release -p deepwell-emulator --example mma_speed [side]`
 
@@ -20,7 +20,7 @@ impl Random {
         self.0
     }
 
-    /// About normal, with variance 1.
+    /// Approximately normal, with variance 1.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| (self.next() >> 40) as f32 / 16_777_216.0).sum::<f32>() - 6.0
     }
@@ -28,9 +28,9 @@ impl Random {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Data {
-    /// Every finite code as likely as any other.
+    /// All finite codes equally likely.
     ElementBits,
-    /// Normal values; the 8-bit and smaller formats use their range as a quantizer would.
+    /// Normal values, scaled to the range of 8-bit and smaller formats as by a quantizer.
     Normal,
 }
 
@@ -57,7 +57,7 @@ fn elements(format: Format, data: Data, count: usize, random: &mut Random) -> Ve
         .collect()
 }
 
-/// Multiplications a second, in units of 10^9.
+/// Multiply-adds per second, in units of 10^9.
 fn measure(spec: &MmaSpec, side: usize, data: Data) -> f64 {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (m, n, k) = (side, side, side);

@@ -1,9 +1,9 @@
-//! What a document must keep to beside its form.
+//! Consistency checks of a launch file.
 
 use super::file::{Argument, Buffer, Distribution, Expectation, LaunchFile, TensorMap};
 
 impl LaunchFile {
-    /// Whether the parts fit each other.
+    /// Checks that the parts of the document are consistent.
     pub(super) fn check(&self) -> Result<(), String> {
         for (name, axes) in [("grid", &self.grid), ("block", &self.block)] {
             if !(1..=3).contains(&axes.len()) {
@@ -95,7 +95,7 @@ fn check_buffer(buffer: &Buffer) -> Result<(), String> {
 
 fn check_map(map: &TensorMap, buffers: &[&str]) -> Result<(), String> {
     one_of("buffer", &map.buffer, buffers)?;
-    // The rest is checked where maps are encoded, against the rules of the driver.
+    // The remaining rules of the driver are checked when the map is encoded.
     if map.dimensions.is_empty() {
         return Err("expected 1 to 5 `dimensions`, got none".to_owned());
     }
@@ -155,7 +155,7 @@ fn check_expectation(expectation: &Expectation, buffers: &[&str]) -> Result<(), 
     Ok(())
 }
 
-/// The bytes of a text in hexadecimal.
+/// Parses hexadecimal text to bytes.
 pub(super) fn hex_bytes(text: &str) -> Result<Vec<u8>, String> {
     let digits: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
     let refuse = || format!("`hex`: expected pairs of hexadecimal digits, got `{text}`");

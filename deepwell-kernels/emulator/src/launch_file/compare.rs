@@ -1,37 +1,37 @@
-//! Results beside their references.
+//! Comparison of results with reference data.
 
 use super::data_type::DataType;
 use super::file::{Tolerance, Within};
 
-/// One expectation and what came.
+/// Result of comparing one expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// What was compared.
+    /// Name of the compared data.
     pub name: String,
-    /// Elements in it.
+    /// Number of elements.
     pub elements: usize,
-    /// Elements that are not near enough.
+    /// Number of elements outside of the tolerance.
     pub wrong: usize,
-    /// The first of them.
+    /// The first such element.
     pub first: Option<Difference>,
-    /// Whether it was compared at all: a tolerance may be `"any"`.
+    /// Whether the data were compared; a tolerance may be `"any"`.
     pub compared: bool,
 }
 
-/// An element that is not what was expected.
+/// An element outside of the tolerance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Its position.
+    /// Index of the element.
     pub element: usize,
-    /// What came.
+    /// Actual value.
     pub got: f64,
-    /// What should have come.
+    /// Expected value.
     pub expected: f64,
-    /// The bits of both, in hexadecimal.
+    /// Bits of the actual and the expected value, in hexadecimal.
     pub bits: [String; 2],
 }
 
-/// Compares elements of a type.
+/// Compares elements of one type.
 pub(super) fn compare(
     name: &str,
     dtype: DataType,
@@ -86,7 +86,7 @@ fn is_near(got: f64, expected: f64, within: Within, largest: f64) -> bool {
     (got - expected).abs() <= allowed
 }
 
-/// Bits as a number is written, the most significant first.
+/// Formats bytes as a hexadecimal number, the most significant byte first.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().rev().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }

@@ -1,4 +1,4 @@
-//! What is in a buffer before the launch.
+//! Initial contents of buffers.
 
 use std::path::Path;
 
@@ -8,19 +8,19 @@ use super::file::{Buffer, Distribution, Random};
 use super::npy::Array;
 use crate::engine::Random as Sequence;
 
-/// Elements of a buffer as the document and its file say.
+/// Elements of a buffer, from the document and its file.
 #[derive(Clone, Debug)]
 pub(super) struct Contents {
     pub(super) dtype: DataType,
-    /// `None`: as many bytes of poison as `length` says.
+    /// `None` for `length` bytes of poison.
     pub(super) bytes: Option<Vec<u8>>,
     pub(super) length: u64,
 }
 
-/// More than this is refused, as a slip in a document would take all memory.
+/// Largest buffer. The limit keeps a typo in a document from exhausting memory.
 const BYTES_LIMIT: u64 = 1 << 36;
 
-/// The contents of a buffer; `folder` is the document's.
+/// Returns the contents of a buffer; `folder` is the folder of the document.
 pub(super) fn of_buffer(buffer: &Buffer, folder: &Path) -> Result<Contents, LaunchFileError> {
     let refuse = |message: String| LaunchFileError::Field {
         file: format!("buffer `{}`", buffer.name),
@@ -66,7 +66,7 @@ pub(super) fn of_buffer(buffer: &Buffer, folder: &Path) -> Result<Contents, Laun
     Ok(Contents { dtype, bytes, length })
 }
 
-/// The elements of a file, and their type if the file says it.
+/// Reads the elements of a file, and their type if the file has one.
 pub(super) fn read_elements(path: &Path) -> Result<(Option<DataType>, Vec<u8>), LaunchFileError> {
     let bytes = std::fs::read(path)
         .map_err(|source| LaunchFileError::Read { path: path.to_owned(), source })?;
@@ -80,14 +80,14 @@ pub(super) fn read_elements(path: &Path) -> Result<(Option<DataType>, Vec<u8>), 
 
 fn random_bytes(random: Random, dtype: DataType, elements: usize) -> Vec<u8> {
     let mut sequence = Sequence::new(random.seed);
-    // 53 bits, as a double has them.
+    // 53 bits, the significand of a double.
     let mut unit = move || (sequence.next() >> 11) as f64 / (1u64 << 53) as f64;
     let mut bits_sequence = Sequence::new(random.seed);
     let (low, high) = (random.low.unwrap_or(-1.0), random.high.unwrap_or(1.0));
     let mut element = || match random.distribution {
         Distribution::Uniform => dtype.encode(low + (high - low) * unit()),
         Distribution::Normal => {
-            // Box and Muller; the logarithm's argument is not zero.
+            // Box-Muller transform; the argument of the logarithm is never zero.
             let radius = (-2.0 * (1.0 - unit()).ln()).sqrt();
             let angle = std::f64::consts::TAU * unit();
             dtype.encode(random.deviation.unwrap_or(1.0) * radius * angle.cos())

@@ -1,10 +1,10 @@
-//! Types of elements in buffers.
+//! Element types of buffers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::number::{Format, Rounding, decode, encode_f64};
 
-/// Type of an element in a buffer. Formats below 8 bits are bit patterns of a byte each.
+/// Element type of a buffer. Formats below 8 bits have one element per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -26,13 +26,13 @@ pub enum DataType {
     E3m2,
     E2m3,
     E2m1,
-    /// Powers of two: block scales.
+    /// A power of two, for block scales.
     Ue8m0,
     Ue4m3,
 }
 
 impl DataType {
-    /// Every type.
+    /// All types.
     pub const ALL: [DataType; 19] = [
         DataType::U8,
         DataType::U16,
@@ -55,12 +55,12 @@ impl DataType {
         DataType::Ue4m3,
     ];
 
-    /// As documents write it.
+    /// Name in documents.
     pub fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         use DataType as D;
         match self {
@@ -71,7 +71,7 @@ impl DataType {
         }
     }
 
-    /// The small format of a type that is one.
+    /// Returns the number format, if the type has one.
     fn format(self) -> Option<Format> {
         use DataType as D;
         Some(match self {
@@ -89,12 +89,12 @@ impl DataType {
         })
     }
 
-    /// Bits of a code: fewer than its bytes have for the formats below 8 bits.
+    /// Bits of a code; fewer than 8 for small formats.
     pub(super) fn bits(self) -> u32 {
         self.format().map_or(8 * self.bytes() as u32, Format::bits)
     }
 
-    /// The value of an element, little-endian. Integers beyond 2^53 lose bits.
+    /// Returns the value of a little-endian element. Integers beyond 2^53 lose bits.
     pub(super) fn decode(self, bytes: &[u8]) -> f64 {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -112,11 +112,11 @@ impl DataType {
         }
     }
 
-    /// The nearest element to a value, little-endian.
+    /// Returns the little-endian element nearest to a value.
     pub(super) fn encode(self, value: f64) -> Vec<u8> {
         let bits = match self {
             DataType::F64 => value.to_bits(),
-            // A cast from a float saturates.
+            // Casts from floats saturate.
             DataType::I8 => value.round() as i8 as u64,
             DataType::I16 => value.round() as i16 as u64,
             DataType::I32 => value.round() as i32 as u64,
@@ -132,7 +132,7 @@ impl DataType {
         bits.to_le_bytes()[..self.bytes()].to_vec()
     }
 
-    /// How NumPy describes it, without the byte order: small formats as unsigned integers.
+    /// Returns NumPy's kind and size; small formats are unsigned integers.
     pub(super) fn numpy(self) -> (char, usize) {
         use DataType as D;
         let kind = match self {
@@ -143,7 +143,7 @@ impl DataType {
         (kind, self.bytes())
     }
 
-    /// The type that NumPy describes so.
+    /// Returns the type of NumPy's kind and size.
     pub(super) fn of_numpy(kind: char, bytes: usize) -> Option<DataType> {
         if kind == 'b' && bytes == 1 {
             return Some(DataType::U8);

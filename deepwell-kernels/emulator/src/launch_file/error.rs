@@ -1,4 +1,4 @@
-//! Why a launch file cannot be used.
+//! Errors of launch files.
 
 use std::path::PathBuf;
 
@@ -7,56 +7,56 @@ use thiserror::Error;
 use super::npy::NpyError;
 use crate::error::EmulatorError;
 
-/// A launch that cannot be made. That a kernel does something wrong is no error: it is an
+/// A launch that cannot be run. Misbehavior of a kernel is not an error but an
 /// [`Outcome`](super::Outcome).
 #[derive(Debug, Error)]
 pub enum LaunchFileError {
     /// A file that cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// A file that cannot be written.
     #[error("cannot write {}", .path.display())]
     Write {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The document is not of its form.
+    /// The document has a syntax error.
     #[error("{file}: {message}")]
     Toml {
-        /// Its name.
+        /// Name of the document.
         file: String,
-        /// Where, what was expected and what came.
+        /// Location, expected and actual text.
         message: String,
     },
-    /// The document contradicts itself or a file that it names.
+    /// The document contradicts itself or one of its files.
     #[error("{file}: {message}")]
     Field {
-        /// Its name.
+        /// Name of the document.
         file: String,
-        /// Which field, what was expected and what came.
+        /// Field, expected and actual value.
         message: String,
     },
     /// A `.npy` file that cannot be read.
     #[error("{}", .path.display())]
     Npy {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: NpyError,
     },
-    /// PTX that cannot run, or a launch that the emulator refuses.
+    /// PTX that the emulator cannot run, or a launch that it rejects.
     #[error("{}", .path.display())]
     Ptx {
-        /// The file.
+        /// Path of the PTX file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: EmulatorError,
     },
 }

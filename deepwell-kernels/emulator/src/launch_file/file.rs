@@ -1,4 +1,4 @@
-//! The document.
+//! Format of launch files.
 
 use std::fmt;
 
@@ -9,60 +9,58 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::data_type::DataType;
 use super::error::LaunchFileError;
 
-/// A launch. Fields that it does not know are refused.
+/// A launch. Unknown fields are rejected.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchFile {
-    /// File of PTX text.
+    /// Path of the PTX file.
     pub ptx: String,
-    /// Name of the kernel in it.
+    /// Name of the kernel.
     pub kernel: String,
-    /// CTAs along x, y, z; what is left out is 1.
+    /// CTAs along x, y, z; missing axes are 1.
     pub grid: Vec<u32>,
-    /// Threads of a CTA along x, y, z; what is left out is 1.
+    /// Threads of a CTA along x, y, z; missing axes are 1.
     pub block: Vec<u32>,
-    /// CTAs of a cluster along x, y, z. Without it there are none, or those that the kernel asks
-    /// for.
+    /// CTAs of a cluster along x, y, z. The default is the kernel's own cluster, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cluster: Vec<u32>,
-    /// Bytes of dynamic shared memory of a CTA.
+    /// Dynamic shared memory of a CTA, in bytes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shared_bytes: u32,
-    /// The launch may begin before the one before has ended (programmatic dependent launch). What
-    /// that one wrote is `written_before` of the buffers.
+    /// The launch may begin before the previous launch has ended (programmatic dependent launch).
+    /// Writes of the previous launch are `written_before` of the buffers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub programmatic: bool,
-    /// SMs of the device; 4 without it and without `--sm-count`.
+    /// SMs of the device. Default without `--sm-count`: 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// CTAs that an SM runs at a time, at most, where their threads and shared memory fit; 2
-    /// without it.
+    /// Most CTAs that an SM runs at a time, if their threads and shared memory fit. Default: 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "blocks_per_sm")]
     pub ctas_per_sm: Option<u32>,
-    /// Rules that this kernel does without: it counts on what machines do beyond the ISA's text.
+    /// Rules disabled for this kernel, which relies on hardware behavior beyond the ISA.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lenient: Vec<Lenience>,
-    /// Folder of the files that the PTX's `.file` lines name, in which comments
-    /// `// redundant: reason` are looked for.
+    /// Folder of the source files in the PTX's `.file` lines. These files are searched for comments
+    /// `// redundant WHAT: REASON`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sources: Option<String>,
-    /// How it went when it was recorded.
+    /// Statistics of the recorded run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Recorded>,
     /// Device memory.
     #[serde(default, rename = "buffer", skip_serializing_if = "Vec::is_empty")]
     pub buffers: Vec<Buffer>,
-    /// Tensor maps, which arguments may be.
+    /// Tensor maps for arguments.
     #[serde(default, rename = "tensor_map", skip_serializing_if = "Vec::is_empty")]
     pub tensor_maps: Vec<TensorMap>,
     /// Arguments, in the order of the kernel's parameters.
     #[serde(default, rename = "argument", skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<Argument>,
-    /// What must be in memory afterwards.
+    /// Expected memory contents after the launch.
     #[serde(default, rename = "expect", skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<Expectation>,
-    /// Mistakes that may go unnoticed.
+    /// Mistakes that are allowed to go unnoticed.
     #[serde(default, rename = "redundant", skip_serializing_if = "Vec::is_empty")]
     pub redundant: Vec<Redundant>,
 }
@@ -72,12 +70,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl LaunchFile {
-    /// Reads the text of a document; `name` is for error messages. Files that it names are not
-    /// looked at.
+    /// Parses a document; `name` is for error messages. Files named in the document are not read.
     ///
     /// # Errors
-    /// Text that is no TOML, fields that are unknown, missing or of another type, and what
-    /// contradicts itself.
+    /// Text that is not TOML; fields that are unknown, missing or of a wrong type; contradictions.
     pub fn parse(text: &str, name: &str) -> Result<LaunchFile, LaunchFileError> {
         let file: LaunchFile = toml::from_str(text).map_err(|error| LaunchFileError::Toml {
             file: name.to_owned(),
@@ -88,10 +84,10 @@ impl LaunchFile {
         Ok(file)
     }
 
-    /// The text of a document.
+    /// Serializes the document to TOML.
     ///
     /// # Errors
-    /// Numbers that TOML cannot hold.
+    /// Numbers outside of TOML's range.
     pub fn to_toml(&self) -> Result<String, LaunchFileError> {
         toml::to_string(self).map_err(|error| LaunchFileError::Toml {
             file: self.kernel.clone(),
@@ -100,82 +96,82 @@ impl LaunchFile {
     }
 }
 
-/// A rule that is taken back.
+/// A rule that is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lenience {
-    /// Lanes of a warp are threads of their own: see
+    /// Lanes of a warp are separate threads; disabled as in
     /// [`Lanes::AsOneThread`](crate::hazard::Lanes::AsOneThread).
     Lanes,
     /// Tensor memory needs `tcgen05.fence` between threads.
     TensorFences,
-    /// `barrier.cluster.arrive.relaxed` hands on nothing.
+    /// `barrier.cluster.arrive.relaxed` does not release earlier accesses.
     RelaxedClusterArrivals,
-    /// CTAs learn of each other by mbarriers that are used with `.cluster` scope only.
+    /// Mbarriers synchronize different CTAs only with `.cluster` scope.
     MbarrierScopes,
-    /// Addresses in tensor memory name the lanes of the warp that uses them: see
+    /// Addresses in tensor memory must name the lanes of the executing warp; disabled as in
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
     LaneBits,
-    /// Warnings are given.
+    /// Warnings are reported.
     #[serde(alias = "advice")]
     Warnings,
 }
 
-/// What is known of the run that a launch was recorded from.
+/// Statistics of the run from which a launch was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
-    /// Name of the `.cu` file, without it the PTX's.
+    /// Name of the `.cu` file; without one, of the PTX file.
     pub source: String,
-    /// Instructions of warps: how large it is.
+    /// Executed warp instructions.
     pub instructions: u64,
-    /// Products of elements on tensor cores.
+    /// Multiply-adds on tensor cores.
     #[serde(default)]
     pub multiply_adds: u64,
 }
 
-/// A piece of device memory. `shape` or `bytes` says how large it is, unless a file does; one of
-/// `file`, `random` and `fill` says what is in it, else it is poison that nobody may depend on.
+/// A region of device memory. Its size comes from `file`, `shape` or `bytes`; its contents from
+/// `file`, `random` or `fill`. The default content is poison, on which no result may depend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
-    /// By which the rest of the document knows it.
+    /// Name for references from the rest of the document.
     pub name: String,
-    /// Type of its elements.
+    /// Element type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DataType>,
     /// Elements along each dimension.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<u64>>,
-    /// Its size, instead of a shape.
+    /// Size in bytes, instead of a shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Its contents: a `.npy` file, which must fit `dtype` and `shape` where they are given, or a
-    /// file of just the bytes.
+    /// Path of the contents: a `.npy` file, which must match `dtype` and `shape` if given, or a
+    /// file of raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// Random contents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random: Option<Random>,
-    /// Every byte is this.
+    /// Value of every byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fill: Option<u8>,
-    /// Where it lies: an address that the emulator gives (a multiple of 2 MiB from 2^36 on), above
-    /// those of the buffers before. For memory with pointers in it.
+    /// Address of the buffer, for memory that contains pointers: an address that the emulator can
+    /// return (a multiple of 2 MiB from 2^36 on), above those of earlier buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<u64>,
-    /// Parts that the launch before wrote; only for `programmatic` launches.
+    /// Byte ranges written by the previous launch; only for `programmatic` launches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub written_before: Vec<OrderedBefore>,
 }
 
-/// Bytes of a buffer that the launch before wrote.
+/// A byte range of a buffer that the previous launch wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OrderedBefore {
-    /// The first.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -183,67 +179,67 @@ pub struct OrderedBefore {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Random {
-    /// Of the elements.
+    /// Distribution of the elements.
     pub distribution: Distribution,
-    /// Of the sequence: the same contents for the same seed.
+    /// Seed of the sequence. Equal seeds give equal contents.
     #[serde(default)]
     pub seed: u64,
-    /// Least value of `uniform`; -1 without it.
+    /// Least value of `uniform`. Default: -1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low: Option<f64>,
-    /// `uniform` stays below this; 1 without it.
+    /// Exclusive upper bound of `uniform`. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<f64>,
-    /// Of `normal`; 1 without it.
+    /// Standard deviation of `normal`. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deviation: Option<f64>,
 }
 
-/// How random elements are spread.
+/// Distributions of random elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
-    /// Evenly between `low` and `high`, rounded to the type.
+    /// Uniform from `low` to `high`, rounded to the type.
     Uniform,
-    /// Normal, around 0 with `deviation`, rounded to the type.
+    /// Normal with mean 0 and standard deviation `deviation`, rounded to the type.
     Normal,
-    /// Any bits: NaN and infinities too, for types that have them.
+    /// Random bits, including NaN and infinities.
     Bits,
 }
 
-/// A tensor map, as `cuTensorMapEncodeTiled` takes it; dimensions are innermost first.
+/// A tensor map with the fields of `cuTensorMapEncodeTiled`; dimensions are innermost first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMap {
-    /// By which arguments know it.
+    /// Name for references from arguments.
     pub name: String,
-    /// Where the tensor is.
+    /// Buffer of the tensor.
     pub buffer: String,
-    /// Its first byte in the buffer.
+    /// Offset of the tensor's first byte in the buffer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offset: u64,
-    /// Type of the elements.
+    /// Element type.
     pub element: MapElement,
-    /// Elements along each dimension, 1 to 5 of them.
+    /// Elements along each of the 1 to 5 dimensions.
     pub dimensions: Vec<u64>,
-    /// Bytes from one element to the next along dimensions 1 and up; without it they are packed.
+    /// Strides in bytes along dimensions 1 and up. Default: packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strides: Option<Vec<u64>>,
     /// Elements of a box along each dimension.
     #[serde(rename = "box")]
     pub box_dimensions: Vec<u32>,
-    /// One of so many elements is taken along each dimension; without it each.
+    /// Step between copied elements along each dimension. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub element_strides: Option<Vec<u32>>,
-    /// Pattern in shared memory.
+    /// Swizzle pattern in shared memory.
     #[serde(default, skip_serializing_if = "is_default")]
     pub swizzle: MapSwizzle,
-    /// What is outside of the tensor.
+    /// Value of out-of-bounds elements.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fill: MapFill,
 }
 
-/// Elements of a tensor map: `CUtensorMapDataType`.
+/// Element types of tensor maps: `CUtensorMapDataType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -292,7 +288,7 @@ pub enum MapSwizzle {
     Bytes128Atom64,
 }
 
-/// What elements outside of the tensor are.
+/// Values of out-of-bounds elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -302,14 +298,14 @@ pub enum MapFill {
     Nan,
 }
 
-/// An argument: one of its fields, and `offset` only beside `buffer`.
+/// An argument. Exactly one field is set, except for `offset`, which goes with `buffer`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Argument {
     /// The address of a buffer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buffer: Option<String>,
-    /// Bytes behind the buffer's first.
+    /// Byte offset into the buffer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
     /// A tensor map, by value.
@@ -324,7 +320,7 @@ pub struct Argument {
     /// An unsigned integer of 32 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub u32: Option<u32>,
-    /// An unsigned integer of 64 bits, up to 2^63 - 1: TOML has no larger ones.
+    /// An unsigned integer of 64 bits, at most 2^63 - 1, the largest integer in TOML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub u64: Option<u64>,
     /// A signed integer of 32 bits.
@@ -339,46 +335,45 @@ pub struct Argument {
     /// A float of double precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f64: Option<f64>,
-    /// Any value, such as a structure: its bytes in hexadecimal, blanks between them allowed.
+    /// Any value, such as a structure: bytes in hexadecimal, optionally separated by blanks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hex: Option<String>,
 }
 
-/// What must be in (a part of) a buffer when the kernel has ended.
+/// Expected contents of (a part of) a buffer after the launch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Which buffer.
+    /// Name of the buffer.
     pub buffer: String,
-    /// Its first byte there.
+    /// Offset of the first byte.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offset: u64,
-    /// What it is, for messages.
+    /// Name for messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The reference: a `.npy` file or a file of just the bytes. As many are compared as it has.
+    /// Path of the reference, a `.npy` file or a file of raw bytes. All its elements are compared.
     pub file: String,
-    /// Type of the elements; without it that of the `.npy` file, else the buffer's.
+    /// Element type. Default: that of the `.npy` file, otherwise that of the buffer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DataType>,
-    /// How near it must be; `"bits"` without it.
+    /// Tolerance. Default: `"bits"`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tolerance: Tolerance,
-    /// How near it must be when tensor cores compute as `--results exact` or `fuzz` says; without
-    /// it the same.
+    /// Tolerance for `--results exact` and `fuzz`. Default: the same tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerance_other_results: Option<Tolerance>,
 }
 
-/// How near a result must be to its reference.
+/// Tolerance of a comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Tolerance {
-    /// Written `"bits"`: every bit.
+    /// `"bits"`: bit-exact.
     #[default]
     Bits,
-    /// Written `"any"`: it is not compared.
+    /// `"any"`: not compared.
     Any,
-    /// A table.
+    /// A table of distances.
     Within(Within),
 }
 
@@ -420,31 +415,31 @@ impl<'de> Visitor<'de> for ToleranceVisitor {
     }
 }
 
-/// A distance: `absolute + relative |expected| + largest max |expected|`, the maximum being that of
-/// all elements. Equal infinities and NaN at the same places are near.
+/// Largest distance: `absolute + relative |expected| + largest max |expected|`, with the maximum
+/// over all elements. Equal infinities, and NaN in both values, are within the tolerance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Within {
-    /// A distance.
+    /// Absolute distance.
     #[serde(default, skip_serializing_if = "is_default")]
     pub absolute: f64,
-    /// Of the expected value's magnitude.
+    /// Factor of the expected value's magnitude.
     #[serde(default, skip_serializing_if = "is_default")]
     pub relative: f64,
-    /// Of the largest expected magnitude.
+    /// Factor of the largest expected magnitude.
     #[serde(default, skip_serializing_if = "is_default")]
     pub largest: f64,
 }
 
-/// A mistake that may go unnoticed, and why.
+/// A mistake that may go unnoticed, with a reason.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redundant {
-    /// The instruction as `mutate` names it, such as `fence.proxy.async`.
+    /// Name of the mistake in the output of `mutate`, such as `fence.proxy.async`.
     pub what: String,
-    /// Where: a line of the PTX (`"120"`), or the end of a source file's path with a line
-    /// (`"ops/add/add.cu:41"`), which also covers what is inlined there.
+    /// Location: a line of the PTX (`"120"`), or the end of a source path with a line
+    /// (`"ops/add/add.cu:41"`). The latter includes code inlined at the line.
     pub at: String,
-    /// Why it may go.
+    /// Reason why the mistake is harmless.
     pub reason: String,
 }

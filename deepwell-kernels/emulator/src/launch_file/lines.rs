@@ -1,4 +1,4 @@
-//! Lines of the source behind lines of PTX, with those that they were inlined into.
+//! Source lines of PTX lines, including the calls through which they were inlined.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -6,9 +6,9 @@ use std::fmt;
 /// A line of a source file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceLine {
-    /// As `.file` names it.
+    /// Path in the `.file` directive.
     pub file: String,
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
 }
 
@@ -27,19 +27,19 @@ struct Location {
     inlined_at: Option<Position>,
 }
 
-/// What the `.loc` and `.file` lines of a PTX text say.
+/// Contents of the `.loc` and `.file` directives of a PTX text.
 #[derive(Clone, Debug, Default)]
 pub struct SourceLines {
     files: HashMap<u32, String>,
-    /// By PTX line; `None` where a function begins.
+    /// Locations by PTX line; `None` at the beginning of a function.
     locations: BTreeMap<u32, Option<Location>>,
 }
 
-/// Calls within calls that are followed.
+/// Most inlined calls that are followed.
 const DEPTH: usize = 64;
 
 impl SourceLines {
-    /// Reads a PTX text.
+    /// Parses a PTX text.
     pub fn new(ptx: &str) -> SourceLines {
         let mut lines = SourceLines::default();
         for (index, line) in ptx.lines().enumerate() {
@@ -61,8 +61,8 @@ impl SourceLines {
         lines
     }
 
-    /// Lines of the source that a line of PTX came from: where it is written first, then the call
-    /// that was inlined, and the call around that. Empty without line information.
+    /// Returns the source lines of a PTX line: first the line of the code, then the calls through
+    /// which it was inlined, from the inside out. Empty without line information.
     pub fn chain(&self, ptx_line: u32) -> Vec<SourceLine> {
         let mut chain = Vec::new();
         let mut found = self
@@ -76,7 +76,7 @@ impl SourceLines {
             if chain.len() == DEPTH {
                 break;
             }
-            // The call has a `.loc` of its own before what was inlined there, which says where the
+            // Before the inlined code, the call has its own `.loc`, with the location at which the
             // caller is inlined.
             found = self
                 .locations

@@ -1,12 +1,11 @@
-//! Launches as files: a TOML document that says which kernel of which PTX file runs, on what, and
-//! what must come out.
+//! Launches as files: a TOML document with a kernel, its PTX file, inputs and expected outputs.
 //!
 //! # Brief overview
 //!
-//! [`LaunchFile`] is the document, field by field. [`PreparedLaunch::read`] reads one with all
-//! that it names, and [`PreparedLaunch::run`] runs it in any mode, compares what it was told to
-//! expect and gives an [`Outcome`]. [`mutate`] runs it once for each synchronizing instruction
-//! that can be left out. Names of files are relative to the document's folder.
+//! [`LaunchFile`] is the document. [`PreparedLaunch::read`] reads a document and all its files.
+//! [`PreparedLaunch::run`] runs the launch in any mode, compares the results with the expectations
+//! and returns an [`Outcome`]. [`mutate`] runs launches once for each mistake made in the kernel.
+//! Paths are relative to the document's folder.
 //!
 //! ```
 //! use deepwell_emulator::launch::Settings;

@@ -1,4 +1,4 @@
-//! Which small mistakes in a kernel nobody notices.
+//! Mutation testing of launches: finds small mistakes in a kernel that no check notices.
 
 use std::collections::HashSet;
 
@@ -13,13 +13,13 @@ use crate::launch::{Completion, Counts, Emulator, Settings};
 use crate::mutation::{Class, Mutation, mutant, mutations};
 use crate::numerics::ResultMode;
 
-/// How mutants are run.
+/// Options of mutation testing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationOptions {
-    /// SMs of the device, instead of those of the documents.
+    /// Number of SMs, overriding the documents.
     pub sm_count: Option<u32>,
-    /// A mutant may run so many times as many instructions as the kernel does before it counts as
-    /// hung.
+    /// Instruction limit of a mutant, as a multiple of the original's instructions. A mutant beyond
+    /// the limit counts as hung.
     pub step_factor: u64,
 }
 
@@ -29,50 +29,50 @@ impl Default for MutationOptions {
     }
 }
 
-/// Instructions that a mutant may run beside those of [`MutationOptions::step_factor`].
+/// Instructions that a mutant may run in addition to [`MutationOptions::step_factor`].
 const STEPS_MORE: u64 = 100_000;
 
-/// What became of one mistake.
+/// Result of one mutation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mutant {
-    /// What kind of mistake it is.
+    /// Class of the mistake.
     pub class: Class,
-    /// The instruction that was deleted, or what of it was wrong.
+    /// The deleted instruction, or its changed part.
     pub what: &'static str,
-    /// Its line in the PTX.
+    /// PTX line of the instruction.
     pub ptx_line: u32,
-    /// Its line in the source, and the calls that it was inlined through.
+    /// Source line of the instruction, and the calls through which it was inlined.
     pub lines: Vec<SourceLine>,
-    /// How it ended.
+    /// Outcome of the mutant.
     pub end: MutantEnd,
 }
 
-/// How a mutant ended.
+/// Outcomes of a mutant.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MutantEnd {
-    /// Somebody noticed: who, in a line.
+    /// A check noticed the mistake; holds a one-line description.
     Noticed(String),
-    /// Nobody did, and the reason why that is right was given.
+    /// No check noticed the mistake, for a documented reason.
     Redundant(String),
-    /// None of the launches ran the instruction, or none in a way that the mistake could change.
+    /// No launch ran the instruction in a way that the mistake could affect.
     NotRun,
-    /// Nobody did.
+    /// No check noticed the mistake.
     Unnoticed,
 }
 
-/// All mistakes in one kernel.
+/// All mutants of one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MutationSummary {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// In the order of the PTX.
+    /// Mutants in PTX order.
     pub mutants: Vec<Mutant>,
-    /// Reasons that were given for mistakes that were noticed, or are of no instruction.
+    /// Reasons for mistakes that were noticed or do not exist.
     pub reasons_unused: Vec<Redundant>,
 }
 
 impl MutationSummary {
-    /// Mutants that ended in a way.
+    /// Counts the mutants with a given outcome.
     pub fn count(&self, is: impl Fn(&MutantEnd) -> bool) -> usize {
         self.mutants.iter().filter(|mutant| is(&mutant.end)).count()
     }
@@ -83,7 +83,7 @@ impl MutationSummary {
     }
 }
 
-/// A launch as it is without a mistake.
+/// The unmodified launch.
 struct Baseline<'a> {
     launch: &'a PreparedLaunch,
     counts: Counts,
@@ -92,23 +92,24 @@ struct Baseline<'a> {
     device: Emulator,
 }
 
-/// A hazard by what does not depend on the schedule.
+/// The parts of a hazard that do not depend on the schedule.
 type Finding = (HazardKind, u32, u32);
 
 fn finding(hazard: &Hazard) -> Finding {
     (hazard.kind, hazard.earlier.site.ptx_line, hazard.later.site.ptx_line)
 }
 
-/// What is asked of every wait whose parity changes: that launches tested both. Else they are too
-/// small to come to its second phase, and what it waits for there is not watched.
+/// Requirement on every wait with a variable parity: launches must have tested both parities.
+/// Otherwise the launches are too small to reach the wait's second phase, and the synchronization
+/// of that phase is not checked.
 const BOTH_PARITIES: &str = "both parities of mbarrier.wait";
 
-/// Runs launches of one kernel with each of some mistakes, on all processors. A mutant is tried on
-/// the launches in their order until one notices: it fails, other values come out, or the tracker
-/// reports something. `done` is called after each mutant.
+/// Runs launches of one kernel with each of `mistakes`, on all processors. The launches run in
+/// order until one shows a difference: the launch fails, results differ, or the tracker reports a
+/// hazard. `done` is called after each mutant.
 ///
 /// # Errors
-/// The outcome of the first launch that is not right as it is.
+/// The outcome of the first launch that fails without a mistake.
 pub fn mutate(
     launches: &[PreparedLaunch],
     options: &MutationOptions,
@@ -145,7 +146,7 @@ pub fn mutate(
         let lines = first.lines.chain(ptx_line);
         let end = try_launches(&baselines, mutation);
         done();
-        // Of a parity that was never tested the wait is told, not each of its mistakes.
+        // A parity that was never tested is reported once per wait, not for each mistake.
         let is_told = end == MutantEnd::NotRun && mutation.tests_parity();
         let end = explained(end, what, ptx_line, &lines);
         (!is_told).then_some(Mutant { class, what, ptx_line, lines, end })
@@ -170,8 +171,8 @@ pub fn mutate(
     Ok(MutationSummary { kernel: first.spec.kernel.clone(), mutants, reasons_unused })
 }
 
-/// Waits of the source whose parity changes: the first line of the PTX, the lines of the source,
-/// and the parities that launches tested. Copies that unrolling makes are one.
+/// Returns waits with a variable parity: the first PTX line, the source lines, and the parities
+/// that launches tested. Unrolled copies are merged.
 fn waits(
     first: &PreparedLaunch,
     baselines: &[Baseline<'_>],
@@ -210,8 +211,7 @@ fn baseline<'a>(
             warnings: report.hazards.iter().map(finding).collect(),
             settings: Settings {
                 step_limit: report.counts.instructions * options.step_factor + STEPS_MORE,
-                // What comes after the first finding tells nothing more, unless it is one of the
-                // kernel itself.
+                // The first finding suffices, unless the kernel itself has findings.
                 stop_at_hazard: report.hazards.is_empty(),
                 ..settings
             },
@@ -233,7 +233,7 @@ fn try_launches(baselines: &[Baseline<'_>], mutation: &Mutation) -> MutantEnd {
 }
 
 impl Baseline<'_> {
-    /// What tells the kernel with a mistake from the kernel, if anything does.
+    /// Returns a difference between the mutant and the kernel, if there is any.
     fn notices(&self, mutation: &Mutation) -> Option<String> {
         let program = self.launch.program()?;
         let mutant = mutant(program, mutation);
@@ -261,7 +261,7 @@ impl Baseline<'_> {
         if !self.launch.expectations.is_empty() {
             return None;
         }
-        // Without expectations, what the kernel itself does is right.
+        // Without expectations, compare with the results of the unmodified kernel.
         let differs = |(_, address, bytes): &&(String, u64, u64)| {
             let bytes = *bytes as usize;
             device.read(*address, bytes).ok() != self.device.read(*address, bytes).ok()

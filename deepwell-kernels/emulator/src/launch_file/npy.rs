@@ -1,61 +1,60 @@
-//! NumPy's file of one array, version 1.0 to 3.0, in C order.
+//! NumPy's array files, versions 1.0 to 3.0, in C order.
 //!
-//! Layout: `\x93NUMPY`, version, length of a header, the header as a Python dictionary with
-//! `descr`, `fortran_order` and `shape`, blanks, a newline, the elements. (NumPy Enhancement
-//! Proposal 1.)
+//! Layout: `\x93NUMPY`, version, header length, header (a Python dictionary with `descr`,
+//! `fortran_order` and `shape`), blanks, a newline, elements. (NumPy Enhancement Proposal 1.)
 
 use thiserror::Error;
 
 use super::data_type::DataType;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// The elements begin at a multiple of this.
+/// Alignment of the first element in the file.
 const ALIGNMENT: usize = 64;
 
-/// What a `.npy` file holds.
+/// Contents of a `.npy` file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
-    /// Type of the elements as NumPy knows it: small formats are unsigned integers.
+    /// Element type in NumPy; small formats are unsigned integers.
     pub dtype: DataType,
     /// Elements along each dimension.
     pub shape: Vec<u64>,
-    /// The elements, the last dimension contiguous.
+    /// The elements; the last dimension is contiguous.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes that are no array that can be used.
+/// Errors of the parser.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NpyError {
-    /// No `.npy` file.
+    /// The file is not a `.npy` file.
     #[error("expected a `.npy` file, which begins with `\\x93NUMPY`, got other bytes")]
     NotNpy,
-    /// A header that is cut short or says what it cannot say.
+    /// The header is truncated or malformed.
     #[error("expected a header with `descr`, `fortran_order` and `shape`, got `{0}`")]
     Header(String),
-    /// Elements that have no type here.
+    /// The element type is not supported.
     #[error(
         "expected little-endian integers, booleans or floats of 1 to 8 bytes, got `{0}`\n\
          hint: in Python, `array.astype('<f4')` or `.view('u2')`"
     )]
     Type(String),
-    /// The first dimension is contiguous.
+    /// The array is in Fortran order.
     #[error("expected an array in C order, got Fortran order\nhint: `numpy.ascontiguousarray`")]
     FortranOrder,
-    /// Fewer or more elements than the header says.
+    /// The number of bytes differs from the header.
     #[error("expected {expected} bytes of elements, got {got}")]
     Length {
-        /// By the header.
+        /// Bytes according to the header.
         expected: u64,
-        /// In the file.
+        /// Bytes in the file.
         got: u64,
     },
 }
 
 impl Array {
-    /// Reads the bytes of a `.npy` file.
+    /// Parses a `.npy` file.
     ///
     /// # Errors
-    /// Another kind of file, order or type.
+    /// A file with another format, order or type.
     pub fn parse(file: &[u8]) -> Result<Array, NpyError> {
         let rest = file.strip_prefix(MAGIC).ok_or(NpyError::NotNpy)?;
         let (header, elements) = split_header(rest).ok_or(NpyError::NotNpy)?;
@@ -86,7 +85,7 @@ impl Array {
         Ok(Array { dtype, shape, bytes: elements.to_vec() })
     }
 
-    /// The bytes of a `.npy` file, version 1.0.
+    /// Serializes to `.npy`, version 1.0.
     pub fn to_npy(&self) -> Vec<u8> {
         let (kind, bytes) = self.dtype.numpy();
         let order = if bytes == 1 { '|' } else { '<' };
@@ -106,7 +105,7 @@ impl Array {
     }
 }
 
-/// The header's text and what follows it.
+/// Splits off the header's text.
 fn split_header(rest: &[u8]) -> Option<(&str, &[u8])> {
     let (version, rest) = rest.split_at_checked(2)?;
     let (length, rest) = match version[0] {
@@ -124,7 +123,7 @@ fn split_header(rest: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(header).ok()?, elements))
 }
 
-/// The text of a key's value in a dictionary of strings, booleans and tuples.
+/// Returns the text of a key's value in a dictionary of strings, booleans and tuples.
 fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     let at = header.find(&format!("'{key}'")).or_else(|| header.find(&format!("\"{key}\"")))?;
     let value = header[at + key.len() + 2..].trim_start().strip_prefix(':')?.trim_start();
@@ -141,7 +140,7 @@ fn data_type(descr: &str) -> Option<DataType> {
     let order = characters.next()?;
     let kind = characters.next()?;
     let bytes: usize = characters.as_str().parse().ok()?;
-    // One byte has no order.
+    // A single byte has no byte order.
     let known = order == '<' || order == '|' && bytes == 1;
     known.then(|| DataType::of_numpy(kind, bytes)).flatten()
 }

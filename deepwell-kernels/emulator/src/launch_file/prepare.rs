@@ -1,4 +1,4 @@
-//! A document with all that it names: a device with memory filled and the kernel loaded.
+//! Preparation of a launch: reads all files, fills device memory and loads the kernel.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::hazard::Lanes;
 use crate::launch::{Emulator, LaunchSpec, ModuleId, Settings};
 use crate::tcgen05::LaneBits;
 
-/// A launch that can be run as often as wanted, each time on the same memory.
+/// A launch that can run any number of times, each time on the same initial memory.
 #[derive(Clone, Debug)]
 pub struct PreparedLaunch {
     pub(super) name: String,
@@ -36,7 +36,7 @@ pub struct PreparedLaunch {
     ptx: PathBuf,
 }
 
-/// What must be where.
+/// Expected bytes at an address.
 #[derive(Clone, Debug)]
 pub(super) struct PreparedExpectation {
     pub(super) name: String,
@@ -48,11 +48,11 @@ pub(super) struct PreparedExpectation {
 }
 
 impl PreparedLaunch {
-    /// Reads a document and all files that it names.
+    /// Reads a document and all its files.
     ///
     /// # Errors
-    /// Files that cannot be read or are not of their form, PTX that the emulator does not know,
-    /// arguments that are not those of the kernel.
+    /// Files that cannot be read or are malformed, PTX with unknown forms, arguments that do not
+    /// match the kernel.
     pub fn read(path: &Path) -> Result<PreparedLaunch, LaunchFileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LaunchFileError::Read { path: path.to_owned(), source })?;
@@ -63,10 +63,10 @@ impl PreparedLaunch {
         Ok(prepared)
     }
 
-    /// The launch of a document whose file names are relative to `folder`.
+    /// Prepares a document whose paths are relative to `folder`.
     ///
     /// # Errors
-    /// As [`PreparedLaunch::read`].
+    /// The errors of [`PreparedLaunch::read`].
     pub fn of(file: &LaunchFile, folder: &Path) -> Result<PreparedLaunch, LaunchFileError> {
         file.check().map_err(|message| refuse(file, message))?;
         let ptx = folder.join(&file.ptx);
@@ -74,7 +74,7 @@ impl PreparedLaunch {
             .map_err(|source| LaunchFileError::Read { path: ptx.clone(), source })?;
         let emulated = |source| LaunchFileError::Ptx { path: ptx.clone(), source };
         let mut device = Emulator::new(Settings::default());
-        // Before the module's variables, which go where there is room.
+        // Allocate buffers first, because module variables may be at any address.
         let places = allocate(file, folder, &mut device)?;
         let module = device.load_kernel(&text, &file.kernel).map_err(emulated)?;
         let loaded = device.program(module, &file.kernel).map(|program| {
@@ -127,22 +127,22 @@ impl PreparedLaunch {
         })
     }
 
-    /// Path of the document, or the kernel's name.
+    /// Returns the path of the document, or the kernel's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The document.
+    /// Returns the document.
     pub fn file(&self) -> &LaunchFile {
         &self.file
     }
 
-    /// Looks for comments `// redundant` in the files of another folder than the document names.
+    /// Overrides the folder of the sources with comments `// redundant`.
     pub fn set_sources(&mut self, folder: &Path) {
         self.sources = Some(folder.to_owned());
     }
 
-    /// `settings` on the device that the document asks for.
+    /// Applies the document's device and rules to `settings`.
     pub fn settings(&self, settings: Settings) -> Settings {
         Settings {
             sm_count: self.file.sm_count.unwrap_or(settings.sm_count),
@@ -151,23 +151,23 @@ impl PreparedLaunch {
         }
     }
 
-    /// The file of PTX.
+    /// Returns the path of the PTX file.
     pub fn ptx(&self) -> &Path {
         &self.ptx
     }
 
-    /// Which lines of the source the lines of the PTX come from.
+    /// Returns the source lines of the PTX.
     pub fn lines(&self) -> &SourceLines {
         &self.lines
     }
 
-    /// CTAs of a cluster of the launch: what the kernel requires, or else the document says.
+    /// Returns the CTAs of a cluster: the kernel's requirement, otherwise the document's.
     pub fn cluster_ctas(&self) -> u32 {
         let required = self.program().and_then(|program| program.required_cluster);
         required.unwrap_or(self.spec.cluster).iter().product()
     }
 
-    /// The kernel's instructions, and what it wants of a launch.
+    /// Returns the decoded kernel.
     pub fn program(&self) -> Option<&Program> {
         self.device.program(self.module, &self.spec.kernel)
     }
@@ -193,7 +193,7 @@ fn axes(given: &[u32]) -> [u32; 3] {
     std::array::from_fn(|axis| given.get(axis).copied().unwrap_or(1))
 }
 
-/// Where a buffer lies.
+/// Location of a buffer.
 struct Place {
     address: u64,
     bytes: u64,
@@ -298,7 +298,7 @@ fn map_spec(map: &TensorMap, base: u64) -> bulk::TensorMapSpec {
     bulk::TensorMapSpec { swizzle, fill, element_strides, ..spec }
 }
 
-/// The bytes of the kernel's parameters.
+/// Lays out the bytes of the kernel's parameters.
 fn lay_out(
     file: &LaunchFile,
     program: &Program,

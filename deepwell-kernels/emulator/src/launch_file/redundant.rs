@@ -1,7 +1,8 @@
-//! Why a mistake may go unnoticed: by the document, or by a comment in the source.
+//! Reasons for unnoticed mistakes, from the document or from comments in the source.
 //!
-//! A comment is `// redundant WHAT: REASON` behind the statement or alone on a line before, at any
-//! of the lines that the instruction was inlined through. `WHAT` may be several, with commas.
+//! A comment has the form `// redundant WHAT: REASON`. It follows the statement or is in the
+//! comment block before the line, at any of the lines through which the instruction was inlined.
+//! `WHAT` may be a list with commas.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use super::file::Redundant;
 use super::lines::SourceLine;
 
-/// The first reason that a document gives for a mistake.
+/// Returns the document's first reason for a mistake.
 pub(super) fn listed<'a>(
     reasons: &'a [Redundant],
     what: &str,
@@ -20,7 +21,7 @@ pub(super) fn listed<'a>(
     reasons.iter().find(|reason| is_of(reason, what, ptx_line, lines))
 }
 
-/// Whether a reason is for a mistake.
+/// Whether a reason applies to a mistake.
 pub(super) fn is_of(reason: &Redundant, what: &str, ptx_line: u32, lines: &[SourceLine]) -> bool {
     if reason.what != what {
         return false;
@@ -44,7 +45,7 @@ impl Sources {
         Sources { folder: folder.map(Path::to_owned), files: Mutex::default() }
     }
 
-    /// The reason that a comment gives at one of the lines.
+    /// Returns the reason in a comment at one of the lines.
     pub(super) fn reason(&self, what: &str, lines: &[SourceLine]) -> Option<String> {
         lines.iter().find_map(|line| self.reason_at(what, line))
     }
@@ -53,7 +54,7 @@ impl Sources {
         let folder = self.folder.as_ref()?;
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let text = files.entry(at.file.clone()).or_insert_with(|| {
-            // A file that is not there has no comments: headers of the toolkit for example.
+            // Missing files, such as headers of the toolkit, have no comments.
             let text = std::fs::read_to_string(folder.join(&at.file)).unwrap_or_default();
             text.lines().map(str::to_owned).collect()
         });
@@ -65,7 +66,7 @@ impl Sources {
     }
 }
 
-/// The reason in a line's comment for a mistake.
+/// Returns the reason for a mistake in a line's comment.
 pub(super) fn reason_in(line: &str, what: &str) -> Option<String> {
     let (_, comment) = line.split_once("// redundant ")?;
     let named = |reason: &(usize, &str)| comment[..reason.0].split(", ").any(|name| name == what);

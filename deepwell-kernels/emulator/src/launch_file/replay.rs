@@ -1,4 +1,4 @@
-//! Running a prepared launch, and what came of it.
+//! Execution of prepared launches.
 
 use std::time::{Duration, Instant};
 
@@ -9,32 +9,32 @@ use crate::error::EmulatorError;
 use crate::launch::{Emulator, Report, Settings};
 use crate::numerics::ResultMode;
 
-/// What came of a launch.
+/// Outcome of a launch.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What the launch did, or why it did not end.
+    /// Report of the launch, or its error.
     pub result: Result<Report, EmulatorError>,
-    /// Each expectation, if the launch ended.
+    /// Comparisons with the expectations, if the launch ended.
     pub comparisons: Vec<Comparison>,
-    /// How long the emulator took.
+    /// Run time of the emulator.
     pub took: Duration,
 }
 
-/// [`Outcome`] in a word.
+/// Summary of an [`Outcome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplayStatus {
-    /// All is as expected and no hazard is an error.
+    /// All results are as expected, and there are no errors.
     Right,
-    /// All values are as expected, and something is not ordered, or read before it was written.
+    /// All results are as expected, but there is a data race or a read of unwritten memory.
     Hazard,
-    /// Values are not as expected.
+    /// Some results differ from the expectations.
     Wrong,
-    /// The launch did not end: undefined behavior, a deadlock, too many instructions.
+    /// The launch did not end normally: undefined behavior, a deadlock, too many instructions.
     Failed,
 }
 
 impl ReplayStatus {
-    /// In a word.
+    /// Name of the status.
     pub fn name(self) -> &'static str {
         match self {
             ReplayStatus::Right => "right",
@@ -46,7 +46,7 @@ impl ReplayStatus {
 }
 
 impl Outcome {
-    /// In a word.
+    /// Returns the status.
     pub fn status(&self) -> ReplayStatus {
         match &self.result {
             Err(_) => ReplayStatus::Failed,
@@ -58,19 +58,19 @@ impl Outcome {
         }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether the status is [`ReplayStatus::Right`].
     pub fn is_right(&self) -> bool {
         self.status() == ReplayStatus::Right
     }
 }
 
 impl PreparedLaunch {
-    /// Runs the launch on fresh memory and compares what came.
+    /// Runs the launch on fresh memory and compares the results.
     pub fn run(&self, settings: &Settings) -> Outcome {
         self.run_program(settings, None).0
     }
 
-    /// The same with another program in the kernel's place; also gives the device afterwards.
+    /// Runs the launch, optionally with another program as the kernel. Also returns the device.
     pub(super) fn run_program(
         &self,
         settings: &Settings,
@@ -95,7 +95,7 @@ impl PreparedLaunch {
         self.expectations
             .iter()
             .map(|expected| {
-                // That it lies in the buffer was checked when it was prepared.
+                // Preparation has checked that the range is inside the buffer.
                 let got = device.read(expected.address, expected.bytes.len()).unwrap_or_default();
                 let tolerance = match results {
                     ResultMode::Hardware => expected.tolerance,

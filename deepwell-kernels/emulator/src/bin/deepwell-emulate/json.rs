@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::modes::settings_json;
 use crate::text::{families, levels};
 
-/// What came of a launch, in full.
+/// Converts the outcome of a launch to JSON, in full.
 pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Outcome) -> Value {
     let results: Vec<Value> = outcome
         .comparisons
@@ -46,7 +46,7 @@ pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Ou
     document
 }
 
-/// The lines of the source behind a line of PTX, innermost first.
+/// Source lines of a PTX line, innermost first.
 pub(crate) fn source(lines: &SourceLines, ptx_line: u32) -> Value {
     lines.chain(ptx_line).iter().map(ToString::to_string).collect()
 }
@@ -131,7 +131,7 @@ fn report_json(launch: &PreparedLaunch, report: &Report) -> Map<String, Value> {
     document.as_object().cloned().unwrap_or_default()
 }
 
-/// Why a launch did not end.
+/// Converts the reason for an unfinished launch to JSON.
 fn failure(error: &EmulatorError, lines: &SourceLines) -> Map<String, Value> {
     let waiters = match error {
         EmulatorError::Deadlock { waiters }

@@ -1,8 +1,8 @@
-//! The `deepwell-emulate` command: runs launches of PTX kernels on the processor, compares and
-//! watches them, and tests how well they are watched.
+//! The `deepwell-emulate` command: runs launches of PTX kernels on the CPU, compares results,
+//! checks for hazards, and tests these checks by mutation.
 //!
-//! What a subcommand finds goes to stdout, as text or with `--json` as one JSON document;
-//! everything else goes to stderr.
+//! Results of a subcommand go to stdout, as text or with `--json` as one JSON document. All other
+//! output goes to stderr.
 
 mod json;
 mod modes;

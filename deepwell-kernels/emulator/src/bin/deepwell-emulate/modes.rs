@@ -1,4 +1,4 @@
-//! The modes that a launch is run in.
+//! Modes in which a launch runs.
 
 use clap::{Args, ValueEnum};
 use deepwell_emulator::launch::{Completion, Settings};
@@ -59,7 +59,7 @@ pub(crate) struct ModeArgs {
     step_limit: u64,
 }
 
-/// One way to run a launch.
+/// A mode in which a launch runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mode {
     pub(crate) completion: Completion,
@@ -67,7 +67,7 @@ pub(crate) struct Mode {
 }
 
 impl ModeArgs {
-    /// Every way that the arguments ask for.
+    /// Returns all modes requested by the arguments.
     pub(crate) fn modes(&self) -> Vec<Mode> {
         let mut modes = Vec::new();
         for completion in &self.completion {
@@ -93,7 +93,7 @@ impl ModeArgs {
         modes
     }
 
-    /// The settings of a mode for a launch.
+    /// Returns the settings of a launch in a mode.
     pub(crate) fn settings(&self, mode: Mode, launch: &PreparedLaunch, trace: usize) -> Settings {
         let settings = launch.settings(Settings {
             completion: mode.completion,
@@ -107,7 +107,7 @@ impl ModeArgs {
     }
 }
 
-/// A completion mode in words.
+/// Name of a completion mode.
 pub(crate) fn completion_name(completion: Completion) -> String {
     match completion {
         Completion::Eager => "eager".to_owned(),
@@ -116,7 +116,7 @@ pub(crate) fn completion_name(completion: Completion) -> String {
     }
 }
 
-/// A result mode in words.
+/// Name of a result mode.
 pub(crate) fn results_name(results: ResultMode) -> String {
     match results {
         ResultMode::Hardware => "hw".to_owned(),

@@ -45,7 +45,7 @@ pub(crate) struct MutateArgs {
     json: bool,
 }
 
-/// A class by its name.
+/// Parses the name of a class.
 pub(crate) fn class(name: &str) -> Result<Class, String> {
     Class::ALL.into_iter().find(|class| class.name() == name).ok_or_else(|| {
         let known: Vec<&str> = Class::ALL.iter().map(|class| class.name()).collect();
@@ -53,35 +53,35 @@ pub(crate) fn class(name: &str) -> Result<Class, String> {
     })
 }
 
-/// Whether a class is among those asked for: none stands for all.
+/// Whether a class was requested. An empty list requests all classes.
 pub(crate) fn is_asked(classes: &[Class], class: Class) -> bool {
     classes.is_empty() || classes.contains(&class)
 }
 
-/// Launches of one kernel of one file of PTX, smallest first. Their memory is read when they run:
-/// hundreds of launches may be there.
+/// Launches of one kernel in one PTX file, smallest first. Buffers are read only when a launch
+/// runs, because there may be hundreds of launches.
 pub(crate) struct Group {
     pub(crate) kernel: String,
     documents: Vec<(PathBuf, LaunchFile)>,
     sources: Option<PathBuf>,
 }
 
-/// Launches that a mutant is tried on, at most.
+/// Most launches on which a mutant is tried.
 const LAUNCHES: usize = 16;
 
 impl Group {
-    /// Launches that there are.
+    /// Number of launches.
     pub(crate) fn len(&self) -> usize {
         self.documents.len()
     }
 
-    /// Whether the kernel's name or that of its source has a word in it.
+    /// Whether the name of the kernel or of its source contains a word.
     pub(crate) fn has_in_names(&self, word: &str) -> bool {
         let source = self.documents.first().and_then(|(_, file)| file.recorded.as_ref());
         self.kernel.contains(word) || source.is_some_and(|known| known.source.contains(word))
     }
 
-    /// How many come before one that has too many instructions; one at least.
+    /// Number of launches before the first one with too many instructions, at least one.
     fn up_to(&self, instructions: u64) -> usize {
         let fits = |(_, file): &&(PathBuf, LaunchFile)| {
             file.recorded.as_ref().is_none_or(|known| known.instructions <= instructions)
@@ -89,24 +89,24 @@ impl Group {
         self.documents.iter().take_while(fits).count().max(1)
     }
 
-    /// The largest launch that has not too many instructions, or else the smallest.
+    /// Returns the largest launch within the instruction limit, or the smallest launch.
     pub(crate) fn largest(&self, instructions: u64) -> Result<PreparedLaunch> {
         self.prepare(self.up_to(instructions) - 1)
     }
 
-    /// The smallest launch.
+    /// Returns the smallest launch.
     pub(crate) fn smallest(&self) -> Result<PreparedLaunch> {
         self.prepare(0)
     }
 
-    /// Instructions of the smallest launch.
+    /// Number of instructions of the smallest launch.
     pub(crate) fn fewest_instructions(&self) -> u64 {
         let known = self.documents.first().and_then(|(_, file)| file.recorded.as_ref());
         known.map_or(0, |known| known.instructions)
     }
 
-    /// Launches to try mutants on: the smallest, the largest that has not too many instructions,
-    /// and some between.
+    /// Returns launches for mutants: the smallest, the largest within the instruction limit, and
+    /// some launches between.
     pub(crate) fn spread(&self, instructions: u64) -> Result<Vec<PreparedLaunch>> {
         let count = self.up_to(instructions);
         let taken = count.min(LAUNCHES);
@@ -126,7 +126,7 @@ impl Group {
     }
 }
 
-/// Reads launch files and sorts them by kernel.
+/// Reads launch files and groups them by kernel.
 pub(crate) fn groups(paths: &[PathBuf], sources: Option<&Path>) -> Result<Vec<Group>> {
     let mut groups: BTreeMap<(String, PathBuf), Vec<(PathBuf, LaunchFile)>> = BTreeMap::new();
     for path in launch_files(paths)? {
@@ -200,7 +200,7 @@ pub(crate) fn word(end: &MutantEnd) -> &'static str {
     }
 }
 
-/// What becomes of copies of one instruction, which unrolling makes, in a line each.
+/// Formats a summary. Unrolled copies of an instruction with the same outcome share a line.
 pub(crate) fn summary_text(summary: &MutationSummary, verbose: bool) -> String {
     let count = |name: &str| summary.count(|end| word(end) == name);
     let mut text = format!(

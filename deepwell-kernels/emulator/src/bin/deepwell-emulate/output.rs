@@ -1,4 +1,4 @@
-//! Data to stdout, remarks to stderr, and what both are made of.
+//! Output: data to stdout, messages to stderr, and formatting.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Exit code of a launch that is not right.
+/// Exit code of a failed launch.
 pub(crate) const FAILED: u8 = 1;
-/// Exit code of a command line or file that cannot be used.
+/// Exit code for unusable arguments or files.
 pub(crate) const UNUSABLE: u8 = 2;
 
-/// Prints data. A reader that stops reading, such as `head`, is no error.
+/// Prints data. A closed pipe, as by `head`, is not an error.
 pub(crate) fn print(text: &dyn Display) -> Result<()> {
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -28,11 +28,11 @@ pub(crate) fn print_json(data: &serde_json::Value) -> Result<()> {
 
 /// Prints to stderr.
 pub(crate) fn say(text: impl Display) {
-    // Nobody is there to be told that stderr is closed.
+    // A closed stderr cannot be reported.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
     let mut text = String::from("error: ");
     for (depth, cause) in error.chain().enumerate() {
@@ -44,7 +44,7 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
     text
 }
 
-/// A count with its digits in groups of three: `3,082,496`.
+/// Formats a count in groups of three digits: `3,082,496`.
 pub(crate) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -57,7 +57,7 @@ pub(crate) fn grouped(count: u64) -> String {
     text
 }
 
-/// A bar on stderr, if somebody looks.
+/// Creates a progress bar on stderr, visible only on a terminal.
 pub(crate) fn progress(total: usize) -> ProgressBar {
     let target = match io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr(),
@@ -70,7 +70,7 @@ pub(crate) fn progress(total: usize) -> ProgressBar {
     }
 }
 
-/// The launch files that arguments name: files, and all `.toml` files in and below folders.
+/// Collects launch files: the given files, and all `.toml` files in and below given folders.
 pub(crate) fn launch_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {

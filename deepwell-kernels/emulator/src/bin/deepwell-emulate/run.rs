@@ -34,7 +34,7 @@ pub(crate) struct RunArgs {
     json: bool,
 }
 
-/// Runs every file in every mode. Returns whether all were right.
+/// Runs every launch in every mode. Returns whether all outcomes are right.
 pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     let mut all_right = true;
     let mut documents = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     Ok(all_right)
 }
 
-/// The launches of files in their order; of folders one for each kernel, or all.
+/// Returns the launches: given files in order, and for a folder one launch per kernel, or all.
 fn launches(args: &RunArgs) -> Result<Vec<PreparedLaunch>> {
     let mut launches = Vec::new();
     for path in &args.files {

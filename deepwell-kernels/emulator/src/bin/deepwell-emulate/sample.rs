@@ -1,9 +1,9 @@
-//! Which mistakes of a survey are made, and in which kernel.
+//! Selection of a survey's mistakes, and of the kernel for each.
 //!
-//! Deletions are made in every kernel, unless each is asked for once. What is made once is made for
-//! all kernels that a template of one source makes for clusters of the same size, in the one whose
-//! smallest launch is the smallest, and at once in all copies that unrolling makes of a statement;
-//! of deletions in the first copy. No chance is in it.
+//! Deletions are made in every kernel, except with `once`. A mistake made once stands for all
+//! kernels that a template of one source generates for one cluster size. It is made in the kernel
+//! with the smallest launch, in all unrolled copies of the statement (a deletion only in the first
+//! copy). The selection is deterministic.
 
 use std::collections::BTreeMap;
 
@@ -28,10 +28,10 @@ pub(crate) enum Mutations {
     Full,
 }
 
-/// What makes mistakes alike: which, the source, the size of a cluster, and lines within it.
+/// Key of equivalent mistakes: name, source file, CTAs of a cluster, source lines.
 type Site = (&'static str, String, u32, Vec<SourceLine>);
 
-/// The mistakes that are made in each kernel.
+/// Returns the mistakes to make in each kernel.
 pub(crate) fn choose(
     groups: &[Group],
     mutated: &[bool],
@@ -61,7 +61,7 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// The mistakes that are made in every kernel, and others by their sites.
+/// Splits a kernel's mistakes into those made in every kernel and those made once, by site.
 fn divided(
     launch: &PreparedLaunch,
     how: Mutations,
@@ -88,7 +88,8 @@ fn divided(
         let lines = if inner.is_empty() { chain } else { inner };
         let site = (mutation.what, source, launch.cluster_ctas(), lines);
         match sites.get_mut(&site) {
-            // Without all of its copies a barrier that only keeps turns is missed by nobody.
+            // Delete one copy only: if all copies of a barrier that only orders turns are deleted,
+            // no check notices.
             Some(_) if mutation.class == Class::Deletion => {}
             Some(known) => known.join(mutation),
             None => drop(sites.insert(site, mutation)),

@@ -1,4 +1,4 @@
-//! `deepwell-emulate survey`: many kernels in all modes, and one table.
+//! `deepwell-emulate survey`: runs many kernels in all modes and prints one table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -70,7 +70,7 @@ const MODES: [Mode; 6] = [
     Mode { completion: Completion::Eager, results: ResultMode::Fuzz(1) },
 ];
 
-/// What came of one kernel.
+/// Results of one kernel.
 struct Row {
     kernel: String,
     target: String,
@@ -86,7 +86,7 @@ struct Run {
     json: Value,
 }
 
-/// Runs all of it. Returns whether all is right.
+/// Runs the survey. Returns whether all results are right.
 pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     let begun = Instant::now();
     let groups = groups(&args.files, args.sources.as_deref())?;
@@ -245,7 +245,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Mutants of all kernels by class.
+/// Formats the mutants of all kernels by class.
 fn classes(rows: &[Row]) -> String {
     let summaries: Vec<&MutationSummary> =
         rows.iter().filter_map(|row| row.mutation.as_ref()?.as_ref().ok()).collect();
@@ -272,7 +272,7 @@ fn classes(rows: &[Row]) -> String {
     text
 }
 
-/// What is not right, in full.
+/// Formats all failures in full.
 fn details(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -296,8 +296,8 @@ fn details(rows: &[Row]) -> String {
     text
 }
 
-/// Mistakes that nobody noticed, by their lines in the source: one for all kernels that a template
-/// makes, which differ in the outermost line only.
+/// Formats unnoticed mistakes by source lines. Kernels of one template, whose lines differ only in
+/// the outermost call, share an entry.
 fn survivors(rows: &[Row]) -> String {
     let mut alike: BTreeMap<(&str, &str, String, &str), BTreeSet<&str>> = BTreeMap::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! One run as text.
+//! Text output of a run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,12 +11,12 @@ use deepwell_emulator::launch_file::{Comparison, Outcome, PreparedLaunch, Source
 use crate::modes::{completion_name, results_name};
 use crate::output::grouped;
 
-/// Waits that are shown.
+/// Number of waits shown.
 const WAITS: usize = 12;
-/// Hazards that are shown.
+/// Number of hazards shown.
 const HAZARDS: usize = 20;
 
-/// What came of a launch, in full.
+/// Formats the outcome of a launch, in full.
 pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Outcome) -> String {
     let mut text = String::new();
     let verdict = outcome.status().name();
@@ -45,7 +45,7 @@ pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Ou
 }
 
 fn row(text: &mut String, name: &str, value: &str) {
-    // A space in any case, however long the name is. Writing to a text does not fail.
+    // Always one space, even after a long name. Writing to a `String` cannot fail.
     let _ = writeln!(text, "  {name:<13} {value}");
 }
 
@@ -68,7 +68,8 @@ fn compared(comparison: &Comparison) -> String {
     }
 }
 
-/// Where a line of PTX comes from, with a space before; empty when that is not known.
+/// Formats the source lines of a PTX line, with a leading separator; empty without line
+/// information.
 pub(crate) fn source_of(lines: &SourceLines, ptx_line: u32) -> String {
     let chain: Vec<String> = lines.chain(ptx_line).iter().map(ToString::to_string).collect();
     if chain.is_empty() { String::new() } else { format!(", {}", chain.join(" in ")) }
@@ -121,7 +122,7 @@ fn report_text(text: &mut String, launch: &PreparedLaunch, report: &Report, sett
     }
 }
 
-/// Instructions by family, most frequent first.
+/// Counts instructions by family, most frequent first.
 pub(crate) fn families(launch: &PreparedLaunch, counts: &Counts) -> Vec<(&'static str, u64)> {
     let mut families: BTreeMap<&'static str, u64> = BTreeMap::new();
     let steps = launch.program().map(|program| program.steps.as_slice()).unwrap_or_default();
@@ -191,7 +192,7 @@ fn waits_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
     let _ = writeln!(text, "  {title:<28}{:>8}{:>12}  {:<8}where", "times", "length", "share");
     let ctas = counts.ctas.max(1);
     for (waiting, waited) in waits.iter().take(WAITS) {
-        // Length is in instructions of all warps; a share of the launch for each CTA's warp.
+        // A wait is measured in instructions of all warps; the share is per CTA.
         let length = waited.instructions;
         let share = length as f64 / (counts.instructions.max(1) * ctas) as f64;
         let what = launch
@@ -214,7 +215,7 @@ fn waits_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
     }
 }
 
-/// Why a launch did not end, with lines of the source.
+/// Formats the reason for an unfinished launch, with source lines.
 pub(crate) fn failure(error: &EmulatorError, lines: &SourceLines) -> String {
     let mut text = String::new();
     let mut waiting = |title: String, waiters: &[deepwell_emulator::error::Waiter]| {
