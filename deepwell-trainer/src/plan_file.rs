@@ -1,4 +1,4 @@
-//! A plan in a file, as `deepwell plan --json` prints it, for a run that keeps to it.
+//! A plan file, as printed by `deepwell plan --json`, for a run that follows the plan.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -10,22 +10,22 @@ use serde_json::Value;
 
 use crate::{Device, Settings, TrainError};
 
-/// A plan and the model that it was made for.
+/// A plan with its model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanFile {
-    /// The model, as it was named when the plan was made.
+    /// The model's name in the plan.
     pub model: String,
     /// The plan of each rank.
     pub plan: Plan,
 }
 
 impl PlanFile {
-    /// Reads what `deepwell plan MODEL --json` printed, for one machine or for a cluster, or what
-    /// `deepwell replan` made of the latter.
+    /// Reads the output of `deepwell plan MODEL --json`, for one machine or for a cluster, or of
+    /// `deepwell replan`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no plan, and a plan for a cluster that the trainer does not
-    /// run yet, with the reason that the plan itself gives.
+    /// The file cannot be read or is no plan, or the trainer does not support the plan for a
+    /// cluster yet; the plan contains the reason.
     pub fn read(path: &Path) -> Result<PlanFile, TrainError> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
         let place = path.display();
@@ -41,7 +41,7 @@ impl PlanFile {
         let Some(model) = value["model"].as_str() else {
             return Err(refuse("no `model`".to_string(), again));
         };
-        // A plan for a cluster has the plan of its ranks beside it.
+        // A plan for a cluster includes the plan of its ranks.
         let of_rank = match value.get("program") {
             None => &value["plan"],
             Some(Value::Null) => {
@@ -56,8 +56,8 @@ impl PlanFile {
         Ok(PlanFile { model: model.to_string(), plan })
     }
 
-    /// Puts what the plan decides into settings that say nothing else about it: what differs from
-    /// `base` has been said.
+    /// Applies the plan to the settings that still equal `base`; a setting that differs from `base`
+    /// was set explicitly.
     ///
     /// # Errors
     /// [`TrainError::Setting`] for the first setting that differs from `base` and from the plan.
@@ -72,7 +72,7 @@ impl PlanFile {
         })?;
         let batch = plan.micro_batches * plan.micro_batch * parallel.batch_ranks();
         let stages = (!plan.stages.is_empty()).then(|| plan.stages.clone());
-        // Which GPU, a plan does not decide.
+        // A plan does not select a GPU.
         let is_of_gpus = matches!((device, settings.device), (Device::Cuda(_), Device::Cuda(_)));
         let device = if is_of_gpus { settings.device } else { device };
         let s = settings;
@@ -102,10 +102,10 @@ impl PlanFile {
         Ok(())
     }
 
-    /// Checks that a model is the one that was planned.
+    /// Checks that a model is the planned model.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] naming a parameter that only one of them has.
+    /// [`TrainError::Setting`] with a parameter that only the plan or only the model has.
     pub fn check_model(&self, graph: &Graph) -> Result<(), TrainError> {
         let planned: BTreeSet<&str> =
             self.plan.precision.iter().map(|tensor| tensor.tensor.as_str()).collect();
@@ -121,7 +121,7 @@ impl PlanFile {
     }
 }
 
-/// Puts `planned` in the place of a setting that is at its default.
+/// Replaces a default setting by the planned value.
 fn take<T: PartialEq + Debug>(
     name: &'static str,
     setting: &mut T,

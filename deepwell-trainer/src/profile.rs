@@ -1,4 +1,4 @@
-//! Where the time of a step goes: a table, JSON, and a trace for Chrome and Perfetto.
+//! Profile of a step: a table, JSON, and a trace for Chrome and Perfetto.
 
 mod ranks;
 
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 pub use self::ranks::{ExchangeProfile, RankExchanges, RankProfiles};
 use crate::{Engine, TrainError};
 
-/// One call, as it ran for one micro-batch.
+/// One call for one micro-batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CallProfile {
-    /// Its name.
+    /// Name of the call.
     pub name: String,
     /// Name of the op.
     pub op: String,
     /// Name of the kernel.
     pub kernel: String,
-    /// When it runs in a step.
+    /// Phase of the step.
     pub phase: Phase,
     /// Transformer layer.
     pub layer: Option<u32>,
@@ -32,7 +32,7 @@ pub struct CallProfile {
     pub stream: u32,
     /// Seconds from the first call's begin.
     pub begin_s: f64,
-    /// How long it took.
+    /// Duration in seconds.
     pub time_s: f64,
     /// Least time of a run by the roofline.
     pub roofline_s: f64,
@@ -40,11 +40,11 @@ pub struct CallProfile {
     pub flops: u64,
     /// Bytes that have to be moved.
     pub bytes: u64,
-    /// CTAs of its largest launch over the SMs, at most 1: a property of the grid, nothing that is
-    /// measured. `None` where no grid is known (a CPU, a library's GEMM, an exchange).
+    /// CTAs of the largest launch over the number of SMs, at most 1: a property of the grid, not a
+    /// measurement. `None` without a known grid (a CPU, a library's GEMM, a collective).
     #[serde(default)]
     pub grid_fill: Option<f64>,
-    /// How often a step runs it.
+    /// Number of runs in a step.
     pub runs: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct OpProfile {
     pub calls: usize,
     /// Time per step.
     pub time_s: f64,
-    /// Its share of the step.
+    /// Share of the step's time.
     pub share: f64,
     /// Achieved rate of arithmetic, 10^12 operations a second.
     pub tflops: f64,
@@ -74,8 +74,8 @@ pub struct OpProfile {
     pub gbps: f64,
     /// Least time by the roofline over the time taken.
     pub roof_share: f64,
-    /// Mean of [`CallProfile::grid_fill`] over the time of the calls for which it is known; `None`
-    /// where it is for none.
+    /// Mean of [`CallProfile::grid_fill`], weighted by time, over calls with a known grid; `None`
+    /// without such calls.
     #[serde(default)]
     pub grid_fill: Option<f64>,
 }
@@ -83,7 +83,7 @@ pub struct OpProfile {
 /// The profile of one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// What ran it.
+    /// Device of the profile.
     pub device: String,
     /// Tokens of the step.
     pub tokens: usize,
@@ -93,17 +93,17 @@ pub struct Profile {
     pub ops: Vec<OpProfile>,
     /// Every call, in order.
     pub calls: Vec<CallProfile>,
-    /// What it exchanges with other ranks.
+    /// Collectives, sends and receives of the step.
     #[serde(default)]
     pub ranks: RankExchanges,
 }
 
 impl Profile {
-    /// Profiles one more step on the data of the last one. The weights go on to change: a step is
-    /// run whole, and once more call by call.
+    /// Profiles another step on the data of the last step. The weights change further: the step
+    /// runs once as a whole, and once more call by call.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// The device fails.
     pub fn of(engine: &mut Engine) -> Result<Profile, TrainError> {
         let step_s = engine.step_time().map(|time| time.since_staged_s);
         let times = engine.profile_step()?;
@@ -113,7 +113,7 @@ impl Profile {
         Ok(Profile { ranks, ..profile })
     }
 
-    /// Puts times beside what the calls of `program` that a step runs have to do.
+    /// Combines times with the work of the calls that a step of `program` runs.
     pub fn from_times(
         program: &Program,
         hardware: &Hardware,
@@ -177,11 +177,11 @@ impl Profile {
 }
 
 impl RankProfiles {
-    /// Writes `profile.json` of the first rank, `profile.txt`, and `trace.json` of all of them to a
+    /// Writes `profile.json` of the first rank, `profile.txt`, and `trace.json` of all ranks to a
     /// folder.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
         std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
         let json = serde_json::to_string_pretty(&self.profiles().first())
@@ -244,7 +244,7 @@ fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
     ops
 }
 
-/// The mean over the time of the calls whose grid is known.
+/// Mean over the calls with a known grid, weighted by time.
 fn mean_grid_fill<'a>(calls: impl Iterator<Item = &'a CallProfile>) -> Option<f64> {
     let known = calls.filter_map(|call| Some((call.in_step(call.time_s), call.grid_fill?)));
     let (mut time_s, mut filled_s) = (0.0, 0.0);

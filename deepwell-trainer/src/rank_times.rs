@@ -1,26 +1,26 @@
-//! How long the ranks of a run take, and which of them keeps the others waiting.
+//! Times of the ranks of a run, and detection of a straggler.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// What one rank did in a step, or in the median step of a run.
+/// Times of one rank in a step, or in the median step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankTime {
-    /// Which rank.
+    /// Index of the rank.
     pub rank: u32,
-    /// Seconds that it worked.
+    /// Seconds of work.
     pub busy_s: f64,
-    /// Seconds that it was in exchanges with others, most of it waiting.
+    /// Seconds in communication with other ranks, mostly waiting.
     pub waited_s: f64,
 }
 
-/// Steps that are looked at together.
+/// Number of steps evaluated together.
 const WINDOW: usize = 32;
-/// Steps before anybody is called slow: the first ones are of caches and pages.
+/// Steps before a rank is called slow: the first steps warm up caches and pages.
 const STEPS_MIN: usize = 10;
-/// A rank that works this much longer than the others is a straggler: ranks that share a
-/// processor's cores differ by less.
+/// A rank that works this much longer than the others is a straggler; ranks that share a CPU's
+/// cores differ by less.
 const RATIO: f64 = 1.5;
 
 /// The times of the last steps of all ranks.
@@ -29,13 +29,13 @@ pub(crate) struct RankTimes {
     /// Of each rank, of at most [`WINDOW`] steps.
     last: Vec<VecDeque<[f64; 2]>>,
     steps: usize,
-    /// Ranks that have been called slow.
+    /// Ranks already reported as slow.
     told: Vec<u32>,
 }
 
 impl RankTimes {
-    /// Takes what each rank did in a step; a sentence where one has become a straggler. Ranks for
-    /// which `class` is equal have the same to do.
+    /// Adds each rank's times in a step; returns a sentence if a rank has become a straggler. Ranks
+    /// with equal `class` have the same work.
     pub(crate) fn add<C: PartialEq>(
         &mut self,
         step: &[RankTime],
@@ -64,7 +64,7 @@ impl RankTimes {
         ))
     }
 
-    /// Of each rank the median of its last steps.
+    /// For each rank, the median of its last steps.
     pub(crate) fn medians(&self) -> Vec<RankTime> {
         let of = |last: &VecDeque<[f64; 2]>, which: usize| {
             let mut all: Vec<f64> = last.iter().map(|times| times[which]).collect();
@@ -84,8 +84,8 @@ fn median(all: &mut [f64]) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The rank that works longest, where that is much longer than the median of the others that have
-/// the same to do; of a rank that is alone in its class, of all others.
+/// Returns the rank that works longest, if its time is far above the median of the other ranks with
+/// the same work; for a rank alone in its class, of all other ranks.
 pub(crate) fn straggler<C: PartialEq>(
     times: &[RankTime],
     class: impl Fn(usize) -> C,
@@ -122,8 +122,8 @@ mod tests {
         };
         check(&[1.0, 1.0, 1.6, 1.0], &[0; 4], Some((2, 1.0)));
         check(&[1.0, 1.0, 1.4, 1.0], &[0; 4], None);
-        // A stage with more layers is no straggler beside ranks with less; one that is slower
-        // than its like is.
+        // A stage with more layers is no straggler compared with ranks with fewer layers; a rank
+        // slower than others of its class is.
         check(&[1.0, 1.0, 1.6, 1.6], &[0, 0, 1, 1], None);
         check(&[1.0, 1.0, 1.6, 2.6], &[0, 0, 1, 1], Some((3, 1.6)));
         check(&[1.0, 2.0], &[0, 1], Some((1, 1.0)));
@@ -136,7 +136,7 @@ mod tests {
         let mut times = RankTimes::default();
         let mut notes = Vec::new();
         for at in 0..60 {
-            // One slow step of another rank says nothing.
+            // One slow step of another rank is ignored.
             let second = if at == 20 { 9.0 } else { 0.5 };
             notes.extend(times.add(&step(&[0.5, second, 1.0]), |_| ()).map(|note| (at, note)));
         }

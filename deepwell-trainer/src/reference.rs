@@ -1,16 +1,16 @@
-//! Two models that a transformer has to beat: unigram and add-one bigram.
+//! Two baselines for a transformer: unigram and add-one bigram.
 //!
-//! Both are fitted on the training part by counting, with one added to every count (Laplace), and
+//! Both are fitted on the training part by counting, with 1 added to every count (Laplace), and
 //! scored on the held-out part in nats per token: on the predictions of an evaluation, or on every
-//! token but the first.
+//! token except the first.
 //!
 //! ```text
 //! unigram  p(b)     = (count(b) + 1) / (N + V)
 //! bigram   p(b | a) = (count(ab) + 1) / (count(a·) + V)
 //! ```
 //!
-//! `N` is the number of training tokens, `V` the vocabulary, `count(a·)` how often `a` is followed
-//! by any token.
+//! `N` is the number of training tokens, `V` the vocabulary, `count(a·)` the number of occurrences
+//! of `a` followed by any token.
 //!
 //! ```
 //! use deepwell_trainer::data::TokenCache;
@@ -38,16 +38,16 @@ pub struct ReferenceEntropies {
     pub unigram: f64,
     /// Of the add-one bigram model.
     pub bigram: f64,
-    /// Number of held-out tokens that were predicted.
+    /// Number of predicted held-out tokens.
     pub tokens: u64,
 }
 
-/// Up to this vocabulary the bigram counts are one table, of `vocab`² counts (128 MiB at most).
-/// Above it only the pairs that are asked for are counted: the result is the same.
+/// Up to this vocabulary the bigram counts are one table of `vocab`² counts (at most 128 MiB).
+/// Above it only the needed pairs are counted; the result is the same.
 const DENSE_VOCAB_MAX: u64 = 4096;
 
-/// Fits both models on the training part of `tokens` and scores them on what `windows`, made from
-/// the same tokens, predict, or on the whole held-out part.
+/// Fits both models on the training part of `tokens` and scores them on the predictions of
+/// `windows`, made from the same tokens, or on the whole held-out part.
 ///
 /// # Errors
 ///
@@ -103,7 +103,7 @@ pub fn reference_entropies(
     })
 }
 
-/// Each token with the one after it.
+/// Each token with its successor.
 fn pairs_of(tokens: &Tokens<'_>) -> impl Iterator<Item = (u32, u32)> {
     let tokens = *tokens;
     (0..tokens.len().saturating_sub(1)).map(move |i| (tokens.get(i), tokens.get(i + 1)))
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that look random but prefer small ones.
+    /// Pseudo-random numbers with a preference for small ones.
     fn skewed(count: usize, vocab: u32, seed: u32) -> Vec<u32> {
         let mut state = seed;
         let mut next = || {
@@ -194,8 +194,8 @@ mod tests {
             table.add(a, b);
         }
         assert!(asked.iter().all(|&(a, b)| sparse.get(a, b) == table.get(a, b)));
-        // The vocabulary decides on the way. One more token in it moves either entropy by less
-        // than one part in a thousand.
+        // The vocabulary selects the method. One more token in the vocabulary changes either
+        // entropy by less than one part in a thousand.
         let windows = windows(&tokens, 2000);
         let dense = reference_entropies(&tokens, 4096, Some(&windows)).unwrap();
         let above = reference_entropies(&tokens, 4097, Some(&windows)).unwrap();

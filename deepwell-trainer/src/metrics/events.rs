@@ -1,6 +1,6 @@
 //! TensorBoard event files.
 //!
-//! A file is a row of records:
+//! A file is a sequence of records:
 //!
 //! ```text
 //! u64  length of the payload
@@ -12,7 +12,7 @@
 //! all little endian, with `mask(crc) = (crc rotated right by 15) + 0xa282ead8`. A payload is an
 //! `Event` message: 1 = wall time in seconds (double), 2 = step, and one of 3 = version, 5 =
 //! `Summary` { 1 = `Value` { 1 = tag, 2 = number (float) }, repeated }, 7 = `SessionLog` { 1 =
-//! status }. The first record of a file carries the version `brain.Event:2`.
+//! status }. The first record of a file contains the version `brain.Event:2`.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -24,10 +24,10 @@ use super::proto::{self, Value, take_field};
 
 const VERSION: &[u8] = b"brain.Event:2";
 
-/// `SessionLog.START`: TensorBoard then forgets everything at this step and after it.
+/// `SessionLog.START`: TensorBoard then discards all earlier data at and after this step.
 const SESSION_START: u64 = 1;
 
-/// Writes scalars into an event file of its own.
+/// Writes scalars into a new event file.
 ///
 /// ```
 /// use deepwell_trainer::metrics::{EventWriter, read_events};
@@ -48,7 +48,7 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Begins an event file in `folder`, which is made if need be.
+    /// Creates an event file in `folder`, which is created if needed.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ impl EventWriter {
         Err(fail(io::Error::other("too many event files of one second")))
     }
 
-    /// Begins an event file for a run that resumes: everything that older files of the folder say
-    /// about `next_step` and later is void, because it will be written again.
+    /// Creates an event file for a resumed run: data in older files of the folder at and after
+    /// `next_step` become void, because they will be written again.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl EventWriter {
         &self.path
     }
 
-    /// Writes the numbers of one step. Tags that share what is before a `/` share a section.
+    /// Writes the numbers of one step. Tags with the same prefix before `/` share a section.
     ///
     /// # Errors
     ///
@@ -152,26 +152,26 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// One number of an event file.
+/// A number in an event file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scalar {
-    /// When it was written: seconds since 1970.
+    /// Time of writing: seconds since 1970.
     pub wall_time_s: f64,
     /// The step.
     pub step: u64,
-    /// Its name.
+    /// Name of the scalar.
     pub tag: String,
-    /// Its value.
+    /// Value of the scalar.
     pub value: f32,
 }
 
-/// Reads every scalar of an event file. A last record that is cut short, as a kill leaves it, ends
-/// the file.
+/// Reads every scalar of an event file. An incomplete last record, as left by a kill, ends the
+/// file.
 ///
 /// # Errors
 ///
-/// [`MetricsError::Read`]; [`MetricsError::BadEvent`] for a wrong checksum, a damaged message, or
-/// a file that does not begin with the version.
+/// [`MetricsError::Read`]; [`MetricsError::BadEvent`] for a wrong checksum, a damaged message, or a
+/// file that does not begin with the version.
 pub fn read_events(path: &Path) -> Result<Vec<Scalar>, MetricsError> {
     let bytes = std::fs::read(path)
         .map_err(|source| MetricsError::Read { path: path.to_owned(), source })?;
@@ -191,7 +191,7 @@ pub fn read_events(path: &Path) -> Result<Vec<Scalar>, MetricsError> {
     Ok(scalars)
 }
 
-/// The payload of the next record, or `None` if it is cut short.
+/// Returns the payload of the next record, or `None` if the record is incomplete.
 fn take_record<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, &'static str> {
     let Some((length, after)) = rest.split_first_chunk::<8>() else { return Ok(None) };
     let Some((crc, after)) = after.split_first_chunk::<4>() else { return Ok(None) };
@@ -212,8 +212,8 @@ fn take_record<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, &'static str
     Ok(Some(payload))
 }
 
-/// Appends the scalars of an event and gives its version, if it carries one; `None` if the message
-/// is damaged.
+/// Appends the scalars of an event and returns its version, if any; `None` if the message is
+/// damaged.
 fn read_event<'a>(mut event: &'a [u8], scalars: &mut Vec<Scalar>) -> Option<Option<&'a [u8]>> {
     let (mut wall_time_s, mut step, mut version) = (0.0, 0, None);
     let first = scalars.len();
@@ -239,7 +239,7 @@ fn read_event<'a>(mut event: &'a [u8], scalars: &mut Vec<Scalar>) -> Option<Opti
     Some(version)
 }
 
-/// A `Summary.Value`, if it is a scalar; the outer `None` if it is damaged.
+/// Reads a `Summary.Value`, if it is a scalar; the outer `None` if the message is damaged.
 fn read_value(mut message: &[u8]) -> Option<Option<Scalar>> {
     let (mut tag, mut number) = (String::new(), None);
     while !message.is_empty() {
@@ -261,7 +261,7 @@ mod tests {
         // CRC-32C of "123456789" is 0xe3069283 (RFC 3720, and every catalogue of CRCs).
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(masked_crc(b"123456789"), 0xc78a_b0e5);
-        // A record of 24 bytes, computed from the definition by a bitwise program of its own.
+        // A record of 24 bytes, computed from the definition by a separate bitwise program.
         assert_eq!(masked_crc(&24u64.to_le_bytes()).to_le_bytes(), [0xa3, 0x7f, 0x4b, 0x22],);
     }
 

@@ -1,4 +1,4 @@
-//! A file of JSON objects, one a line.
+//! A file of JSON objects, one per line.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::MetricsError;
 
-/// When records leave the process. A record that left it survives a kill of the process; only
-/// [`JsonlWriter::sync`] brings it through a loss of power.
+/// When buffered records are written. A written record survives a kill of the process; only
+/// [`JsonlWriter::sync`] protects records against power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushPolicy {
     /// After every record.
@@ -20,20 +20,20 @@ pub enum FlushPolicy {
     EveryRecords(u64),
 }
 
-/// What [`JsonlWriter::truncate_after`] did.
+/// Result of [`JsonlWriter::truncate_after`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Truncated {
-    /// Lines that stayed.
+    /// Number of lines kept.
     pub lines_kept: u64,
-    /// Lines of later steps that were dropped.
+    /// Number of dropped lines of later steps.
     pub lines_dropped: u64,
-    /// True if the last line was cut short, as a kill leaves it, and was dropped too.
+    /// Whether the last line was incomplete, as left by a kill, and dropped.
     pub dropped_torn_line: bool,
-    /// Highest step of the lines that stayed.
+    /// Highest step of the lines kept.
     pub step_max: Option<u64>,
 }
 
-/// Appends JSON objects to a file, one a line.
+/// Appends JSON objects to a file, one per line.
 ///
 /// Finite f64 are written with the shortest digits that read back to the same bits, so equal lines
 /// mean equal losses.
@@ -63,7 +63,7 @@ pub struct JsonlWriter {
 }
 
 impl JsonlWriter {
-    /// Begins a new file in place of any that is there.
+    /// Creates a file, and replaces an existing one.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl JsonlWriter {
         Self::open(path, policy, OpenOptions::new().write(true).create(true).truncate(true))
     }
 
-    /// Goes on at the end of a file, or begins one.
+    /// Appends to a file, or creates it.
     ///
     /// # Errors
     ///
@@ -91,8 +91,8 @@ impl JsonlWriter {
         Ok(Self { path: path.to_owned(), file, policy, waiting: 0, line })
     }
 
-    /// Appends one record, which must serialize as an object to be found again by
-    /// [`Self::truncate_after`].
+    /// Appends one record. A record must serialize as an object, so that [`Self::truncate_after`]
+    /// can read its step.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl JsonlWriter {
         self.file.flush().map_err(|source| write_error(&self.path, source))
     }
 
-    /// Brings all records to the disk. Call it before a checkpoint is completed, so that the file
+    /// Syncs all records to the disk. Call this before a checkpoint is completed, so that the file
     /// is never behind the checkpoint.
     ///
     /// # Errors
@@ -132,11 +132,10 @@ impl JsonlWriter {
         self.file.get_ref().sync_data().map_err(|source| write_error(&self.path, source))
     }
 
-    /// Drops every record whose `step` is above `step`, and a last line that was cut short.
-    /// Records without a `step` stay. The file is replaced in one move; a file that does not exist
-    /// stays so.
+    /// Drops every record whose `step` is above `step`, and an incomplete last line. Records
+    /// without a `step` are kept. The file is replaced atomically; a missing file is not created.
     ///
-    /// No [`JsonlWriter`] may have the file open: it would go on writing to the old one.
+    /// No [`JsonlWriter`] may have the file open: it would continue to write to the old file.
     ///
     /// # Errors
     ///
@@ -167,7 +166,7 @@ impl JsonlWriter {
                 break;
             }
             let is_complete = line.ends_with(b"\n");
-            // A kill can cut a line, or (with a loss of power) leave zeros instead of it.
+            // A kill can cut a line, or (with a power loss) replace it by zeros.
             let is_last = lines.fill_buf().map_err(read_error)?.is_empty();
             match step_of(&line) {
                 Some(found) if is_complete => {
@@ -193,7 +192,7 @@ impl JsonlWriter {
         }
         let aside = aside.into_inner().map_err(|error| fail(error.into_error()))?;
         aside.as_file().sync_all().map_err(fail)?;
-        // A temporary file is private to its user; metrics are not.
+        // A temporary file is private to its user; metrics should not be.
         let permissions = std::fs::metadata(path).map_err(read_error)?.permissions();
         aside.as_file().set_permissions(permissions).map_err(fail)?;
         aside.persist(path).map_err(|error| fail(error.error))?;
@@ -208,7 +207,7 @@ fn write_error(path: &Path, source: io::Error) -> MetricsError {
     MetricsError::Write { path: path.to_owned(), source }
 }
 
-/// The `step` of a line, if it has one; `None` if the line is not an object.
+/// Returns the `step` of a line, if any; `None` if the line is not an object.
 fn step_of(line: &[u8]) -> Option<Option<u64>> {
     #[derive(serde::Deserialize)]
     struct Record {
@@ -249,7 +248,8 @@ mod tests {
         check("{\"step\":1}\n{\"step\":2}", 5, "{\"step\":1}\n", (1, 0, true));
         check("{\"step\":1}\n\0\0\0\0", 5, "{\"step\":1}\n", (1, 0, true));
         check("{\"step\":1}\n\0\0\n", 5, "{\"step\":1}\n", (1, 0, true));
-        // Evaluations of later steps go, whatever their order; lines without a step stay.
+        // Evaluations of later steps are dropped, whatever their order; lines without a step are
+        // kept.
         check(
             "{\"run\":\"a\"}\n{\"step\":9}\n{\"val_loss\":1.5,\"step\":2}\n",
             4,

@@ -1,11 +1,11 @@
-//! What a run writes down while it trains.
+//! Metrics written during training.
 //!
 //! # Brief overview
 //!
-//! [`StepLine`] is one step as a line for people and, field by field the same, as a JSON object.
-//! [`JsonlWriter`] appends such objects to `metrics.jsonl`, one a line, and cuts a file back to a
-//! step, so that a run that resumes goes on where its checkpoint was made. [`EventWriter`] writes
-//! scalars for TensorBoard; [`read_events`] reads them back.
+//! [`StepLine`] is one step as a line of text and, with the same fields, as a JSON object.
+//! [`JsonlWriter`] appends such objects to `metrics.jsonl`, one per line, and truncates the file
+//! after a step, so that a resumed run continues at its checkpoint. [`EventWriter`] writes scalars
+//! for TensorBoard; [`read_events`] reads them.
 //!
 //! ```
 //! use deepwell_trainer::metrics::StepLine;

@@ -1,8 +1,8 @@
-//! Serde for f64 that keeps what JSON has no number for.
+//! Serde for f64 including numbers that JSON lacks.
 //!
-//! Finite numbers are numbers. The others are the strings `"NaN"`, `"inf"` and `"-inf"`, which
+//! Finite numbers are JSON numbers. The others are the strings `"NaN"`, `"inf"` and `"-inf"`, which
 //! Python's `float()` reads too; `serde_json` alone would write `null` and fail to read it back.
-//! Use it as `#[serde(with = "deepwell_trainer::metrics::nonfinite")]`.
+//! Usage: `#[serde(with = "deepwell_trainer::metrics::nonfinite")]`.
 
 use serde::de::{Deserializer, Error, Unexpected};
 use serde::{Deserialize, Serializer};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serializer};
 ///
 /// # Errors
 ///
-/// Those of the serializer.
+/// Errors of the serializer.
 pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() {
         serializer.serialize_f64(*value)
@@ -20,11 +20,11 @@ pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::
     }
 }
 
-/// Reads what [`serialize`] wrote.
+/// Reads a number written by [`serialize`].
 ///
 /// # Errors
 ///
-/// Anything but a number or one of the three strings.
+/// The value is neither a number nor one of the three strings.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -45,9 +45,9 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     }
 }
 
-/// The same for a number that may be missing. Leave `None` out of what is written
-/// (`skip_serializing_if`, `default`): then a missing key says that there is no number, and the
-/// string `"NaN"` that there is one, which is not finite.
+/// The same for an optional number. Omit `None` when writing (`skip_serializing_if`, `default`):
+/// then a missing key means that no number exists, and the string `"NaN"` means a number that is
+/// not finite.
 pub mod option {
     use serde::de::Deserializer;
     use serde::{Deserialize, Serialize, Serializer};
@@ -55,16 +55,16 @@ pub mod option {
     #[derive(Serialize, Deserialize)]
     struct Number(#[serde(with = "super")] f64);
 
-    /// Writes the number as [`super::serialize`] does.
+    /// Writes the number like [`super::serialize`].
     ///
     /// # Errors
     ///
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
         value.map(Number).serialize(serializer)
     }
 
-    /// Reads what [`serialize`] wrote. A `null` is what earlier versions wrote in place of a NaN.
+    /// Reads a number written by [`serialize`]. Earlier versions wrote `null` for NaN.
     ///
     /// # Errors
     ///

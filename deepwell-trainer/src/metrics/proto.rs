@@ -1,8 +1,8 @@
-//! As much of the protocol-buffer wire format as TensorBoard's scalar events take.
+//! The part of the protocol-buffer wire format that TensorBoard's scalar events need.
 //!
-//! A message is a row of fields; a field is a tag, `number << 3 | wire type`, and a value: a varint
-//! (type 0), 8 bytes (type 1), a length and that many bytes (type 2), or 4 bytes (type 5). All
-//! little endian.
+//! A message is a sequence of fields; a field is a tag, `number << 3 | wire type`, and a value: a
+//! varint (type 0), 8 bytes (type 1), a length and that many bytes (type 2), or 4 bytes (type 5).
+//! All little endian.
 
 /// Appends a base-128 varint.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
@@ -47,7 +47,7 @@ pub(crate) enum Value<'a> {
     F32(f32),
 }
 
-/// The next field of a message, which it is taken off; `None` if the message is damaged.
+/// Removes the next field from a message and returns it; `None` if the message is damaged.
 pub(crate) fn take_field<'a>(message: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     let tag = take_varint(message)?;
     let value = match tag & 7 {

@@ -1,4 +1,4 @@
-//! One training step, for people and for programs.
+//! One training step, as text and as JSON.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct StepLine {
     /// Tokens per second.
     #[serde(with = "nonfinite")]
     pub tokens_per_s: f64,
-    /// Share of the speed that the hardware's datasheet allows, where it is known: 1 is all.
+    /// Achieved fraction of the datasheet's speed, if known: 1 is the full speed.
     pub speed_of_light: Option<f64>,
 }
 
@@ -53,7 +53,8 @@ fn short(value: f64) -> String {
         return value.to_string();
     }
     for (unit, name) in [(1e9, "G"), (1e6, "M"), (1e3, "k")] {
-        // What would be rounded up to the unit is written in it: 999,960 is 1.00M, not 1000.0k.
+        // Numbers that would round up to the next unit use this unit: 999,960 is 1.00M, not
+        // 1000.0k.
         if value >= unit * 0.9999 {
             let value = value / unit;
             let digits = if value < 9.995 { 2 } else { 1 };

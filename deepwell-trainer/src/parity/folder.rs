@@ -1,5 +1,5 @@
-//! The output folder of a comparison: who owns it, and what a new one may do with the results of
-//! another.
+//! The output folder of a comparison: its lock, and the rules for a new comparison in a folder with
+//! results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::RunKind;
 use crate::lock::OutputLock;
 use crate::{Start, TrainError};
 
-/// Reports of a comparison and of an ablation. Beside them are the folders of the seeds.
+/// Reports of a comparison and of an ablation. The folders of the seeds are in the same folder.
 const REPORTS: [&str; 5] =
     ["report.json", "report.html", "metrics.jsonl", "ablation.json", "ablation.html"];
 
@@ -17,11 +17,10 @@ pub(super) fn seed_folder(seed: u64) -> String {
     format!("seed-{seed}")
 }
 
-/// Takes `out` for a comparison and makes room in it, as `start` says.
+/// Locks `out` for a comparison and makes room in it, as `start` says.
 ///
 /// # Errors
-/// [`TrainError::Locked`]; [`TrainError::Results`] for a new comparison in a folder that holds
-/// another.
+/// [`TrainError::Locked`]; [`TrainError::Results`] for a new comparison in a folder with another.
 pub(super) fn claim(out: &Path, start: Start) -> Result<Claimed, TrainError> {
     let claimed = Claimed { lock: OutputLock::acquire(out)?, out: out.to_path_buf() };
     match start {
@@ -46,7 +45,7 @@ pub(super) fn claim(out: &Path, start: Start) -> Result<Claimed, TrainError> {
 }
 
 /// The output folder of a comparison. A drop without results of a run removes the lock and the
-/// folders that the comparison made.
+/// folders created for the comparison.
 #[derive(Debug)]
 pub(super) struct Claimed {
     lock: OutputLock,
@@ -61,7 +60,7 @@ impl Drop for Claimed {
     }
 }
 
-/// Earlier versions called the folder of a run in low precision `mxfp8`, whatever it was.
+/// Earlier versions named the folder of a low-precision run `mxfp8` for every precision.
 fn rename_former(out: &Path) -> Result<(), TrainError> {
     for name in results(out)? {
         let (former, folder) = (out.join(&name).join("mxfp8"), RunKind::LowPrecision.name());
@@ -73,7 +72,7 @@ fn rename_former(out: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Names of what a comparison left in `out`.
+/// Names of a comparison's results in `out`.
 fn results(out: &Path) -> Result<Vec<String>, TrainError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(out).map_err(TrainError::io(out))? {

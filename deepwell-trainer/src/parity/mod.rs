@@ -1,10 +1,10 @@
-//! Does a low precision hold BF16's loss? Pairs of runs, one pair for each seed: the same weights
-//! and the same batches, in BF16 and in MXFP8 or whatever the policy says.
+//! Tests whether a low precision holds BF16's loss. Pairs of runs, one pair per seed, start from
+//! the same weights and read the same batches, in BF16 and in MXFP8 or another policy.
 //!
-//! Runs that differ in a rounding drift apart, so that one pair says what happened and not what
-//! the precision does. Several pairs give a mean gap with a confidence interval, and the verdict is
-//! where that interval lies: within the tolerance, above it, or across it. A control, BF16 from
-//! weights that are perturbed in their last bit, shows what chaos alone does; it never widens the
+//! Runs that differ in a rounding drift apart, so a single pair does not show the effect of the
+//! precision. Several pairs give a mean gap with a confidence interval, and the verdict depends on
+//! the position of that interval: within the tolerance, above it, or across it. A control, BF16
+//! from weights perturbed in their last bit, shows the effect of chaos alone; it never widens the
 //! tolerance.
 
 pub mod ablation;
@@ -45,21 +45,21 @@ pub type Curve = Vec<(u64, f64)>;
 /// Steps of more floating-point operations are not audited: some 50 times the default run's.
 const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
 
-/// What to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct ParityOptions {
-    /// Settings of the runs in low precision; the BF16 runs differ in the precision alone. Their
-    /// seed is that of the first pair.
+    /// Settings of the low-precision runs, with the seed of the first pair; the BF16 runs differ
+    /// only in the precision.
     pub settings: Settings,
-    /// Where the report and the runs go.
+    /// Folder of the report and the runs.
     pub out: PathBuf,
-    /// What becomes of an earlier comparison in that folder.
+    /// Treatment of an earlier comparison in this folder.
     pub start: Start,
-    /// Pairs of runs, of the seeds from that of the settings on.
+    /// Number of pairs, with seeds starting at the seed of the settings.
     pub seeds: u64,
-    /// Train as many pairs again where those leave the verdict open.
+    /// Whether to train the same number of pairs again if the verdict is open.
     pub again: bool,
-    /// Train BF16 of each seed once more, from weights that are perturbed in their last bit.
+    /// Whether to train BF16 of each seed again, from weights perturbed in their last bit.
     pub control: bool,
     /// Largest mean relative gap of held-out loss that counts as holding.
     pub tolerance_rel: f64,
@@ -78,7 +78,7 @@ pub struct RunReport {
     pub tokens_per_s: f64,
     /// Steps done.
     pub steps: u64,
-    /// Step after which it was resumed, if it was.
+    /// Step after which the run was resumed, if at all.
     pub resumed_after: Option<u64>,
     /// Predicted peak memory.
     pub peak_bytes_predicted: u64,
@@ -98,7 +98,7 @@ pub struct PairReport {
     pub seed: u64,
     /// The BF16 run.
     pub bf16: RunReport,
-    /// The run in low precision; none if the comparison was stopped before it began.
+    /// The low-precision run; none if the comparison stopped before this run.
     #[serde(alias = "mxfp8")]
     pub low_precision: Option<RunReport>,
     /// BF16 from perturbed weights.
@@ -112,7 +112,7 @@ pub struct PairReport {
 /// `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParityReport {
-    /// What was compared with BF16: formats of the quantized tensors, `nvfp4` for example.
+    /// Formats of the quantized tensors, `nvfp4` for example.
     pub precision: String,
     /// The answer.
     pub verdict: Verdict,
@@ -124,15 +124,15 @@ pub struct ParityReport {
     pub tolerance_rel: f64,
     /// The gap of every evaluation, by step.
     pub gap_rel_by_step: Vec<(u64, Estimate)>,
-    /// Mean over pairs of the control's gap at the end: what chaos alone does.
+    /// Mean over pairs of the control's gap at the end: the effect of chaos alone.
     pub control_gap_rel: Option<Estimate>,
-    /// Error of the mean gap that the evaluation set is to blame for.
+    /// Error of the mean gap caused by the finite evaluation set.
     pub evaluation_error_rel: Option<f64>,
-    /// Held-out tokens that the evaluation after the last step predicted.
+    /// Number of held-out tokens predicted by the last evaluation.
     pub eval_tokens: u64,
     /// The same of each evaluation before.
     pub interim_eval_tokens: u64,
-    /// Pairs that would settle an open verdict, if mean and deviation stay as they are.
+    /// Number of pairs that would settle an open verdict, for the same mean and deviation.
     pub pairs_that_tell: Option<u64>,
     /// Each pair.
     pub pairs: Vec<PairReport>,
@@ -142,7 +142,7 @@ pub struct ParityReport {
     pub tokens: u64,
     /// Trained values.
     pub params: u64,
-    /// Where it ran.
+    /// Device of the runs.
     pub device: String,
     /// Largest learning rate of each run.
     pub learning_rate: Option<f64>,
@@ -150,21 +150,20 @@ pub struct ParityReport {
     pub unigram_entropy: f64,
     /// Held-out cross-entropy of an add-one bigram model, nats per token.
     pub bigram_entropy: f64,
-    /// Share of the FLOPs of the blocks' linear layers that the plan promised in low
-    /// precision.
+    /// Share of the FLOPs of the blocks' linear layers planned in low precision.
     pub quantized_flop_share_planned: f64,
-    /// The same of what ran, in the run where it was least.
+    /// Share of these FLOPs that ran in low precision, in the run with the smallest share.
     pub quantized_flop_share: f64,
     /// The same with the output head counted as a linear layer.
     pub quantized_flop_share_with_head: f64,
-    /// GEMMs of quantized operands that ran in the first run in low precision, by GEMM of a layer.
+    /// Quantized GEMMs of the first low-precision run, by GEMM of a layer.
     pub quantized_gemms_run: GemmCounts,
-    /// Bytes of quantized operands that they read.
+    /// Bytes of quantized operands read by these GEMMs.
     pub quantized_bytes: GemmCounts,
     /// Of a mixture of experts, how much of the routing is the same in both precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<RoutingAgreement>,
-    /// Why that is not known, if it could not be seen.
+    /// Reason for a missing routing agreement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing_left_out: Option<String>,
     /// Predicted peak of a run in low precision.
@@ -180,7 +179,7 @@ impl ParityReport {
         self.verdict == Verdict::CannotTell && open.map(|check| check.name.as_str()).eq([GAP_CHECK])
     }
 
-    /// The exit status that the verdict stands for.
+    /// The exit status of the verdict.
     pub fn exit_status(&self) -> ExitStatus {
         match self.verdict {
             Verdict::Holds => ExitStatus::Success,
@@ -191,17 +190,17 @@ impl ParityReport {
     }
 }
 
-/// Which of the runs of a seed.
+/// Kind of a seed's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunKind {
     Bf16,
     LowPrecision,
-    /// BF16 from weights that are perturbed in their last bit.
+    /// BF16 from weights perturbed in their last bit.
     Control,
 }
 
 impl RunKind {
-    /// Its name in metrics, and that of its folder.
+    /// Name of the kind in metrics and in folder names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             RunKind::Bf16 => "bf16",
@@ -211,7 +210,7 @@ impl RunKind {
     }
 }
 
-/// The runs of one seed as far as they are done.
+/// The completed runs of one seed.
 pub(crate) struct SeedRuns {
     pub(crate) seed: u64,
     pub(crate) bf16: FinishedRun,
@@ -220,7 +219,7 @@ pub(crate) struct SeedRuns {
 }
 
 impl SeedRuns {
-    /// Its runs.
+    /// All runs of the seed.
     fn all(&self) -> impl Iterator<Item = (RunKind, &FinishedRun)> {
         let low_precision = (RunKind::LowPrecision, self.low_precision.as_ref());
         let rest = [low_precision, (RunKind::Control, self.control.as_ref())];
@@ -250,13 +249,13 @@ impl SeedRuns {
 /// Trains all pairs and writes `report.json`, `report.html` and `metrics.jsonl`.
 ///
 /// # Errors
-/// Whatever stops one of the runs; its own words go to standard error.
+/// A run fails; its own message goes to standard error.
 pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityReport, TrainError> {
     let mut options = options.clone();
     check(&options)?;
     options.settings.resolve_precision(&deepwell_probe::probe())?;
     let settings = &mut options.settings;
-    // Everything that a run would refuse is refused before the first one starts.
+    // Reject all invalid settings before the first run starts.
     let model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
     let tokenizer_note = settings.resolve_tokenizer(&model)?;
@@ -313,7 +312,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         report = train_and_judge(2 * seeds)?;
     }
     if report.verdict != Verdict::Interrupted && routing::has_routers(&model)? {
-        // What cannot be seen must not cost the report of runs that are done.
+        // A failure here must not lose the report of completed runs.
         match routing::of_pair(options, &model, tokens) {
             Ok(routing) => report.routing = Some(routing),
             Err(error) => report.routing_left_out = Some(error.to_string()),
@@ -340,7 +339,7 @@ fn check(options: &ParityOptions) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Trains pair after pair, until there are `pairs` or the user stops it.
+/// Trains pair after pair, until `pairs` exist or the user interrupts.
 fn train_until(
     pairs: u64,
     all: &mut Vec<SeedRuns>,
@@ -366,7 +365,7 @@ fn train_until(
             |run: &FinishedRun| run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
         let train = |kind: RunKind, settings: Settings| {
             let name = kind.name();
-            // Many runs share a disk, and each goes on from its newest checkpoint alone.
+            // Many runs share a disk, and each resumes only from its newest checkpoint.
             let no_checkpoints = settings.no_checkpoints && index > 0;
             let out = folder.join(name);
             let settings = Settings { out, keep_last: 1, no_checkpoints, ..settings };

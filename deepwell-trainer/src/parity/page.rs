@@ -1,4 +1,4 @@
-//! The parity report for people: one HTML page.
+//! The parity report as one HTML page.
 
 use deepwell_plan::format_bytes;
 
@@ -16,7 +16,7 @@ fn points(curve: &Curve) -> Vec<(f64, f64)> {
     curve.iter().map(|&(step, value)| (step as f64, value)).collect()
 }
 
-/// Mean over windows of steps, so that a thousand noisy steps read as a curve.
+/// Mean over windows of steps, so that a thousand noisy steps show as a curve.
 fn smoothed(curve: &Curve) -> Vec<(f64, f64)> {
     let window = (curve.len() / 100).max(1);
     curve
@@ -41,7 +41,7 @@ fn chart(title: &str, y_label: &str, series: Vec<Series>) -> LineChart {
     }
 }
 
-/// A curve of every run: a colour for each kind of run, the name at the first seed alone.
+/// A curve for every run: a colour for each kind of run, the name only at the first seed.
 fn of_runs(
     report: &ParityReport,
     runs: &[SeedRuns],
@@ -66,7 +66,7 @@ fn shown_name(report: &ParityReport, kind: RunKind) -> String {
     }
 }
 
-/// The name of a run in a table, as metrics and the terminal have it.
+/// Name of a run in a table, as in metrics and on the terminal.
 fn short_name(report: &ParityReport, kind: RunKind) -> &str {
     if kind == RunKind::LowPrecision { &report.precision } else { kind.name() }
 }
@@ -140,7 +140,7 @@ fn reference(label: &str, y: f64) -> ReferenceLine {
     ReferenceLine { label: label.to_string(), y }
 }
 
-/// The gap over steps with its interval, each pair behind it, and a table of the ends.
+/// The mean gap over steps with its interval, the gap of each pair, and a table of the final gaps.
 fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let in_percent_at = |value: &dyn Fn(&super::Estimate) -> f64| -> Vec<(f64, f64)> {
         let by_step = report.gap_rel_by_step.iter();
@@ -254,7 +254,7 @@ fn experts(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     routing_blocks(report).into_iter().chain(charts).collect()
 }
 
-/// Which share of the routing is the same in both precisions, by layer.
+/// Share of routing choices that agree between both precisions, by layer.
 fn routing_blocks(report: &ParityReport) -> Vec<Block> {
     let texts = [routing(report), fullest_rows(report)];
     let mut blocks: Vec<Block> = texts.into_iter().flatten().map(Block::Text).collect();
@@ -306,7 +306,7 @@ fn memory(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     vec![Block::Table(table), Block::Table(memory_by_kind(report, &runs[0]))]
 }
 
-/// What memory is predicted to hold at the peak, a column for each run of a seed.
+/// Predicted memory at the peak, a column for each run of a seed.
 fn memory_by_kind(report: &ParityReport, pair: &SeedRuns) -> Table {
     let mut kinds: Vec<&String> =
         pair.all().flat_map(|(_, run)| run.summary.bytes_at_peak.keys()).collect();

@@ -1,20 +1,20 @@
-//! The comparison that `deepwell parity` makes unless told otherwise: a model and settings whose
-//! pairs differ little by chaos, and how much they do.
+//! The default comparison of `deepwell parity`: a model and settings with small chaotic differences
+//! between pairs, and the known size of these differences.
 //!
 //! The settings were chosen by BF16's loss and by the deviation of a pair's gap, over the sweeps in
-//! `benchmarks/parity_power_2026-11-28.md`. Of the pairs measured at BF16's best rate for a
-//! warm-up, those of this warm-up deviate least.
+//! `benchmarks/parity_power_2026-11-28.md`. Among the pairs measured at BF16's best rate for a
+//! warmup, pairs with this warmup have the smallest deviation.
 
 use super::statistics::KnownDeviation;
 use crate::Settings;
 
-/// The model: queries and keys that are normalized let BF16's best rate be a calm one.
+/// The model: normalized queries and keys make BF16's best learning rate a stable one.
 pub(crate) const MODEL: &str = "qwen3-600k";
 
 /// Sequences per step. Batches of 4 have spikes of the loss.
 pub(crate) const BATCH_SIZE: usize = 16;
 
-/// Steps of the runs of which the deviation is known.
+/// Steps of the runs with known deviation.
 const STEPS: u64 = 1000;
 
 /// BF16's best rate of 1.4e-3, 2e-3 and 2.8e-3 with this warm-up, six seeds each.
@@ -23,8 +23,8 @@ const LEARNING_RATE: f64 = 2e-3;
 /// The rate falls to nothing.
 const FINAL_RATIO: f64 = 0.0;
 
-/// Deviation of the gap of a pair: 16 seeds of `mxfp8` and of `mxfp8-128` on an H200, of which each
-/// has a mean of its own.
+/// Deviation of the gap of a pair: 16 seeds of `mxfp8` and of `mxfp8-128` on an H200, each with its
+/// own mean.
 const DEVIATION: KnownDeviation = KnownDeviation { deviation: 0.001_67, freedom: 30 };
 
 /// Steps until the largest rate.
@@ -32,7 +32,7 @@ fn warmup_steps(steps: u64) -> u64 {
     steps * 6 / 10
 }
 
-/// Puts the settings of the reference where the model is its model and the user gave none.
+/// Sets the reference's values if the model is the reference model and the user gave none.
 pub(crate) fn complete(settings: &mut Settings) {
     if settings.model == MODEL {
         settings.learning_rate.get_or_insert(LEARNING_RATE);
@@ -41,7 +41,7 @@ pub(crate) fn complete(settings: &mut Settings) {
     }
 }
 
-/// The deviation of the gap of a pair where it is known: for the reference's settings.
+/// The known deviation of a pair's gap, for the reference's settings only.
 pub(super) fn known_deviation(settings: &Settings) -> Option<KnownDeviation> {
     let mut reference = Settings {
         model: MODEL.to_string(),

@@ -14,21 +14,21 @@ use crate::generate::{Forward, load_masters};
 use crate::trainer::Trainer;
 use crate::{ModelSource, TrainError};
 
-/// Tokens that are looked at, at most.
+/// Maximum number of tokens compared.
 const TOKENS_MAX: u64 = 8192;
 
 /// How much of the routing is the same in BF16 and in low precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoutingAgreement {
-    /// Seed of the pair whose BF16 run the weights are of.
+    /// Seed of the pair whose BF16 run provides the weights.
     pub seed: u64,
-    /// Step of that run after which they were taken.
+    /// Step of these weights.
     pub step: u64,
-    /// Held-out tokens that were routed in each layer.
+    /// Held-out tokens routed in each layer.
     pub tokens: u64,
-    /// Choices of all layers that are the same, over all choices.
+    /// Number of equal choices over the number of choices, over all layers.
     pub share: f64,
-    /// Each layer that has a router.
+    /// Each layer with a router.
     pub layers: Vec<LayerAgreement>,
 }
 
@@ -37,25 +37,24 @@ pub struct RoutingAgreement {
 pub struct LayerAgreement {
     /// The layer, counted from 0.
     pub layer: u32,
-    /// Experts that it has.
+    /// Number of experts.
     pub experts: usize,
-    /// Tokens times experts that each of them chooses.
+    /// Number of tokens times top-k.
     pub choices: u64,
-    /// Those of them that are the same: for each token, experts that it chooses in both precisions,
-    /// in whatever order.
+    /// Number of equal choices: for each token the experts chosen in both precisions, in any order.
     pub alike: u64,
-    /// Tokens that choose the same experts.
+    /// Number of tokens that choose the same experts.
     pub tokens_alike: u64,
 }
 
 impl LayerAgreement {
-    /// Share of the choices that are the same.
+    /// Share of equal choices.
     pub fn share(&self) -> f64 {
         self.alike as f64 / self.choices.max(1) as f64
     }
 }
 
-/// What one layer's router chose.
+/// Choices of one layer's router.
 #[derive(Clone, Debug, PartialEq)]
 struct LayerChoices {
     layer: u32,
@@ -65,7 +64,7 @@ struct LayerChoices {
     chosen: Vec<i32>,
 }
 
-/// Keeps what routers choose.
+/// Records the choices of routers.
 #[derive(Default)]
 struct Choices {
     layers: Vec<LayerChoices>,
@@ -121,11 +120,12 @@ pub(super) fn has_routers(model: &ModelSource) -> Result<bool, TrainError> {
     Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::Route(_))))
 }
 
-/// The agreement on held-out windows, with the weights of the newest checkpoint of the first pair's
-/// BF16 run. Tokens go window by window, which is what a capacity counts in.
+/// Computes the agreement on held-out windows, with the weights of the newest checkpoint of the
+/// first pair's BF16 run. Tokens are routed window by window, because expert capacities apply to a
+/// window.
 ///
 /// # Errors
-/// No checkpoint, or a model that does not fit the device whole.
+/// No checkpoint, or the whole model does not fit on the device.
 pub(super) fn of_pair(
     options: &ParityOptions,
     model: &ModelSource,
@@ -181,7 +181,7 @@ mod tests {
             // The same, in the same order and in another.
             (2, &[0, 1, 5, 7][..], &[0, 1, 5, 7][..], 4, 2),
             (2, &[0, 1, 5, 7], &[1, 0, 7, 5], 4, 2),
-            // One of a token's experts is another; both are; experts of the token beside it.
+            // One expert of a token differs; both differ; the experts of two tokens are swapped.
             (2, &[0, 1, 5, 7], &[0, 2, 5, 7], 3, 1),
             (2, &[0, 1, 5, 7], &[2, 3, 5, 7], 2, 1),
             (2, &[0, 1, 5, 7], &[5, 7, 0, 1], 0, 0),

@@ -1,5 +1,5 @@
-//! The runs behind a comparison: each in a process of its own, so that memory is measured cleanly
-//! and nothing of one run can reach another.
+//! The runs of a comparison: each in a separate process, so that memory is measured cleanly and
+//! runs cannot affect each other.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use crate::{Settings, Start, TrainError};
 #[derive(Clone, Debug)]
 pub(crate) struct FinishedRun {
     pub(crate) summary: RunSummary,
-    /// What the run's numbers follow from.
+    /// Fingerprint of the run.
     fingerprint: Value,
     pub(crate) records: Vec<Record>,
 }
@@ -49,7 +49,7 @@ impl FinishedRun {
         self.records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect()
     }
 
-    /// Tokens that an evaluation before the last one predicted, and that the last one did.
+    /// Numbers of tokens predicted by an earlier evaluation and by the last one.
     pub(super) fn eval_tokens(&self) -> [u64; 2] {
         let tokens = || self.records.iter().filter_map(|record| record.val_tokens);
         [tokens().next().unwrap_or(0), tokens().next_back().unwrap_or(0)]
@@ -60,13 +60,13 @@ impl FinishedRun {
         self.records.iter().filter_map(|r| Some((r.step, r.loss?))).collect()
     }
 
-    /// Times that guards found fault with GEMMs and left them in low precision.
+    /// Number of guard offences after which the GEMMs stayed in low precision.
     fn guard_offences(&self) -> usize {
         let guards = self.records.iter().filter_map(|record| record.guard.as_ref());
         guards.filter(|event| matches!(event.kind, GuardEventKind::Offence)).count()
     }
 
-    /// What the verdict asks of it.
+    /// The facts that the verdict needs.
     pub(super) fn facts(&self) -> RunFacts {
         let summary = &self.summary;
         RunFacts {
@@ -107,12 +107,12 @@ fn mean(curve: &[(u64, f64)]) -> f64 {
     curve.iter().map(|&(_, value)| value).sum::<f64>() / curve.len() as f64
 }
 
-/// The last point of a curve; NaN of none. Evaluations before it read fewer tokens.
+/// The last point of a curve; NaN for an empty curve. Earlier evaluations read fewer tokens.
 pub(super) fn at_end(curve: &Curve) -> f64 {
     curve.last().map_or(f64::NAN, |&(_, value)| value)
 }
 
-/// The running program, also when its file has been replaced meanwhile by a new build.
+/// Path of the running program, even if a new build has replaced its file.
 fn this_program() -> Result<PathBuf, TrainError> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() {
@@ -121,11 +121,11 @@ fn this_program() -> Result<PathBuf, TrainError> {
     std::env::current_exe().map_err(TrainError::io("this program"))
 }
 
-/// Starts this program again for one run, waits for it and reads what it left. `label` stands in
-/// front of its progress lines.
+/// Starts this program again for one run, waits for it and reads its results. Progress lines start
+/// with `label`.
 ///
 /// # Errors
-/// A run that ends badly; its own words went to standard error.
+/// The run fails; its own message went to standard error.
 pub(super) fn train_in_child(
     label: &str,
     settings: &Settings,
@@ -146,7 +146,7 @@ pub(super) fn train_in_child(
     command.arg("train").arg("--run-file").arg(&run_file).args(["--label", label]);
     command.arg("--stop-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());
     if matches!(start, Start::Resume | Start::ResumeChanged) {
-        // A run that has ended compares its fingerprint and keeps its summary.
+        // A completed run compares its fingerprint and keeps its summary.
         command.arg("--resume");
     }
     let mut child = command.spawn().map_err(TrainError::io(&program))?;
@@ -158,7 +158,7 @@ pub(super) fn train_in_child(
         return FinishedRun::read(out);
     }
     if !out.join("run.json").exists() {
-        // It has not begun: nothing keeps a corrected command from the folder.
+        // The run has not begun: leave the folder free for a corrected command.
         let _ = std::fs::remove_file(&run_file);
         let seed = out.parent().into_iter();
         std::iter::once(out.as_path()).chain(seed).try_for_each(std::fs::remove_dir).ok();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 
-/// The share of intervals that hold the true mean, where pairs are looked at once.
+/// Confidence level of the intervals if pairs are evaluated once.
 const CONFIDENCE: f64 = 0.95;
 
 /// The same of each interval where pairs are looked at twice, after the first half and at the end:
@@ -12,17 +12,17 @@ const CONFIDENCE: f64 = 0.95;
 /// 0.0294.
 const CONFIDENCE_OF_EACH_LOOK: f64 = 1.0 - 0.0294;
 
-/// A deviation that pairs of the known deviation have less often than this, above or below, is one
-/// of its own.
+/// The samples use their own deviation if, for the known deviation, a deviation this far above or
+/// below has less than this probability.
 const OWN_DEVIATION_RISK: f64 = 0.005;
 
 /// More pairs than this nobody trains to settle a verdict.
 const PAIRS_MAX: u64 = 1000;
 
-/// The deviation of a pair as recorded from other pairs of the same settings.
+/// The deviation of a pair, recorded from other pairs with the same settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KnownDeviation {
-    /// Standard deviation of the gap of a pair, relative.
+    /// Degrees of freedom: recorded pairs minus the means taken from them.
     pub deviation: f64,
     /// Its degrees of freedom: recorded pairs less the means taken from them.
     pub freedom: u64,
@@ -43,22 +43,22 @@ pub struct KnownDeviation {
 pub struct Estimate {
     /// Number of pairs.
     pub pairs: u64,
-    /// Mean over them.
+    /// Mean over pairs.
     pub mean: f64,
     /// Standard deviation over pairs, with `pairs - 1` in the denominator; none for one pair.
     pub deviation: Option<f64>,
     /// Half the width of the confidence interval by Student's t; none for one pair.
     pub half_width: Option<f64>,
-    /// The share of such intervals that hold the true mean.
+    /// Confidence level of the interval.
     #[serde(default = "confidence_of_one_look")]
     pub confidence: f64,
-    /// The recorded deviation that is pooled with that of these pairs in the interval.
+    /// The recorded deviation that was pooled with the deviation of these pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooled_with: Option<KnownDeviation>,
 }
 
 impl Estimate {
-    /// The mean of `samples`, which are taken as independent and normal. Of no samples it is NaN.
+    /// The mean of `samples`, assumed independent and normal; NaN without samples.
     pub fn of(samples: &[f64]) -> Estimate {
         let pairs = samples.len() as u64;
         let mean = samples.iter().sum::<f64>() / pairs as f64;
@@ -77,9 +77,9 @@ impl Estimate {
         .with_interval()
     }
 
-    /// The mean of `samples` whose deviation is known from others. The variances are pooled by
-    /// their degrees of freedom, unless an F test tells them apart: then the samples have a
-    /// deviation of their own, and `known` is not used. One pair has an interval by what is known.
+    /// The mean of `samples` with a deviation known from other samples. The variances are pooled by
+    /// their degrees of freedom, unless an F test distinguishes them: then only the samples' own
+    /// deviation is used. A single pair has an interval from the known deviation.
     ///
     /// ```
     /// use deepwell_trainer::parity::{Estimate, KnownDeviation};
@@ -98,8 +98,8 @@ impl Estimate {
         Estimate { pooled_with: Some(known), ..own }.with_interval()
     }
 
-    /// The same mean with the wider interval of each of two looks: after half of the pairs, and
-    /// after all of them where the first leaves a question open.
+    /// The same mean with the wider interval for two looks: after half of the pairs, and after all
+    /// of them if the first look leaves the question open.
     pub fn of_each_look(self) -> Estimate {
         Estimate { confidence: CONFIDENCE_OF_EACH_LOOK, ..self }.with_interval()
     }
@@ -123,19 +123,19 @@ impl Estimate {
         t.inverse_cdf(0.5 + self.confidence / 2.0) * (variance / pairs as f64).sqrt()
     }
 
-    /// Lower end of the interval; minus infinity where one pair gives none.
+    /// Lower end of the interval; minus infinity without an interval.
     pub fn lower(&self) -> f64 {
         self.mean - self.half_width.unwrap_or(f64::INFINITY)
     }
 
-    /// Upper end of the interval; infinity where one pair gives none.
+    /// Upper end of the interval; infinity without an interval.
     pub fn upper(&self) -> f64 {
         self.mean + self.half_width.unwrap_or(f64::INFINITY)
     }
 
-    /// How many pairs would tell on which side of `tolerance` the mean lies, if mean and deviation
-    /// stay as they are: at least two. None where more than a thousand would be needed, and for one
-    /// pair, which says nothing of the deviation.
+    /// Number of pairs, at least two, that would decide on which side of `tolerance` the mean lies,
+    /// for the same mean and deviation. None if more than a thousand would be needed, and for a
+    /// single pair, which has no deviation.
     pub fn pairs_that_tell(&self, tolerance: f64) -> Option<u64> {
         let deviation = self.deviation?;
         let distance = (tolerance - self.mean).abs();
@@ -147,7 +147,7 @@ fn confidence_of_one_look() -> f64 {
     CONFIDENCE
 }
 
-/// Whether pairs of the `known` deviation would hardly have this one, by an F test of two sides.
+/// Whether the deviation is unlikely for pairs of the `known` deviation, by a two-sided F test.
 fn differs(deviation: f64, pairs: u64, known: KnownDeviation) -> bool {
     let ratio = (deviation / known.deviation).powi(2);
     let distribution = FisherSnedecor::new((pairs - 1) as f64, known.freedom as f64)
@@ -156,11 +156,11 @@ fn differs(deviation: f64, pairs: u64, known: KnownDeviation) -> bool {
     below.min(1.0 - below) < OWN_DEVIATION_RISK
 }
 
-/// The error that the mean gap of `pairs`, losses batch by batch of base and other, has because the
-/// evaluation set is finite, relative to the loss of the first base: the standard error of the mean
-/// difference over pairs, batch by batch. Runs on the same batches share most of what makes a batch
-/// hard, so that it is far below the error of either loss. None for fewer than two batches, or
-/// where pairs have different batches.
+/// Standard error of the mean gap caused by the finite evaluation set, relative to the loss of the
+/// first base. `pairs` holds the losses of base and other, batch by batch; the result is the
+/// standard error over batches of the difference averaged over pairs. Runs on the same batches
+/// share most of a batch's difficulty, so this error is far below the error of either loss. None
+/// for fewer than two batches, or if pairs have different batches.
 pub(super) fn evaluation_error_rel(pairs: &[[&[f64]; 2]]) -> Option<f64> {
     let [first, _] = *pairs.first()?;
     let batches = first.len();
@@ -262,7 +262,7 @@ mod tests {
             pooled_with: None,
         };
         for (estimate, tolerance, expected) in [
-            // t(1) = 12.7: two pairs tell only what lies nine deviations away.
+            // t(1) = 12.7: two pairs only decide for distances of at least nine deviations.
             (estimate(0.0, 0.1), 1.0, Some(2)),
             (estimate(0.0, 1.0), 1.0, Some(7)),
             (estimate(2.0, 1.0), 1.0, Some(7)),
@@ -282,14 +282,14 @@ mod tests {
             let is_near = |(error, expected): (f64, f64)| (error - expected).abs() < 1e-6;
             assert!(error == expected || error.zip(expected).is_some_and(is_near), "{error:?}");
         };
-        // Batches differ by whole nats, the runs by 0.1 on each of them.
+        // Batches differ by integer nats, the runs by 0.1 on each batch.
         let base = [1.0, 5.0, 3.0, 3.0];
         let shifted = base.map(|loss| loss + 0.1);
         check(&[[&base, &shifted]], Some(0.0));
         let uneven = [1.1, 5.0, 3.1, 3.0];
         // Deviation of (0.1, 0, 0.1, 0) is 0.0577, over two and over a loss of 3.
         check(&[[&base, &uneven]], Some(0.057_735 / 2.0 / 3.0));
-        // What two pairs find alike stays, what cancels goes.
+        // A difference common to two pairs stays, opposite differences cancel.
         check(&[[&base, &uneven], [&base, &uneven]], Some(0.057_735 / 2.0 / 3.0));
         check(&[[&base, &uneven], [&base, &[1.0, 5.1, 3.0, 3.1]]], Some(0.0));
         check(&[[&base, &shifted[..3]]], None);

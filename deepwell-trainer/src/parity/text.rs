@@ -8,12 +8,12 @@ use super::verdict::{CheckStatus, Verdict, in_percent, percent};
 use super::{ParityReport, RunReport};
 use crate::ExpertRows;
 
-/// The formats that were compared with BF16, as they are written in a sentence.
+/// The formats compared with BF16, for use in a sentence.
 pub(super) fn title(precision: &str) -> String {
     precision.to_uppercase()
 }
 
-/// What the verdict is called.
+/// Headline of the verdict.
 pub(super) fn headline(report: &ParityReport) -> String {
     let title = title(&report.precision);
     match report.verdict {
@@ -25,7 +25,7 @@ pub(super) fn headline(report: &ParityReport) -> String {
     }
 }
 
-/// The word for a check's status, as wide as the others.
+/// The word for a check's status, padded to a common width.
 pub(super) fn status(status: CheckStatus) -> &'static str {
     match status {
         CheckStatus::Holds => "holds",
@@ -35,7 +35,7 @@ pub(super) fn status(status: CheckStatus) -> &'static str {
     }
 }
 
-/// What the control says, next to the gap.
+/// Text of the control, next to the gap.
 pub(super) fn control(report: &ParityReport) -> Option<String> {
     let gap = report.control_gap_rel.as_ref()?;
     Some(format!(
@@ -62,7 +62,7 @@ fn run_line(seed: u64, name: &str, run: &RunReport, gap: Option<f64>) -> String 
     )
 }
 
-/// What evaluations read, where it is not the same for all.
+/// Sizes of the evaluations, if they differ.
 pub(super) fn evaluations(report: &ParityReport) -> String {
     let (last, interim) = (report.eval_tokens, report.interim_eval_tokens);
     if last == interim {
@@ -99,7 +99,7 @@ pub(super) fn routing(report: &ParityReport) -> Option<String> {
     ))
 }
 
-/// How full the buffers of experts were in the run that used most of one.
+/// Use of the experts' buffers in the run with the fullest buffer.
 pub(super) fn fullest_rows(report: &ParityReport) -> Option<String> {
     let runs = report.pairs.iter().flat_map(|pair| {
         [Some(&pair.bf16), pair.low_precision.as_ref(), pair.control.as_ref()].into_iter().flatten()

@@ -1,4 +1,4 @@
-//! What a comparison says: whether it was one at all, and on which side of the tolerance the gap
+//! The verdict of a comparison: whether it is valid, and on which side of the tolerance the gap
 //! lies.
 
 use deepwell_precision::Fallback;
@@ -14,24 +14,24 @@ use crate::Settings;
 use crate::audit::AuditReport;
 use crate::fingerprint::{differences, short};
 
-/// Largest mean relative gap of held-out loss that counts as holding BF16's loss, unless the user
-/// says otherwise. The project set it for itself; it does not come from a measurement.
+/// Default for the largest mean relative gap of held-out loss that counts as holding BF16's loss.
+/// The project chose this value; it does not come from a measurement.
 pub const GAP_TOLERANCE_REL: f64 = 0.005;
 
-/// The error of the evaluation set may be at most this part of the tolerance.
+/// Largest allowed error of the evaluation set, as a fraction of the tolerance.
 const EVALUATION_ERROR_PART: f64 = 0.1;
 
 /// Runs at least this long are asked to have learned more than pairs of tokens.
 const LEARNED_AFTER_STEPS: u64 = 1000;
 
-/// A comparison of BF16 with itself: what the comparison sees where there is nothing to see.
+/// A comparison of BF16 with itself: the result without any difference.
 const BF16: &str = "bf16";
 
-/// How much lower than planned the quantized share of what ran may be: rounding of a quotient.
+/// Rounding slack of the quantized share of a run below the planned share.
 const SHARE_SLACK: f64 = 1e-9;
 
-/// Least part of the planned share that has to run quantized where guards may move GEMMs to BF16:
-/// with much less, the comparison would be of BF16 with itself.
+/// Smallest fraction of the planned share that has to run quantized if guards may move GEMMs to
+/// BF16: with much less, the comparison would be of BF16 with itself.
 const SHARE_KEPT_MIN: f64 = 0.9;
 
 /// The check of the gap's interval.
@@ -47,10 +47,10 @@ pub enum Verdict {
     DoesNotHold,
     /// The interval reaches over the tolerance, or the evaluation set is too small.
     CannotTell,
-    /// The runs cannot be compared: something else than the precision differs, or the low one did
-    /// not run as planned.
+    /// The runs cannot be compared: they differ in more than the precision, or the low-precision
+    /// run did not run as planned.
     Invalid,
-    /// The user stopped it.
+    /// The user interrupted the comparison.
     Interrupted,
 }
 
@@ -58,32 +58,32 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckStatus {
-    /// It holds.
+    /// The check holds.
     Holds,
-    /// It does not hold.
+    /// The check does not hold.
     Fails,
-    /// There is too little data to say.
+    /// Too little data for a decision.
     Open,
-    /// It was not made; the detail says why.
+    /// Not checked; the detail has the reason.
     LeftOut,
 }
 
 /// One check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// What is checked.
+    /// Subject of the check.
     pub name: String,
-    /// How it ended.
+    /// Result of the check.
     pub status: CheckStatus,
     /// Figures and limits, in words.
     pub detail: String,
 }
 
-/// What a verdict asks of one run.
+/// Facts about one run for a verdict.
 #[derive(Clone, Debug)]
 pub(crate) struct RunFacts {
     pub(crate) settings: Settings,
-    /// What the run's numbers follow from, a [`crate::fingerprint::Fingerprint`].
+    /// The run's [`crate::fingerprint::Fingerprint`].
     pub(crate) fingerprint: Value,
     /// Steps done.
     pub(crate) steps: u64,
@@ -93,13 +93,13 @@ pub(crate) struct RunFacts {
     pub(crate) evaluations: Curve,
     /// Held-out losses of the last evaluation, batch by batch.
     pub(crate) heldout_losses: Vec<f64>,
-    /// GEMMs of quantized operands that ran.
+    /// Number of quantized GEMMs that ran.
     pub(crate) quantized_gemms: u64,
     /// Quantized share of the linear FLOPs as planned before the first step.
     pub(crate) quantized_share_planned: f64,
-    /// The same of what ran.
+    /// Share of the FLOPs that ran quantized.
     pub(crate) quantized_share_run: f64,
-    /// Times that guards found fault with GEMMs and left them in low precision.
+    /// Number of guard offences after which the GEMMs stayed in low precision.
     pub(crate) guard_offences: usize,
     pub(crate) audit: Option<AuditReport>,
 }
@@ -112,35 +112,35 @@ pub(crate) struct Pair {
     pub(crate) control: Option<RunFacts>,
 }
 
-/// The question that pairs answer.
+/// The question of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question<'a> {
     /// Formats of the quantized tensors.
     pub(crate) precision: &'a str,
     /// Largest mean relative gap that counts as holding.
     pub(crate) tolerance_rel: f64,
-    /// It is asked of the first half of the pairs, and of all where these leave it open.
+    /// Whether the question is asked of half of the pairs and, if open, of all pairs.
     pub(crate) is_asked_twice: bool,
 }
 
-/// All checks and the figures behind them.
+/// All checks with their figures.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Judgement {
     pub(crate) verdict: Verdict,
-    /// Gap at the end: of the last evaluation, which reads the most tokens.
+    /// Gap of the last evaluation, which reads the most tokens.
     pub(crate) gap: Estimate,
     /// Gap of every evaluation.
     pub(crate) gap_by_step: Vec<(u64, Estimate)>,
     /// Gap of the control at the end.
     pub(crate) control_gap: Option<Estimate>,
-    /// Error of the mean gap that the evaluation set is to blame for.
+    /// Error of the mean gap caused by the finite evaluation set.
     pub(crate) evaluation_error_rel: Option<f64>,
-    /// Pairs that would settle an open verdict.
+    /// Number of pairs that would settle an open verdict.
     pub(crate) pairs_that_tell: Option<u64>,
     pub(crate) checks: Vec<Check>,
 }
 
-/// Relative differences of two curves at the steps that both have.
+/// Relative differences of two curves at their common steps.
 pub(super) fn gaps(base: &Curve, other: &Curve) -> Curve {
     let other: std::collections::BTreeMap<u64, f64> = other.iter().copied().collect();
     base.iter()
@@ -159,7 +159,7 @@ pub(super) fn percent(value: f64) -> String {
 
 /// How sure an interval is: `95 %`.
 pub(super) fn confidence(estimate: &Estimate) -> String {
-    // Parts of a hundredth of a percent are those of the floating-point number.
+    // Digits below a hundredth of a percent are floating-point noise.
     format!("{} %", (1e4 * estimate.confidence).round() / 100.0)
 }
 
@@ -177,7 +177,7 @@ pub(super) fn in_percent(estimate: &Estimate) -> String {
     }
 }
 
-/// Judges a comparison of at least one pair. `audit_left_out` says why no step was audited, if so.
+/// Judges a comparison of at least one pair. `audit_left_out` is the reason for a missing audit.
 pub(crate) fn judge(
     pairs: &[Pair],
     question: &Question<'_>,
@@ -225,7 +225,7 @@ pub(crate) fn judge(
     }
 }
 
-/// The gap over pairs at each step that all of them evaluated.
+/// The mean gap at each step that all pairs evaluated.
 fn gap_by_step(pairs: &[Pair]) -> Vec<(u64, Estimate)> {
     let curves: Vec<std::collections::BTreeMap<u64, f64>> = pairs
         .iter()
@@ -293,10 +293,10 @@ fn complete(pairs: &[Pair]) -> Check {
     check("complete curves of finite losses", problems, "all steps and evaluations".to_string())
 }
 
-/// Fields of the fingerprint in which the runs of a pair may differ.
+/// Fields of the fingerprint that may differ between the runs of a pair.
 const FREE_IN_A_PAIR: [&str; 4] = ["policy", "kernels", "micro_batch", "perturb_weights_seed"];
 
-/// Fields in which pairs may differ from each other beside those.
+/// Additional fields that may differ between pairs.
 const FREE_BETWEEN_PAIRS: [&str; 2] = ["seed", "data_seed"];
 
 /// Nothing but the precision differs within a pair: weights and batches are the same. Nothing but
@@ -331,7 +331,7 @@ fn same_runs(pairs: &[Pair]) -> Check {
     check("the same weights and batches", problems, otherwise)
 }
 
-/// Quantized GEMMs ran: as many as the plan promised where guards only tell, and most of them where
+/// Checks that quantized GEMMs ran: the planned share if guards only report, and most of it if
 /// guards move GEMMs to BF16.
 fn ran_as_planned(pairs: &[Pair], precision: &str) -> Check {
     let title = title(precision);

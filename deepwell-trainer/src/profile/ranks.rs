@@ -1,4 +1,4 @@
-//! The profiles of all ranks of a run, and what each exchanges.
+//! The profiles of all ranks of a run, with their communication.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{CallProfile, Profile, ratio};
 use crate::world::Peers;
 use crate::{Engine, TrainError};
 
-/// The exchanges of one kind within one group of ranks.
+/// Communication of one kind within one group of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExchangeProfile {
     /// Name of the op.
@@ -23,30 +23,31 @@ pub struct ExchangeProfile {
     pub calls: usize,
     /// Bytes through a rank's link per step, in its busier direction.
     pub bytes_on_link: u64,
-    /// Time per step, waits for other ranks included, each measured with nothing beside it.
+    /// Time per step, including waits for other ranks, each call measured without overlap.
     pub time_s: f64,
-    /// Achieved bus bandwidth, 10^9 bytes a second: that of nccl-tests.
+    /// Achieved bus bandwidth, 10^9 bytes per second, as in nccl-tests.
     pub bus_gbps: f64,
     /// Least time by the bandwidth of the links over the time taken.
     pub roof_share: f64,
 }
 
-/// What a rank exchanges in a step.
+/// Communication of a rank in a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankExchanges {
     /// By op and group, longest first.
     pub exchanges: Vec<ExchangeProfile>,
-    /// The last whole step by the device's clock; none where it has none.
+    /// Time of the last whole step by the device's clock; none without a clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_s: Option<f64>,
-    /// By how much that step is longer than its calls that compute, measured one by one, so that it
-    /// is rather more; all exchanges where they take turns with those; none where nobody knows.
+    /// Exposed communication time. If communication has its own stream: the step's time less its
+    /// computing calls, an upper estimate because these were measured without overlap; none if the
+    /// step's time is unknown. Otherwise the time of all communication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exposed_s: Option<f64>,
 }
 
 impl RankExchanges {
-    /// Those of a program, of which `calls` are the profile.
+    /// Communication of a program whose profile is `calls`.
     pub(super) fn of(program: &Program, calls: &[CallProfile], step_s: Option<f64>) -> Self {
         let mut exchanges: Vec<ExchangeProfile> = Vec::new();
         let (mut computing_s, mut beside) = (0.0, false);
@@ -97,21 +98,21 @@ impl RankExchanges {
     }
 }
 
-/// The profile of each rank, in their order.
+/// The profiles of all ranks, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankProfiles(Vec<Profile>);
 
 impl RankProfiles {
-    /// Profiles a step on every rank, as [`Profile::of`], and gives each the profiles of all.
+    /// Profiles a step on every rank, as [`Profile::of`], and returns the profiles of all ranks.
     ///
     /// # Errors
-    /// What a device failed with; ranks that have failed.
+    /// A device or a rank fails.
     pub fn of(engine: &mut Engine) -> Result<RankProfiles, TrainError> {
         let own = Profile::of(engine)?;
         RankProfiles::gather(&mut engine.peers, own)
     }
 
-    /// One for each rank.
+    /// A profile for each rank.
     pub fn profiles(&self) -> &[Profile] {
         &self.0
     }
@@ -135,7 +136,7 @@ impl RankProfiles {
         Ok(RankProfiles(all.iter().map(profile).collect()))
     }
 
-    /// The profiles as events that `chrome://tracing` and Perfetto open, each rank a process.
+    /// The profiles as events for `chrome://tracing` and Perfetto, each rank as a process.
     pub fn to_chrome_trace(&self) -> Value {
         let events = self.0.iter().enumerate().flat_map(|(rank, profile)| {
             let name = match self.0.len() {

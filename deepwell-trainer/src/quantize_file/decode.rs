@@ -17,16 +17,16 @@ use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored, inputs_last};
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
-/// Bytes of a kept tensor that are copied together.
+/// Bytes of a kept tensor copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Brings back what [`super::quantize`] wrote: each tensor under its name, in its shape and type,
-/// with the values that data and scales stand for. The output appears when it is complete.
+/// Dequantizes a model written by [`super::quantize`]: each tensor gets its original name, shape
+/// and type, with the values of data and scales. The output appears once complete.
 ///
 /// # Errors
 ///
-/// [`QuantizeFileError`] for an input that [`super::quantize`] has not written or that is damaged,
-/// an output that is there unless `force`, and for what the system refuses.
+/// [`QuantizeFileError`]: the input was not written by [`super::quantize`] or is damaged, the
+/// output exists without `force`, or the system reports an error.
 pub fn dequantize(
     input: &Path,
     output: &Path,
@@ -139,13 +139,13 @@ impl Input<'_> {
         Ok(new)
     }
 
-    /// Whether a tensor holds scales of a quantized one.
+    /// Whether a tensor contains the scales of a quantized tensor.
     fn is_scale(&self, name: &str, quantized: &Quantized) -> bool {
         let of = |end| name.strip_suffix(end).is_some_and(|of| quantized.tensors.contains_key(of));
         of("_scale") || (self.stored.format == FileFormat::Nvfp4 && of("_scale_2"))
     }
 
-    /// The parts of a quantized tensor, whose sizes are checked.
+    /// Returns the parts of a quantized tensor, after checking their sizes.
     fn parts<'a>(
         &'a self,
         data: &'a StoredTensor,
@@ -300,7 +300,7 @@ fn to_f16(x: f32) -> f16 {
     if nearest.is_infinite() && x.is_finite() { f16::MAX.copysign(nearest) } else { nearest }
 }
 
-/// Where one tensor is written.
+/// Destination of one tensor.
 struct Destination<'a> {
     file: &'a File,
     path: &'a Path,
@@ -308,7 +308,7 @@ struct Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// Writes a piece as it is, or turned by means of `run`.
+    /// Writes a piece in its order, or transposed through the buffer `run`.
     fn write_elements<T: bytemuck::Pod>(
         &self,
         values: &[T],

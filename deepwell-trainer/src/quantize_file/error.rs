@@ -12,7 +12,7 @@ pub enum QuantizeFileError {
     /// A file or folder cannot be used.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// Where.
         path: PathBuf,
@@ -20,12 +20,12 @@ pub enum QuantizeFileError {
         #[source]
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file is invalid.
     #[error("`{}` is not valid: {detail}", path.display())]
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         detail: String,
     },
     /// A folder without a model.
@@ -37,13 +37,13 @@ pub enum QuantizeFileError {
         /// The folder.
         path: PathBuf,
     },
-    /// The output is there already.
+    /// The output exists already.
     #[error("`{}` exists already\nhint: `--force` writes over it", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
     },
-    /// The output is one of the files that are read.
+    /// The output is one of the input files.
     #[error(
         "`{}` is also the input\nhint: name another output; the input is read while it is written",
         path.display()
@@ -52,7 +52,7 @@ pub enum QuantizeFileError {
         /// Input and output.
         path: PathBuf,
     },
-    /// The input of [`super::quantize`] has been quantized by it.
+    /// The input was already quantized by [`super::quantize`].
     #[error(
         "`{}` holds {format} already\nhint: quantize the model that it was made from, since every \
          rounding loses bits; `--dequantize` brings numbers back",
@@ -61,7 +61,7 @@ pub enum QuantizeFileError {
     AlreadyQuantized {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// Format of the input.
         format: &'static str,
     },
     /// The input of [`super::dequantize`] has not been quantized.
@@ -72,7 +72,7 @@ pub enum QuantizeFileError {
     NotQuantized {
         /// The file.
         path: PathBuf,
-        /// The key that was looked for.
+        /// The missing key.
         key: &'static str,
     },
     /// Nothing in the model would be quantized.
@@ -81,7 +81,7 @@ pub enum QuantizeFileError {
          `format = \"mxfp8\"` names tensors; they need the type F32, BF16 or F16"
     )]
     NothingToQuantize,
-    /// Tiles of a matrix that wide do not fit into the buffers.
+    /// The tiles of such a wide matrix do not fit into the buffers.
     #[error(
         "tensor `{name}` has rows of {cols} elements: expected {cols_max} at most for tiled \
          scales\nhint: `--layout plain`, or keep the tensor with a rule of `--policy`"
@@ -89,9 +89,9 @@ pub enum QuantizeFileError {
     TooWide {
         /// The tensor.
         name: String,
-        /// Elements of one of its rows.
+        /// Elements of a row.
         cols: usize,
-        /// Elements that a row may have.
+        /// Maximum number of elements of a row.
         cols_max: usize,
     },
     /// The policy does not fit the model.

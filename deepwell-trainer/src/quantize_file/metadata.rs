@@ -1,4 +1,4 @@
-//! What a quantized file says about itself, in the metadata of its header.
+//! Metadata in the header of a quantized file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::safetensors::Header;
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
-/// Key of the metadata whose value is a [`Quantized`] as JSON.
+/// Metadata key whose value is a [`Quantized`] as JSON.
 pub(super) const KEY: &str = "deepwell_quantized";
 const VERSION: u32 = 1;
 
@@ -21,17 +21,17 @@ pub(super) struct Quantized {
     pub(super) format: FileFormat,
     pub(super) scale_rule: ScaleRule,
     pub(super) layout: ScaleLayout,
-    /// The quantized tensors, as they were.
+    /// The quantized tensors' original types and shapes.
     pub(super) tensors: BTreeMap<String, Original>,
 }
 
-/// A tensor before it was quantized.
+/// A tensor before quantization.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Original {
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
-    /// Whether it was `[.., inputs, outputs]`: data and scales are those of the transpose.
+    /// Whether the tensor was `[.., inputs, outputs]`: data and scales are those of the transpose.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) transposed: bool,
 }
@@ -41,7 +41,7 @@ impl Quantized {
         Self { version: VERSION, format, scale_rule, layout, tensors: BTreeMap::new() }
     }
 
-    /// What a header says, if it says something.
+    /// Returns the quantization metadata of a header, if any.
     pub(super) fn of(header: &Header, path: &Path) -> Result<Option<Self>, QuantizeFileError> {
         let Some(text) = header.metadata.get(KEY) else { return Ok(None) };
         let invalid = |detail: String| QuantizeFileError::invalid(path, detail);

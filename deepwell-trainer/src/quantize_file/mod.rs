@@ -1,7 +1,7 @@
 //! Safetensors models in and out of block formats: `deepwell quantize`.
 //!
-//! Tensors stream through in pieces, so that a model may be larger than memory: whatever its size,
-//! buffers take [`BUFFER_BYTES_MAX`] at most. `docs/formats.md` describes the files.
+//! Tensors are processed in pieces, so that a model may be larger than memory: for a model of any
+//! size, buffers take at most [`BUFFER_BYTES_MAX`]. `docs/formats.md` describes the files.
 //!
 //! ```
 //! use deepwell_trainer::quantize_file::{FileFormat, QuantizeFileOptions, dequantize, quantize};
@@ -67,7 +67,7 @@ pub enum FileFormat {
 }
 
 impl FileFormat {
-    /// The word that stands for it on the command line and in files.
+    /// Name on the command line and in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl FileFormat {
         }
     }
 
-    /// How tensors are quantized, scales by `rule` where they are exponents.
+    /// The quantization format; `rule` applies to formats with exponents as scales.
     const fn quant_format(self, rule: ScaleRule) -> QuantFormat {
         match self {
             Self::Mxfp8 => QuantFormat::MXFP8.with_scale_rule(rule),
@@ -101,7 +101,7 @@ pub enum ScaleLayout {
 }
 
 impl ScaleLayout {
-    /// The word that stands for it on the command line and in files.
+    /// Name on the command line and in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -111,7 +111,7 @@ impl ScaleLayout {
     }
 }
 
-/// What [`quantize`] does.
+/// Options of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct QuantizeFileOptions {
     /// A safetensors file, an index of shards, or a folder with either.
@@ -120,14 +120,14 @@ pub struct QuantizeFileOptions {
     pub output: PathBuf,
     /// The format of quantized tensors.
     pub format: FileFormat,
-    /// How scales of MX formats follow from magnitudes; NVFP4 has a rule of its own.
+    /// Rule from magnitudes to scales for MX formats; NVFP4 has a fixed rule.
     pub scale_rule: ScaleRule,
-    /// Which tensors are quantized: those that it gives a block-scaled format. Without one, every
+    /// Quantizes the tensors to which this policy gives a block-scaled format; by default every
     /// linear tensor of blocks and experts.
     pub policy: Option<PrecisionPolicy>,
     /// The layout of scales.
     pub layout: ScaleLayout,
-    /// Whether to write over what is there.
+    /// Whether to overwrite an existing output.
     pub force: bool,
 }
 

@@ -1,14 +1,14 @@
-//! What a tensor of a model file is for, by its name and shape, where no configuration says it.
+//! Role of a tensor of a model file, from its name and shape, if no configuration gives it.
 
 use deepwell_precision::Role;
 
 use super::safetensors::StoredTensor;
 
-/// Components of names that are output heads wherever they stand.
+/// Components of names that are output heads at any position.
 const HEADS: [&str; 6] =
     ["score", "classifier", "embed_out", "qa_outputs", "output_layer", "predictions"];
 
-/// Why a tensor is kept whatever a policy says: no GEMM reads it.
+/// Reason why a tensor is kept under any policy: no GEMM reads it.
 pub(super) fn kept(name: &str, shape: &[usize]) -> Option<&'static str> {
     let parts: Vec<&str> = name.split('.').collect();
     let last = parts.last().copied().unwrap_or_default();
@@ -34,7 +34,7 @@ pub(super) fn kept(name: &str, shape: &[usize]) -> Option<&'static str> {
     }
 }
 
-/// What the tensors of a model say about each other.
+/// Properties of a model's tensors as a whole.
 pub(super) struct Neighbours<'a> {
     names: Vec<&'a str>,
     /// Whether some tensors are of numbered layers.
@@ -53,8 +53,8 @@ impl<'a> Neighbours<'a> {
         }
     }
 
-    /// The role that name and shape of a tensor say it has. Names as Hugging Face models have them,
-    /// under any prefix.
+    /// Returns the role of a tensor by its name and shape. Names follow Hugging Face models, with
+    /// any prefix.
     pub(super) fn role_of(&self, name: &str, shape: &[usize]) -> Role {
         let parts: Vec<&str> = name.split('.').collect();
         let has = |words: &[&str]| parts.iter().any(|part| words.contains(part));
@@ -83,7 +83,7 @@ impl<'a> Neighbours<'a> {
         }
     }
 
-    /// Whether a module `gate` scores experts: experts lie beside the module, or it has few
+    /// Whether a module `gate` scores experts: the same block has experts, or the module has few
     /// outputs. In other models `gate` is a projection of the MLP.
     fn is_router_gate(&self, name: &str, shape: &[usize]) -> bool {
         let Some(block) = name.strip_suffix("gate.weight") else { return false };
@@ -96,7 +96,7 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// Whether a name says which layer a tensor is of.
+/// Whether a name contains a layer's number.
 fn has_layer(name: &str) -> bool {
     name.split('.').any(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -108,7 +108,7 @@ fn is_norm(part: &str) -> bool {
         || part.strip_prefix("ln").is_some_and(is_numbered)
 }
 
-/// Whether it is a table of tokens, positions or types.
+/// Whether the tensor is a table of tokens, positions or types.
 fn is_table(name: &str, shape: &[usize]) -> bool {
     let is = |part: &str| {
         part.contains("embed")
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(neighbours.role_of(name, shape), expected, "{name} {shape:?}");
             assert_eq!(kept(name, shape), None, "{name}");
         }
-        // A file of single weights has no layers that one could lie outside of.
+        // A file of single weights has no layers, so that no tensor is outside of them.
         let alone = tensor("up.weight", square);
         assert_eq!(Neighbours::new(&[&alone]).role_of("up.weight", square), Role::Linear);
     }

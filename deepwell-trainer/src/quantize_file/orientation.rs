@@ -1,16 +1,16 @@
-//! Whether weights are stored as `[outputs, inputs]` or `[inputs, outputs]`, by the shapes around
-//! them, where no configuration says it.
+//! Detects whether weights are stored as `[outputs, inputs]` or `[inputs, outputs]` from the shapes
+//! of other tensors, if no configuration is available.
 
 use std::collections::BTreeMap;
 
 use super::safetensors::StoredTensor;
 
-/// Modules that are `Conv1D` in transformers' GPT-2 and models after it.
+/// Modules that are `Conv1D` in transformers' GPT-2 and derived models.
 const CONV1D: [&str; 4] = ["c_attn", "c_fc", "c_proj", "q_attn"];
-/// Stacks of experts that are parameters of their own, as in gpt-oss and Llama 4.
+/// Stacks of experts that are parameters rather than modules, as in gpt-oss and Llama 4.
 const STACKS: [&str; 2] = ["gate_up_proj", "down_proj"];
 
-/// Tensors that are stored in the same way as each other.
+/// Group of tensors with the same orientation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Group {
     Conv1d,
@@ -20,19 +20,20 @@ enum Group {
 
 /// How the weights of a model lie.
 pub(super) struct Orientations {
-    /// Whether the inputs come first, of each tensor.
+    /// For each tensor, whether the inputs come first.
     pub(super) inputs_first: Vec<bool>,
-    /// Whether only names told it of a tensor with inputs first.
+    /// Whether the orientation of a tensor with inputs first follows only from its name.
     pub(super) is_by_name: bool,
-    /// Whether nothing told it of any weight.
+    /// Whether no weight's orientation could be detected.
     pub(super) is_unknown: bool,
 }
 
 /// The orientation of each of `tensors`.
 ///
-/// A bias is as long as there are outputs. Fused gate and up projections of experts have twice as
-/// many outputs as the down projection has inputs. What neither tells, square weights above all,
-/// lies as its kind does elsewhere in the model, or else as the names say.
+/// The length of a bias is the number of outputs. Fused gate and up projections of experts have
+/// twice as many outputs as the down projection has inputs. Other tensors, for example square
+/// weights, get the orientation of their group elsewhere in the model, otherwise the orientation
+/// suggested by names.
 pub(super) fn orientations(tensors: &[&StoredTensor]) -> Orientations {
     let shapes: BTreeMap<&str, &[usize]> =
         tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
@@ -70,14 +71,14 @@ fn group_of(tensor: &StoredTensor) -> Option<Group> {
     }
 }
 
-/// Whether a name is that of a stack of experts that is no module's `weight`.
+/// Whether the name is a stack of experts rather than a module's `weight`.
 fn is_stack(name: &str) -> bool {
     let mut parts = name.rsplit('.');
     let last = parts.next().unwrap_or_default();
     STACKS.contains(&last) && parts.next() == Some("experts")
 }
 
-/// Whether inputs come first in a tensor, by its bias or by the projection that reads its results.
+/// Whether inputs come first in a tensor, by its bias or by the projection that reads its output.
 fn by_shapes(tensor: &StoredTensor, shapes: &BTreeMap<&str, &[usize]>) -> Option<bool> {
     let (stack, first, second) = match *tensor.shape {
         [first, second] => (None, first, second),
@@ -120,7 +121,7 @@ fn by_shapes(tensor: &StoredTensor, shapes: &BTreeMap<&str, &[usize]>) -> Option
 mod tests {
     use super::*;
 
-    /// The tensors of which inputs come first.
+    /// Checks the tensors whose inputs come first.
     fn check(tensors: &[(&str, &[usize])], expected: &[&str], by_name: bool, unknown: bool) {
         let tensors: Vec<StoredTensor> = tensors
             .iter()
@@ -153,7 +154,7 @@ mod tests {
             false,
             false,
         );
-        // The same names as linear layers, as nanoGPT and GPT-BigCode have them.
+        // The same names as linear layers, as in nanoGPT and GPT-BigCode.
         check(&[(attn, &[192, 64]), (attn_bias, &[192]), (proj, &[64, 64])], &[], false, false);
         // Nothing but a name.
         check(&[(proj, &[64, 64])], &[proj], true, false);

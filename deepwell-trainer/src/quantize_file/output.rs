@@ -1,15 +1,15 @@
-//! Where a model goes, complete or not at all.
+//! Output of a model, complete or not at all.
 //!
-//! Everything is written aside and brought to the disk first. A folder that is not there yet then
-//! appears with one rename. In a folder that is there, files are renamed one by one, and whoever
-//! looks for a model in it finds at each moment the former one, the new one, or none:
+//! All files are first written to a temporary folder and synced. A new output folder then appears
+//! with one rename. In an existing folder, files are renamed one by one, and a reader finds at each
+//! moment the former model, the new model, or none:
 //!
-//! 1. an index that is going to be replaced is removed, since its shards change under their names;
-//! 2. the shards are renamed, which nobody looks for without an index;
-//! 3. the index, or the single file of a model without one, is renamed;
-//! 4. what named the former model in the other way, an index or a single file, is removed.
+//! 1. an index that will be replaced is removed, because its shards change under their names;
+//! 2. the shards are renamed; without an index no reader finds them;
+//! 3. the index, or the single file of a model without an index, is renamed;
+//! 4. the other form of the former model, an index or a single file, is removed.
 //!
-//! The folder is synced after each of the four.
+//! The folder is synced after each of these steps.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,22 +20,22 @@ use tempfile::TempDir;
 use super::QuantizeFileError;
 use super::safetensors::{self, INDEX_FILE, Model, NewTensor, SINGLE_FILE};
 
-/// Name of the folder with the files in the temporary one.
+/// Name of the model's folder in the temporary folder.
 const FILES: &str = "model";
 
-/// The output of a run, in a folder beside its place until it is complete. Dropped before that, the
-/// folder goes and the place is untouched.
+/// The output of a run, in a temporary folder next to its destination until complete. An early drop
+/// removes the temporary folder and leaves the destination untouched.
 pub(super) struct Output<'a> {
     path: &'a Path,
-    /// The folder that the files will lie in.
+    /// The destination folder of the files.
     folder: PathBuf,
-    /// In the folder of `path`, so that a rename is enough.
+    /// In the folder of `path`, so that a rename is sufficient.
     partial: TempDir,
     is_folder: bool,
 }
 
 impl<'a> Output<'a> {
-    /// Refuses an output that is there, unless `force`, and one that is the input.
+    /// Rejects an existing output, unless `force`, and an output that is the input.
     pub(super) fn begin(
         model: &Model,
         path: &'a Path,
@@ -65,14 +65,14 @@ impl<'a> Output<'a> {
             .prefix(".deepwell-quantize-")
             .tempdir_in(parent)
             .map_err(QuantizeFileError::io("write to", parent))?;
-        // A temporary folder is private to its user; what is in it gets what all folders get.
+        // A temporary folder is private to its user; its subfolder has the default permissions.
         let files = partial.path().join(FILES);
         fs::create_dir(&files).map_err(QuantizeFileError::io("create", &files))?;
         let folder = if model.is_folder { path } else { parent }.to_path_buf();
         Ok(Self { path, folder, partial, is_folder: model.is_folder })
     }
 
-    /// Where to write the file that is called `name` in the folder of the model.
+    /// Path for writing the file with this `name` in the model's folder.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         match (self.is_folder, self.path.file_name()) {
             (false, Some(name)) => self.files().join(name),
@@ -84,7 +84,7 @@ impl<'a> Output<'a> {
         self.partial.path().join(FILES)
     }
 
-    /// Moves the files to their place. What else lies there, such as a configuration, stays.
+    /// Moves the files to their destination. Other files there, such as a configuration, are kept.
     pub(super) fn finish(
         self,
         model: &Model,
@@ -138,7 +138,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The operations that the order above is about, so that a test can fail each of them.
+/// The file operations of the protocol above, so that a test can fail each of them.
 trait Disk {
     fn sync(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

@@ -1,4 +1,4 @@
-//! Tensors in pieces of a size that fits into cache, worked off by the threads of the rayon pool.
+//! Splits tensors into cache-sized pieces, processed by the threads of the rayon pool.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,25 +8,25 @@ use deepwell_precision::scale_tiles::{TILE_BLOCKS, TILE_BYTES, TILE_ROWS};
 use super::shape::{Matrices, Stored};
 use super::{QuantizeFileError, ScaleLayout};
 
-/// Bytes that the buffers of all threads take together, at most.
+/// Maximum bytes of the buffers of all threads together.
 pub const BUFFER_BYTES_MAX: usize = 160 << 20;
 
 /// Elements of a piece, unless 128 rows have more.
 const PIECE_ELEMENTS: usize = 1 << 18;
-/// The same of a tensor with inputs first, whose piece is many short runs of the file: they are
-/// longer in a larger piece.
+/// Elements of a piece of a tensor with inputs first. Such a piece consists of many short runs of
+/// the file; a larger piece has longer runs.
 const TURNED_PIECE_ELEMENTS: usize = 1 << 21;
 /// Elements of 128 rows at most.
 const TILED_ELEMENTS_MAX: usize = 1 << 23;
-/// Bytes of all buffers for an element: source (4), data, packed data, scales, values (4), and the
-/// source as it lies in the file (4).
+/// Bytes of all buffers per element: source (4), data, packed data, scales, values (4), and the
+/// source in file order (4).
 const BYTES_PER_ELEMENT: usize = 16;
 
 const _: () = assert!(TILED_ELEMENTS_MAX * BYTES_PER_ELEMENT <= BUFFER_BYTES_MAX);
 // Where a row is cut, all formats start a byte and a block.
 const _: () = assert!(PIECE_ELEMENTS.is_multiple_of(32));
 
-/// Elements that a row may have where scales are tiled.
+/// Maximum elements of a row with tiled scales.
 pub(super) const TILED_COLS_MAX: usize = TILED_ELEMENTS_MAX / TILE_ROWS;
 
 /// Whole rows, or a part of one row.
@@ -44,17 +44,17 @@ impl Piece {
         self.rows * self.cols
     }
 
-    /// Index of its first element.
+    /// Index of the first element.
     pub(super) fn first(self, matrices: Matrices) -> u64 {
         self.row as u64 * matrices.cols as u64 + self.col as u64
     }
 
-    /// Where its data starts, bytes from those of the tensor.
+    /// Byte offset of the piece's data in the tensor's data.
     pub(super) fn data_begin(self, matrices: Matrices, stored: Stored) -> u64 {
         self.row as u64 * stored.data_len(matrices.cols) as u64 + stored.data_len(self.col) as u64
     }
 
-    /// Where its scales start, bytes from those of the tensor.
+    /// Byte offset of the piece's scales in the tensor's scales.
     pub(super) fn scales_begin(self, matrices: Matrices, stored: Stored) -> u64 {
         let blocks = stored.blocks(matrices.cols);
         match stored.layout {
@@ -70,9 +70,9 @@ impl Piece {
     }
 }
 
-/// The runs of the elements of a file in which a piece of a tensor with inputs first lies: for each
-/// of its columns and each matrix that it has rows of, the index of the first element, the row in
-/// the piece of that, and how many rows follow each other from there. `run` gets the column first.
+/// Calls `run` for each contiguous run of file elements in a piece of a tensor with inputs first:
+/// for each column of the piece and each matrix with rows in it. The arguments are the column, the
+/// index of the first element, its row in the piece, and the number of consecutive rows.
 pub(super) fn for_each_run<E>(
     piece: Piece,
     matrices: Matrices,
@@ -92,7 +92,7 @@ pub(super) fn for_each_run<E>(
     Ok(())
 }
 
-/// The pieces of a tensor, which depend on its shape and its orientation alone.
+/// The pieces of a tensor, which depend only on its shape, layout and orientation.
 pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout, is_inputs_first: bool) -> Vec<Piece> {
     let Matrices { count, rows, cols } = matrices;
     let mut pieces = Vec::new();
@@ -130,9 +130,9 @@ pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout, is_inputs_first: b
     pieces
 }
 
-/// Runs `work` on each of `items` with the threads of the current rayon pool, of which each has a
-/// state of its own, and gives the results in order. `elements` is the size of the largest item.
-/// After an error no new item is begun.
+/// Runs `work` on each of `items` with the threads of the current rayon pool, each with its own
+/// state, and returns the results in order. `elements` is the size of the largest item. After an
+/// error no new item is started.
 pub(super) fn for_each<I: Copy + Sync, W: Default, R: Send>(
     items: &[I],
     elements: usize,
@@ -155,11 +155,11 @@ pub(super) fn for_each<I: Copy + Sync, W: Default, R: Send>(
             }
             results.push((index, result));
         }
-        // A poisoned lock only says that another thread panicked, which rayon passes on.
+        // A poisoned lock only means that another thread panicked; rayon propagates the panic.
         done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).append(&mut results);
     };
-    // A thread that waits inside of `work` may begin another worker, never another item, so that
-    // there are no more states than workers.
+    // A thread that waits inside of `work` may start another worker, but never another item, so the
+    // number of states is at most the number of workers.
     rayon::scope(|scope| (0..workers).for_each(|_| scope.spawn(|_| worker())));
     let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     done.sort_by_key(|&(index, _)| index);
@@ -171,7 +171,7 @@ mod tests {
     use super::super::FileFormat;
     use super::*;
 
-    /// Pieces cover every element once, and their data and scales follow each other.
+    /// Pieces cover every element once, and their data and scales are consecutive.
     #[test]
     fn pieces_cover_a_tensor() {
         for (count, rows, cols) in
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The runs of all pieces of a tensor with inputs first are its transpose.
+    /// The runs of all pieces of a tensor with inputs first give its transpose.
     #[test]
     fn runs_are_the_transpose() {
         for (count, rows, cols) in [(1, 1, 1), (3, 5, 7), (2, 700, 2000), (1, 1, 3_000_000)] {
@@ -213,7 +213,7 @@ mod tests {
                 let all = for_each_run(piece, matrices, |col, first, done, run| {
                     for i in 0..run {
                         let element = first as usize + i;
-                        // The place of the element as the file has it: matrix, input, output.
+                        // Position of the element in the file: matrix, input, output.
                         let (matrix, rest) = (element / (rows * cols), element % (rows * cols));
                         let (input, output) = (rest / rows, rest % rows);
                         let expected = (piece.row + done + i, piece.col + col);

@@ -1,4 +1,4 @@
-//! What came of it, as a table or as JSON.
+//! Results of quantization and dequantization, as a table or as JSON.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::{FileFormat, QuantizeFileOptions, ScaleLayout};
 
-/// What [`super::quantize`] did.
+/// Result of [`super::quantize`].
 #[derive(Clone, Debug, Serialize)]
 pub struct QuantizeReport {
     /// Format of the quantized tensors.
     pub format: FileFormat,
-    /// Rule of their scales; `null` for NVFP4, which has its own.
+    /// Rule of the scales; `null` for NVFP4, whose rule is fixed.
     pub scale_rule: Option<&'static str>,
-    /// Layout of their scales.
+    /// Layout of the scales.
     pub layout: ScaleLayout,
     /// All tensors, by file and place.
     pub tensors: Vec<TensorReport>,
@@ -24,32 +24,32 @@ pub struct QuantizeReport {
     pub bytes_in: u64,
     /// Bytes of all tensors of the output, scales included.
     pub bytes_out: u64,
-    /// Time that it took.
+    /// Elapsed seconds.
     pub seconds: f64,
 }
 
 /// One tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorReport {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its element type in the input.
+    /// Element type in the input.
     pub dtype: String,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Whether it is stored as `[.., inputs, outputs]`: blocks lie along the inputs.
+    /// Whether the tensor is stored as `[.., inputs, outputs]`: blocks are along the inputs.
     pub inputs_first: bool,
-    /// Why it was quantized or kept.
+    /// Reason for quantizing or keeping the tensor.
     pub reason: String,
     /// Bytes in the input.
     pub bytes_in: u64,
     /// Bytes in the output, scales included.
     pub bytes_out: u64,
-    /// What quantization did to it; `null` for a tensor that was kept.
+    /// Quantization quality; `null` for a kept tensor.
     pub quality: Option<Quality>,
 }
 
-/// What quantization did to a tensor.
+/// Quantization quality of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Quality {
     /// Signal to noise, decibels; `null` in JSON where nothing was lost.
@@ -58,7 +58,7 @@ pub struct Quality {
     pub saturation: f64,
     /// Share of the elements that became zero, 0 to 1.
     pub underflow: f64,
-    /// Blocks with a NaN or an infinity, which the other figures leave out.
+    /// Number of blocks with a NaN or an infinity, which the other figures exclude.
     pub blocks_not_finite: u64,
 }
 
@@ -156,18 +156,18 @@ impl fmt::Display for QuantizeReport {
     }
 }
 
-/// What [`super::dequantize`] did.
+/// Result of [`super::dequantize`].
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DequantizeReport {
-    /// Tensors that were brought back.
+    /// Number of dequantized tensors.
     pub tensors: usize,
-    /// Tensors that had not been quantized.
+    /// Number of tensors copied without dequantization.
     pub tensors_kept: usize,
     /// Bytes of all tensors of the input.
     pub bytes_in: u64,
     /// Bytes of all tensors of the output.
     pub bytes_out: u64,
-    /// Time that it took.
+    /// Elapsed seconds.
     pub seconds: f64,
 }
 

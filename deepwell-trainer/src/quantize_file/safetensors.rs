@@ -1,4 +1,4 @@
-//! Headers of safetensors files, read and written, and which files make up a model.
+//! Reads and writes headers of safetensors files, and lists the files of a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ pub(super) struct StoredTensor {
     pub(super) bytes: u64,
 }
 
-/// What the header of a file says.
+/// Contents of a file's header.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Header {
     /// By place in the file.
@@ -58,7 +58,7 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
     Ok((file, Header { tensors, metadata }))
 }
 
-/// Bytes of an element, of the types that this module looks into.
+/// Bytes of an element, for the types that this module interprets.
 fn dtype_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "F32" => Some(4),
@@ -68,7 +68,7 @@ fn dtype_bytes(dtype: &str) -> Option<u64> {
     }
 }
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 #[derive(Clone, Debug)]
 pub(super) struct NewTensor {
     pub(super) name: String,
@@ -77,8 +77,8 @@ pub(super) struct NewTensor {
     pub(super) bytes: u64,
 }
 
-/// Creates a file with a header and room for its tensors, and says where each of them begins.
-/// Elements of four bytes come first, then of two, so that each starts at a multiple of its size.
+/// Creates a file with a header and room for its tensors, and returns the offset of each tensor.
+/// Tensors are ordered by descending element size, so that each is aligned to its element size.
 pub(super) fn create(
     path: &Path,
     tensors: &[NewTensor],
@@ -125,11 +125,11 @@ pub(super) fn create(
 /// The files of a model.
 #[derive(Debug)]
 pub(super) struct Model {
-    /// Where each is read, and its name below the output folder.
+    /// Input path of each file, and its name in the output folder.
     pub(super) files: Vec<(PathBuf, String)>,
     /// Whether the output is a folder.
     pub(super) is_folder: bool,
-    /// Whether an index tells which tensor is in which file.
+    /// Whether an index maps tensors to files.
     pub(super) has_index: bool,
 }
 
@@ -153,7 +153,7 @@ pub(super) fn find(path: &Path) -> Result<Model, QuantizeFileError> {
     Ok(Model { files, is_folder: false, has_index: false })
 }
 
-/// The shards that an index names.
+/// The shards named by an index.
 fn indexed(path: &Path) -> Result<Model, QuantizeFileError> {
     let text = fs::read(path).map_err(QuantizeFileError::io("read", path))?;
     let invalid = |detail: &str| QuantizeFileError::invalid(path, detail);

@@ -1,10 +1,10 @@
-//! A tensor as matrices, and how many bytes each part of its quantized form takes.
+//! A tensor as matrices, and the byte sizes of its quantized form.
 
 use deepwell_precision::{BLOCK, nvfp4, packed, scale_tiles};
 
 use super::{FileFormat, ScaleLayout};
 
-/// A tensor as equal matrices one after the other, blocks along their rows.
+/// A tensor as consecutive equal matrices, with blocks along their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Matrices {
     pub(super) count: usize,
@@ -13,7 +13,7 @@ pub(super) struct Matrices {
     pub(super) cols: usize,
 }
 
-/// The shape of a tensor with inputs last, as it is quantized.
+/// The shape of a tensor with inputs last, as used by quantization.
 pub(super) fn inputs_last(shape: &[usize], is_inputs_first: bool) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if let ([.., inputs, outputs], true) = (&mut shape[..], is_inputs_first) {
@@ -46,7 +46,7 @@ impl Matrices {
     }
 }
 
-/// What a quantized tensor is stored as.
+/// Storage form of a quantized tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
     pub(super) format: FileFormat,
@@ -54,7 +54,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// Elements that share a scale.
+    /// Elements per scale.
     pub(super) fn block(self) -> usize {
         if self.format == FileFormat::Nvfp4 { nvfp4::BLOCK } else { BLOCK }
     }
@@ -68,7 +68,7 @@ impl Stored {
         }
     }
 
-    /// Element type of the data, as safetensors names it.
+    /// Element type of the data, by its safetensors name.
     pub(super) fn data_dtype(self) -> &'static str {
         if self.format == FileFormat::Mxfp8 { "F8_E4M3" } else { "U8" }
     }
@@ -104,8 +104,8 @@ impl Stored {
         data
     }
 
-    /// Shape of the stored scales: that of the tensor with blocks for elements, or tiles as a
-    /// row of bytes for each matrix.
+    /// Shape of the stored scales: the tensor's shape with blocks in place of elements, or for
+    /// tiles a row of bytes per matrix.
     pub(super) fn scales_shape(self, shape: &[usize], matrices: Matrices) -> Vec<usize> {
         match self.layout {
             ScaleLayout::Plain => {

@@ -1,4 +1,4 @@
-//! One tensor on its way from numbers to quantized data and scales.
+//! Quantization of one tensor into data and scales.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,10 +15,10 @@ use super::safetensors::StoredTensor;
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
-/// Bytes of a kept tensor that are copied together.
+/// Bytes of a kept tensor copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What is read and what is written.
+/// Input and output files.
 pub(super) struct Files<'a> {
     pub(super) source: &'a File,
     pub(super) source_path: &'a Path,
@@ -40,7 +40,7 @@ impl Files<'_> {
     }
 }
 
-/// Copies a tensor that is kept.
+/// Copies a kept tensor.
 pub(super) fn copy(
     files: &Files<'_>,
     tensor: &StoredTensor,
@@ -55,7 +55,7 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// Element types that are quantized.
+/// Element types that can be quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceType {
     F32,
@@ -74,7 +74,7 @@ impl SourceType {
     }
 }
 
-/// Where the parts of a tensor start in the file.
+/// Offsets of the parts of a tensor in the file.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) data: u64,
@@ -82,13 +82,13 @@ pub(super) struct Places {
     pub(super) tensor_scale: Option<u64>,
 }
 
-/// One tensor on its way.
+/// One tensor to quantize.
 pub(super) struct Work<'a> {
     pub(super) files: &'a Files<'a>,
     pub(super) tensor: &'a StoredTensor,
     pub(super) kind: SourceType,
     pub(super) matrices: Matrices,
-    /// Whether the file has its transposes: `[.., cols, rows]`.
+    /// Whether the file contains the transpose: `[.., cols, rows]`.
     pub(super) is_inputs_first: bool,
     pub(super) stored: Stored,
     pub(super) options: &'a QuantizeFileOptions,
@@ -146,7 +146,7 @@ impl Work<'_> {
         Ok(total)
     }
 
-    /// Reads a piece into `wide`, or `narrow` where the type is bf16.
+    /// Reads a piece into `wide`, or into `narrow` for bf16.
     fn read(&self, piece: Piece, buffers: &mut Buffers) -> Result<(), QuantizeFileError> {
         let (elements, run) = (piece.elements(), &mut buffers.run);
         match self.kind {
@@ -169,7 +169,7 @@ impl Work<'_> {
         }
     }
 
-    /// Reads a piece as it lies in the file, or turned by means of `run`.
+    /// Reads a piece in file order, or transposed through the buffer `run`.
     fn read_elements<T: bytemuck::Pod>(
         &self,
         piece: Piece,
@@ -193,7 +193,7 @@ impl Work<'_> {
         })
     }
 
-    /// Quantizes one piece, writes it, and measures what was lost.
+    /// Quantizes one piece, writes it, and measures the error.
     fn quantize<S: Source>(
         &self,
         piece: Piece,
@@ -234,7 +234,7 @@ impl Work<'_> {
     }
 }
 
-/// Where a piece is quantized to.
+/// Output buffers of a piece.
 struct Parts<'a> {
     data: &'a mut Vec<u8>,
     packed: &'a mut Vec<u8>,

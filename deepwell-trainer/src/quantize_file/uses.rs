@@ -1,5 +1,5 @@
-//! Role and layout of each tensor of a model: from its configuration where there is one of a family
-//! that Deepwell captures, else from names and shapes.
+//! Role and layout of each tensor of a model: from the model's configuration if Deepwell captures
+//! its family, otherwise from names and shapes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,20 +16,21 @@ const CONFIG: &str = "config.json";
 /// Role and layout of one tensor.
 pub(super) struct Use {
     pub(super) role: Role,
-    /// Whether it is stored as `[.., inputs, outputs]`.
+    /// Whether the tensor is stored as `[.., inputs, outputs]`.
     pub(super) is_inputs_first: bool,
-    /// Why it is kept whatever a policy says.
+    /// Reason why the tensor is kept under any policy.
     pub(super) kept: Option<&'static str>,
 }
 
-/// A tensor as the configuration has it.
+/// A tensor according to the configuration.
 struct Configured {
     role: Role,
     shape: Vec<usize>,
     is_inputs_first: bool,
 }
 
-/// One use for each tensor, and remarks on where they are from. `folder` is where the model lies.
+/// A use for each tensor, and remarks on the source of this information. `folder` is the model's
+/// folder.
 pub(super) fn uses(tensors: &[&StoredTensor], folder: &Path) -> (Vec<Use>, Vec<String>) {
     let mut notes = Vec::new();
     let configured = configured(tensors, folder, &mut notes);
@@ -54,7 +55,7 @@ pub(super) fn uses(tensors: &[&StoredTensor], folder: &Path) -> (Vec<Use>, Vec<S
         let by_name = || neighbours.role_of(&tensor.name, &tensor.shape);
         Use {
             role: match found {
-                // A bias has the role of its weight there.
+                // In the configuration a bias has the role of its weight.
                 Some(_) if tensor.shape.len() < 2 => Role::Norm,
                 Some(found) => found.role,
                 None => by_name(),
@@ -66,7 +67,7 @@ pub(super) fn uses(tensors: &[&StoredTensor], folder: &Path) -> (Vec<Use>, Vec<S
     (tensors.iter().zip(inputs_first).map(one).collect(), notes)
 }
 
-/// The tensors of the configuration in `folder`, if it is that of these tensors.
+/// The tensors of the configuration in `folder`, if the configuration matches these tensors.
 fn configured(
     tensors: &[&StoredTensor],
     folder: &Path,
@@ -112,8 +113,8 @@ fn configured(
     (count > 0).then_some(map)
 }
 
-/// The entry of a tensor. `save_pretrained` puts `transformer.` before names of GPT-2; models that
-/// were saved without their head lack `model.`.
+/// Returns the entry of a tensor. `save_pretrained` adds `transformer.` to names of GPT-2; models
+/// saved without their head lack `model.`.
 fn find<'a>(map: &'a BTreeMap<String, Configured>, name: &str) -> Option<&'a Configured> {
     let bare = name.strip_prefix("transformer.");
     map.get(name).or_else(|| map.get(bare?)).or_else(|| map.get(&format!("model.{name}")))

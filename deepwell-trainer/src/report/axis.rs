@@ -1,12 +1,12 @@
 //! Axes: the range of the data, round ticks, and where a value lies in pixels.
 
-/// How values are laid out along an axis.
+/// Arrangement of values along an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
     /// Equal steps for equal differences.
     #[default]
     Linear,
-    /// Equal steps for equal ratios. Values that are not positive are left out.
+    /// Equal steps for equal ratios. Values that are not positive are omitted.
     Log,
 }
 
@@ -31,7 +31,7 @@ impl Scale {
     }
 }
 
-/// One axis: values from `low` to `high` lie between the pixels `start` and `end`.
+/// One axis: values from `low` to `high` are between the pixels `start` and `end`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Axis {
     scale: Scale,
@@ -43,7 +43,7 @@ pub(crate) struct Axis {
 
 impl Axis {
     /// An axis that shows all `values` with `margin`, a share of the range, on both sides. Without
-    /// any value it goes from 0 to 1 (log: from 0.1 to 1).
+    /// values it extends from 0 to 1 (log: from 0.1 to 1).
     pub(crate) fn new(
         scale: Scale,
         values: impl Iterator<Item = f64>,
@@ -59,7 +59,7 @@ impl Axis {
         if low > high {
             (low, high) = if scale == Scale::Log { (-1.0, 0.0) } else { (0.0, 1.0) };
         } else if high - low <= 1e-9 * low.abs().max(high.abs()) {
-            // One value only: give it some room, also when it is 0.
+            // A single value gets some room, also if it is 0.
             let room = if low == 0.0 { 1.0 } else { 0.05 * low.abs() };
             (low, high) = (low - room, high + room);
         } else {
@@ -69,7 +69,7 @@ impl Axis {
         Self { scale, low, high, start, end }
     }
 
-    /// Pixels of a value that the scale shows.
+    /// Pixel position of a value that the scale can show.
     pub(crate) fn pixel(&self, value: f64) -> f64 {
         let share = (self.scale.forward(value) - self.low) / (self.high - self.low);
         self.start + share * (self.end - self.start)
@@ -79,7 +79,7 @@ impl Axis {
     pub(crate) fn ticks(&self, count: usize) -> Vec<(f64, String)> {
         match self.scale {
             Scale::Log if self.high - self.low > 1.0 => self.decades(),
-            // Less than one decade: round differences read better than powers of ten.
+            // Less than one decade: round differences are easier to read than powers of ten.
             _ => {
                 let (low, high) = (self.scale.backward(self.low), self.scale.backward(self.high));
                 linear_ticks(low, high, count)
@@ -131,7 +131,7 @@ fn tick_label(value: f64, step: f64) -> String {
 fn with_digits(value: f64, step: f64) -> String {
     let digits = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.digits$}");
-    // Minus signs as they are set in print.
+    // Minus signs as in print.
     text.replace('-', "\u{2212}")
 }
 

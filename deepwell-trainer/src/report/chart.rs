@@ -1,7 +1,7 @@
 //! Line charts as SVG.
 //!
-//! The SVG is written here and not by a plotting library, because a page that follows light and
-//! dark needs classes where those write colours, and text that a screen reader finds.
+//! The SVG is written here rather than by a plotting library, because a page with light and dark
+//! modes needs style classes instead of fixed colours, and text for screen readers.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,7 @@ const ROW: f64 = 18.0;
 const CHARACTER: f64 = 6.6;
 /// Number of colours in the style sheet; more series begin again at the first.
 pub(crate) const COLORS: usize = 6;
-/// With more markers than this they get no text, only a tooltip.
+/// Charts with more markers show their labels only as tooltips.
 const MARKER_TEXTS_MAX: usize = 6;
 
 /// How a line is drawn.
@@ -30,7 +30,7 @@ pub enum Stroke {
     Solid,
     /// A dashed line.
     Dashed,
-    /// A thin, pale line, for values that only stand behind others.
+    /// A thin, pale line, for background values.
     Faint,
     /// Dots without a line.
     Dots,
@@ -39,14 +39,14 @@ pub enum Stroke {
 /// One line of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Name in the legend; a line without one is not in it.
+    /// Name in the legend; unnamed lines are not in the legend.
     pub name: String,
     /// Points (x, y) with x rising. A y that is not finite breaks the line.
     pub points: Vec<(f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,
-    /// Which colour of the palette, from 0; `None` for the next one. Lines that belong together can
-    /// share one.
+    /// Index of the colour in the palette, from 0; `None` for the next colour. Related lines can
+    /// share a colour.
     pub color: Option<usize>,
 }
 
@@ -62,25 +62,25 @@ impl Series {
 pub struct ReferenceLine {
     /// Text above the line.
     pub label: String,
-    /// Its value.
+    /// Vertical position.
     pub y: f64,
 }
 
-/// A vertical line for something that happened.
+/// A vertical line for an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Marker {
-    /// Text at its top and in its tooltip.
+    /// Label at the top and in the tooltip.
     pub label: String,
-    /// Its place.
+    /// Horizontal position.
     pub x: f64,
 }
 
 /// A chart of lines over one axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LineChart {
-    /// What is shown: the heading of the chart and its name for screen readers.
+    /// Heading of the chart, and its name for screen readers.
     pub title: String,
-    /// What there is to see, for screen readers; a list of the series if it is empty.
+    /// Description for screen readers; a list of the series if empty.
     pub description: String,
     /// Label of the horizontal axis.
     pub x_label: String,
@@ -90,13 +90,13 @@ pub struct LineChart {
     pub y_scale: Scale,
     /// The lines.
     pub series: Vec<Series>,
-    /// Horizontal lines; they belong to the range of the axis.
+    /// Horizontal lines; the range of the axis includes them.
     pub references: Vec<ReferenceLine>,
-    /// Vertical lines; those outside the data are left out.
+    /// Vertical lines; lines outside the data are omitted.
     pub markers: Vec<Marker>,
 }
 
-/// The frame that the data is drawn in.
+/// The frame of the data.
 struct Frame {
     top: f64,
     bottom: f64,
@@ -106,8 +106,8 @@ struct Frame {
 }
 
 impl LineChart {
-    /// The chart as one `svg` element. Colours come from the page's style sheet; without it the
-    /// lines are black.
+    /// Returns the chart as one `svg` element. Colours come from the page's style sheet; without it
+    /// the lines are black.
     pub fn to_svg(&self) -> String {
         let mut body = String::new();
         let top = 8.0 + ROW * self.push_legend(&mut body) as f64 + 8.0;
@@ -177,7 +177,7 @@ impl LineChart {
         series.color.unwrap_or(index) % COLORS
     }
 
-    /// Writes the legend and gives its number of rows.
+    /// Writes the legend and returns its number of rows.
     fn push_legend(&self, body: &mut String) -> usize {
         let is_named = |series: &Series| !series.name.is_empty();
         if !self.series.iter().any(is_named) {
@@ -253,7 +253,7 @@ impl LineChart {
         let mut free_from = frame.top;
         for (y, label) in lines {
             let path = format!("M{LEFT} {}H{right}", tenths(y));
-            // Labels of lines that nearly touch are moved down, one below the other.
+            // Labels of nearly touching lines are moved down, one below the other.
             let y_text = (y - 5.0).max(free_from + 11.0);
             free_from = y_text + 2.0;
             let (x, y_text, label) = (right - 4.0, tenths(y_text), escape(label));

@@ -1,7 +1,7 @@
-//! A checker of well-formed markup for the tests: stricter than browsers, as small as it can be.
+//! A checker of well-formed markup for the tests: small, and stricter than browsers.
 
-/// Panics unless every element is closed in its order, attributes are quoted and unique, and no
-/// bare `<` or `&` is left in the text.
+/// Panics unless every element is closed in order, attributes are quoted and unique, and the text
+/// contains no bare `<` or `&`.
 pub(crate) fn assert_well_formed(markup: &str) {
     if let Err(what) = check(markup) {
         panic!("{what}");

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// Makes any text safe inside an element or a quoted attribute of HTML or SVG. Control characters
-/// that neither may hold become U+FFFD.
+/// Escapes any text for an element or a quoted attribute of HTML or SVG. Control characters that
+/// are invalid in both become U+FFFD.
 pub fn escape(text: &str) -> Cow<'_, str> {
     let is_special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'') || is_forbidden(c);
     if !text.contains(is_special) {

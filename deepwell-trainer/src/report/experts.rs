@@ -1,18 +1,18 @@
-//! How tokens were spread over experts in a run, as charts: the load of each expert of each layer,
-//! and what guards look at.
+//! Charts of the distribution of tokens over experts in a run: the load of each expert of each
+//! layer, and the values that guards watch.
 
 use super::{Block, HeatBand, HeatMap, LineChart, Series};
 use crate::ExpertRecord;
 
 /// Columns of the map at most: windows of steps.
 const COLUMNS_MAX: usize = 72;
-/// Rows of the map at most: experts of the layers that are shown.
+/// Maximum number of rows of the map: experts of the shown layers.
 const ROWS_MAX: usize = 512;
 
-/// The experts of a step, which is named by its number.
+/// Expert records of a step, with the step's number.
 pub(crate) type Step<'a> = (u64, &'a [ExpertRecord]);
 
-/// The charts of a run, none where it had no experts. `run` names it.
+/// The charts of a run, none without experts. `run` is its name.
 pub(crate) fn expert_charts(run: &str, steps: &[Step<'_>]) -> Vec<Block> {
     let steps: Vec<Step<'_>> =
         steps.iter().copied().filter(|(_, experts)| !experts.is_empty()).collect();
@@ -57,7 +57,7 @@ pub(crate) fn expert_charts(run: &str, steps: &[Step<'_>]) -> Vec<Block> {
 /// The load of each expert over the mean of its layer, by windows of steps.
 fn load_map(run: &str, steps: &[Step<'_>], layers: &[ExpertRecord]) -> HeatMap {
     let windows: Vec<&[Step<'_>]> = steps.chunks(steps.len().div_ceil(COLUMNS_MAX)).collect();
-    // Layers that are spread over the model, as many as there is room for.
+    // Layers at equal distances, as many as fit.
     let experts = layers.iter().map(|own| own.load.chosen.len()).max().unwrap_or(0);
     let every = (layers.len() * experts).div_ceil(ROWS_MAX).max(1);
     let shown: Vec<u32> = layers.iter().step_by(every).map(|own| own.load.layer).collect();
@@ -98,7 +98,7 @@ fn shares(window: &[Step<'_>], layer: u32) -> Vec<f64> {
     }
     let total: u64 = sums.iter().sum();
     let mean = total as f64 / sums.len() as f64;
-    // Without tokens there is nothing to compare.
+    // Without tokens no comparison is possible.
     sums.into_iter().map(|sum| if total == 0 { f64::NAN } else { sum as f64 / mean }).collect()
 }
 

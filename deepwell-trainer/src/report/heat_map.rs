@@ -1,4 +1,4 @@
-//! A ratio for each row and column as SVG: cells coloured by how far they are from 1.
+//! Heat map as SVG: a ratio for each row and column, coloured by distance from 1.
 
 use std::fmt::Write as _;
 
@@ -10,34 +10,34 @@ const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
-/// Height of all rows, which a row shares with the others, and the most and least that it takes.
+/// Height of all rows together, and the limits for a single row.
 const ROWS_HEIGHT: f64 = 420.0;
 const ROW_MAX: f64 = 16.0;
 const ROW_MIN: f64 = 2.0;
 /// Between two bands.
 const GAP: f64 = 6.0;
-/// The classes of the style sheet, `h0` and so on: what is below the first bound, the second …
+/// Number of levels, with the style classes `h0`, `h1`, …
 pub(crate) const LEVELS: usize = BOUNDS.len() + 1;
-/// Where a level ends; a value of zero has the first one to itself.
+/// Upper bounds of the levels; zero has the first level to itself.
 const BOUNDS: [f64; 7] = [f64::MIN_POSITIVE, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0];
-/// What the legend calls the levels.
+/// Names of the levels in the legend.
 const NAMES: [&str; LEVELS] = ["none", "< 1/4", "< 1/2", "< 0.8", "even", "> 1.25", "> 2", "> 4"];
 
-/// Rows that stand together: those of a layer.
+/// Rows of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeatBand {
-    /// What stands before them.
+    /// Label to the left of the rows.
     pub label: String,
-    /// Values of each row, one for each column; 1 is even. One that is not finite has no cell.
+    /// Values of each row, one for each column; 1 is even. A value that is not finite has no cell.
     pub rows: Vec<Vec<f64>>,
 }
 
 /// Bands of rows over columns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeatMap {
-    /// What is shown: the heading of the chart and its name for screen readers.
+    /// Heading of the chart, and its name for screen readers.
     pub title: String,
-    /// What there is to see, for screen readers.
+    /// Description for screen readers.
     pub description: String,
     /// Label of the horizontal axis.
     pub x_label: String,
@@ -48,7 +48,7 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
-    /// The map as one `svg` element. Colours come from the page's style sheet.
+    /// Returns the map as one `svg` element. Colours come from the page's style sheet.
     pub fn to_svg(&self) -> String {
         let rows: usize = self.bands.iter().map(|band| band.rows.len()).sum();
         let row_height = (ROWS_HEIGHT / rows.max(1) as f64).clamp(ROW_MIN, ROW_MAX);
@@ -104,12 +104,12 @@ impl HeatMap {
     }
 }
 
-/// The level of a value, if it has one.
+/// The level of a value, if finite.
 fn level(value: f64) -> Option<usize> {
     value.is_finite().then(|| BOUNDS.iter().take_while(|&&bound| value >= bound).count())
 }
 
-/// Adds a row's cells to the paths of their levels; neighbors of one level are one rectangle.
+/// Adds a row's cells to the paths of their levels; neighbors of equal level are one rectangle.
 fn push_row(paths: &mut [String; LEVELS], row: &[f64], top: f64, height: f64) {
     let cell = (WIDTH - RIGHT - LEFT) / row.len().max(1) as f64;
     let levels: Vec<Option<usize>> = row.iter().map(|&value| level(value)).collect();
@@ -178,7 +178,7 @@ mod tests {
         let svg = map.to_svg();
         assert_well_formed(&svg);
         assert!(!svg.contains("NaN"), "{svg}");
-        // Two even ones together, and one alone in the second row; 216 pixels a column.
+        // Two even cells together, and a single one in the second row; 216 pixels per column.
         let cells = |class: &str| {
             let path =
                 svg.lines().find(|line| line.starts_with(&format!("<path class=\"heat {class}")));

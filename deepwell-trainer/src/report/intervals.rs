@@ -20,27 +20,27 @@ const GAP: f64 = 8.0;
 pub struct Interval {
     /// The value.
     pub value: f64,
-    /// Half the width; none where it is not known.
+    /// Half the width; none if unknown.
     pub half_width: Option<f64>,
 }
 
 /// A row of a chart: an interval for each of the chart's names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IntervalRow {
-    /// What stands before it.
+    /// Label to the left of the row.
     pub label: String,
-    /// The intervals, one below the other.
+    /// The intervals, from top to bottom.
     pub intervals: Vec<Interval>,
 }
 
 /// Rows of intervals over one axis, with a line at zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IntervalChart {
-    /// What is shown.
+    /// Heading of the chart.
     pub title: String,
     /// Label of the axis, with its unit.
     pub x_label: String,
-    /// What the first, the second … interval of each row is: the legend.
+    /// Legend: names of the first, second … interval of each row.
     pub names: Vec<String>,
     /// The rows from top to bottom.
     pub rows: Vec<IntervalRow>,
@@ -49,7 +49,7 @@ pub struct IntervalChart {
 }
 
 impl IntervalChart {
-    /// The chart as one `svg` element. Colours come from the page's style sheet.
+    /// Returns the chart as one `svg` element. Colours come from the page's style sheet.
     pub fn to_svg(&self) -> String {
         let row_height = LINE * self.names.len() as f64 + GAP;
         let bottom = TOP + row_height * self.rows.len() as f64;

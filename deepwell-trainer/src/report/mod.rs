@@ -1,11 +1,10 @@
-//! Reports as one HTML file: nothing to load, nothing to run, light and dark.
+//! Reports as one HTML file, without external resources or scripts, in light and dark mode.
 //!
 //! # Brief overview
 //!
 //! A page is a title and [`Section`]s; a section is a heading and [`Block`]s: a [`VerdictBlock`], a
 //! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`], a
-//! [`HeatMap`] or text.
-//! Every piece escapes the text that it is given. Charts are inline SVG with a title and a
+//! [`HeatMap`] or text. Every block escapes its text. Charts are inline SVG with a title and a
 //! description for screen readers; colours come from style sheet classes and follow the reader's
 //! choice of light or dark.
 //!

@@ -1,4 +1,4 @@
-//! What an ablation quantizes and leaves out: classes of GEMM operands, of some tensors or of all.
+//! Classes of GEMM operands that an ablation quantizes or leaves out, for some tensors or for all.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use deepwell_precision::{Direction, OperandClass, PolicyError, Role};
 use globset::Glob;
 use serde::{Deserialize, Serialize};
 
-/// By what the quantized operands of a policy are divided into classes.
+/// Division of a policy's quantized operands into classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AblateBy {
@@ -24,7 +24,7 @@ pub enum AblateBy {
 pub(super) struct Class {
     /// Name in the report.
     pub(super) name: String,
-    /// Name of its folders.
+    /// Prefix of the folders' names.
     pub(super) folder: String,
     /// The operands.
     pub(super) operands: Vec<OperandClass>,
@@ -82,11 +82,11 @@ impl Class {
     }
 }
 
-/// The classes, in a fixed order. `tensors` restricts them to the tensors that it matches.
+/// The classes, in a fixed order. The glob `tensors` restricts them to matching tensors.
 ///
 /// # Errors
-/// [`PolicyError::Glob`] when `tensors` is malformed, [`PolicyError::NoMatch`] when the classes are
-/// of tensors and it matches none of them.
+/// [`PolicyError::Glob`] if `tensors` is malformed, [`PolicyError::NoMatch`] if the classes are of
+/// tensors and no tensor matches.
 pub(super) fn classes(
     graph: &Graph,
     by: AblateBy,
@@ -109,7 +109,7 @@ pub(super) fn classes(
     })
 }
 
-/// Leaves the tensors that `glob` matches, and no kind without any.
+/// Keeps the tensors that match `glob`, and drops empty kinds.
 fn restrict(kinds: &mut Vec<Kind<'_>>, glob: &str) -> Result<(), PolicyError> {
     let matcher = Glob::new(glob).map_err(|error| PolicyError::Glob {
         place: String::new(),
@@ -133,17 +133,17 @@ fn restrict(kinds: &mut Vec<Kind<'_>>, glob: &str) -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// Linear tensors that have one place in their layers: the third of attention, for example.
+/// Linear tensors with the same position in their layers: the third of attention, for example.
 struct Kind<'a> {
     tag: Tag,
-    /// Place among the linear tensors of that part of a layer, from 1.
+    /// Position among the linear tensors of this part of a layer, from 1.
     place: usize,
-    /// Names of the tensors, one of a layer.
+    /// Names of the tensors, one per layer.
     names: Vec<&'a str>,
 }
 
-/// What the layers' linear tensors are, by the nodes that read them and never by their names: those
-/// of attention in their order, then those of the MLP or of the experts.
+/// The kinds of linear tensors in layers, found by the nodes that read the tensors and not by
+/// names: first the tensors of attention in order, then those of the MLP or of the experts.
 fn kinds_of_tensors(graph: &Graph) -> Vec<Kind<'_>> {
     let mut kinds: Vec<Kind<'_>> = Vec::new();
     let mut seen = HashSet::new();
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(error.to_string(), expected);
     }
 
-    /// A class takes the tensors of its place in all layers and no others.
+    /// A class contains the tensors of the same position in all layers, and no others.
     #[test]
     fn a_kind_is_the_same_place_of_every_layer() {
         let graph = ModelConfig::preset("llama-micro").unwrap().capture(Some(32)).unwrap();

@@ -1,13 +1,13 @@
-//! Where the loss goes: one class of quantized operands at a time, and all but one.
+//! Ablation of the loss gap: one class of quantized operands at a time, and all but one.
 //!
-//! For each seed BF16 is trained, the whole policy, and for each class the policy with nothing else
-//! quantized and the policy with everything else quantized, all from the same weights on the same
-//! batches. What a class costs is the gap of the first to BF16; what leaving it out regains is the
-//! difference of the gaps of the whole policy and the second. Both are means over seeds with their
-//! 95 % intervals.
+//! For each seed the runs are: BF16, the whole policy, and for each class the policy with only this
+//! class quantized and the policy with all other classes quantized, from the same weights on the
+//! same batches. The cost of a class is the gap of the first to BF16. The gain from leaving a class
+//! out is the gap of the whole policy less the gap of the second. Both are means over seeds with 95
+//! % intervals.
 //!
-//! A GEMM of which one operand is quantized runs in BF16 on that operand dequantized, so that the
-//! runs are slower than those of the whole policy and show its numerics alone.
+//! A GEMM with only one quantized operand runs in BF16 on the dequantized operand. Such runs are
+//! slower than runs of the whole policy, and only show its numerics.
 
 mod classes;
 mod page;
@@ -29,27 +29,27 @@ use crate::commands::ExitStatus;
 use crate::console::say;
 use crate::{Settings, Start, TrainError};
 
-/// What to take apart.
+/// Options of an ablation.
 #[derive(Clone, Debug)]
 pub struct AblationOptions {
-    /// Settings of the runs; the policy that is taken apart is theirs.
+    /// Settings of the runs, with the policy to ablate.
     pub settings: Settings,
-    /// Where the report and the runs go.
+    /// Folder of the report and the runs.
     pub out: PathBuf,
-    /// What becomes of an earlier comparison in that folder.
+    /// Treatment of an earlier comparison in this folder.
     pub start: Start,
-    /// Seeds, from that of the settings on.
+    /// Number of seeds, starting with the seed of the settings.
     pub seeds: u64,
     /// The classes.
     pub by: AblateBy,
-    /// A glob over tensor names: only these are taken apart.
+    /// A glob over tensor names that restricts the ablation.
     pub tensors: Option<String>,
 }
 
-/// What one class costs.
+/// Cost of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassCost {
-    /// Its name.
+    /// Name of the class.
     pub class: String,
     /// Gap with nothing else quantized.
     pub alone: Estimate,
@@ -60,13 +60,13 @@ pub struct ClassCost {
 /// `ablation.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AblationReport {
-    /// By what the policy was taken apart.
+    /// Division of the policy into classes.
     pub by: AblateBy,
-    /// Which tensors, if not all.
+    /// Glob of the tensors, if restricted.
     pub tensors: Option<String>,
     /// Steps of each run.
     pub steps: u64,
-    /// Where it ran.
+    /// Device of the runs.
     pub device: String,
     /// Trained values.
     pub params: u64,
@@ -81,14 +81,14 @@ pub struct AblationReport {
 /// The gaps of one seed.
 struct SeedGaps {
     whole: f64,
-    /// Alone and left out, class by class.
+    /// Gaps alone and left out, class by class.
     classes: Vec<(f64, f64)>,
 }
 
 /// Trains all runs and writes `ablation.json` and `ablation.html`.
 ///
 /// # Errors
-/// Whatever stops one of the runs; its own words go to standard error.
+/// A run fails; its own message goes to standard error.
 pub fn run(
     options: &AblationOptions,
     stop: &Arc<AtomicBool>,
@@ -118,7 +118,7 @@ pub fn run(
         };
         gaps.push(seed_gaps);
         last = Some(run);
-        // After each seed, so that something is there to look at.
+        // After each seed, so that intermediate results can be viewed.
         if let Some(run) = &last {
             write(&options, &report(&options, &classes, &gaps, run))?;
         }
@@ -137,7 +137,8 @@ pub fn run(
     Ok((Some(report), ExitStatus::Success))
 }
 
-/// Trains the runs of one seed; none if the user stopped it. Gives the whole policy's run, too.
+/// Trains the runs of one seed; none if interrupted by the user. Also returns the whole policy's
+/// run.
 fn one_seed(
     options: &AblationOptions,
     policy: &PrecisionPolicy,
@@ -164,7 +165,7 @@ fn one_seed(
     Ok(Some((gaps, whole)))
 }
 
-/// One run under a policy, which is written beside it; none if the user stopped it.
+/// Trains one run under a policy and writes the policy next to it; none if interrupted by the user.
 fn train_one(
     options: &AblationOptions,
     folder: &Path,

@@ -1,4 +1,4 @@
-//! The ablation report for people: one HTML page, and a table for the terminal.
+//! The ablation report: one HTML page, and a table for the terminal.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ fn interval(estimate: &Estimate) -> Interval {
     Interval { value: 100.0 * estimate.mean, half_width }
 }
 
-/// What the report is about, in a few words.
+/// Subject of the report, in a few words.
 fn subject(report: &AblationReport) -> String {
     let of = report.tensors.as_deref().map_or_else(String::new, |glob| format!(" of `{glob}`"));
     let seeds = report.whole.pairs;
