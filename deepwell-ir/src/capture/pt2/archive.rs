@@ -25,20 +25,20 @@ use super::exported::{Scalar, TensorMeta};
 use super::schema::stored_meta;
 use crate::capture::CaptureError;
 
-/// Longest graph that is read, bytes; those of models with hundreds of layers are a tenth of it.
+/// Upper limit of the graph's JSON in bytes, ten times the size for models with hundreds of layers.
 const GRAPH_BYTES_MAX: u64 = 1 << 30;
 
-/// Where the state of the module lies.
+/// Folder of the module's state.
 const WEIGHTS: &str = "data/weights/";
 
-/// Most elements of a tensor that repeats its stored ones; positions that are the same for each
-/// sequence are stored so. Other tensors have at most as many elements as are stored.
+/// Maximum number of elements of a tensor whose strides repeat stored elements, such as positions
+/// that are the same for each sequence. Other tensors have at most as many elements as are stored.
 const REPEATED_MAX: usize = 1 << 20;
 
 /// A tensor of the archive.
 #[derive(Clone, Debug)]
 struct Stored {
-    /// Its file in the zip.
+    /// The tensor's file in the zip.
     entry: String,
     meta: TensorMeta,
 }
@@ -48,9 +48,9 @@ struct Stored {
 pub(super) struct Archive {
     pub(super) path: PathBuf,
     zip: ZipArchive<BufReader<File>>,
-    /// Names of its entries.
+    /// Names of the zip entries.
     names: Vec<String>,
-    /// What all names begin with.
+    /// Common prefix of all names.
     root: String,
     stored: BTreeMap<String, Stored>,
 }
@@ -59,8 +59,8 @@ impl Archive {
     pub(super) fn open(path: &Path) -> Result<Archive, CaptureError> {
         let io = |source| CaptureError::Io { path: path.to_path_buf(), source };
         let file = File::open(path).map_err(io)?;
-        // torch.export.save puts nothing before the archive. Left to detect an offset, the zip
-        // crate may take the first line of its list of entries for the ZIP64 records behind it.
+        // torch.export.save writes nothing before the archive. When detecting an offset, the zip
+        // crate may mistake the start of the entry list for the ZIP64 records after the list.
         let config = Config { archive_offset: ArchiveOffset::Known(0) };
         let zip =
             ZipArchive::with_config(config, BufReader::new(file)).map_err(|error| match error {
@@ -92,7 +92,7 @@ impl Archive {
         Ok(archive)
     }
 
-    /// The name and the JSON of the first graph, in the order of names.
+    /// Name and JSON of the first graph by name.
     pub(super) fn graph(&mut self) -> Result<(String, Vec<u8>), CaptureError> {
         let folder = format!("{}models/", self.root);
         let mut names: Vec<String> = self
@@ -114,7 +114,7 @@ impl Archive {
         self.stored.get(name).map(|stored| &stored.meta)
     }
 
-    /// The tensors of the state of the module, in the order of names.
+    /// Tensors of the module's state, sorted by name.
     pub(super) fn weights(&self) -> Vec<ArchiveTensor> {
         let of_state = || {
             let is_weight = |stored: &Stored| stored.entry.starts_with(WEIGHTS);
@@ -136,7 +136,7 @@ impl Archive {
         of_state().map(tensor).collect()
     }
 
-    /// A stored tensor in F32, row-major.
+    /// Values of a stored tensor in F32, row-major.
     pub(super) fn values(&mut self, name: &str) -> Result<Vec<f32>, CaptureError> {
         let Some(Stored { entry, meta }) = self.stored.get(name).cloned() else {
             let what = format!("tensor `{name}` is in no file of the archive");
@@ -220,7 +220,7 @@ impl Archive {
         }
         let file = entry.get("path_name").and_then(Value::as_str);
         let meta = entry.get("tensor_meta").and_then(stored_meta);
-        // Constants may be other things than tensors; only what the graph reads is missed.
+        // Constants need not be tensors; only those read by the graph are required.
         if let (Some(file), Some(meta)) = (file, meta) {
             let stored = Stored { entry: format!("{folder}{file}"), meta };
             self.stored.insert(name.to_string(), stored);

@@ -1,4 +1,4 @@
-//! Attention: as one call, or as GEMMs around a softmax.
+//! Recognizes attention: as a single call, or as GEMMs around a softmax.
 
 use super::constant::Constant;
 use super::exported::Arg;
@@ -8,19 +8,19 @@ use super::trace::arg;
 use super::value::{Exprs, Heads, Kind, Operand, Value, View, single};
 use crate::ops::AttentionHeads;
 
-/// What is added to a score that does not count: `-inf`, or a number far below any score.
+/// Largest value added to masked scores: `-inf`, or a number far below any score.
 const MASKED_MAX: f64 = -1e4;
 
-/// Which scores count.
+/// Kind of attention mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mask {
     All,
     Causal,
-    /// Causal, and the latest tokens only.
+    /// Causal, with a sliding window.
     Window(usize),
 }
 
-/// `scaled_dot_product_attention`, or what one backend makes of it.
+/// `scaled_dot_product_attention`, or the variant of one backend.
 pub(super) fn fused(call: &Call<'_>, exprs: &mut Exprs) -> Option<Value> {
     let view = |name: &str| match call.named(name)? {
         Value::View(view) => Some(view.clone()),
@@ -42,7 +42,7 @@ pub(super) fn fused(call: &Call<'_>, exprs: &mut Exprs) -> Option<Value> {
     attention(call, exprs, [q, k, v], scale, mask)
 }
 
-/// `softmax(q · kᵀ · scale + mask) · v`, of which `call` is the last GEMM.
+/// `softmax(q · kᵀ · scale + mask) · v`; `call` is the last GEMM.
 pub(super) fn by_hand(
     call: &Call<'_>,
     exprs: &mut Exprs,
@@ -81,8 +81,8 @@ pub(super) fn by_hand(
     attention(call, exprs, [q, k, v], scale, mask)
 }
 
-/// Queries, keys and the mask of `baddbmm(mask, q, kᵀ)`, which `nn.MultiheadAttention` makes where
-/// its weights are asked for.
+/// Queries, keys and the mask of `baddbmm(mask, q, kᵀ)`, which `nn.MultiheadAttention` uses if
+/// attention weights are requested.
 fn product_on_mask<'e>(exprs: &'e Exprs, scores: &Value) -> Option<(&'e Value, &'e Value, Mask)> {
     let operands = exprs.pending(scores, "baddbmm")?;
     let of = |name: &str| operands.iter().find(|operand| operand.name == name);
@@ -93,8 +93,8 @@ fn product_on_mask<'e>(exprs: &'e Exprs, scores: &Value) -> Option<(&'e Value, &
     fits.then_some((q, k, mask_of(mask, exprs.sizes.seq)?))
 }
 
-/// Scores without the mask that is put on them, and the mask: added to them, or chosen in their
-/// place by `masked_fill` and `where`. `None` for a mask that is none of the known.
+/// Separates scores and mask. The mask may be added to the scores, or applied by `masked_fill` or
+/// `where`. `None` for an unknown mask.
 fn masked<'e>(exprs: &'e Exprs, scores: &'e Value) -> Option<(&'e Value, Mask)> {
     let seq = exprs.sizes.seq;
     if let Some(operands) = exprs.pending(scores, "add") {
@@ -132,8 +132,8 @@ fn masked<'e>(exprs: &'e Exprs, scores: &'e Value) -> Option<(&'e Value, Mask)> 
     Some((scores, mask_of(&counts, seq)?))
 }
 
-/// What a `where` chooses that puts zeros in the rows of a softmax that no score counts in. There
-/// are none: every token sees itself.
+/// Removes a `where` that zeroes fully masked rows of a softmax. No such rows exist, because every
+/// token attends to itself.
 pub(super) fn without_guard(call: &Call<'_>, exprs: &Exprs) -> Option<Value> {
     let is_zero = |value: &Value| match value {
         Value::Known(zeros) => zeros.values.iter().all(|&value| value == 0.0),
@@ -165,7 +165,7 @@ fn attention(
     let (q, k, v) = (of(&q)?, of(&k)?, if v.scale == 1.0 { of(&v)? } else { return None });
     let Heads { heads, head_dim, .. } = q;
     let alike = (k.heads, k.head_dim, k.repeats) == (v.heads, v.head_dim, v.repeats);
-    // The call may also repeat keys and values itself.
+    // The call itself may repeat keys and values.
     let repeats = if k.repeats == 1 { heads / k.heads.max(1) } else { k.repeats };
     if !alike || q.repeats != 1 || k.heads * repeats != heads || k.head_dim != head_dim {
         return None;
@@ -196,7 +196,7 @@ fn attention(
     Some(Value::View(View { base: id, layout, scale: 1.0, node: Some(call.index) }))
 }
 
-/// Which scores a mask lets count; `None` for one that is none of the known.
+/// Classifies a mask; `None` for an unknown mask.
 fn mask_of(mask: &Constant, seq: usize) -> Option<Mask> {
     let rank = mask.shape.len();
     if mask.count() == 0 || rank < 2 || mask.shape[rank - 2..] != [seq, seq] {
@@ -211,7 +211,7 @@ fn mask_of(mask: &Constant, seq: usize) -> Option<Mask> {
             (true, value) => (value <= MASKED_MAX).then_some(false),
         })
         .collect::<Option<_>>()?;
-    // How far back the last token looks; a sequence that is shorter tells no window.
+    // Number of tokens that the last token attends to; a short sequence does not reveal a window.
     let last = &allowed[(seq - 1) * seq..seq * seq];
     let seen = last.iter().rev().take_while(|&&counts| counts).count();
     let window = if seen == seq { usize::MAX } else { seen };

@@ -1,23 +1,23 @@
-//! How much of what a graph computes from sizes and buffers is kept.
+//! Memory limit for values computed from sizes and buffers.
 
 use std::rc::{Rc, Weak};
 
 use super::constant::{Constant, ELEMENTS_MAX};
 
-/// Most elements that are kept at a time, 512 MiB: four masks of sequences of 4096.
+/// Maximum number of elements kept at a time, 512 MiB: four masks of sequences of 4096.
 const KEPT_MAX: usize = 4 * ELEMENTS_MAX;
 
-/// Counts the elements of known values that are alive. A file of a few bytes may ask for any number
-/// of them.
+/// Counts the elements of known values in memory, because even a small file may request any number
+/// of elements.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     values: Vec<Weak<Vec<f64>>>,
-    /// Of `values` as they were counted; some may be gone since.
+    /// Total of `values` when counted; some may be freed already.
     elements: usize,
 }
 
 impl Budget {
-    /// Counts a value in, if there is room for it.
+    /// Counts a value, if within the limit.
     pub(super) fn admits(&mut self, constant: &Constant) -> bool {
         if self.elements + constant.count() > KEPT_MAX {
             self.values.retain(|value| value.strong_count() > 0);

@@ -1,31 +1,31 @@
-//! Values that an exported graph computes from nothing but its sizes and stored buffers:
-//! positions, masks, tables of sines and cosines. They are worked out here, so that a rule can look
-//! at what a mask allows rather than at the dozen ops that made it.
+//! Values that an exported graph computes only from sizes and stored buffers: positions, masks,
+//! tables of sines and cosines. Evaluating these during capture lets rules inspect the resulting
+//! mask rather than the dozen ops that compute the mask.
 
 use std::rc::Rc;
 
 use super::layout::{axis, elements, resolved};
 
-/// Most elements of a value that is worked out, 128 MiB: the mask of sequences of 4096.
+/// Maximum number of elements of an evaluated tensor, 128 MiB: the mask of sequences of 4096.
 pub(super) const ELEMENTS_MAX: usize = 1 << 24;
 
-/// Most terms of the sums of a GEMM that is worked out: a second or so.
+/// Maximum number of multiply-adds of an evaluated GEMM: about a second.
 const TERMS_MAX: usize = 1 << 28;
 
-/// A small tensor, row-major, of at most [`ELEMENTS_MAX`] elements. Integers and booleans are
-/// numbers too: positions and sizes are far below 2^53.
+/// A small row-major tensor with at most [`ELEMENTS_MAX`] elements. Integers and booleans are
+/// stored as f64 too: positions and sizes are far below 2^53.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Constant {
     pub(super) shape: Vec<usize>,
     pub(super) values: Rc<Vec<f64>>,
     /// Whether values are rounded to F32, as PyTorch computes them.
     pub(super) is_float: bool,
-    /// Stored buffers that it was made from.
+    /// Stored buffers that the value depends on.
     pub(super) buffers: Vec<String>,
 }
 
-/// Steps of a shape within a row-major tensor of `of`, aligned at the last axis; 0 where an axis is
-/// broadcast.
+/// Strides of a row-major tensor of shape `of` when broadcast to `shape`, aligned at the last axis;
+/// 0 for broadcast axes.
 fn steps(of: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
     let new = shape.len().checked_sub(of.len())?;
     let mut steps = vec![0; shape.len()];
@@ -87,12 +87,12 @@ impl Constant {
         self.values.len()
     }
 
-    /// Its only value.
+    /// The value of a single-element tensor.
     pub(super) fn single(&self) -> Option<f64> {
         (self.count() == 1).then(|| self.values[0])
     }
 
-    /// Rounded to F32 where PyTorch computes in it.
+    /// Rounds to F32 if PyTorch computes in F32.
     pub(super) fn rounded(self) -> Constant {
         if !self.is_float {
             return self;
@@ -130,7 +130,7 @@ impl Constant {
         Constant { shape, values: Rc::new(values), ..self.clone() }
     }
 
-    /// Outer size, size and inner size around an axis.
+    /// Outer size, size and inner size of an axis.
     pub(super) fn around(&self, at: usize) -> (usize, usize, usize) {
         let outer = self.shape[..at].iter().product();
         (outer, self.shape[at], self.shape[at + 1..].iter().product())
@@ -202,7 +202,7 @@ impl Constant {
         Some(Constant::new(shape, values, is_float))
     }
 
-    /// GEMMs, all leading axes alike.
+    /// Batched matrix multiplication with equal leading axes.
     pub(super) fn matmul(&self, other: &Constant) -> Option<Constant> {
         let (a, b) = (self.shape.len(), other.shape.len());
         if a < 2 || a != b || self.shape[..a - 2] != other.shape[..b - 2] {
@@ -215,7 +215,7 @@ impl Constant {
         let mut shape = self.shape.clone();
         shape[a - 1] = columns;
         let count = elements(&shape, ELEMENTS_MAX)?;
-        // Graphs multiply positions by frequencies, so K is 1.
+        // Graphs multiply positions by frequencies, with K = 1.
         if count.checked_mul(k).is_none_or(|terms| terms > TERMS_MAX) {
             return None;
         }
@@ -235,7 +235,7 @@ impl Constant {
         Some(Constant::new(shape, values, true))
     }
 
-    /// `self[i, j, …]` for as many tensors of indices as there are leading axes.
+    /// `self[i, j, …]`, with one index tensor per axis.
     pub(super) fn indexed(&self, indices: &[Constant]) -> Option<Constant> {
         if indices.len() != self.shape.len() {
             return None;
@@ -264,7 +264,7 @@ impl Constant {
     }
 }
 
-/// What a result of two operands is.
+/// Result type of a binary operation.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Bool,

@@ -1,4 +1,4 @@
-//! Expressions as nodes: which op each becomes, and where its weights are stored.
+//! Emits nodes for expressions, and records where weights are stored.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::value::{Columns, Id, Kind, Value, View, Weight};
 use crate::ops;
 use crate::{DType, Dim, Init, Op, Role, Shape};
 
-/// Standard deviation of weights that are made anew: that of most published models.
+/// Standard deviation of freshly initialized weights, as in most published models.
 const STD: f64 = 0.02;
 
 impl Lowering<'_> {
@@ -18,7 +18,7 @@ impl Lowering<'_> {
         node.map_or("", |node| self.exported.nodes[node].path.as_str())
     }
 
-    /// Adds a node. One of a module of its own has the module's name.
+    /// Adds a node, named after the module's path and `name`.
     pub(super) fn push(
         &mut self,
         name: &str,
@@ -49,7 +49,7 @@ impl Lowering<'_> {
         Source::Parameter(name)
     }
 
-    /// A vector that is stored by itself.
+    /// A separately stored vector.
     fn vector(
         &mut self,
         name: &str,
@@ -63,7 +63,7 @@ impl Lowering<'_> {
         self.parameter(labelled(name, label), Parameter { shape: vec![width], role, init, part })
     }
 
-    /// A table that is stored by itself.
+    /// A separately stored table.
     fn table(&mut self, name: &str) -> Source {
         let shape = self.exported.inputs.iter().find_map(|(input, kind)| {
             let is_it = *kind == InputKind::Parameter(name.to_string());
@@ -94,7 +94,7 @@ impl Lowering<'_> {
         self.source(&Columns { base: id, start: 0, width })
     }
 
-    /// Where columns stand that were lowered before.
+    /// The source of columns, lowered on first use.
     fn source(&mut self, columns: &Columns) -> Source {
         let key = (columns.base, columns.start, columns.width);
         if let Some(source) = self.made.get(&key) {
@@ -129,7 +129,7 @@ impl Lowering<'_> {
                 let (start, width) = (columns.start, columns.width);
                 let label = match (width == weight.outputs, label) {
                     (true, _) => String::new(),
-                    // What an unknown call reads has no name of its own.
+                    // Unknown calls give no label to their operands.
                     (false, "") => format!("from_{start}"),
                     (false, label) => label.to_string(),
                 };
@@ -197,7 +197,7 @@ impl Lowering<'_> {
         Source::Node(self.push(name, path, op, inputs), 0)
     }
 
-    /// The bias of a norm counts as a part of it.
+    /// The bias of a norm has the role of the norm.
     fn norm_bias(&mut self, name: &str, width: usize) -> Source {
         let part = Part { name: name.to_string(), start: 0, transposed: false };
         let (shape, role, init) = (vec![width], Role::Norm, Init::Zeros);
@@ -211,7 +211,7 @@ impl Lowering<'_> {
         Source::Input(name)
     }
 
-    /// A parameter that an unknown call reads as it is.
+    /// A parameter that an unknown call reads directly.
     fn stray_parameter(&mut self, id: Id, name: &str) -> Source {
         let shape = self.trace.exprs.all[id].shape.clone();
         let part = Part { name: name.to_string(), start: 0, transposed: false };
@@ -219,7 +219,7 @@ impl Lowering<'_> {
         self.parameter(name.to_string(), Parameter { shape, role: Role::Linear, init, part })
     }
 
-    /// A call that no rule took, under its own name.
+    /// A call without a matching rule, under its original name.
     fn opaque(&mut self, id: Id, output: usize) -> Source {
         let expr = &self.trace.exprs.all[id];
         let Some(node) = expr.node else { return Source::Tokens };
@@ -246,7 +246,7 @@ impl Lowering<'_> {
                     Arg::Float(value) => value.to_string(),
                     Arg::Bool(value) => value.to_string(),
                     Arg::Text(value) => value.clone(),
-                    // What was worked out and is not a number.
+                    // A known tensor, not a number.
                     Arg::Tensor(_) => format!("constant{:?}", constants.get(name)?.shape),
                     _ => return None,
                 };
@@ -272,7 +272,8 @@ impl Lowering<'_> {
         Source::Node(at, output)
     }
 
-    /// A view as a tensor: its base if it is all of it, else the call that made the view.
+    /// A view as a tensor: its base if the view covers the base, otherwise the call that made the
+    /// view.
     pub(super) fn source_of(&mut self, view: &View) -> Source {
         let exprs = &self.trace.exprs;
         let value = Value::View(view.clone());
@@ -295,7 +296,7 @@ impl Lowering<'_> {
         self.node(&name, &path, op, vec![base])
     }
 
-    /// A shape of the export, open where it is one row for each token.
+    /// A shape of the export, with a symbolic size for rows of tokens.
     fn open(&self, shape: &[usize]) -> Shape {
         let sizes = self.trace.exprs.sizes;
         if shape == [sizes.batch, sizes.seq] {
@@ -309,7 +310,7 @@ impl Lowering<'_> {
     }
 }
 
-/// `a.b.weight` as `a.b.q.weight`.
+/// `a.b.weight` with label `q` becomes `a.b.q.weight`.
 fn labelled(name: &str, label: &str) -> String {
     match (label, name.rsplit_once('.')) {
         ("", _) => name.to_string(),

@@ -1,4 +1,4 @@
-//! The ops that are worked out when all their operands are known.
+//! Evaluates ops whose operands are all known.
 
 use std::rc::Rc;
 
@@ -6,17 +6,17 @@ use super::constant::{Constant, ELEMENTS_MAX, Kind, broadcast, for_each};
 use super::exported::{Arg, AtenNode, Scalar};
 use super::layout::axis;
 
-/// Most buffers that a value remembers to be made from.
+/// Maximum number of buffers recorded per value.
 const BUFFERS_MAX: usize = 16;
 
 fn truth(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
 
-/// Arguments of a call whose tensors are all known.
+/// A call whose tensor arguments are all known.
 pub(super) struct Call<'a> {
     pub(super) node: &'a AtenNode,
-    /// The value of a tensor argument.
+    /// Value of a tensor argument.
     pub(super) known: &'a dyn Fn(&str) -> Option<Constant>,
 }
 
@@ -62,7 +62,7 @@ impl Call<'_> {
         }
     }
 
-    /// A new tensor of this size, all of one value.
+    /// A new tensor of the call's size, filled with one value.
     fn filled(&self, value: Constant) -> Option<Constant> {
         let size = self.ints(&["size"])?;
         let shape: Vec<usize> =
@@ -70,7 +70,7 @@ impl Call<'_> {
         value.expanded(&shape)
     }
 
-    /// The result, if the op is known and its sizes fit.
+    /// The result, if the op is known and sizes match.
     pub(super) fn evaluate(&self) -> Option<Constant> {
         let result = self.value()?;
         if result.count() > ELEMENTS_MAX {
@@ -89,7 +89,8 @@ impl Call<'_> {
         }
         buffers.sort();
         buffers.dedup();
-        // One is enough to tell the frequencies of a table; lists of many would grow with each op.
+        // One buffer is enough to find a table's frequencies; unlimited lists would grow with each
+        // op.
         buffers.truncate(BUFFERS_MAX);
         Some(Constant { buffers, ..result.rounded() })
     }

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// Element types of exported tensors, as far as they matter here.
+/// Element types of exported tensors, as far as capture distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scalar {
     F32,
     Bf16,
     F16,
     F64,
-    /// Any integer.
+    /// Any integer type.
     Int {
         bytes: usize,
     },
@@ -17,7 +17,7 @@ pub(super) enum Scalar {
 }
 
 impl Scalar {
-    /// By the number of the schema's `ScalarType`.
+    /// The type for a number of the schema's `ScalarType`.
     pub(super) fn of(number: u64) -> Option<Scalar> {
         Some(match number {
             1 | 2 => Scalar::Int { bytes: 1 },
@@ -48,7 +48,7 @@ impl Scalar {
     }
 }
 
-/// Shape, strides and element type of an exported tensor, all in elements; one stride an axis.
+/// Shape, strides and offset of an exported tensor, all in elements, and element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TensorMeta {
     pub(super) scalar: Scalar,
@@ -58,7 +58,7 @@ pub(super) struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// Elements of the storage up to the tensor's last one; `None` if they cannot be counted.
+    /// Number of storage elements up to the tensor's last element; `None` on overflow.
     pub(super) fn storage_elements(&self) -> Option<usize> {
         if self.shape.len() != self.strides.len() {
             return None;
@@ -73,7 +73,7 @@ impl TensorMeta {
 /// An argument of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Arg {
-    /// `None`, or something that no rule looks at: a device, a memory format.
+    /// `None`, or an argument without effect on rules: a device, a memory format.
     Other,
     Tensor(String),
     Tensors(Vec<Option<String>>),
@@ -91,20 +91,20 @@ pub(super) struct AtenNode {
     /// `aten.add.Tensor`, as PyTorch prints it.
     pub(super) target: String,
     pub(super) args: Vec<(String, Arg)>,
-    /// Names of the tensors that it gives.
+    /// Names of the result tensors.
     pub(super) outputs: Vec<String>,
     /// Path of the module that made the call, `model.layers.0.mlp` for example.
     pub(super) path: String,
 }
 
-/// What an input of the graph is.
+/// Kind of a graph input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum InputKind {
     /// A trained tensor, by its name in the module.
     Parameter(String),
     /// A stored tensor that is not trained.
     Buffer(String),
-    /// What the caller gives.
+    /// An input from the caller.
     User,
 }
 
@@ -113,12 +113,12 @@ pub(super) enum InputKind {
 pub(super) struct Exported {
     pub(super) torch_version: String,
     pub(super) inputs: Vec<(String, InputKind)>,
-    /// Tensors that the program gives its caller.
+    /// Tensors returned by the program.
     pub(super) outputs: Vec<String>,
     pub(super) nodes: Vec<AtenNode>,
     pub(super) tensors: HashMap<String, TensorMeta>,
-    /// Names of the tensors without elements, which have no place among those.
+    /// Names of empty tensors, which are not in `tensors`.
     pub(super) empty: HashSet<String>,
-    /// Parameters with `requires_grad = false`, by their names in the module.
+    /// Parameters with `requires_grad = false`, by name in the module.
     pub(super) frozen: HashSet<String>,
 }

@@ -1,43 +1,43 @@
-//! How a tensor of an exported graph lies in the one that it is a view of.
+//! Layout of a view in its base tensor.
 //!
-//! Reshaping, permuting, slicing and expanding move no values: they change which element of the
-//! base a coordinate names. An axis is a list of atoms, outermost first; an atom of size `n` and
-//! stride `s` steps `n` times by `s` elements of the base. A contiguous axis is one atom, heads
-//! that were merged into columns are two, an expanded axis has stride 0. Lists of atoms are closed
-//! under all these ops as long as sizes divide, so that a view is never copied and never lost.
+//! Reshaping, permuting, slicing and expanding move no values: only the mapping from coordinates to
+//! elements of the base changes. An axis is a list of atoms, outermost first; an atom of size `n`
+//! and stride `s` takes `n` steps of `s` elements of the base. A contiguous axis is one atom, an
+//! axis of merged heads is two atoms, an expanded axis has stride 0. Lists of atoms are closed
+//! under all these ops as long as sizes divide, so views need no copies.
 
-/// Most elements of a tensor that is believed, far more than any model has. Sizes and offsets of
-/// views then fit their type, whatever a file says.
+/// Maximum number of elements of a tensor, far more than any model has. The limit keeps sizes and
+/// offsets of views from overflowing for any file.
 const ELEMENTS_MAX: usize = 1 << 48;
 
-/// Elements of a shape, counting an empty axis as one of size 1: `None` for more than
-/// `elements_max` of them. So the sizes of any part of its axes multiply without overflow.
+/// Number of elements of a shape, counting an empty axis as size 1; `None` above `elements_max`.
+/// The sizes of any subset of the axes then multiply without overflow.
 pub(super) fn elements(shape: &[usize], elements_max: usize) -> Option<usize> {
     let known = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size.max(1)));
     known.filter(|&count| count <= elements_max)
 }
 
-/// Whether a tensor of this shape can be believed and has elements.
+/// Whether a shape is nonempty and within the limit.
 pub(super) fn is_plausible(shape: &[usize]) -> bool {
     !shape.contains(&0) && elements(shape, ELEMENTS_MAX).is_some()
 }
 
-/// A step of an axis.
+/// One level of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Atom {
     pub(super) size: usize,
     pub(super) stride: usize,
 }
 
-/// A view of a base whose elements are counted in its own row-major order. No axis is empty, and
-/// there are at most [`ELEMENTS_MAX`] elements.
+/// A view of a base with row-major elements. No axis is empty, and the view has at most
+/// [`ELEMENTS_MAX`] elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     axes: Vec<Vec<Atom>>,
     pub(super) offset: usize,
 }
 
-/// Merges atoms that step on from each other, and drops those of one step.
+/// Merges contiguous atoms and drops atoms of size 1.
 fn normalized(atoms: impl IntoIterator<Item = Atom>) -> Vec<Atom> {
     let mut result: Vec<Atom> = Vec::new();
     for atom in atoms {
@@ -54,7 +54,7 @@ fn normalized(atoms: impl IntoIterator<Item = Atom>) -> Vec<Atom> {
     result
 }
 
-/// A shape with its one `-1` worked out, `None` if it does not fit `count` elements.
+/// Resolves a single `-1` in a shape; `None` if the shape does not match `count` elements.
 pub(super) fn resolved(shape: &[i64], count: usize) -> Option<Vec<usize>> {
     let known: usize = shape
         .iter()
@@ -72,14 +72,14 @@ pub(super) fn resolved(shape: &[i64], count: usize) -> Option<Vec<usize>> {
     elements(&shape, ELEMENTS_MAX).map(|_| shape)
 }
 
-/// An axis counted from the back if negative.
+/// Resolves an axis that may be negative.
 pub(super) fn axis(index: i64, rank: usize) -> Option<usize> {
     let index = if index < 0 { index + rank as i64 } else { index };
     usize::try_from(index).ok().filter(|&index| index < rank)
 }
 
 impl Layout {
-    /// All of a base of this shape, which [`is_plausible`].
+    /// The view of a whole base, whose shape [`is_plausible`].
     pub(super) fn whole(shape: &[usize]) -> Layout {
         let mut stride = 1;
         let mut axes: Vec<Vec<Atom>> = shape
@@ -108,7 +108,7 @@ impl Layout {
         normalized(self.axes.iter().flatten().copied())
     }
 
-    /// The atoms of an axis.
+    /// Atoms of an axis.
     pub(super) fn atoms(&self, axis: usize) -> &[Atom] {
         &self.axes[axis]
     }
@@ -117,7 +117,7 @@ impl Layout {
         self.axes.len()
     }
 
-    /// Whether elements stand as in a base of `count` elements, whatever the shape.
+    /// Whether the view covers a base of `count` elements in order, in any shape.
     pub(super) fn is_whole(&self, count: usize) -> bool {
         let flat = self.flat();
         let in_order = match flat.as_slice() {
@@ -128,7 +128,7 @@ impl Layout {
         in_order && self.offset == 0
     }
 
-    /// The same elements in another shape; `None` where an axis would not be a list of atoms.
+    /// The same elements in another shape; `None` if an axis would not be a list of atoms.
     pub(super) fn reshaped(&self, shape: &[i64]) -> Option<Layout> {
         let shape = resolved(shape, self.count())?;
         let mut atoms: std::collections::VecDeque<Atom> = self.flat().into();
@@ -170,7 +170,7 @@ impl Layout {
         Some(result)
     }
 
-    /// Broadcast to `shape`, where `-1` leaves an axis as it is.
+    /// Broadcast to `shape`; `-1` keeps an axis.
     pub(super) fn expanded(&self, shape: &[i64]) -> Option<Layout> {
         let new = shape.len().checked_sub(self.rank())?;
         let own = self.shape();
@@ -197,7 +197,7 @@ impl Layout {
         Some(result)
     }
 
-    /// Without the axis `at`, or without all axes, of size 1.
+    /// Removes the axis `at` if of size 1, or all axes of size 1.
     pub(super) fn squeezed(&self, at: Option<i64>) -> Option<Layout> {
         let at = at.map(|at| axis(at, self.rank()).ok_or(())).transpose().ok()?;
         let shape = self.shape();
@@ -207,7 +207,7 @@ impl Layout {
         Some(Layout { axes, offset: self.offset })
     }
 
-    /// Elements `start..end` of an axis, both counted from the back if negative.
+    /// Elements `start..end` of an axis; negative bounds count from the end.
     pub(super) fn sliced(&self, at: i64, start: i64, end: i64) -> Option<Layout> {
         let at = axis(at, self.rank())?;
         let size = self.shape()[at] as i64;
@@ -219,7 +219,7 @@ impl Layout {
         }
         let length = end.checked_sub(start).filter(|&length| length > 0)?;
         let [first, rest @ ..] = self.axes[at].as_slice() else { return None };
-        // Whole steps of the outermost atom, or a part of one step of it.
+        // Only multiples of a whole step of the outermost atom.
         let inner: usize = rest.iter().map(|atom| atom.size).product();
         if !start.is_multiple_of(inner) || !length.is_multiple_of(inner) {
             return None;
@@ -230,7 +230,7 @@ impl Layout {
         Some(result)
     }
 
-    /// One element of an axis, which goes away.
+    /// Selects one element of an axis and removes the axis.
     pub(super) fn selected(&self, at: i64, index: i64) -> Option<Layout> {
         let at = axis(at, self.rank())?;
         let size = self.shape()[at];

@@ -1,4 +1,4 @@
-//! From what an exported graph computes to a [`Graph`]: only what its output needs, in order.
+//! Lowers an exported program to a [`Graph`]: only nodes needed for the output, in order.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::capture::CaptureError;
 use crate::ops;
 use crate::{DType, Graph, GraphBuilder, Init, Op, Role, Shape, Tag, TensorId};
 
-/// Where an operand comes from.
+/// Source of an operand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Tokens,
@@ -20,11 +20,11 @@ pub(super) enum Source {
     LossScale,
     Input(String),
     Parameter(String),
-    /// A node and which of its outputs.
+    /// Node index and output index.
     Node(usize, usize),
 }
 
-/// A node before its operands have ids.
+/// A node whose operands have no ids yet.
 pub(super) struct Emitted {
     pub(super) name: String,
     pub(super) op: Op,
@@ -40,10 +40,10 @@ pub(super) struct Parameter {
     pub(super) part: Part,
 }
 
-/// A captured graph and what it was made of.
+/// A captured graph and the location of its parameters.
 pub(super) struct Lowered {
     pub(super) graph: Graph,
-    /// Where each parameter is stored, in the order of the graph.
+    /// Location of each stored parameter, in graph order.
     pub(super) parts: Vec<(String, Part)>,
 }
 
@@ -52,15 +52,15 @@ pub(super) struct Lowering<'a> {
     pub(super) trace: &'a Trace,
     pub(super) emitted: Vec<Emitted>,
     pub(super) names: HashSet<String>,
-    /// Which columns of an expression stand where.
+    /// Lowered columns of expressions, each with its source.
     pub(super) made: HashMap<(Id, usize, usize), Source>,
-    /// Outputs of opaque calls, by node.
+    /// Emitted nodes of opaque calls, by exported node.
     pub(super) calls: HashMap<usize, usize>,
     pub(super) parameters: BTreeMap<String, Parameter>,
     pub(super) inputs: BTreeMap<String, (Shape, DType)>,
 }
 
-/// Makes the graph of the first output, with a loss if it ends in an output head.
+/// Builds the graph of the first output, with a loss if the output is an output head.
 pub(super) fn lower(
     exported: &Exported,
     trace: &Trace,
@@ -78,7 +78,7 @@ pub(super) fn lower(
         exported,
         trace,
         emitted: Vec::new(),
-        // Those of the graph's inputs: a module may be called so, too.
+        // Names of the graph's inputs are taken: a module may have the same name.
         names: ["tokens", "targets", "loss_scale"].map(str::to_string).into(),
         made: HashMap::new(),
         calls: HashMap::new(),
@@ -91,10 +91,10 @@ pub(super) fn lower(
 }
 
 impl Lowering<'_> {
-    /// Lowers what `output` needs, in the order of the exported graph.
+    /// Lowers everything that `output` needs, in the order of the exported graph.
     fn needed(&mut self, output: &Value) {
         let exprs = &self.trace.exprs;
-        // Which columns of each expression are read, and what as.
+        // Columns read from each expression, each with a label.
         let mut demands: BTreeMap<Id, Vec<(Columns, &'static str)>> = BTreeMap::new();
         let whole = |id: Id| Columns { base: id, start: 0, width: exprs.width(id) };
         let last = match (self.head_of(output), output) {
@@ -109,7 +109,7 @@ impl Lowering<'_> {
                 let columns = columns.unwrap_or_else(whole);
                 let all = demands.entry(columns.base).or_default();
                 match all.iter_mut().find(|(known, _)| *known == columns) {
-                    // A call that is not known reads them too, and has no name for them.
+                    // An earlier reader was an unknown call, which gives no label.
                     Some((_, known)) if known.is_empty() => *known = label,
                     Some(_) => {}
                     None => all.push((columns, label)),
@@ -123,11 +123,11 @@ impl Lowering<'_> {
         }
     }
 
-    /// The operand and the weight of the output head, if the output is one: a linear layer
-    /// without bias that gives a number for each token of a vocabulary.
+    /// Operand and weight of the output head, if the output is one: a linear layer without bias
+    /// that gives logits for each token.
     fn head_of(&self, output: &Value) -> Option<(Id, Weight)> {
         let exprs = &self.trace.exprs;
-        // The loss is a mean over tokens in whatever order.
+        // The loss is a mean over tokens, independent of their order.
         let id =
             exprs.rows(output).or_else(|| exprs.rows(&turned::by_sequences(exprs, output)?))?;
         match exprs.kind(id) {
@@ -138,7 +138,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The loss, or else the output as it is.
+    /// Adds the loss if the output is an output head, otherwise the output itself.
     fn head(&mut self, output: &Value) -> bool {
         let Some((x, weight)) = self.head_of(output) else {
             if let Value::View(view) = output {
@@ -165,7 +165,7 @@ impl Lowering<'_> {
             let id = graph.input(&name, shape, dtype);
             ids.insert(Source::Input(name), id);
         }
-        // In the order of the export; parts of one tensor by where they begin.
+        // In the order of the export; parts of one tensor by position.
         let order: HashMap<&str, usize> = self
             .exported
             .inputs
@@ -215,8 +215,8 @@ impl Lowering<'_> {
     }
 }
 
-/// Columns that an expression reads, or all of a base, and what as. `label` is what it is read as
-/// itself.
+/// Operands of an expression, each with a label: columns, or the id of an expression to read whole.
+/// `label` is the label of the expression itself.
 fn reads_of(
     exprs: &Exprs,
     id: Id,
@@ -255,7 +255,7 @@ fn reads_of(
     }
 }
 
-/// The first number among the parts of a path: `model.layers.3.mlp` is of layer 3.
+/// First number in a path: `model.layers.3.mlp` belongs to layer 3.
 fn layer_of(path: &str) -> Option<u32> {
     path.split('.').find_map(|part| part.parse().ok())
 }

@@ -3,14 +3,13 @@
 //! # Brief overview
 //!
 //! [`Pt2Model::open`] reads the archive: the graph of ATen ops that PyTorch traced, as JSON, and
-//! the table of its weights. The graph is gone through once. What depends on sizes alone
-//! (positions, masks, sines and cosines) is worked out; ops that only move values become views;
-//! the rest is matched with the patterns that Llama- and GPT-2-style modules and PyTorch's own
-//! (`nn.TransformerEncoder`, `nn.MultiheadAttention`) make, before and after PyTorch's
-//! decomposition to Core ATen. The result is a [`Graph`] of the same ops that a
-//! `config.json` gives, over open batch and sequence sizes, with tags. A call that no pattern
-//! takes stays as [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`]
-//! lists those.
+//! the table of weights. One pass over the graph evaluates calls that depend only on sizes
+//! (positions, masks, sines and cosines), turns ops that only move values into views, and matches
+//! the remaining calls with patterns: Llama- and GPT-2-style modules and PyTorch's own
+//! (`nn.TransformerEncoder`, `nn.MultiheadAttention`), before and after PyTorch's decomposition to
+//! Core ATen. The result is a [`Graph`] of the same ops as from a `config.json`, with symbolic
+//! batch and sequence sizes, and with tags. A call without a matching pattern remains an
+//! [`Opaque`](crate::ops::Opaque) under its original name; [`Pt2Model::opaque`] lists these calls.
 
 mod archive;
 mod attention;
@@ -38,38 +37,38 @@ use self::trace::Trace;
 use super::{CaptureError, StoredPart};
 use crate::{Graph, Op, Tag};
 
-/// Where a parameter of the graph lies in a stored tensor.
+/// Location of a graph parameter in a stored tensor.
 #[derive(Clone, Debug)]
 struct Part {
     /// The stored tensor.
     name: String,
-    /// First output that belongs to the parameter.
+    /// First output of the parameter.
     start: usize,
-    /// Stored as `[inputs, outputs]`.
+    /// Whether the tensor is stored as `[inputs, outputs]`.
     transposed: bool,
 }
 
-/// A tensor of the state of an exported module.
+/// A tensor in the state of an exported module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveTensor {
-    /// Its name in the module's `state_dict`.
+    /// Name in the module's `state_dict`.
     pub name: String,
-    /// Its row-major shape.
+    /// Row-major shape.
     pub shape: Vec<usize>,
-    /// Whether its elements are floats.
+    /// Whether elements are floats.
     pub holds_floats: bool,
-    /// Other names of the same tensor: a tied head has that of the token table.
+    /// Other names of the same tensor: a tied head has the name of the token table as an alias.
     pub aliases: Vec<String>,
 }
 
-/// A call of the exported graph that no op here stands for.
+/// A call of the exported graph without an equivalent op here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpaqueCall {
     /// The node of the graph.
     pub node: String,
-    /// The op's name in PyTorch, `aten.sin.default` for example.
+    /// Name of the op in PyTorch, `aten.sin.default` for example.
     pub target: String,
-    /// The part of the model that it stands in.
+    /// Part of the model that contains the call.
     pub tag: Tag,
 }
 
@@ -94,30 +93,28 @@ pub struct OpaqueCall {
 /// ```
 #[derive(Debug)]
 pub struct Pt2Model {
-    /// The captured graph, with the loss if the model ends in an output head without bias, and up
-    /// to its first output if it does not. Parameters carry the names that they have in PyTorch;
-    /// one that is a part of a stored tensor has the part before the last word
-    /// (`c_attn.q.weight`).
+    /// The captured graph: with the loss if the model ends in an output head without bias,
+    /// otherwise up to the first output. Parameters have their PyTorch names; a parameter that is a
+    /// part of a stored tensor has a label before the last component (`c_attn.q.weight`).
     pub graph: Graph,
     /// Version of PyTorch that wrote the archive.
     pub torch_version: String,
-    /// Sequences and tokens per sequence that the model was exported for. The graph is for any.
+    /// Sequences and tokens per sequence of the export. The graph works for any sizes.
     pub exported_for: (usize, usize),
-    /// What was left out or taken for granted; sentences.
+    /// Ignored features and assumptions, as sentences.
     pub remarks: Vec<String>,
-    /// Parameters of the graph that were exported with `requires_grad = false`, in the order of the
-    /// graph.
+    /// Parameters of the graph exported with `requires_grad = false`, in graph order.
     pub frozen: Vec<String>,
     parts: HashMap<String, Part>,
     archive: Archive,
 }
 
 impl Pt2Model {
-    /// Reads an archive. Weights stay in it until [`Pt2Model::read`] asks for them.
+    /// Reads an archive. Weights are read only by [`Pt2Model::read`].
     ///
     /// # Errors
-    /// A file that is not there, is no archive of `torch.export.save`, or is one of a version that
-    /// is not read; a graph without an input of token ids or without an output.
+    /// A file that is missing, is not an archive of `torch.export.save`, or has an unsupported
+    /// version; a graph without an input of token ids or without an output.
     pub fn open(path: impl AsRef<Path>) -> Result<Pt2Model, CaptureError> {
         let path = path.as_ref();
         let mut archive = Archive::open(path)?;
@@ -152,12 +149,12 @@ impl Pt2Model {
         })
     }
 
-    /// Whether a path looks like an archive, by its name.
+    /// Whether a path has the extension of an archive.
     pub fn is_archive(path: &Path) -> bool {
         path.extension().is_some_and(|extension| extension == "pt2")
     }
 
-    /// The calls that no pattern took, in order.
+    /// Calls without a matching pattern, in order.
     pub fn opaque(&self) -> Vec<OpaqueCall> {
         let nodes = self.graph.nodes.iter();
         nodes
@@ -172,10 +169,10 @@ impl Pt2Model {
             .collect()
     }
 
-    /// The values of a parameter of the graph, row-major, as F32.
+    /// Values of a graph parameter, row-major, as F32.
     ///
     /// # Errors
-    /// A name that the graph has no parameter of, and an archive that does not hold its values.
+    /// A name that is not a parameter of the graph, or an archive without the values.
     pub fn read(&mut self, parameter: &str) -> Result<Vec<f32>, CaptureError> {
         let place = self.archive.path.display().to_string();
         let failed = |what: String| CaptureError::Export {
@@ -195,23 +192,22 @@ impl Pt2Model {
         })
     }
 
-    /// Where a parameter of the graph lies in the tensors of the archive, which have the names that
-    /// they have in PyTorch.
+    /// Location of a graph parameter in the archive's tensors, which have their PyTorch names.
     pub fn part(&self, parameter: &str) -> Option<StoredPart> {
         let Part { name, start, transposed } = self.parts.get(parameter)?.clone();
         let shape = self.archive.meta(&name)?.shape.clone();
         Some(StoredPart { start, transposed, ..StoredPart::whole(&name, &shape) })
     }
 
-    /// The stored weights and buffers, in the order of names, whether the graph reads them or not.
+    /// Stored weights and buffers sorted by name, including tensors that the graph does not read.
     pub fn stored(&self) -> Vec<ArchiveTensor> {
         self.archive.weights()
     }
 
-    /// The values of a stored tensor, row-major, as F32.
+    /// Values of a stored tensor, row-major, as F32.
     ///
     /// # Errors
-    /// An archive that does not hold them, or not as floats.
+    /// An archive without the values, or with values that are not floats.
     pub fn read_stored(&mut self, name: &str) -> Result<Vec<f32>, CaptureError> {
         self.archive.values(name)
     }

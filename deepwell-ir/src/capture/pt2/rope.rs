@@ -1,4 +1,5 @@
-//! Rotary positions: `x · cos + turned(x) · sin`, with tables that the graph computes itself.
+//! Recognizes rotary positions: `x · cos + rotate_half(x) · sin`, with tables computed by the
+//! graph.
 
 use std::collections::HashMap;
 
@@ -7,8 +8,8 @@ use super::layout::Layout;
 use super::rules::Call;
 use super::value::{Exprs, Heads, Kind, Value, View};
 
-/// How far a table of the graph may be from the one of the frequencies found: PyTorch computes
-/// angles in F32, which for position 4096 are off by 2e-4.
+/// Tolerance between tables of the graph and tables of the detected frequencies: PyTorch computes
+/// angles in F32, with an error of 2e-4 for position 4096.
 const TABLE_TOLERANCE: f64 = 2e-3;
 
 /// The rotated heads, if the sum is a rotation.
@@ -23,7 +24,7 @@ pub(super) fn apply(
         if !is_turned(exprs, &x, &parts) {
             return None;
         }
-        // [B, H, S, D], or [B, S, H, D] where heads are not moved first.
+        // [B, H, S, D], or [B, S, H, D] if heads are not moved first.
         let order = [0, 2, 1, 3];
         let moved = View { layout: x.layout.permuted(&order)?, ..x.clone() };
         let (heads, heads_first) = match exprs.heads(&x).filter(|heads| heads.repeats == 1) {
@@ -45,7 +46,7 @@ pub(super) fn apply(
     })
 }
 
-/// The operands of a product of something with a known table.
+/// Operands of a product of a view and a known table.
 fn view_and_table(exprs: &Exprs, value: &Value) -> Option<(View, Constant)> {
     let [a, b] = exprs.pending(value, "mul")? else { return None };
     match (&a.value, &b.value) {
@@ -56,7 +57,7 @@ fn view_and_table(exprs: &Exprs, value: &Value) -> Option<(View, Constant)> {
     }
 }
 
-/// Whether `parts` is the second half of `x` with the other sign, then the first.
+/// Whether `parts` is the negated second half of `x` concatenated with the first half.
 fn is_turned(exprs: &Exprs, x: &View, parts: &View) -> bool {
     let found = exprs.pending(&Value::View(parts.clone()), "cat").and_then(|operands| {
         // The axis is a number among the operands.
@@ -83,7 +84,7 @@ fn is_turned(exprs: &Exprs, x: &View, parts: &View) -> bool {
     found == Some(true)
 }
 
-/// Radians per position of each pair, and the factor on both tables.
+/// Radians per position of each pair, and the common factor of both tables.
 fn frequencies(
     cos: &Constant,
     sin: &Constant,
@@ -91,7 +92,7 @@ fn frequencies(
     heads: &Heads,
     buffers: &HashMap<String, Constant>,
 ) -> Option<(Vec<f32>, f32)> {
-    // Broadcast against [B, H, S, D] or [B, S, H, D] from the last axis.
+    // Tables broadcast against [B, H, S, D] or [B, S, H, D] from the last axis.
     let from_back = 4 - seq_axis;
     let seq_at = cos.shape.len().checked_sub(from_back)?;
     let dim_at = cos.shape.len() - 1;
@@ -99,7 +100,7 @@ fn frequencies(
         return None;
     }
     let half = heads.head_dim / 2;
-    // Sine and cosine of the position 0 are 0 and 1.
+    // At position 0, sine is 0 and cosine is 1.
     let factor = *cos.values.first()?;
     let stored = cos.buffers.iter().filter_map(|name| buffers.get(name));
     let mut candidates: Vec<Vec<f64>> = stored

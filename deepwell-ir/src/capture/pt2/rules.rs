@@ -1,7 +1,7 @@
-//! The patterns that are known: which calls together are one op of a graph.
+//! Pattern rules: groups of calls that form one op of the graph.
 //!
-//! A rule looks at the last call of a pattern and at what its operands are; calls before it stay
-//! as they are and are left out later, when nothing reads them.
+//! A rule matches the last call of a pattern and its operands. Earlier calls of the pattern stay
+//! pending and are dropped later if nothing reads them.
 
 use std::collections::HashMap;
 
@@ -12,20 +12,20 @@ use super::rope;
 use super::trace::{arg, int};
 use super::value::{Exprs, Id, Kind, Operand, Value, View, single};
 
-/// A call at which a pattern may end.
+/// A call that may be the last call of a pattern.
 pub(super) struct Call<'a> {
     /// Bare name of the op.
     pub(super) op: &'a str,
     pub(super) node: &'a AtenNode,
-    /// Tensors and numbers, in the order of the arguments.
+    /// Tensor and number operands, in argument order.
     pub(super) operands: &'a [Operand],
     /// Shape of the first result.
     pub(super) shape: &'a [usize],
-    /// Of the node.
+    /// Index of the node.
     pub(super) index: usize,
 }
 
-/// `sqrt(2/π)` and 0.044715 of GELU's form with tanh, as exported models write them.
+/// `sqrt(2/π)` and 0.044715 of GELU's tanh approximation, as written by exported models.
 const GELU_INNER: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBIC: f64 = 0.044_715;
 
@@ -34,7 +34,7 @@ fn is_about(value: f64, expected: f64) -> bool {
 }
 
 impl Call<'_> {
-    /// The result, if a rule takes the call.
+    /// The result, if a rule matches the call.
     pub(super) fn apply(
         &self,
         exprs: &mut Exprs,
@@ -77,17 +77,17 @@ impl Call<'_> {
         self.operands.iter().find(|operand| operand.name == name).map(|operand| &operand.value)
     }
 
-    /// Both operands of a sum or product, first as they stand, then swapped.
+    /// Both operands of a sum or product, in order and swapped.
     pub(super) fn both_ways(&self) -> Option<[(&Value, &Value); 2]> {
         let [a, b] = self.operands else { return None };
-        // A factor on the second operand is another op.
+        // A factor on the second operand would be another op.
         if int(self.node, &["alpha"]).is_some_and(|alpha| alpha != 1) {
             return None;
         }
         Some([(&a.value, &b.value), (&b.value, &a.value)])
     }
 
-    /// All of a new expression of the call's shape.
+    /// A new expression of the call's shape, viewed as a whole.
     pub(super) fn result(&self, exprs: &mut Exprs, kind: Kind) -> Value {
         let id = exprs.add(kind, self.shape.to_vec(), Some(self.index));
         exprs.whole(id)
@@ -120,7 +120,7 @@ impl Call<'_> {
             }
             ids => {
                 let id = exprs.base_of(ids)?;
-                // PyTorch has made it count from the first row; -1 is none.
+                // PyTorch has normalized the index to count from the first row; -1 means none.
                 let padding = int(self.node, &["padding_idx"]);
                 let padding = padding.and_then(|row| usize::try_from(row).ok());
                 matches!(exprs.kind(id), Kind::Tokens)
@@ -129,7 +129,7 @@ impl Call<'_> {
         }
     }
 
-    /// `x · w`, the weight seen as `[inputs, outputs]` if `turned`.
+    /// `x · w`, where the weight view is `[inputs, outputs]` if `turned`.
     fn linear(&self, exprs: &mut Exprs, x: &Value, w: &Value, turned: bool) -> Option<Value> {
         let bias = match self.named("bias") {
             Some(bias) if self.op == "linear" => Some(exprs.vector(bias)?.0.to_string()),
@@ -167,7 +167,7 @@ impl Call<'_> {
             .or_else(|| attention::by_hand(self, exprs, &x.value, &w.value))
     }
 
-    /// A bias that is added to a linear layer without one.
+    /// Adds a bias to a linear layer without bias.
     fn add_bias(&self, exprs: &mut Exprs) -> Option<Value> {
         self.both_ways()?.into_iter().find_map(|(x, bias)| {
             let id = exprs.rows(x)?;
@@ -185,7 +185,7 @@ impl Call<'_> {
             let Kind::Positions { table } = exprs.kind(view.base) else { return None };
             let table = table.clone();
             let [seq, width] = [exprs.sizes.seq, exprs.width(x)];
-            // One step through the table, repeated for each sequence.
+            // A single contiguous run through the table, repeated for each sequence.
             let steps: Vec<_> =
                 view.layout.flat().into_iter().filter(|atom| atom.stride != 0).collect();
             let whole: usize = steps.iter().map(|atom| atom.size).product();
@@ -201,7 +201,7 @@ impl Call<'_> {
         (exprs.width(a) == exprs.width(b)).then(|| self.result(exprs, Kind::Add { a, b }))
     }
 
-    /// `x · sigmoid(x)`, which decompositions make of silu.
+    /// `x · sigmoid(x)`, the decomposition of silu.
     fn silu(&self, exprs: &mut Exprs) -> Option<Value> {
         self.both_ways()?.into_iter().find_map(|(x, gate)| {
             let operands = exprs.pending(gate, "sigmoid")?.to_vec();
@@ -240,7 +240,7 @@ impl Call<'_> {
         let x = exprs.rows(self.named("input")?)?;
         let (gain, width) = exprs.vector(self.named("weight")?)?;
         let gain = gain.to_string();
-        // PyTorch's own default: the step of F32 at 1.
+        // Default of PyTorch: F32 machine epsilon.
         let eps = self.float("eps").unwrap_or(f64::from(f32::EPSILON));
         Some(self.result(exprs, Kind::RmsNorm { x, gain, width, eps }))
     }
@@ -281,7 +281,7 @@ impl Call<'_> {
     }
 }
 
-/// The epsilon, if a value is one over the root of the mean square of `x` and it.
+/// The epsilon, if `root` is `rsqrt(mean(x²) + epsilon)`.
 fn eps_of_root(exprs: &Exprs, root: &Value, x: Id) -> Option<f64> {
     let sum = &exprs.pending(root, "rsqrt")?.first()?.value;
     let [mean, eps] = exprs.pending(sum, "add")? else { return None };
@@ -296,7 +296,7 @@ fn eps_of_root(exprs: &Exprs, root: &Value, x: Id) -> Option<f64> {
     if exprs.rows(squared) == Some(x) { single(&eps.value) } else { None }
 }
 
-/// A value that is a view times about `scale`, without that factor.
+/// The view without a factor of about `scale`.
 fn with_scale(value: &Value, scale: f64) -> Option<Value> {
     match value {
         Value::View(view) if is_about(view.scale, scale) => {
@@ -310,7 +310,7 @@ fn scaled_rows(exprs: &Exprs, value: &Value, scale: f64) -> Option<Id> {
     exprs.rows(&with_scale(value, scale)?)
 }
 
-/// What a value adds `number` to.
+/// The other operand of a sum with `number`.
 fn plus<'e>(exprs: &'e Exprs, value: &Value, number: f64) -> Option<&'e Value> {
     let [a, b] = exprs.pending(value, "add")? else { return None };
     if single(&b.value) == Some(number) {

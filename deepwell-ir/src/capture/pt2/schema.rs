@@ -1,7 +1,7 @@
-//! The graph of an exported program: the JSON that `torch.export.save` writes, as plain data.
+//! The graph of an exported program: the JSON output of `torch.export.save`, as plain data.
 //!
-//! Sizes may be symbols; each carries the value that it had at export, which is taken for it.
-//! Subgraphs of regions without gradients are put in their place.
+//! Sizes may be symbols; a symbol is replaced by its value at export. Subgraphs of regions without
+//! gradients are inlined.
 
 use std::collections::HashMap;
 
@@ -11,21 +11,21 @@ use super::exported::{Arg, AtenNode, Exported, InputKind, Scalar, TensorMeta};
 use super::layout::is_plausible;
 use crate::capture::CaptureError;
 
-/// The major version of the schema that is read: PyTorch 2.5 and later write it.
+/// Supported major version of the schema, written by PyTorch 2.5 and later.
 const SCHEMA_MAJOR: u64 = 8;
 
-/// Ops that hold a subgraph which is run as it is.
+/// Ops with a subgraph to inline.
 const REGIONS: [&str; 2] = [
     "torch.ops.higher_order.wrap_with_set_grad_enabled",
     "torch.ops.higher_order.wrap_with_autocast",
 ];
 
-/// Reads JSON of one place, with errors that name it.
+/// Reads JSON of one file, whose name appears in errors.
 struct Reader<'a> {
     place: &'a str,
     sym_ints: HashMap<String, i64>,
     exported: Exported,
-    /// Subgraphs that were put in their place so far.
+    /// Number of inlined subgraphs.
     regions: usize,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         value.ok_or_else(|| self.broken(format!("expected a list `{key}`")))
     }
 
-    /// Sizes of symbols and tensors.
+    /// Reads sizes of symbols and types of tensors.
     fn tables(&mut self, graph: &Map<String, Value>) -> Result<(), CaptureError> {
         if let Some(symbols) = graph.get("sym_int_values").and_then(Value::as_object) {
             for (name, value) in symbols {
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
             }
         }
         for (name, value) in self.child(graph, "tensor_values")? {
-            // A tensor of a type that is not known only matters where something reads it.
+            // A tensor of unknown type matters only to its readers.
             if let Some(meta) = self.meta(value) {
                 self.exported.tensors.insert(name.clone(), meta);
             } else if self.is_empty(value) {
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A number, or the value that a symbol had at export.
+    /// A number, or the value of a symbol at export.
     fn size(&self, value: &Value) -> Option<i64> {
         let known = |name: &Value| self.sym_ints.get(name.as_str()?).copied();
         let of_name = || known(value.get("as_name")?);
@@ -131,8 +131,7 @@ impl<'a> Reader<'a> {
             .or_else(of_hint)
     }
 
-    /// Shape and type of a tensor; `None` for a type that is not known, for a tensor without
-    /// elements, and for sizes that cannot be.
+    /// Shape and type of a tensor; `None` for an unknown type, an empty tensor or invalid sizes.
     pub(super) fn meta(&self, value: &Value) -> Option<TensorMeta> {
         let sizes = |key: &str| -> Option<Vec<usize>> {
             let list = value.get(key)?.as_array()?;
@@ -179,7 +178,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Notes which parameters PyTorch would not train.
+    /// Records parameters that PyTorch would not train.
     fn frozen(&mut self, tensors: &Map<String, Value>) {
         let trained = |name: &String| {
             let flag = tensors.get(name).and_then(|value| value.get("requires_grad"));
@@ -194,7 +193,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the nodes of a graph, whose tensors stand under the names that `renamed` gives them.
+    /// Adds the nodes of a graph; `renamed` maps tensor names of the graph to unique names.
     fn nodes(
         &mut self,
         graph: &Map<String, Value>,
@@ -251,7 +250,7 @@ impl<'a> Reader<'a> {
                 sizes.map_or(Arg::Other, Arg::Ints)
             }
             "as_float" => match value.as_str() {
-                // What JSON has no number for.
+                // JSON has no numbers for infinities.
                 Some("Infinity") => Arg::Float(f64::INFINITY),
                 Some("-Infinity") => Arg::Float(f64::NEG_INFINITY),
                 _ => value.as_f64().map_or(Arg::Other, Arg::Float),
@@ -263,8 +262,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Puts a subgraph in its place. Its tensors get names of their own, except those that go in
-    /// and come out.
+    /// Inlines a subgraph. Its tensors get unique names, except inputs and outputs of the subgraph.
     fn region(
         &mut self,
         inputs: &[Value],
@@ -302,7 +300,7 @@ impl<'a> Reader<'a> {
                 inner.insert(formal.clone(), outer.clone());
             }
         }
-        // What comes out is given the outer name, unless it is an input that passes through.
+        // An output gets its outer name, unless the output is an unchanged input.
         let given = self.list(graph, "outputs")?.iter();
         let names: Vec<Option<&str>> =
             given.map(|value| value.pointer("/as_tensor/name").and_then(Value::as_str)).collect();
@@ -329,7 +327,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Names of the tensors that a node gives; those without one stand as empty names.
+/// Names of the result tensors of a node; unnamed results have empty names.
 fn output_names(node: &Value, renamed: &HashMap<String, String>) -> Vec<String> {
     let name = |value: &Value| {
         let name = value.get("name").and_then(Value::as_str).unwrap_or_default();
@@ -346,13 +344,13 @@ fn output_names(node: &Value, renamed: &HashMap<String, String>) -> Vec<String> 
     names
 }
 
-/// The path of the last module of a stack `key,path,class;key,path,class`.
+/// Path of the last module of a stack `key,path,class;key,path,class`.
 fn innermost_path(stack: &str) -> String {
     let last = stack.rsplit(';').next().unwrap_or_default();
     last.split(',').nth(1).unwrap_or_default().to_string()
 }
 
-/// A stored tensor: its meta, from the table of weights or constants of an archive.
+/// Type of a stored tensor, from an archive's table of weights or constants.
 pub(super) fn stored_meta(value: &Value) -> Option<TensorMeta> {
     let reader =
         Reader { place: "", sym_ints: HashMap::new(), exported: Exported::default(), regions: 0 };

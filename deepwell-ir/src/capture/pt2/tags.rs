@@ -1,7 +1,7 @@
-//! Which part of a transformer each node belongs to, by what is connected with what.
+//! Tags each node with a part of a transformer, based on the graph structure.
 //!
-//! Residual sums and norms cut a transformer into blocks. A block with an attention in it is one of
-//! attention, one without is a feed-forward block; names of modules are not asked.
+//! Residual sums and norms divide a transformer into blocks. A block with attention is an attention
+//! block, any other block is a feed-forward block; module names are ignored.
 
 use std::collections::HashSet;
 
@@ -9,13 +9,13 @@ use petgraph::unionfind::UnionFind;
 
 use crate::{Op, Tag};
 
-/// A node and the nodes that it reads.
+/// A node, and the indices of its input nodes.
 pub(super) struct Piece<'a> {
     pub(super) op: &'a Op,
     pub(super) reads: Vec<usize>,
 }
 
-/// Whether what reads a node belongs to another block.
+/// Whether readers of the node belong to another block.
 fn ends_block(op: &Op) -> bool {
     is_norm(op) || is_embedding(op) || matches!(op, Op::Add(_))
 }
@@ -54,7 +54,7 @@ pub(super) fn tags(pieces: &[Piece<'_>]) -> Vec<Tag> {
             Op::HeadRmsNorm(_) => Tag::Norm,
             Op::LinearCrossEntropy(_) => Tag::Head,
             _ if attending.contains(&of) => Tag::Attn,
-            // The last linear layer, where there is no loss.
+            // The last linear layer of a graph without loss.
             Op::Linear(_) if index == last => Tag::Head,
             _ => Tag::Mlp,
         })

@@ -1,7 +1,7 @@
-//! Goes through an exported graph once and finds out what each tensor is.
+//! Walks an exported graph once and determines the value of each tensor.
 //!
-//! Values that depend on sizes and buffers alone are worked out, movement of values becomes views,
-//! and what is left is handed to the rules. A call that no rule takes stays as it is.
+//! Calls that depend only on sizes and buffers are evaluated, movement of values becomes views, and
+//! the remaining calls go to the rules. A call without a matching rule stays pending.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,16 +17,16 @@ use super::turned;
 use super::value::{Exprs, Id, Kind, Operand, Sizes, Value, View};
 use crate::capture::CaptureError;
 
-/// A graph that has been gone through.
+/// The result of walking a graph.
 pub(super) struct Trace {
     pub(super) exprs: Exprs,
-    /// What the program gives.
+    /// Outputs of the program.
     pub(super) outputs: Vec<Value>,
-    /// Sentences about what was left out.
+    /// Remarks on ignored features, as sentences.
     pub(super) remarks: Vec<String>,
 }
 
-/// The values of a graph while it is gone through.
+/// Values of a graph during the walk.
 struct Tracer<'a> {
     exported: &'a Exported,
     exprs: Exprs,
@@ -36,7 +36,7 @@ struct Tracer<'a> {
     drops: bool,
 }
 
-/// Ops that hand on what they get, or change only its type.
+/// Ops that return their input, possibly in another type.
 const IDENTITIES: [&str; 12] = [
     "_to_copy",
     "alias",
@@ -73,7 +73,7 @@ impl Trace {
             drops: false,
         };
         tracer.inputs(name, archive)?;
-        // Values are dropped after their last use: masks of long sequences are large.
+        // Values are dropped after their last use, because masks of long sequences are large.
         let mut last_use: HashMap<&str, usize> = HashMap::new();
         for (index, node) in exported.nodes.iter().enumerate() {
             for name in tensors_of(node) {
@@ -104,7 +104,7 @@ impl Trace {
     }
 }
 
-/// The first input that looks like token ids, and its sizes.
+/// First input that looks like token ids, with its sizes.
 fn token_input(exported: &Exported) -> Option<(&str, Sizes)> {
     exported.inputs.iter().find_map(|(name, kind)| {
         let meta = exported.tensors.get(name).filter(|_| *kind == InputKind::User)?;
@@ -117,7 +117,7 @@ fn token_input(exported: &Exported) -> Option<(&str, Sizes)> {
     })
 }
 
-/// The tensors that a node reads.
+/// Tensors that a node reads.
 fn tensors_of(node: &AtenNode) -> impl Iterator<Item = &str> {
     node.args.iter().flat_map(|(_, arg)| -> Vec<&str> {
         match arg {
@@ -148,7 +148,7 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// The values of a stored buffer, if it is of floats and not too large.
+    /// Values of a stored buffer, if the buffer has floats and is not too large.
     fn stored(
         &mut self,
         buffer: &str,
@@ -190,7 +190,7 @@ impl<'a> Tracer<'a> {
             && let Some(result) = (Call { node, known: &known }).evaluate()
             && self.budget.admits(&result)
         {
-            // What is changed in place is read under its old name, too.
+            // An in-place op also changes the value under the old name.
             if bare_name(&node.target).ends_with('_')
                 && let Some((_, Arg::Tensor(changed))) = node.args.first()
             {
@@ -210,7 +210,7 @@ impl<'a> Tracer<'a> {
             }
             return;
         }
-        // Of attention's weights, which only a fused attention drops by itself.
+        // Fused attention applies dropout to attention weights within the call.
         let dropped = arg(node, &["dropout_p"]);
         self.drops |= matches!(dropped, Some(Arg::Float(share)) if *share > 0.0);
         let operands: Rc<[Operand]> = self.operands(node).into();
@@ -234,8 +234,8 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// The one operand of a `cat` that is not empty: Phi-3 joins the rotated part of a head with
-    /// the rest of it, of which there is none.
+    /// The only nonempty operand of a `cat`: Phi-3 concatenates the rotated part of a head with an
+    /// empty rest.
     fn joined_with_nothing(&self, op: &str, node: &AtenNode) -> Option<Value> {
         let tensors = node.args.iter().find_map(|(_, arg)| match arg {
             Arg::Tensors(tensors) if op == "cat" => Some(tensors),
@@ -247,7 +247,7 @@ impl<'a> Tracer<'a> {
         if none.is_some() { None } else { self.values.get(one).cloned() }
     }
 
-    /// The operands of a node that are tensors or numbers.
+    /// Tensor and number operands of a node.
     fn operands(&self, node: &AtenNode) -> Vec<Operand> {
         let mut operands = Vec::new();
         for (name, arg) in &node.args {
@@ -273,7 +273,7 @@ impl<'a> Tracer<'a> {
         operands
     }
 
-    /// The results of an op that only moves values, hands them on or scales them.
+    /// Results of an op that only moves, returns or scales values.
     fn moved(&mut self, index: usize, op: &str, node: &AtenNode) -> Option<Vec<Value>> {
         let view = |name: &str| match self.values.get(name)? {
             Value::View(view) => Some(view.clone()),
@@ -306,7 +306,7 @@ impl<'a> Tracer<'a> {
         Some(layouts.into_iter().map(view_of).collect())
     }
 
-    /// The number that an op multiplies its one tensor with.
+    /// The constant factor by which an op multiplies its tensor operand.
     fn factor(&self, op: &str, node: &AtenNode, first: &str) -> Option<f64> {
         if op == "neg" {
             return Some(-1.0);
@@ -331,13 +331,13 @@ impl<'a> Tracer<'a> {
     }
 }
 
-/// `mul` of `aten.mul.Tensor`.
+/// `mul` for `aten.mul.Tensor`.
 pub(super) fn bare_name(target: &str) -> &str {
     let name = target.strip_prefix("aten.").unwrap_or(target);
     name.split('.').next().unwrap_or(name)
 }
 
-/// An argument by one of its names.
+/// Argument with one of these names.
 pub(super) fn arg<'n>(node: &'n AtenNode, names: &[&str]) -> Option<&'n Arg> {
     node.args.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, arg)| arg)
 }
@@ -357,7 +357,7 @@ fn ints(node: &AtenNode, names: &[&str]) -> Option<Vec<i64>> {
     }
 }
 
-/// The layouts that an op makes of one.
+/// Layouts of an op's results, from the layout of its operand.
 fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
     let (rank, outputs) = (source.rank(), node.outputs.len());
     let dim = |default: i64| int(node, &["dim"]).unwrap_or(default);
@@ -442,7 +442,8 @@ fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
     Some(vec![one])
 }
 
-/// `size` in pieces of `part` and what is left; `None` if they are not as many as `outputs`.
+/// Splits `size` into parts of `part` and a remainder; `None` if the number of parts is not
+/// `outputs`.
 fn equal_parts(size: i64, part: i64, outputs: usize) -> Option<Vec<i64>> {
     if (size as u64).div_ceil(part as u64) != outputs as u64 {
         return None;

@@ -1,10 +1,10 @@
-//! Rows in the order of `nn.MultiheadAttention`: the first tokens of all sequences, then the second
-//! ones, `[S, B, W]` in place of `[B, S, W]`.
+//! Rows in the order of `nn.MultiheadAttention`: `[S, B, W]` (all first tokens, then all second
+//! tokens) instead of `[B, S, W]`.
 //!
-//! A module with `batch_first=False` computes so from end to end, and one with `batch_first=True`
-//! turns its input around, projects it and turns the result back. An op that treats each row by
-//! itself gives the same rows in either order: the rules see its operands by sequences, and the
-//! result is turned again.
+//! A module with `batch_first=False` uses this order throughout. A module with `batch_first=True`
+//! transposes its input, projects and transposes the result back. A row-wise op gives the same rows
+//! in either order: rules see operands transposed to `[B, S, W]`, and the result is transposed
+//! back.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::constant::Constant;
 use super::rules::Call;
 use super::value::{Exprs, Operand, Value, View};
 
-/// Ops that treat each row by itself.
+/// Row-wise ops.
 const BY_ROW: [&str; 12] = [
     "add",
     "addmm",
@@ -28,7 +28,7 @@ const BY_ROW: [&str; 12] = [
     "rms_norm",
 ];
 
-/// The result of a rule, if the operands are turned rows.
+/// The result of a rule, if operands are transposed rows.
 pub(super) fn apply(
     call: &Call<'_>,
     exprs: &mut Exprs,
@@ -45,7 +45,7 @@ pub(super) fn apply(
                 is_turned = true;
                 value
             }
-            // One operand in each order is another op.
+            // Operands in different orders would be another op.
             None if exprs.columns(value).is_some() => return None,
             None => value.clone(),
         };
@@ -63,14 +63,14 @@ pub(super) fn apply(
     turned_from(&view, exprs.sizes.batch, exprs.sizes.seq)
 }
 
-/// Turned rows, or columns of them, by sequences.
+/// Transposed rows, or columns of such rows, in `[B, S, W]` order.
 pub(super) fn by_sequences(exprs: &Exprs, value: &Value) -> Option<Value> {
     let Value::View(view) = value else { return None };
     let turned = turned_from(view, exprs.sizes.seq, exprs.sizes.batch)?;
     exprs.columns(&turned).is_some().then_some(turned)
 }
 
-/// A view of rows, `first` times `second` of them, with these two exchanged.
+/// A view of `first · second` rows, transposed to `second · first`.
 fn turned_from(view: &View, first: usize, second: usize) -> Option<Value> {
     let layout = match *view.layout.shape() {
         [rows, width] if rows == first * second => view

@@ -1,4 +1,4 @@
-//! What the tensors of an exported graph are: known numbers, or views of something computed.
+//! Values of tensors in an exported graph: known constants, or views of computed expressions.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::ops::AttentionHeads;
 /// Index of an [`Expr`].
 pub(super) type Id = usize;
 
-/// Some columns of rows.
+/// A range of columns in all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Columns {
     pub(super) base: Id,
@@ -17,32 +17,32 @@ pub(super) struct Columns {
     pub(super) width: usize,
 }
 
-/// A weight as it is stored.
+/// A weight and its storage order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Weight {
     pub(super) name: String,
-    /// Stored as `[inputs, outputs]`.
+    /// Whether the weight is stored as `[inputs, outputs]`.
     pub(super) transposed: bool,
     pub(super) outputs: usize,
     pub(super) inputs: usize,
 }
 
-/// An operand of a call that no rule has taken yet.
+/// An operand of a pending call.
 #[derive(Clone, Debug)]
 pub(super) struct Operand {
     pub(super) name: String,
     pub(super) value: Value,
 }
 
-/// What an [`Expr`] computes.
+/// Computation of an [`Expr`].
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     /// The token ids.
     Tokens,
-    /// Another input that the caller gives.
+    /// Another input from the caller.
     Input(String),
     Parameter(String),
-    /// A stored tensor that is not small and not trained.
+    /// A stored tensor that is neither small nor trained.
     Buffer(String),
     Embedding {
         table: String,
@@ -100,7 +100,7 @@ pub(super) enum Kind {
         a: Id,
         b: Id,
     },
-    /// A call of the exported graph as it is: the op's bare name, and which of its outputs.
+    /// An unmatched call of the exported graph: bare op name, operands, and output index.
     Pending {
         op: String,
         operands: Rc<[Operand]>,
@@ -108,13 +108,13 @@ pub(super) enum Kind {
     },
 }
 
-/// Something computed.
+/// A computed expression.
 #[derive(Clone, Debug)]
 pub(super) struct Expr {
     pub(super) kind: Kind,
-    /// Its elements in row-major order have this shape.
+    /// Shape of the row-major elements.
     pub(super) shape: Vec<usize>,
-    /// The node that it is from.
+    /// Exported node of the expression.
     pub(super) node: Option<usize>,
 }
 
@@ -124,7 +124,7 @@ pub(super) struct View {
     pub(super) base: Id,
     pub(super) layout: Layout,
     pub(super) scale: f64,
-    /// The node that made the view, if it is not all of its base.
+    /// The node that made the view, unless the view covers the base.
     pub(super) node: Option<usize>,
 }
 
@@ -147,19 +147,19 @@ impl Sizes {
         self.batch * self.seq
     }
 
-    /// Whether a shape is one row for each token.
+    /// Whether a shape has one row per token.
     pub(super) fn is_rows(self, shape: &[usize]) -> bool {
         shape.len() >= 2 && (shape[0] == self.tokens() || shape[..2] == [self.batch, self.seq])
     }
 }
 
-/// Heads side by side in the columns of a base.
+/// Heads next to one another in the columns of a base.
 #[derive(Clone, Debug)]
 pub(super) struct Heads {
     pub(super) columns: Columns,
     pub(super) heads: usize,
     pub(super) head_dim: usize,
-    /// How often each head is repeated.
+    /// Number of repetitions of each head.
     pub(super) repeats: usize,
 }
 
@@ -184,18 +184,18 @@ impl Exprs {
         self.all[id].shape.iter().product()
     }
 
-    /// Columns of a base that has a row for each token.
+    /// Number of columns of a base with one row per token.
     pub(super) fn width(&self, id: Id) -> usize {
         self.count(id) / self.sizes.tokens().max(1)
     }
 
-    /// The view of all of an expression.
+    /// A view of a whole expression.
     pub(super) fn whole(&self, id: Id) -> Value {
         let layout = Layout::whole(&self.all[id].shape);
         Value::View(View { base: id, layout, scale: 1.0, node: None })
     }
 
-    /// The expression behind a value that is all of it, in whatever shape.
+    /// The expression of a value that covers all of it, in any shape.
     pub(super) fn base_of(&self, value: &Value) -> Option<Id> {
         match value {
             Value::View(view)
@@ -207,7 +207,7 @@ impl Exprs {
         }
     }
 
-    /// The expression behind a value that is all of its rows.
+    /// The expression of a value that covers all rows.
     pub(super) fn rows(&self, value: &Value) -> Option<Id> {
         self.base_of(value).filter(|&id| {
             let rows = self.sizes.is_rows(&self.all[id].shape);
@@ -215,7 +215,7 @@ impl Exprs {
         })
     }
 
-    /// All columns of rows, or some of a linear layer's.
+    /// All columns of rows, or a range of columns of a linear layer.
     pub(super) fn columns(&self, value: &Value) -> Option<Columns> {
         if let Some(base) = self.rows(value) {
             return Some(Columns { base, start: 0, width: self.width(base) });
@@ -233,7 +233,7 @@ impl Exprs {
         (fits && start + size <= width).then_some(Columns { base: view.base, start, width: *size })
     }
 
-    /// The heads of a view `[B, H, S, D]`, whatever its factor.
+    /// Heads of a view `[B, H, S, D]`, ignoring the scale.
     pub(super) fn heads(&self, view: &View) -> Option<Heads> {
         let shape = view.layout.shape();
         let &[batch, all, seq, head_dim] = shape.as_slice() else { return None };
@@ -270,7 +270,7 @@ impl Exprs {
         (start + columns.width <= width).then_some(Heads { columns, heads, head_dim, repeats })
     }
 
-    /// A parameter, all of it and as it is stored: its name and shape.
+    /// Name and shape of a parameter used whole and as stored.
     pub(super) fn parameter(&self, value: &Value) -> Option<(&str, &[usize])> {
         let id = self.base_of(value)?;
         match self.kind(id) {
@@ -279,7 +279,7 @@ impl Exprs {
         }
     }
 
-    /// A vector of parameters.
+    /// Name and length of a parameter that is a vector.
     pub(super) fn vector(&self, value: &Value) -> Option<(&str, usize)> {
         match self.parameter(value)? {
             (name, &[length]) => Some((name, length)),
@@ -287,8 +287,8 @@ impl Exprs {
         }
     }
 
-    /// A weight whose view is `[outputs, inputs]`, or `[inputs, outputs]` if `turned`. Leading axes
-    /// that only repeat it do not count.
+    /// A weight whose view is `[outputs, inputs]`, or `[inputs, outputs]` if `turned`. Leading
+    /// broadcast axes are ignored.
     pub(super) fn weight(&self, value: &Value, turned: bool) -> Option<Weight> {
         let Value::View(view) = value else { return None };
         let Kind::Parameter(name) = self.kind(view.base) else { return None };
@@ -302,7 +302,7 @@ impl Exprs {
         }
         let whole = Layout::whole(stored);
         let swapped = layout == whole.swapped(0, 1)?;
-        // A square matrix that is swapped is told by its strides.
+        // Strides reveal the transposition of a square matrix.
         if layout != whole && !swapped {
             return None;
         }
@@ -312,7 +312,7 @@ impl Exprs {
         Some(Weight { name: name.clone(), transposed, outputs, inputs })
     }
 
-    /// The operands of a call that no rule took, behind a value that is all of its result.
+    /// Operands of a pending call, if the value covers the call's whole result.
     pub(super) fn pending(&self, value: &Value, op: &str) -> Option<&[Operand]> {
         let id = self.base_of(value)?;
         self.pending_of(id, op)
