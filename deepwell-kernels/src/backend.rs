@@ -94,7 +94,7 @@ impl HostBuffer {
 ///
 /// Object-safe and free of device types: a trainer holds a `Box<dyn Backend>`.
 pub trait Backend: Send {
-    /// `cpu`, or the usual name of the device.
+    /// Name of the backend: `cpu` or `cuda`.
     fn name(&self) -> &'static str;
 
     /// Allocates the arena: `bytes` long, zeroed, replacing any earlier arena.

@@ -155,9 +155,9 @@ impl Executor {
     }
 
     /// Enqueues invocation `index` of the schedule after all earlier work. The pipeline sends and
-    /// receives due before the invocation run first; after the last invocation the remaining ones
-    /// run. Invocations are enqueued in schedule order. On a synchronous backend the invocation has
-    /// ended when this function returns.
+    /// receives due before the invocation run first; after the last invocation the remaining sends
+    /// and receives run. Invocations must be enqueued in schedule order. On a synchronous backend
+    /// the invocation has ended when this function returns.
     ///
     /// # Errors
     /// The error of a call.

@@ -567,7 +567,8 @@ impl Backend for CudaBackend {
     }
 }
 
-/// Merges ranges that touch; each result has the indices of its members.
+/// Merges ranges with gaps of at most the padding to 64 bytes; each result has the indices of its
+/// members.
 fn coalesce(ranges: &[ByteRange]) -> Vec<(ByteRange, Vec<usize>)> {
     let mut order: Vec<usize> = (0..ranges.len()).collect();
     order.sort_by_key(|&index| ranges[index].offset);

@@ -53,7 +53,7 @@ pub trait DeviceComm: Send {
     /// Ranks that disagree or have failed, if already known.
     fn run(&mut self, plan: ExchangePlan, stream: Stream) -> DriverResult<()>;
 
-    /// Enqueues concurrent exchanges: each may block on its peer, but none blocks another of them.
+    /// Enqueues concurrent exchanges: each may wait for its peer, but none for another exchange.
     /// Sends come before receives; the order counts among exchanges with the same peer.
     ///
     /// # Errors

@@ -220,7 +220,7 @@ pub trait Driver: Send {
     /// A buffer of another driver.
     fn free_pinned(&mut self, buffer: PinnedBuffer) -> DriverResult<()>;
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// A lost device.

@@ -332,7 +332,7 @@ impl Device<'_> {
         Ok(pointer)
     }
 
-    /// A GEMM by the vendor's library.
+    /// Prepares a GEMM by the vendor's library.
     ///
     /// # Errors
     /// No library, or a GEMM that the library does not support.

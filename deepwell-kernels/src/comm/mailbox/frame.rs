@@ -1,4 +1,4 @@
-//! Format of a frame: a header, a text for error messages, and data.
+//! Format of a frame: a header, the words (a text for error messages), and data.
 //!
 //! ```text
 //! 0   bytes of the frame                  u64
@@ -15,7 +15,7 @@ use deepwell_ir::ops::CollectiveKind;
 
 use crate::comm::want::Want;
 
-/// Bytes before the text.
+/// Bytes before the words.
 const HEADER: usize = 32;
 
 /// An outgoing frame, kept alive until it has been sent.
@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Part,
     /// No frames follow from this sender.
     Goodbye,
-    /// The sender has failed; the text gives the reason.
+    /// The sender has failed; the words give the reason.
     Failure,
 }
 

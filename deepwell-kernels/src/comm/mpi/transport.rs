@@ -183,8 +183,8 @@ fn probe(comm: MPI_Comm, from: usize) -> Result<Option<(MPI_Message, usize)>, St
     let (mut flag, mut count): (c_int, c_int) = (0, 0);
     let mut message = MaybeUninit::<MPI_Message>::uninit();
     let mut status = MaybeUninit::<MPI_Status>::uninit();
-    // SAFETY: the pointers are to places for the call's results; message and status are read only
-    // if the flag says that the call has written them.
+    // SAFETY: the pointers are valid for the call's results; message and status are read only if
+    // the flag says that both were written.
     unsafe {
         let code = ffi::MPI_Improbe(
             from as c_int,

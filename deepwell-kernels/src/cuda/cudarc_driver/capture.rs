@@ -70,7 +70,7 @@ fn begin(stream: sys::CUstream) -> DriverResult<()> {
 
 fn end(stream: sys::CUstream) -> DriverResult<Recorded> {
     let mut graph = ptr::null_mut();
-    // SAFETY: a live stream; writes one handle, null if the recording was spoiled.
+    // SAFETY: a live stream; writes one handle, null if the capture was invalidated.
     let code = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
     // Wrapped before the code is checked, so that the graph is always destroyed.
     let recorded = (!graph.is_null()).then(|| Recorded(graph));
@@ -107,8 +107,8 @@ impl Position {
         let dependencies = if count == 0 || dependencies.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the driver owns `count` handles at this address until the stream is used
-            // again, and the copy is made before that.
+            // SAFETY: the driver owns `count` handles at this address until the next use of the
+            // stream, which is after this copy.
             unsafe { std::slice::from_raw_parts(dependencies, count) }.to_vec()
         };
         Ok(Some(Position { graph, dependencies }))

@@ -1,10 +1,9 @@
 //! The device's primary context and its streams, shared by the driver, by libraries that enqueue
 //! work, and by pinned memory.
 //!
-//! A [`Stream`] stands for up to two driver streams: a main stream, and a private stream for the
-//! work of a group. [`Context::resolve`] returns the right stream at the moment, so callers that
-//! enqueue work need not know about groups. Streams live until the last user of the context is
-//! dropped.
+//! A [`Stream`] stands for up to two driver streams: its own, and a private stream for the work of
+//! a group. [`Context::resolve`] returns the stream in use at the moment, so callers that enqueue
+//! work need not know about groups. Streams live until the last user of the context is dropped.
 
 use std::ffi::c_int;
 use std::ptr;

@@ -107,6 +107,8 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
+            // Destroying waits for the whole device. If this thread has an open capture, the handle
+            // is leaked instead.
             // SAFETY: created once, destroyed once.
             let destroy = || unsafe { sys::cublasLtDestroy(self.handle) };
             let _ = self.context.alone("cublasLtDestroy", destroy);

@@ -36,8 +36,8 @@ pub struct AllReduce {
 }
 
 impl AllReduce {
-    /// Minimum bytes per second that a device sends over its links, with any algorithm: `2 (n - 1)
-    /// / n` of the buffer ("bus bandwidth" of NVIDIA's nccl-tests).
+    /// Minimum bytes per second that a device sends over its links, with any algorithm:
+    /// `2 (n - 1) / n` of the buffer ("bus bandwidth" of NVIDIA's nccl-tests).
     pub fn bus_bytes_per_s(&self) -> f64 {
         let devices = self.devices as f64;
         2.0 * (devices - 1.0) / devices * self.bytes as f64 / self.time_s

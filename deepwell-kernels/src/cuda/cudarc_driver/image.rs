@@ -1,4 +1,4 @@
-//! Validates a kernel image before loading: the driver gets only the begin of the image, not its
+//! Validates a kernel image before loading: the driver gets only the address of the image, not its
 //! length, so a truncated image would make the driver read out of bounds.
 
 use crate::cuda::driver::{DriverError, DriverResult};

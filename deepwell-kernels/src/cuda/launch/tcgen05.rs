@@ -69,7 +69,7 @@ pub(crate) struct TileShape {
 /// Clusters of four leave two of 18 SMs idle.
 const GROUP: usize = 18;
 
-/// Tiles without clusters of tiles: CTAs, columns.
+/// Tiles in clusters of a single tile: CTAs, columns.
 const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
 /// Tiles of clusters of two CTA pairs: columns, and the cluster. Each pair copies half of the
 /// shared rows, rows of `a` where `a` is the larger operand. Clusters of two 1-CTA tiles are left

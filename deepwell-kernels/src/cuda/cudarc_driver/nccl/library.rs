@@ -1,9 +1,9 @@
 //! Finds NVIDIA's collective library and binds the functions in use.
 //!
-//! Bound here instead of by cudarc, for two reasons. The names in cudarc lack `libnccl.so.2`, the
-//! only name in distributions and PyTorch's wheels, and cudarc panics without a library. And cudarc
-//! returns results as a Rust enumeration, for which the codes of a newer library are invalid
-//! values: here a code is an integer.
+//! The functions are bound here instead of by cudarc, for two reasons. First, cudarc does not look
+//! for `libnccl.so.2`, the only file name in distributions and in PyTorch's wheels, and panics if
+//! no library is found. Second, cudarc returns results as a Rust enumeration, for which the codes
+//! of a newer library are invalid values: here a code is an integer.
 
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -277,7 +277,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// Formats a version as NCCL encodes it since 2.9: 10000, 100 and 1.
+/// Formats a version code of NCCL 2.9 or later: `10000 · major + 100 · minor + patch`.
 fn dotted(version: c_int) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
