@@ -1,4 +1,4 @@
-//! Accesses, cut into cells and checked.
+//! Accesses: splits them into cells and checks each cell.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
 use super::threads::Warp;
 use super::{Cluster, Direction, HazardKind, Lanes, Place, Scope, Thread, Tracker, Unit, WarpId};
 
-/// Readers that a cell remembers beside the first.
+/// Most readers of a cell, besides the first.
 const SHARED_READS_MAX: usize = 96;
 const GLOBAL_READS_MAX: usize = 8;
 
-/// One conflict without order.
+/// An unordered conflict.
 pub(super) struct Found {
     pub(super) kind: HazardKind,
     swapped: bool,
@@ -41,7 +41,7 @@ impl Found {
 pub(super) struct Checker<'a> {
     pub(super) context: Context<'a>,
     pub(super) view: View<'a>,
-    /// The new record, if a warp-wide access spread over its lanes must be checked lane by lane.
+    /// The new record, for lane-by-lane checks of warp-wide accesses.
     pub(super) new: Record,
     pub(super) place: Place,
     pub(super) found: &'a mut Vec<Found>,
@@ -58,7 +58,8 @@ impl Visitor for Checker<'_> {
         } else if self.is_program_order(record) {
             None
         } else {
-            // The warp may know for all lanes, which is the common case; else each lane counts.
+            // Fast path: ordered for all lanes without program order. Otherwise each lane is
+            // checked.
             let all = View { lanes: 0, ..self.view };
             match self.context.missing(&all, record, overlap, written) {
                 None => None,
@@ -75,7 +76,7 @@ impl Visitor for Checker<'_> {
         if self.is_program_order(record) {
             return true;
         }
-        // Completion on an mbarrier tells nothing of what came before.
+        // Completion on an mbarrier does not imply completion of earlier operations.
         let forgetful =
             matches!(self.view.unit, Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl);
         if forgetful {
@@ -97,7 +98,7 @@ impl Visitor for Checker<'_> {
 }
 
 impl Checker<'_> {
-    /// Each lane comes back to its own bytes.
+    /// Whether each lane accesses its own earlier bytes again.
     fn is_program_order(&self, record: &Record) -> bool {
         self.view.operation.is_none()
             && record.warp() == Some(self.view.warp.0)
@@ -122,7 +123,7 @@ impl Checker<'_> {
     }
 }
 
-/// Cuts bytes into cells: index of the cell, its first byte that is touched, mask of its bytes.
+/// Splits bytes into cells: cell index, first touched byte, byte mask.
 #[inline]
 fn cells(start: u64, bytes: u32) -> impl Iterator<Item = (u64, u64, u16)> {
     let end = start + u64::from(bytes);
@@ -134,7 +135,7 @@ fn cells(start: u64, bytes: u32) -> impl Iterator<Item = (u64, u64, u16)> {
     })
 }
 
-/// The address of a place in its memory.
+/// Returns the address of a place in its memory.
 #[inline]
 fn address(place: Place) -> u64 {
     match place {
@@ -144,7 +145,7 @@ fn address(place: Place) -> u64 {
     }
 }
 
-/// A place in the same memory.
+/// Returns a place at another address of the same memory.
 #[inline]
 fn at_address(place: Place, address: u64) -> Place {
     match place {
@@ -154,7 +155,7 @@ fn at_address(place: Place, address: u64) -> Place {
     }
 }
 
-/// Where cells are.
+/// The shadow memories.
 struct Memories<'a> {
     clusters: &'a mut [Cluster],
     global: &'a mut GlobalShadow,
@@ -184,7 +185,7 @@ impl Memories<'_> {
         }
     }
 
-    /// A thread's store leaves bytes of which nobody knows how they are permuted.
+    /// Clears the swizzle pattern of a cell: the layout of a thread's store is unknown.
     #[inline]
     fn stored(&mut self, index: u64, place: Place) {
         if let Place::Shared { rank, .. } = place
@@ -204,10 +205,10 @@ fn memory_of(place: Place) -> Memory {
 }
 
 impl Tracker {
-    /// Loads or stores of some lanes: `bytes` at each lane's place. `strong` is the scope of a
-    /// strong access (`.relaxed`, `.acquire`, `.release`, `.volatile` at [`Scope::System`], atomic
-    /// operations as [`Direction::Write`]). Give neighboring lanes in order; lanes that are not in
-    /// `thread.lanes` are ignored.
+    /// Reports loads or stores of some lanes: `bytes` bytes at each lane's place. `strong` is the
+    /// scope of a strong access (`.relaxed`, `.acquire`, `.release`; `.volatile` with
+    /// [`Scope::System`]; atomic operations with [`Direction::Write`]). Neighboring lanes must be
+    /// in order; lanes outside of `thread.lanes` are ignored.
     pub fn access(
         &mut self,
         thread: Thread,
@@ -286,7 +287,7 @@ impl Tracker {
         self.report_found(found, (thread.warp, thread.step, Unit::Thread), direction);
     }
 
-    /// An access to memory of a CTA that may not have started.
+    /// Reports an access to memory of a CTA that may not have started.
     fn report_early(
         &mut self,
         later: (WarpId, u32, u32, Unit),
@@ -301,7 +302,7 @@ impl Tracker {
         self.report_pair(kind, (start, true), later, place, || remedy(kind, Unit::Thread));
     }
 
-    /// An issued operation touches `bytes` from `place` on. For tensor memory see
+    /// Reports that an issued operation touches `bytes` bytes at `place`. For tensor memory see
     /// [`Self::access_tensor`].
     pub fn access_operation(
         &mut self,
@@ -321,7 +322,8 @@ impl Tracker {
         self.touch_by_operation(operation, direction, memory, None, cells);
     }
 
-    /// One lane of a `cp.async`, or another operation of several threads, touches bytes.
+    /// Reports the accesses of one lane of a `cp.async`, or of another operation of several
+    /// threads.
     pub fn access_operation_lane(
         &mut self,
         operation: Operation,
@@ -336,8 +338,8 @@ impl Tracker {
         self.touch_by_operation(operation, direction, memory, Some(lane), cells);
     }
 
-    /// An issued operation reads the 128 bytes of a tensor map in global memory. Maps in
-    /// parameters or constant memory do not change and need not be told.
+    /// Reports that an issued operation reads the 128 bytes of a tensor map in global memory. Maps
+    /// in parameters or constant memory are immutable and need not be reported.
     pub fn access_tensor_map(&mut self, operation: Operation, address: u64) {
         let warp = self.operations[operation.0 as usize].warp;
         let number = self.warps[warp.0 as usize].streams.number_of_map_read();
@@ -400,7 +402,7 @@ impl Tracker {
         self.report_found(found, (warp, step, unit), direction);
     }
 
-    /// Records what the previous grid does, without any check.
+    /// Records accesses of the previous grid, without checks.
     pub(super) fn record_previous_grid(
         &mut self,
         operation: u32,
@@ -460,7 +462,7 @@ impl Tracker {
     }
 }
 
-/// The CTA whose memory a place is in, if it is another than `own_rank`.
+/// Returns the CTA rank of a place, if it differs from `own_rank`.
 #[inline]
 fn other_cta(place: Place, own_rank: u32) -> Option<u32> {
     match place {
@@ -480,7 +482,7 @@ fn same_memory(a: Place, b: Place) -> bool {
 }
 
 impl Warp {
-    /// For tests: how many groups of lanes know different things.
+    /// For tests: the number of lane groups with different knowledge.
     #[cfg(test)]
     pub(super) fn group_count(&self) -> usize {
         self.groups.len()

@@ -1,28 +1,28 @@
-//! The shadow of 16 bytes of memory, or of one column of 32 lanes of tensor memory.
+//! Shadow cell of 16 bytes of memory, or of one column of 32 lanes of tensor memory.
 
-/// Set in [`Record::who`] if an asynchronous operation did it; else a warp did.
+/// Bit of [`Record::who`]: set for an asynchronous operation, clear for a warp.
 const OPERATION: u32 = 1 << 31;
 
-/// Who touched some bytes of a cell, and when.
+/// An access to bytes of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     who: u32,
-    /// Number of the warp's clock; unused for operations, which have their own table.
+    /// Tick of the warp; unused for operations, which have their own table.
     pub(super) tick: u32,
-    /// Lanes that touched all the bytes; or, spread, the lane of byte 0.
+    /// Lanes that touched all bytes; in a spread record, the lane of byte 0.
     lanes: u32,
     pub(super) step: u32,
-    /// One bit per byte of the cell, or per two lanes of tensor memory; 0 is no record.
+    /// One bit per byte of the cell, or per two lanes of tensor memory; 0 for no record.
     pub(super) bytes: u16,
-    /// Bytes to a lane as a power of two, if spread; else [`NOT_SPREAD`].
+    /// Log2 of the bytes per lane in a spread record; otherwise [`NOT_SPREAD`].
     spread: u8,
-    /// 1 + the scope of a strong access, as a number, 0 for a weak one; and [`LISTED_WRITE`].
+    /// 1 + the scope level of a strong access, 0 for a weak one; plus [`LISTED_WRITE`].
     strong: u8,
 }
 
 const NOT_SPREAD: u8 = 0xff;
 
-/// Marks the writes among [`Cell::more`].
+/// Flag of the writes in [`Cell::more`].
 const LISTED_WRITE: u8 = 0x80;
 
 impl Record {
@@ -35,12 +35,12 @@ impl Record {
         Record { who, tick: 0, lanes, step: 0, bytes, spread: NOT_SPREAD, strong: 0 }
     }
 
-    /// The same as a strong access: 1 + the scope as a number; 0 is a weak one.
+    /// Returns the record as a strong access: 1 + the scope level; 0 for a weak access.
     pub(super) fn with_scope(self, strong: u8) -> Record {
         Record { strong, ..self }
     }
 
-    /// 1 + the scope of a strong access, as a number; 0 is a weak one.
+    /// Returns 1 + the scope level of a strong access; 0 for a weak one.
     pub(super) fn scope(&self) -> u8 {
         self.strong & !LISTED_WRITE
     }
@@ -53,12 +53,12 @@ impl Record {
         (self.who & OPERATION != 0).then_some(self.who & !OPERATION)
     }
 
-    /// The warp, if no operation did it.
+    /// Returns the warp, or `None` for an operation.
     pub(super) fn warp(&self) -> Option<u32> {
         (self.who & OPERATION == 0).then_some(self.who)
     }
 
-    /// Lanes that touched any of `bytes`.
+    /// Returns the lanes that touched any of `bytes`.
     pub(super) fn lanes_of(&self, bytes: u16) -> u32 {
         if self.spread == NOT_SPREAD {
             return self.lanes;
@@ -77,8 +77,8 @@ impl Record {
         self.lanes_of(self.bytes)
     }
 
-    /// Takes in what one more lane of the same instruction did to the same cell, if a record can
-    /// hold both.
+    /// Adds another lane's bytes of the same instruction, if one record can represent both. Returns
+    /// whether it can.
     pub(super) fn absorb(&mut self, lane: u32, bytes: u16) -> bool {
         if self.spread == NOT_SPREAD && self.bytes == bytes {
             self.lanes |= 1 << lane;
@@ -97,7 +97,7 @@ impl Record {
         let shift = size.trailing_zeros();
         let base = lane.wrapping_sub(first >> shift);
         if self.spread == NOT_SPREAD {
-            // The first lane: its bytes must lie on the same line.
+            // The record has a single lane so far; both lanes must fit one linear mapping to bytes.
             let mine = self.lanes.trailing_zeros();
             let fits = self.lanes.is_power_of_two()
                 && self.bytes.count_ones() == size
@@ -115,7 +115,7 @@ impl Record {
         true
     }
 
-    /// Whether two records of one warp give each byte to the same single lane.
+    /// Whether two records of one warp assign each byte to the same single lane.
     pub(super) fn same_lanes(&self, other: &Record) -> bool {
         let single = self.spread != NOT_SPREAD || self.lanes.is_power_of_two();
         single && self.spread == other.spread && self.lanes == other.lanes
@@ -130,7 +130,7 @@ impl Record {
     }
 }
 
-/// Records of one cell: the last writers and the readers since.
+/// Records of a cell: the last writers and the readers since then.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cell {
     write: Record,
@@ -139,17 +139,17 @@ pub(super) struct Cell {
     more: Vec<Record>,
 }
 
-/// What a cell asks its visitor.
+/// Queries of a cell during an access.
 pub(super) trait Visitor {
-    /// `record` touched `overlap` before; `write` tells how.
+    /// Called for a `record` that touched `overlap` before; `write` is its direction.
     fn conflict(&mut self, record: &Record, overlap: u16, write: bool);
 
-    /// Whether whoever is ordered after the new access is ordered after `record` too.
+    /// Whether every access ordered after the new access is also ordered after `record`.
     fn supersedes(&self, record: &Record) -> bool;
 }
 
 impl Cell {
-    /// Records a read, after the visitor has seen the writes that it meets.
+    /// Records a read, after showing the visitor all conflicting writes.
     #[inline]
     pub(super) fn read(&mut self, new: Record, reads_max: usize, visitor: &mut impl Visitor) {
         let bytes = new.bytes;
@@ -172,13 +172,14 @@ impl Cell {
         } else if self.read.same_event(&new) {
             self.read.bytes |= bytes;
         } else {
-            // Past the limit the first readers stay: what orders them mostly orders all.
+            // Beyond the limit, keep the first readers: synchronization that orders them usually
+            // orders all.
             self.list(new, reads_max);
         }
     }
 
-    /// Records a write, after the visitor has seen all that it meets. A strong write does not
-    /// take the place of other strong ones, which it is not ordered after.
+    /// Records a write, after showing the visitor all conflicting records. A strong write does not
+    /// replace other strong writes unless it is ordered after them.
     #[inline]
     pub(super) fn write(&mut self, new: Record, visitor: &mut impl Visitor) {
         let bytes = new.bytes;
@@ -231,7 +232,8 @@ impl Cell {
         }
     }
 
-    /// Shows the visitor all that a use of `bytes` would meet, and records nothing.
+    /// Shows the visitor all records that conflict with a write to `bytes`, without recording the
+    /// write.
     #[inline]
     pub(super) fn visit(&self, bytes: u16, visitor: &mut impl Visitor) {
         self.visit_writes(bytes, visitor);
@@ -245,12 +247,12 @@ impl Cell {
         }
     }
 
-    /// The first of the last writers.
+    /// Returns the first of the last writers.
     pub(super) fn last_write(&self) -> &Record {
         &self.write
     }
 
-    /// All records, and whether each is a write.
+    /// Returns all records, and whether each is a write.
     pub(super) fn records(&self) -> impl Iterator<Item = (&Record, bool)> {
         let more = self.more.iter().map(|record| (record, record.is_listed_write()));
         [(&self.write, true), (&self.read, false)]
@@ -259,7 +261,7 @@ impl Cell {
             .filter(|(record, _)| record.bytes != 0)
     }
 
-    /// Shows the visitor the writes of `bytes`.
+    /// Shows the visitor the writes to `bytes`.
     #[inline]
     pub(super) fn visit_writes(&self, bytes: u16, visitor: &mut impl Visitor) {
         if self.write.bytes & bytes != 0 {
@@ -273,8 +275,8 @@ impl Cell {
     }
 }
 
-/// Further writes of a cell past which strong ones are not remembered: of many atomic operations
-/// on one place, none ordered after another, the first tell enough. Weak ones have disjoint bytes.
+/// Most strong writes in [`Cell::more`]. Of many unordered atomic operations on one location, the
+/// first suffice to find conflicts. Weak writes are unlimited; their bytes are disjoint.
 const STRONG_WRITES_MAX: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whether one access is ordered after another, and if not, what is missing.
+//! Order of two accesses, and the synchronization that is missing between them.
 
 use super::cell::Record;
 use super::clock::{ALL_LANES, Agent, Clock, Kind};
@@ -8,44 +8,44 @@ use super::threads::{Warp, lane_by_lane};
 use super::{HazardKind, Rules, Unit, WarpId};
 use crate::bulk::TENSOR_MAP_BYTES;
 
-/// Memories that the rules tell apart.
+/// Memory spaces with different rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Shared,
-    /// At this address, or from it on.
+    /// Global memory at or after this address.
     Global(u64),
     Tensor,
     /// Global memory that is read as a tensor map at this address.
     Map(u64),
 }
 
-/// Who accesses, and what it knows.
+/// The new access, and the knowledge of its thread or operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) warp: WarpId,
     pub(super) lanes: u32,
-    /// Loads and stores of the own lanes up to here came before by program order.
+    /// Accesses of the same lanes up to this tick precede by program order.
     pub(super) tick: u32,
     pub(super) known: &'a Bundle,
     pub(super) own: &'a Own,
     pub(super) tensor_pending: &'a Clock,
-    /// The operation, if it is one.
+    /// The operation, if the access belongs to one.
     pub(super) operation: Option<u32>,
     pub(super) unit: Unit,
     pub(super) memory: Memory,
-    /// Scope of a strong access, as a number from 1; 0 is a weak one.
+    /// 1 + the scope level of a strong access; 0 for a weak one.
     pub(super) strong: u8,
 }
 
-/// Which clock must know.
+/// Clock that must contain the earlier access.
 #[derive(Clone, Copy)]
 enum Part {
     Generic,
-    /// The async proxy's, for the memory of the access.
+    /// The async proxy's clock for the memory of the access.
     Async,
 }
 
-/// What is needed beside the two accesses.
+/// State of the tracker for checks.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) rules: Rules,
@@ -53,11 +53,11 @@ pub(super) struct Context<'a> {
     pub(super) operations: &'a [OperationInfo],
 }
 
-/// What is missing between two accesses.
+/// Missing synchronization between two accesses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Missing {
     pub(super) kind: HazardKind,
-    /// The access that came second in this run is the earlier one.
+    /// Whether the access that came second in this run is the earlier one.
     pub(super) swapped: bool,
 }
 
@@ -70,7 +70,7 @@ impl View<'_> {
         }
     }
 
-    /// What the own lanes know of themselves without any clock.
+    /// Returns the number of events that the lanes themselves know without a clock.
     fn own_value(&self, part: Part, kind: Kind) -> u32 {
         match (part, self.memory) {
             (Part::Generic, _) if kind == Kind::Generic => self.tick,
@@ -86,7 +86,7 @@ impl Context<'_> {
         self.warps[warp.0 as usize].agent(kind)
     }
 
-    /// Whether the view knows of an event of some lanes of a warp.
+    /// Whether the view knows an event of some lanes of a warp.
     fn covers(
         &self,
         view: &View<'_>,
@@ -104,8 +104,8 @@ impl Context<'_> {
         lanes == 0 || clock.knows(agent, lanes, value)
     }
 
-    /// What is missing between `record` and the access of `view`, if anything. Both touch
-    /// `overlap`; at least one writes.
+    /// Returns the missing synchronization between `record` and the access of `view`, if any. Both
+    /// touch `overlap`; at least one of them writes.
     pub(super) fn missing(
         &self,
         view: &View<'_>,
@@ -131,8 +131,8 @@ impl Context<'_> {
         })
     }
 
-    /// Whether the view is of an operation that runs late: it was issued before the access of
-    /// `record`, and is the earlier of the two, whatever came first in this run.
+    /// Whether the view belongs to an operation that runs late: issued before the access of
+    /// `record`, and therefore the earlier access, whatever the order in this run.
     fn was_issued_before(&self, view: &View<'_>, record: &Record, overlap: u16) -> bool {
         let Some(operation) = view.operation else { return false };
         if let Some(other) = record.operation() {
@@ -178,8 +178,8 @@ impl Context<'_> {
         if let (Memory::Map(address), true) = (view.memory, written) {
             return self.missing_map_fence(view, of, lanes, record.tick, address);
         }
-        // A read that is over cannot see what an async write brings, except where the ISA asks
-        // for the fence by example: before a response of launch control is overwritten.
+        // A completed read cannot observe an async write, so no fence is needed. Exception, from an
+        // example in the ISA: before a response of launch control is overwritten.
         let proxy = view.unit.is_async_proxy()
             && view.memory != Memory::Tensor
             && (written || view.unit == Unit::LaunchControl);
@@ -187,7 +187,7 @@ impl Context<'_> {
         (!fenced).then_some(HazardKind::MissingProxyFence)
     }
 
-    /// Two strong accesses do not race if each one's scope has the other's thread.
+    /// Strong accesses do not race if the scope of each includes the other's thread.
     fn scope_missing(&self, view: &View<'_>, record: &Record, by: WarpId) -> Option<HazardKind> {
         let (mine, theirs) = (&self.warps[view.warp.0 as usize], &self.warps[by.0 as usize]);
         let distance = match (mine.cluster == theirs.cluster, mine.rank == theirs.rank) {
@@ -271,7 +271,7 @@ impl Context<'_> {
                 })
             }
             Unit::TensorMma | Unit::TensorCopy => {
-                // In shared memory they only read; the async proxy's order is enough.
+                // Reads of shared memory; order in the async proxy suffices.
                 let agent = self.agent(info.warp, Kind::Tensor);
                 let known = view.known.generic.knows(agent, info.lanes, info.value);
                 (!known).then_some(HazardKind::MissingTensorCommitWait)
@@ -284,8 +284,8 @@ impl Context<'_> {
         }
     }
 
-    /// Whether the view changes the map of a load that is known to have read it: that its group is
-    /// waited for tells so, though its bytes are counted on an mbarrier.
+    /// Whether the view changes a tensor map whose load is known to have read it. Waiting for the
+    /// load's bulk group implies this, although the loaded bytes are counted on an mbarrier.
     fn has_read_map(&self, view: &View<'_>, info: &OperationInfo, lanes: u32) -> bool {
         let Memory::Global(at) = view.memory else { return false };
         let of = (info.warp, Kind::BulkRead);
@@ -295,7 +295,7 @@ impl Context<'_> {
         })
     }
 
-    /// Order in tensor memory: pipelines of 9.7.16.6.2, else completion and fences.
+    /// Order in tensor memory: pipelines (9.7.16.6.2), otherwise completion and fences.
     fn missing_in_tensor_memory(
         &self,
         view: &View<'_>,
@@ -349,9 +349,9 @@ impl Context<'_> {
 }
 
 impl Context<'_> {
-    /// `tcgen05.wait` tells each thread of its own load or store. That all threads of the warp
-    /// came to it is something else than order after what they did. To operations that another
-    /// warp asks for, fences must have handed it on.
+    /// `tcgen05.wait` completes each thread's own load or store. Arrival of all threads of the warp
+    /// does not imply that the other lanes' waits are known. For operations of another warp, fences
+    /// must have transferred this knowledge.
     fn missing_lanes(
         &self,
         view: &View<'_>,
@@ -371,7 +371,7 @@ impl Context<'_> {
     }
 }
 
-/// Whether what is missing is the knowledge that the earlier access is over.
+/// Whether the missing part is knowledge of the earlier access's completion.
 fn is_completion(kind: HazardKind) -> bool {
     matches!(
         kind,
@@ -385,7 +385,7 @@ fn is_completion(kind: HazardKind) -> bool {
     )
 }
 
-/// What tells that an operation is over.
+/// Returns the hazard of an operation whose completion is not known.
 fn completion_of(unit: Unit) -> HazardKind {
     match unit {
         Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => HazardKind::MissingMbarrierWait,
@@ -397,7 +397,7 @@ fn completion_of(unit: Unit) -> HazardKind {
     }
 }
 
-/// What would have ordered two accesses.
+/// Returns the synchronization that would order the two accesses.
 pub(super) fn remedy(kind: HazardKind, earlier: Unit) -> String {
     match kind {
         HazardKind::MissingSynchronization => {

@@ -1,20 +1,19 @@
-//! Vector clocks: what is known to have happened.
+//! Vector clocks: the events known to have happened.
 //!
-//! A clock holds one number for each *agent* (the loads and stores of a warp, its copies, its
-//! tensor-core operations, the phases of an mbarrier; see [`Kind`]). An event of an agent has a
-//! number too, and it is known if the clock's number is not smaller. Agents of one cluster lie
-//! together in a page, and pages are shared between clocks until one of them changes, so that
-//! copying a clock costs two reference counts.
+//! A clock holds one number for each *agent*: a warp's loads and stores, its copies, its
+//! tensor-core operations, or the phases of an mbarrier (see [`Kind`]). Events of an agent are
+//! numbered; an event is known if its number is at most the clock's. Agents of a cluster share a
+//! page, and clocks share pages copy-on-write, so that copying a clock costs two reference counts.
 //!
-//! Some events are of a few lanes of a warp only, so a page has, beside one number per agent that
-//! holds for all lanes, a short list of numbers for lane masks.
+//! Some events belong to a few lanes of a warp only. A page therefore has, in addition to one
+//! number per agent for all lanes, a short list of numbers for lane masks.
 
 use std::sync::Arc;
 
 /// All lanes of a warp.
 pub(super) const ALL_LANES: u32 = u32::MAX;
 
-/// What an agent of a warp numbers.
+/// Kinds of events of a warp; each kind is an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -22,13 +21,13 @@ pub(super) enum Kind {
     Generic,
     /// Completion of `cp.async`.
     CopyAsync,
-    /// Reads of bulk copies of bulk groups.
+    /// Completed reads of bulk-group copies.
     BulkRead,
-    /// Writes of bulk copies of bulk groups.
+    /// Completed writes of bulk-group copies.
     BulkWrite,
     /// Completion of `tcgen05.mma`, `cp`, `shift`.
     Tensor,
-    /// Their issue, after which the same unit works in order.
+    /// Issue of `tcgen05.mma`, `cp`, `shift`; the same unit executes later ones in order.
     TensorIssue,
     /// Completion of `tcgen05.ld`.
     TensorLoad,
@@ -38,12 +37,13 @@ pub(super) enum Kind {
     WarpGroup,
     /// `mbarrier.init`.
     BarrierInit,
-    /// Strong writes and atomic operations, which who reads from them knows of, by themselves and
-    /// without a fence before them; numbers are ticks, as of [`Kind::Generic`].
+    /// Strong writes and atomic operations. A thread that reads from one knows the access itself,
+    /// even without a fence before it; numbers are ticks, as for [`Kind::Generic`].
     Strong,
-    /// Completion of `tcgen05.ld` lane by lane: `tcgen05.wait` is each thread's own.
+    /// Completion of `tcgen05.ld` per lane, because `tcgen05.wait` applies to each thread
+    /// separately.
     TensorLoadLanes,
-    /// The same of `tcgen05.st`.
+    /// Completion of `tcgen05.st` per lane.
     TensorStoreLanes,
 }
 
@@ -65,7 +65,7 @@ pub(super) const ALL_KINDS: [Kind; KINDS] = [
     Kind::TensorStoreLanes,
 ];
 
-/// Bits of an agent's number within its cluster.
+/// Bits of an agent's number within a cluster.
 const LOCAL_BITS: u32 = 14;
 
 /// An agent of a cluster.
@@ -87,7 +87,7 @@ impl Agent {
     }
 }
 
-/// A number that holds for some lanes only.
+/// A number that applies to some lanes only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Partial {
     local: u32,
@@ -95,7 +95,7 @@ struct Partial {
     value: u32,
 }
 
-/// Numbers of one cluster's agents.
+/// Numbers of the agents of one cluster.
 #[derive(Clone, Debug, Default)]
 struct Page {
     values: Vec<u32>,
@@ -154,7 +154,7 @@ impl Page {
             return;
         }
         self.partial.push(added);
-        // Masks of one agent are disjoint here, so together they may cover the warp.
+        // Lane masks of one agent are disjoint, so that together they may cover the warp.
         let of_agent = || self.partial.iter().filter(|entry| entry.local as usize == local);
         if of_agent().fold(0, |mask, entry| mask | entry.lanes) == ALL_LANES {
             let least = of_agent().map(|entry| entry.value).min().unwrap_or(0);
@@ -190,25 +190,25 @@ impl Page {
     }
 }
 
-/// The page of a cluster.
+/// A cluster and its page.
 type OfCluster = (u32, Arc<Page>);
 
-/// What is known.
+/// The known events.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock {
     first: Option<OfCluster>,
-    /// Other clusters, in order.
+    /// Pages of other clusters, in order.
     rest: Option<Arc<Vec<OfCluster>>>,
 }
 
 impl Clock {
-    /// Whether the events of `agent` up to `value`, of these lanes, are known.
+    /// Whether the events of `agent` up to `value` in these lanes are known.
     #[inline]
     pub(super) fn knows(&self, agent: Agent, lanes: u32, value: u32) -> bool {
         self.page(agent.cluster()).is_some_and(|page| page.knows(agent.local(), lanes, value))
     }
 
-    /// Makes the events of `agent` up to `value`, of these lanes, known.
+    /// Adds the events of `agent` up to `value` in these lanes.
     pub(super) fn raise(&mut self, agent: Agent, lanes: u32, value: u32) {
         if value == 0 || self.knows(agent, lanes, value) {
             return;
@@ -216,7 +216,7 @@ impl Clock {
         Arc::make_mut(self.page_mut(agent.cluster())).raise(agent.local(), lanes, value);
     }
 
-    /// Makes known what `other` knows.
+    /// Adds all events that `other` knows.
     pub(super) fn join(&mut self, other: &Clock) {
         for (cluster, page) in other.pages() {
             let mine = self.page_mut(*cluster);

@@ -1,4 +1,4 @@
-//! What CTAs leave behind when they end.
+//! Checks at the end of CTAs.
 
 use super::cell::Record;
 use super::clock::{ALL_LANES, Kind};
@@ -10,9 +10,9 @@ use super::{HazardKind, Place, Tracker, Unit, WarpId};
 type Actor = (WarpId, u32, u32, Unit);
 
 impl Tracker {
-    /// Reports operations of a cluster that has ended which nobody knows to be complete, and uses
-    /// of a CTA's shared memory by other CTAs that no thread of the CTA knows of: the CTA
-    /// may have ended before.
+    /// Reports operations of an ended cluster whose completion no thread has observed. Also reports
+    /// uses of a CTA's shared memory by other CTAs that no thread of the CTA has observed, because
+    /// the CTA may have ended before the use.
     pub(super) fn check_unfinished(&mut self, cluster: u32) {
         if !self.warns() {
             return;
@@ -99,7 +99,7 @@ impl Tracker {
             for arrival in &barrier.foreign {
                 let thread = arrival.thread;
                 let agent = self.agent(thread.warp, arrival.kind);
-                // That an operation is over does not tell that its arrival has come.
+                // Completion of an operation does not imply that its arrival was counted.
                 let known = arrival.kind == Kind::Generic
                     && self.warps_of(cluster, *rank).iter().any(|warp| {
                         let knows = |state: &super::knowledge::State| {
@@ -118,7 +118,7 @@ impl Tracker {
         found
     }
 
-    /// Whether any thread of a CTA knows that the access of a record is over.
+    /// Whether any thread of a CTA knows that the access of a record has completed.
     fn cta_knows(&self, rank: u32, cluster: u32, record: &Record) -> bool {
         let (agent, lanes, value) = match record.operation() {
             Some(operation) => {

@@ -1,4 +1,4 @@
-//! What a thread knows, and what synchronization hands on.
+//! Knowledge of threads, and its transfer by synchronization.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,35 +6,35 @@ use std::sync::Arc;
 use super::Scope;
 use super::clock::{ALL_KINDS, Agent, Clock, KINDS, Kind};
 
-/// What is known, in the parts that different fences make. Handed from thread to thread.
+/// Known events, split by the fences that made them visible; transferred between threads.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bundle {
-    /// What happened before, for the generic proxy and for threads.
+    /// Events that happened before, for the generic proxy and for threads.
     pub(super) generic: Clock,
-    /// What happened before `fence.proxy.async` for shared memory.
+    /// Events before a `fence.proxy.async` for shared memory.
     pub(super) async_shared: Clock,
-    /// The same for global memory.
+    /// Events before a `fence.proxy.async` for global memory.
     pub(super) async_global: Clock,
-    /// What happened before a release of tensor maps.
+    /// Events before a release of tensor maps.
     pub(super) maps_released: Clock,
-    /// What of that has been acquired, by the address of the map.
+    /// Acquired part of `maps_released`, by the address of the map.
     pub(super) maps_acquired: Option<Arc<BTreeMap<u64, Clock>>>,
-    /// What tcgen05 operations that follow are ordered after. In a bundle that is handed on: what
-    /// came before `tcgen05.fence::before_thread_sync`.
+    /// Events that precede later tcgen05 operations. In a transferred bundle: events before
+    /// `tcgen05.fence::before_thread_sync`.
     pub(super) tensor: Clock,
-    /// CTAs of the cluster that are known to run, one bit each.
+    /// CTAs of the cluster known to have started, one bit each.
     pub(super) started: u16,
-    /// What other threads released by fences, by scope. A relaxed access after a barrier hands it
-    /// on: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
+    /// Releases by fences of other threads, by scope. A relaxed access after a barrier publishes
+    /// them: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
     fenced: [Option<Arc<Bundle>>; 3],
-    /// What relaxed reads of other threads brought, by where it came from. A fence after a barrier
-    /// acquires it: an atomic of one thread, `__syncthreads()`, then `__threadfence()` of all.
-    /// Only barriers hand it on.
+    /// Unacquired knowledge from relaxed reads of other threads, by origin. A fence after a barrier
+    /// acquires it: an atomic of one thread, `__syncthreads()`, then `__threadfence()` of all
+    /// threads. Only barriers transfer it.
     read: Waiting,
 }
 
-/// What relaxed reads brought and no fence has acquired, by where it came from: the same CTA,
-/// the same cluster, elsewhere.
+/// Knowledge from relaxed reads that no fence has acquired, by origin: the same CTA, the same
+/// cluster, other clusters.
 type Waiting = [Option<Arc<Bundle>>; 3];
 
 fn join_waiting(mine: &mut Waiting, theirs: &Waiting) {
@@ -49,7 +49,7 @@ fn join_waiting(mine: &mut Waiting, theirs: &Waiting) {
 }
 
 impl Bundle {
-    /// All but the tensor part, and what waits for a fence.
+    /// Joins everything except the tensor part and the unacquired reads.
     pub(super) fn join_memory(&mut self, other: &Bundle) {
         self.started |= other.started;
         self.generic.join(&other.generic);
@@ -98,29 +98,29 @@ impl Bundle {
     }
 }
 
-/// What each of some lanes knows of itself. It becomes part of a clock when it is handed on, with
-/// the mask of the lanes that do so: lanes do not know of each other.
+/// A lane's knowledge of its own operations. A release adds it to a clock with the mask of the
+/// releasing lanes, because lanes do not know each other's operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Own {
-    /// Own operations that are complete; ticks of loads and stores are known by program order.
+    /// Completed own operations; loads and stores are known by program order.
     pub(super) done: [u32; KINDS],
-    /// What of it `fence.proxy.async` came after, for shared memory.
+    /// Part of `done` before a `fence.proxy.async` for shared memory.
     pub(super) shared: [u32; KINDS],
-    /// The same for global memory.
+    /// Part of `done` before a `fence.proxy.async` for global memory.
     pub(super) global: [u32; KINDS],
     /// Ticks before the last release of tensor maps.
     pub(super) maps: u32,
     /// `mbarrier.init`s before the last `fence.mbarrier_init`.
     pub(super) inits_fenced: u32,
-    /// Own `tcgen05.ld`s and `.st`s that were over before `tcgen05.fence::before_thread_sync`.
+    /// Own `tcgen05.ld`s and `.st`s that completed before `tcgen05.fence::before_thread_sync`.
     pub(super) moves_fenced: [u32; 2],
 }
 
-/// The kinds of [`Own::moves_fenced`].
+/// Kinds of [`Own::moves_fenced`].
 pub(super) const MOVES: [Kind; 2] = [Kind::TensorLoadLanes, Kind::TensorStoreLanes];
 
 impl Own {
-    /// What holds for two sets of lanes.
+    /// Returns the common knowledge of two sets of lanes.
     fn common(&self, other: &Own) -> Own {
         let least = |a: &[u32; KINDS], b: &[u32; KINDS]| {
             let mut least = *a;
@@ -138,7 +138,7 @@ impl Own {
     }
 }
 
-/// What a fence with release made ready for relaxed accesses to hand on.
+/// State released by a fence, for later relaxed accesses to publish.
 #[derive(Clone, Debug)]
 pub(super) struct Released {
     known: Bundle,
@@ -153,22 +153,22 @@ impl Released {
     }
 }
 
-/// State of lanes that know the same.
+/// State of lanes with equal knowledge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) known: Bundle,
     pub(super) own: Own,
-    /// What synchronization brought for tcgen05, not yet behind `fence::after_thread_sync`.
+    /// Acquired tcgen05 events for which `fence::after_thread_sync` is still missing.
     pub(super) tensor_pending: Clock,
-    /// What came before `fence::before_thread_sync`.
+    /// Events before `fence::before_thread_sync`.
     pub(super) tensor_before: Clock,
-    /// By the scope of the fence: CTA, cluster, device.
+    /// Releases by fences, by scope: CTA, cluster, device.
     released: [Option<Arc<Released>>; 3],
-    /// What relaxed reads brought and no fence has acquired.
+    /// Unacquired knowledge from relaxed reads.
     acquired: Waiting,
 }
 
-/// A scope as an index.
+/// Returns the index of a scope.
 pub(super) fn level(scope: Scope) -> usize {
     match scope {
         Scope::Cta => 0,
@@ -177,7 +177,7 @@ pub(super) fn level(scope: Scope) -> usize {
     }
 }
 
-/// Lanes of a warp that hand something on, or get it.
+/// Lanes of a warp that release or acquire.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Party {
     /// The first agent of the warp.
@@ -193,7 +193,7 @@ impl Party {
         Agent(self.agents.0 + kind as u32)
     }
 
-    /// Adds to a bundle what these lanes know of themselves.
+    /// Adds these lanes' own knowledge to a bundle.
     fn fold(self, own: &Own, bundle: &mut Bundle) {
         bundle.started |= self.cta;
         bundle.generic.raise(self.agent(Kind::Generic), self.lanes, self.tick);
@@ -208,7 +208,7 @@ impl Party {
 }
 
 impl State {
-    /// A release: all that is known goes into `bundle`.
+    /// Release: adds all knowledge to `bundle`.
     pub(super) fn release(&self, party: Party, bundle: &mut Bundle) {
         bundle.join_memory(&self.known);
         party.fold(&self.own, bundle);
@@ -221,8 +221,8 @@ impl State {
         self.release_tensor(party, bundle);
     }
 
-    /// An operation that orders execution only: what tcgen05 fences and `fence.mbarrier_init`
-    /// made ready, and what an earlier fence of at least this scope released.
+    /// Release of an operation that orders execution only: adds events prepared by tcgen05 fences
+    /// and `fence.mbarrier_init`, and events released by earlier fences.
     pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
         self.for_each_fenced(party, scope, |_, fenced| bundle.join_memory(fenced));
         bundle.started |= self.known.started | party.cta;
@@ -232,7 +232,8 @@ impl State {
         self.release_tensor(party, bundle);
     }
 
-    /// What a relaxed access of `scope` hands on, with the level of scope that results.
+    /// Calls `publish` with the releases of earlier fences, as a relaxed access of `scope` does.
+    /// The first argument is the level of the narrower scope.
     pub(super) fn for_each_fenced(
         &self,
         party: Party,
@@ -254,7 +255,8 @@ impl State {
         }
     }
 
-    /// What a barrier hands on beside a release: reads that a fence of whoever goes on acquires.
+    /// Adds unacquired reads to a barrier's bundle; a later fence of a waiting thread acquires
+    /// them.
     pub(super) fn hand_on_reads(&self, bundle: &mut Bundle) {
         join_waiting(&mut bundle.read, &self.acquired);
     }
@@ -271,8 +273,7 @@ impl State {
         bundle.tensor.join(&self.tensor_pending);
     }
 
-    /// After a release of all lanes that is known to them again: what fences released is in the
-    /// bundle, and need not be handed on twice.
+    /// Drops the releases of fences after a barrier, whose bundle contains them.
     pub(super) fn forget_released(&mut self) {
         self.released = Default::default();
     }
@@ -283,7 +284,7 @@ impl State {
         join_waiting(&mut self.acquired, &bundle.read);
     }
 
-    /// A relaxed read: a fence may acquire it later.
+    /// Relaxed read: a later fence may acquire the bundle.
     pub(super) fn acquire_relaxed(&mut self, bundle: &Bundle, distance: usize) {
         let waiting = self.acquired[distance].get_or_insert_with(Arc::default);
         Arc::make_mut(waiting).join_memory(bundle);
@@ -291,7 +292,7 @@ impl State {
         self.tensor_pending.join(&bundle.tensor);
     }
 
-    /// `fence` of a scope.
+    /// A `fence` of a scope.
     pub(super) fn fence(&mut self, acquire: bool, release: bool, scope: Scope, tick: u32) {
         let level = level(scope);
         if acquire {
@@ -325,7 +326,7 @@ impl State {
         }
     }
 
-    /// What lanes know that have just met, the bundle holding what each of them released.
+    /// Merges the states of lanes that have met. The bundle of the meeting holds their releases.
     pub(super) fn merge(&mut self, other: &State) {
         self.own = self.own.common(&other.own);
         self.known.tensor.join(&other.known.tensor);
@@ -334,7 +335,7 @@ impl State {
     }
 }
 
-/// A location of strong accesses, with what was released there.
+/// A location of strong accesses, with the knowledge released there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exchange {
     entries: Vec<Published>,
@@ -349,12 +350,12 @@ struct Published {
 }
 
 impl Exchange {
-    /// A plain store ends what came before.
+    /// Drops all releases; called for a store.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
     }
 
-    /// What a CTA released at a level.
+    /// Returns the bundle of a CTA at a scope level.
     pub(super) fn bundle(&mut self, level: usize, cluster: u32, rank: u32) -> &mut Bundle {
         let same =
             |entry: &Published| (entry.level, entry.cluster, entry.rank) == (level, cluster, rank);
@@ -365,7 +366,7 @@ impl Exchange {
         &mut self.entries[at].bundle
     }
 
-    /// What a reader of a place and scope gets, with the distance that it came.
+    /// Returns the bundles visible to a reader of a CTA at a scope level, with their distances.
     pub(super) fn visible(
         &self,
         reads: usize,

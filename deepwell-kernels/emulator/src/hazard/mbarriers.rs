@@ -1,38 +1,38 @@
-//! What mbarriers hand on.
+//! Synchronization by mbarriers.
 
 use super::clock::{ALL_LANES, Agent, Kind};
 use super::knowledge::Bundle;
 use super::operations::Snapshot;
 use super::{Arrival, HazardKind, Order, Place, Scope, Thread, Tracker, Unit, WarpId};
 
-/// One live mbarrier.
+/// A live mbarrier.
 #[derive(Debug)]
 pub(super) struct TrackedBarrier {
-    /// Its phases are numbered as those of an agent: 1 + the phase that is known complete. By
-    /// [`distance`]: what other CTAs did is known to those only who wait at cluster scope.
+    /// Agents of the completed phases; the number is 1 + the phase. Indexed by [`distance`],
+    /// because only waits of cluster scope acquire from other CTAs.
     pub(super) agents: [Agent; 2],
-    /// Who initialized it, where, and as which of the warp's `mbarrier.init`s.
+    /// Warp, lanes and step of the initialization.
     init: (WarpId, u32, u32),
     init_number: u32,
-    /// What arrivals of the current phase released, by [`distance`].
+    /// Releases of arrivals in the current phase, by [`distance`].
     pub(super) current: [Bundle; 2],
-    /// What completed phases released.
+    /// Releases of completed phases, by [`distance`].
     completed: [Bundle; 2],
-    /// Phases that somebody saw complete.
+    /// Number of phases that some thread saw complete.
     pub(super) observed: u64,
     phases: u64,
-    /// The last access that counted in the current phase, for reports.
+    /// Last access counted in the current phase, for reports.
     last: Option<Thread>,
-    /// Arrivals of other CTAs that nobody of this CTA has seen.
+    /// Arrivals of other CTAs that no thread of this CTA has observed.
     pub(super) foreign: Vec<Foreign>,
-    /// The last uses by threads, with the tick of each.
+    /// Last uses by threads, with ticks.
     users: Vec<(Thread, u32)>,
 }
 
-/// Uses of an mbarrier that are remembered, of different lanes or warps.
+/// Most uses remembered, of different lanes or warps.
 const USERS_MAX: usize = 128;
 
-/// An arrival of another CTA's thread, or of an operation that it issued.
+/// An arrival by a thread of another CTA, or by an operation of such a thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     phase: u64,
@@ -41,16 +41,16 @@ pub(super) struct Foreign {
     pub(super) value: u32,
 }
 
-/// Arrivals of other CTAs that are remembered.
+/// Most arrivals of other CTAs remembered.
 const FOREIGN_MAX: usize = 64;
 
-/// 0 for what the CTA of the mbarrier does to it, 1 for other CTAs of the cluster.
+/// Returns 0 for accesses by the mbarrier's own CTA, 1 for other CTAs of the cluster.
 pub(super) fn distance(of: u32, barrier: u32) -> usize {
     usize::from(of != barrier)
 }
 
 impl TrackedBarrier {
-    /// A thread uses the mbarrier.
+    /// Records a use by a thread.
     fn used(&mut self, thread: Thread, tick: u32) {
         let same =
             |user: &&mut (Thread, u32)| (user.0.warp, user.0.lanes) == (thread.warp, thread.lanes);
@@ -61,7 +61,7 @@ impl TrackedBarrier {
         }
     }
 
-    /// An arrival or completion was counted.
+    /// Called after an arrival or completion was counted.
     pub(super) fn phase_ends(&mut self, arrival: Arrival) {
         if !arrival.completed {
             return;
@@ -124,16 +124,16 @@ impl Tracker {
         }
     }
 
-    /// Lanes of `thread`, if the other is of the same warp.
+    /// Returns the lanes of `thread` if `other` belongs to the same warp, otherwise 0.
     fn own(&self, thread: Thread, other: Thread) -> u32 {
         if other.warp == thread.warp { thread.lanes } else { 0 }
     }
 
-    /// Any `mbarrier` instruction that counts: `arrive`, `arrive_drop`, `expect_tx`,
-    /// `complete_tx`. `order` is [`Order::Release`] for an arrival without `.relaxed`, else
-    /// [`Order::Relaxed`]; with the scope of the CTA it tells other CTAs nothing. `arrival` is
-    /// what the table returned for the last of the lanes; lanes
-    /// whose arrivals counted in different phases are told one after the other.
+    /// An `mbarrier` instruction that counts: `arrive`, `arrive_drop`, `expect_tx`, `complete_tx`.
+    /// `order` is [`Order::Release`] for an arrival without `.relaxed`, otherwise
+    /// [`Order::Relaxed`]. With CTA scope, nothing is released to other CTAs. `arrival` is the
+    /// table's result for the last lane. Lanes whose arrivals counted in different phases need
+    /// separate calls.
     pub fn mbarrier_arrive(
         &mut self,
         thread: Thread,
@@ -165,8 +165,8 @@ impl Tracker {
         barrier.phase_ends(arrival);
     }
 
-    /// `mbarrier.test_wait` or `.try_wait` returned true to these lanes; `acquire` unless it is
-    /// `.relaxed`. With the scope of the CTA it learns nothing of what other CTAs did.
+    /// `mbarrier.test_wait` or `.try_wait` returned true to these lanes; `acquire` is false for
+    /// `.relaxed`. With CTA scope, nothing is acquired from other CTAs.
     pub fn mbarrier_wait(
         &mut self,
         thread: Thread,
@@ -198,7 +198,7 @@ impl Tracker {
         });
     }
 
-    /// Remembers what other CTAs do to an mbarrier: a thread's arrival, or an operation's.
+    /// Remembers an arrival of another CTA's thread, or of its operation.
     pub(super) fn note_foreign(
         &mut self,
         thread: Thread,
@@ -220,8 +220,8 @@ impl Tracker {
         }
     }
 
-    /// Reports a use of an mbarrier that is not ordered after its initialization. For a use by a
-    /// unit of the machine (`by_unit`) a fence on the way is asked for as well.
+    /// Reports a use of an mbarrier that is not ordered after its initialization. A use by a
+    /// hardware unit (`by_unit`) also needs a fence after the initialization.
     pub(super) fn check_mbarrier_init(
         &mut self,
         user: Thread,
@@ -270,7 +270,7 @@ impl Tracker {
         });
     }
 
-    /// Reports an arrival in a phase whose predecessor nobody waited for (9.7.13.15.4).
+    /// Reports an arrival in a phase whose predecessor no thread has observed (9.7.13.15.4).
     pub(super) fn check_observed(
         &mut self,
         thread: Thread,

@@ -1,23 +1,22 @@
-//! Who may see which bytes.
+//! Hazard tracker: finds memory accesses that no synchronization orders.
 //!
 //! # Brief overview
 //!
-//! The [`Tracker`] is told every access, every synchronizing instruction and every completion of
-//! an asynchronous operation, in the order in which the engine runs them. From that it derives
-//! *happens-before* by vector clocks, and reports each pair of conflicting accesses that nothing
-//! orders as a [`Hazard`], with what would have ordered them. Values do not matter, and it does
-//! not matter whether an operation was completed early or late: a wait that is missing is
-//! reported even when the bytes were there.
+//! The engine reports every access, every synchronizing instruction and every completion of an
+//! asynchronous operation to the [`Tracker`], in execution order. The tracker derives
+//! *happens-before* from vector clocks. Each pair of conflicting, unordered accesses is a
+//! [`Hazard`], with a suggestion for the missing synchronization. Values and the time of completion
+//! do not matter: a missing wait is reported even if the bytes had already arrived.
 //!
 //! The model is PTX ISA 8 (causality order, proxies), 9.7.13 (barriers, fences, mbarriers),
 //! 9.7.15.7 (wgmma) and 9.7.16.6 (tcgen05):
 //!
-//! * threads are lanes of warps, and lanes of one warp are ordered only by synchronization too;
-//! * asynchronous operations start with what their thread knows at issue, and are complete for
-//!   those only who know of the mbarrier phase, the group or the `tcgen05.wait` that tells so;
-//! * writes through the generic proxy are visible to the async proxy (and to tensor maps) only if
-//!   a proxy fence lies on the path;
-//! * tcgen05 operations are ordered across threads only between
+//! * Threads are lanes of warps. Lanes of one warp are also ordered only by synchronization.
+//! * An asynchronous operation inherits the order of its thread at issue. It is complete only for
+//!   threads that observed the corresponding mbarrier phase, group or `tcgen05.wait`.
+//! * Writes through the generic proxy are visible to the async proxy (and to tensor maps) only
+//!   after a proxy fence.
+//! * `tcgen05` operations of different threads are ordered only between
 //!   `tcgen05.fence::before_thread_sync` and `::after_thread_sync`.
 //!
 //! ```
@@ -37,12 +36,12 @@
 //!
 //! # What the engine calls
 //!
-//! Set up: [`Tracker::new`] with the [`Site`] of each step; [`Tracker::add_cluster`] when CTAs
-//! start, [`Tracker::remove_cluster`] when they are gone; [`Tracker::previous_grid`] for memory
-//! that a programmatic launch must wait for.
+//! Setup: [`Tracker::new`] with the [`Site`] of each step; [`Tracker::add_cluster`] when CTAs
+//! start; [`Tracker::remove_cluster`] after their end; [`Tracker::previous_grid`] for memory that a
+//! programmatic launch must not touch before its wait.
 //!
-//! A warp's instruction is a [`Thread`]: warp, lanes that execute it, step. [`Tracker::thread`]
-//! makes it. Then
+//! A [`Thread`] is an instruction of a warp: warp, active lanes, step. [`Tracker::thread`] creates
+//! it. Calls per instruction:
 //!
 //! | PTX | call |
 //! |---|---|
@@ -67,10 +66,10 @@
 //! | `griddepcontrol.wait` | [`Tracker::grid_dependency_wait`] |
 //! | `shfl`, `vote`, `elect`, `setmaxnreg`, `griddepcontrol.launch_dependents` | nothing |
 //!
-//! Asynchronous operations have two moments. At *issue* (when the instruction executes), call
-//! [`Tracker::issue`]; it returns an [`Operation`]. When the operation *runs*, now or later, call
-//! [`Tracker::access_operation`] for all it touches, or [`Tracker::access_tensor`] for
-//! rectangles of tensor memory, then [`Tracker::ran`]. Its end is told:
+//! An asynchronous operation has two events. At *issue* (when the instruction executes), call
+//! [`Tracker::issue`], which returns an [`Operation`]. When the operation *runs*, now or later,
+//! call [`Tracker::access_operation`] for all its accesses, or [`Tracker::access_tensor`] for
+//! rectangles of tensor memory, then [`Tracker::ran`]. Completion is reported as follows:
 //!
 //! | operation | [`Unit`] | end |
 //! |---|---|---|
@@ -81,16 +80,17 @@
 //! | `tcgen05.ld`, `.st` | `TensorLoad`, `TensorStore` | nothing (`tensor_wait_...`) |
 //! | `wgmma.mma_async` | `WarpGroupMma` | nothing (`wait_group` with [`Group::WarpGroup`]); issue it by each of the four warps; the accesses may all be told for one of them |
 //!
-//! Tensor copies and matrix instructions tell their swizzles by [`Tracker::has_patterns`].
+//! [`Tracker::has_patterns`] reports the swizzles of tensor copies and matrix instructions.
 //!
-//! `Place::Shared` and `Place::Tensor` are of the cluster of the warp that acts. Registers in
-//! flight are a matter of one warp and have their own small [`RegisterWatch`].
+//! `Place::Shared` and `Place::Tensor` refer to the cluster of the executing warp. Registers in
+//! flight are tracked per warp, by a [`RegisterWatch`].
 //!
-//! # How it is stored
+//! # Data structures
 //!
-//! Each 16 bytes of memory (each column of 32 lanes of tensor memory) are a cell with its last
-//! writer and its readers since, each with a byte mask, so that neighbors in a cell do not
-//! disturb each other. A writer is an agent and a number, as in FastTrack, not a whole clock.
+//! Each 16 bytes of memory (each column of 32 lanes of tensor memory) have a cell with the last
+//! writer and the readers since. Each record has a byte mask, so that accesses to different bytes
+//! of a cell do not interfere. A writer is an agent and a number, as in FastTrack, not a whole
+//! clock.
 
 use crate::mbarrier::Arrival;
 use crate::place::Place;
@@ -128,34 +128,34 @@ use shadow::{GlobalShadow, SharedShadow, TensorShadow};
 use tensor::TensorRows;
 use threads::Warp;
 
-/// Whether lanes of a warp are threads of their own.
+/// Whether lanes of a warp are separate threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Lanes {
-    /// They are, as the ISA has it: `bar.warp.sync` and the like order what they do, and one lane
-    /// hands on only what it did or was told itself.
+    /// Lanes are separate threads, as in the ISA. `bar.warp.sync` and similar instructions order
+    /// them, and a lane releases only its own accesses and acquired knowledge.
     #[default]
     Followed,
-    /// A warp is one thread: what one lane does comes before what any lane of it does next. Older
-    /// kernels count on that where their warps do not diverge. Nothing between lanes of one warp
-    /// is reported then, and lanes that make the same mbarrier with one instruction make it once.
+    /// A warp is one thread: an access of one lane precedes all later accesses of all lanes. Older
+    /// kernels rely on this in code without divergence. Hazards between lanes of one warp are then
+    /// not reported, and lanes that initialize the same mbarrier with one instruction do so once.
     AsOneThread,
 }
 
-/// Which rules hold. [`Rules::default`] is the ISA's text.
+/// Rules of the tracker. [`Rules::default`] is the text of the ISA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Whether lanes of a warp are threads of their own.
+    /// Whether lanes of a warp are separate threads.
     pub lanes: Lanes,
     /// Tensor memory needs `tcgen05.fence::before_thread_sync` and `::after_thread_sync` between
-    /// threads. The ISA says so; kernels of CUTLASS run without them.
+    /// threads. This is an ISA rule; kernels of CUTLASS run without these fences.
     pub tensor_fences: bool,
-    /// `barrier.cluster.arrive.relaxed` hands on nothing of what was done before it. The ISA says
-    /// so; kernels of DeepGEMM count on the contrary.
+    /// `barrier.cluster.arrive.relaxed` does not release earlier accesses. This is an ISA rule;
+    /// kernels of DeepGEMM rely on the opposite.
     pub relaxed_cluster_arrivals: bool,
-    /// CTAs learn of each other by an mbarrier only if it is used with `.cluster` scope on either
-    /// side; the default is `.cta`. The ISA says so; kernels of CUTLASS leave the scope out.
+    /// An mbarrier synchronizes different CTAs only if both sides use `.cluster` scope; the default
+    /// is `.cta`. This is an ISA rule; kernels of CUTLASS omit the scope.
     pub mbarrier_scopes: bool,
-    /// Report what is [`Severity::Warning`].
+    /// Report hazards of [`Severity::Warning`].
     pub warnings: bool,
 }
 
@@ -171,40 +171,40 @@ impl Default for Rules {
     }
 }
 
-/// A warp, as [`Tracker::warp`] numbers it.
+/// Number of a warp, returned by [`Tracker::warp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WarpId(u32);
 
 /// Lanes of a warp that execute a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// The warp.
+    /// Number of the warp.
     pub warp: WarpId,
-    /// The lanes, one bit each; not zero.
+    /// Active lanes, one bit each; not zero.
     pub lanes: u32,
     /// Index into the sites of [`Tracker::new`].
     pub step: u32,
 }
 
-/// Read or written.
+/// Direction of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Read.
+    /// A read.
     Read,
-    /// Written; also an atomic operation, which does both.
+    /// A write, or an atomic operation, which both reads and writes.
     Write,
 }
 
 /// Memory order of a strong access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// No order of other accesses, except by fences around.
+    /// Orders other accesses only in combination with fences.
     Relaxed,
     /// Acquire.
     Acquire,
     /// Release.
     Release,
-    /// Both.
+    /// Acquire and release.
     AcquireRelease,
 }
 
@@ -218,7 +218,7 @@ impl Order {
     }
 }
 
-/// What a strong access does with its location.
+/// Kinds of strong accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrongAccess {
     /// `ld`.
@@ -231,45 +231,44 @@ pub enum StrongAccess {
     Reduction,
 }
 
-/// The visibility tracker of one launch. See the [module's documentation](self).
+/// The hazard tracker of one launch. See the [module's documentation](self).
 #[derive(Debug)]
 pub struct Tracker {
     rules: Rules,
     sites: Vec<Site>,
     clusters: Vec<Cluster>,
-    /// CTAs to a cluster and warps to a CTA, the same for all.
+    /// CTAs per cluster and warps per CTA, equal for all clusters.
     ctas: u32,
     warps_per_cta: u32,
     warps: Vec<Warp>,
     operations: Vec<OperationInfo>,
     global: GlobalShadow,
-    /// Locations of strong accesses.
+    /// Released knowledge by location of strong accesses.
     locations: HashMap<(u32, Place), Exchange>,
     hazards: Hazards,
-    /// Rows of tensor memory that the operation that runs has touched and that are not checked
-    /// yet.
+    /// Rows of tensor memory touched by the running operation, not checked yet.
     tensor_rows: Vec<TensorRows>,
 }
 
-/// State of one cluster that runs.
+/// State of a running cluster.
 #[derive(Debug, Default)]
 struct Cluster {
     first_warp: u32,
-    /// Operations before this one are of earlier clusters.
+    /// Index of the cluster's first operation.
     first_operation: usize,
     shared: Vec<SharedShadow>,
     tensor: Vec<TensorShadow>,
     barriers: HashMap<(u32, u32), TrackedBarrier>,
-    /// Agents handed out, those of warps first.
+    /// Number of agents in use, including those of warps.
     agents: u32,
-    /// By CTA and barrier: what arrivals released.
+    /// Releases of arrivals, by CTA rank and barrier number.
     named: HashMap<(u32, u32), Bundle>,
-    /// What arrivals released, for the barrier that gathers and the last that completed.
+    /// Releases of arrivals at the current cluster barrier, and at the last completed one.
     cluster_barrier: (Bundle, Bundle),
 }
 
 impl Tracker {
-    /// A tracker for a program whose step `i` is at `sites[i]`.
+    /// Creates a tracker for a program with step `i` at `sites[i]`.
     pub fn new(sites: Vec<Site>, rules: Rules) -> Tracker {
         Tracker {
             rules,
@@ -286,8 +285,8 @@ impl Tracker {
         }
     }
 
-    /// CTAs that start: `ctas` of them (1 without clusters), of `warps_per_cta` warps.
-    /// Returns the cluster's number. All clusters of a launch have the same size.
+    /// Adds a cluster of `ctas` CTAs (1 without clusters) with `warps_per_cta` warps each. Returns
+    /// the cluster's number. All clusters of a launch have the same size.
     pub fn add_cluster(&mut self, ctas: u32, warps_per_cta: u32) -> u32 {
         (self.ctas, self.warps_per_cta) = (ctas, warps_per_cta);
         let number = self.clusters.len() as u32;
@@ -305,8 +304,8 @@ impl Tracker {
         number
     }
 
-    /// All CTAs of a cluster have ended. Reports operations that still read or write their
-    /// shared memory, then forgets it.
+    /// Removes a cluster whose CTAs have ended. Reports operations that still use its shared
+    /// memory.
     pub fn remove_cluster(&mut self, cluster: u32) {
         self.check_unfinished(cluster);
         let of = &mut self.clusters[cluster as usize];
@@ -323,22 +322,22 @@ impl Tracker {
             .retain(|(owner, place), _| *owner != cluster || matches!(place, Place::Global(_)));
     }
 
-    /// The number of a warp of a CTA.
+    /// Returns the number of a warp of a CTA.
     pub fn warp(&self, cluster: u32, rank: u32, warp: u32) -> WarpId {
         WarpId(self.clusters[cluster as usize].first_warp + rank * self.warps_per_cta + warp)
     }
 
-    /// What was found so far, in the order found.
+    /// Returns the hazards so far, in the order of detection.
     pub fn hazards(&self) -> &[Hazard] {
         self.hazards.all()
     }
 
-    /// Which rules hold.
+    /// Returns the rules.
     pub fn rules(&self) -> Rules {
         self.rules
     }
 
-    /// The lanes that take part in what some lanes of a warp do.
+    /// Returns the lanes that the rules count as active together with `lanes`.
     fn lanes(&self, lanes: u32) -> u32 {
         match self.rules.lanes {
             Lanes::Followed => lanes,
@@ -346,12 +345,12 @@ impl Tracker {
         }
     }
 
-    /// A step of a warp, as the rules have it.
+    /// Creates the [`Thread`] of a step, according to the rules.
     pub fn thread(&self, warp: WarpId, lanes: u32, step: u32) -> Thread {
         Thread { warp, lanes: self.lanes(lanes), step }
     }
 
-    /// The agent of a warp's events of a kind.
+    /// Returns the agent of one kind of events of a warp.
     fn agent(&self, warp: WarpId, kind: Kind) -> Agent {
         self.warps[warp.0 as usize].agent(kind)
     }
@@ -367,7 +366,7 @@ impl Tracker {
     }
 }
 
-/// The key of a location: global ones are one for all clusters.
+/// Returns the key of a location; global locations are shared by all clusters.
 fn location_key(cluster: u32, place: Place) -> (u32, Place) {
     match place {
         Place::Global(_) => (u32::MAX, place),

@@ -9,14 +9,14 @@ use super::pattern::Patterns;
 use super::threads::Warp;
 use super::{Arrival, Direction, Thread, Tracker, Unit, WarpId};
 
-/// The agent of what the previous grid did.
+/// Agent of the previous grid.
 pub(super) const PREVIOUS_GRID: Agent = Agent(u32::MAX);
 
-/// An operation that was issued.
+/// Handle of an issued operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation(pub(super) u32);
 
-/// Kinds of groups that threads commit and wait for.
+/// Kinds of groups for commit and wait instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// `cp.async`.
@@ -27,7 +27,7 @@ pub enum Group {
     WarpGroup,
 }
 
-/// What a thread knew when it issued an operation.
+/// Knowledge of a thread when it issued an operation.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) known: Bundle,
@@ -47,31 +47,29 @@ impl Snapshot {
     }
 }
 
-/// One issued operation.
+/// An issued operation.
 #[derive(Clone, Debug)]
 pub(super) struct OperationInfo {
     pub(super) warp: WarpId,
     pub(super) lanes: u32,
     pub(super) step: u32,
     pub(super) unit: Unit,
-    /// Place in the stream of its kind; or 1 + the mbarrier phase that it completed in, 0 while
-    /// it has not.
+    /// Number in the stream of its kind. For completion on an mbarrier: 1 + the phase, 0 before.
     pub(super) value: u32,
-    /// Whose numbers [`Self::value`] is of, for those that complete on an mbarrier or as a warp
-    /// group.
+    /// Agent of [`Self::value`], for operations that complete on an mbarrier or as a warp group.
     pub(super) agent: Agent,
-    /// Reductions: strong at device scope.
+    /// Whether the operation is a reduction, which is strong at device scope.
     pub(super) strong: bool,
-    /// The map that it reads, and its number among the operations of bulk groups, by which the
-    /// reading ends for loads, too.
+    /// Tensor map of the operation, and the map read's number among bulk-group operations. A wait
+    /// for the bulk group completes the map read, for loads too.
     pub(super) map: Option<(u64, u32)>,
-    /// How it permutes bytes of shared memory.
+    /// Swizzles in shared memory.
     pub(super) patterns: Patterns,
-    /// Gone once the operation has run.
+    /// Knowledge at issue; `None` after the operation has run.
     pub(super) view: Option<Arc<Snapshot>>,
 }
 
-/// Operations that completed up to here, told by a `tcgen05.commit` or `cp.async.mbarrier.arrive`.
+/// Operations up to a `tcgen05.commit` or `cp.async.mbarrier.arrive`.
 #[derive(Clone, Debug)]
 pub struct Mark {
     warp: WarpId,
@@ -82,7 +80,7 @@ pub struct Mark {
     view: Option<Arc<Snapshot>>,
 }
 
-/// Counts of a warp's operations, and its groups.
+/// Operation counts and groups of a warp.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     copy_async: u32,
@@ -92,9 +90,9 @@ pub(super) struct Streams {
     tensor_store: u32,
     warp_group: u32,
     pub(super) inits: u32,
-    /// Lanes that committed, and the operations that they had issued.
+    /// Committing lanes, and the number of operations issued by then.
     groups: [Vec<(u32, u32)>; 3],
-    /// What was known at the last tcgen05 operations, by the lanes that issued them.
+    /// Knowledge at the last tcgen05 operations, by issuing lanes.
     last_tensor: Vec<(u32, Arc<Snapshot>)>,
 }
 
@@ -145,7 +143,7 @@ impl Streams {
         groups.push((lanes, issued));
     }
 
-    /// What is complete for a lane when all but its last `pending` groups are.
+    /// Returns the operations that are complete for a lane when at most `pending` groups are left.
     fn complete(&self, group: Group, lane: u32, pending: u32) -> u32 {
         let of_lane = self.groups[group as usize].iter().rev();
         let mut of_lane = of_lane.filter(|(lanes, _)| lanes >> lane & 1 == 1);
@@ -153,12 +151,12 @@ impl Streams {
     }
 }
 
-/// Groups that are remembered: many more than any kernel leaves pending.
+/// Most groups remembered, far more than any kernel leaves pending.
 const GROUPS_MAX: usize = 1024;
 
 impl Tracker {
-    /// An asynchronous instruction executes. Operations of single threads are issued with one
-    /// lane; `cp.async` with all that execute it; those of whole warps with all lanes.
+    /// An asynchronous instruction executes. `thread` has one lane for operations of single
+    /// threads, all executing lanes for `cp.async`, and all lanes for operations of a warp.
     pub fn issue(&mut self, thread: Thread, unit: Unit) -> Operation {
         let warps_per_cta = self.warps_per_cta;
         let warp = self.warp_mut(thread.warp);
@@ -190,21 +188,21 @@ impl Tracker {
         Operation(self.operations.len() as u32 - 1)
     }
 
-    /// The operation is a reduction (`cp.reduce.async.bulk`, `red.async`): its writes do not
-    /// conflict with other atomic ones.
+    /// Marks an operation as a reduction (`cp.reduce.async.bulk`, `red.async`): its writes do not
+    /// conflict with other atomic writes.
     pub fn is_reduction(&mut self, operation: Operation) {
         self.operations[operation.0 as usize].strong = true;
     }
 
-    /// All accesses of the operation have been told. Must be called, before anything else happens:
-    /// it checks what was gathered, and frees what the operation knew.
+    /// Ends the accesses of an operation: checks gathered rows and frees the knowledge at issue.
+    /// Must be called before any other event.
     pub fn ran(&mut self, operation: Operation) {
         self.tell_tensor_rows();
         self.operations[operation.0 as usize].view = None;
     }
 
-    /// Memory that the previous grid of a programmatic launch reads or writes until
-    /// `griddepcontrol.wait`.
+    /// Adds memory that the previous grid reads or writes. A programmatic launch must not touch it
+    /// before `griddepcontrol.wait`.
     pub fn previous_grid(&mut self, addresses: std::ops::Range<u64>, direction: Direction) {
         self.operations.push(OperationInfo {
             warp: WarpId(0),
@@ -227,8 +225,8 @@ impl Tracker {
         self.warp_mut(thread.warp).streams.commit(group, thread.lanes);
     }
 
-    /// `...wait_group pending`; `read` for `.read`. For `cp.async.wait_all`, commit and wait for
-    /// 0 pending groups.
+    /// `...wait_group pending`; `read` is true for `.read`. For `cp.async.wait_all`, commit a group
+    /// and wait for 0 pending groups.
     pub fn wait_group(&mut self, thread: Thread, group: Group, pending: u32, read: bool) {
         let warps_per_cta = self.warps_per_cta;
         let warp = self.warp_mut(thread.warp);
@@ -260,8 +258,8 @@ impl Tracker {
         }
     }
 
-    /// An operation that completes on an mbarrier does so: `arrival` is what
-    /// [`crate::mbarrier::MbarrierTable::complete_tx`] returned.
+    /// An operation completes on an mbarrier. `arrival` is the result of
+    /// [`crate::mbarrier::MbarrierTable::complete_tx`].
     pub fn complete_tx(&mut self, operation: Operation, rank: u32, offset: u32, arrival: Arrival) {
         let at = operation.0 as usize;
         let (warp, lanes, step) =
@@ -279,8 +277,8 @@ impl Tracker {
         barrier.phase_ends(arrival);
     }
 
-    /// `tcgen05.commit` ([`Unit::TensorMma`]) or `cp.async.mbarrier.arrive`
-    /// ([`Unit::CopyAsync`]) executes: what its lanes have issued so far.
+    /// Records the operations that the lanes have issued so far, at `tcgen05.commit`
+    /// ([`Unit::TensorMma`]) or `cp.async.mbarrier.arrive` ([`Unit::CopyAsync`]).
     pub fn mark(&mut self, thread: Thread, unit: Unit) -> Mark {
         let kind = if unit == Unit::CopyAsync { Kind::CopyAsync } else { Kind::Tensor };
         let warp = &self.warps[thread.warp.0 as usize];
@@ -295,7 +293,7 @@ impl Tracker {
         Mark { warp: thread.warp, lanes, kind, value, step: thread.step, view }
     }
 
-    /// The arrival that a mark stands for, at each mbarrier that it reaches.
+    /// The arrival of a mark at an mbarrier; called for each mbarrier.
     pub fn arrive_mark(&mut self, mark: &Mark, rank: u32, offset: u32, arrival: Arrival) {
         let user = Thread { warp: mark.warp, lanes: mark.lanes, step: mark.step };
         if mark.kind == Kind::Tensor {
@@ -316,7 +314,7 @@ impl Tracker {
             bundle.tensor.raise(agent, mark.lanes, mark.value);
             bundle.tensor.raise(issue, mark.lanes, mark.value);
             if let Some(view) = &mark.view {
-                // What came before the operations came before their end.
+                // Events before the operations also precede their completion.
                 bundle.join(&view.known);
             }
         }
@@ -325,15 +323,15 @@ impl Tracker {
 }
 
 impl Warp {
-    /// Whether the lanes know that own operations up to `value` are complete.
+    /// Whether the lanes know that their operations up to `value` are complete.
     pub(super) fn has_waited(&self, kind: Kind, lanes: u32, value: u32) -> bool {
         let state = self.state(lanes.trailing_zeros());
         state.own.done[kind as usize] >= value
             || state.known.generic.knows(self.agent(kind), lanes, value)
     }
 
-    /// What the lanes know now; what they do later gets a new tick. Lanes of several groups know
-    /// together what each of them knows.
+    /// Returns the current knowledge of the lanes and starts a new tick. For lanes of several
+    /// groups, the snapshot is the union of the groups' knowledge.
     fn snapshot(&mut self, lanes: u32) -> Snapshot {
         let tick = self.tick;
         self.tick += 1;

@@ -1,8 +1,8 @@
-//! How bytes are permuted in shared memory, by those who write them and those who read them.
+//! Swizzle patterns of shared memory, for writers and readers.
 //!
-//! A tensor copy writes a box by the swizzle of its map, and a matrix instruction reads by that of
-//! its descriptor. Both are legal whatever the other is, and where they differ the result is of
-//! other elements.
+//! A tensor copy writes a box with the swizzle of its tensor map; a matrix instruction reads with
+//! the swizzle of its descriptor. Each is legal by itself. If the swizzles differ, the instruction
+//! reads the wrong elements.
 
 use std::ops::BitOr;
 
@@ -11,12 +11,12 @@ use super::cell::Record;
 use super::operations::Operation;
 use super::{Cluster, Direction, HazardKind, Place, Tracker};
 
-/// Swizzles of shared memory, as a set; the empty set says nothing.
+/// A set of swizzles of shared memory; the empty set is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Patterns(u8);
 
 impl Patterns {
-    /// Bytes in order.
+    /// No swizzle.
     pub const IN_ORDER: Patterns = Patterns(1);
     /// Within 32 bytes.
     pub const BYTES_32: Patterns = Patterns(2);
@@ -24,9 +24,9 @@ impl Patterns {
     pub const BYTES_64: Patterns = Patterns(4);
     /// Within 128 bytes.
     pub const BYTES_128: Patterns = Patterns(8);
-    /// Within 128 bytes, 32 bytes at a time.
+    /// Within 128 bytes, in atoms of 32 bytes.
     pub const BYTES_128_ATOM_32: Patterns = Patterns(16);
-    /// Any that matrix instructions do not have.
+    /// Any swizzle that matrix instructions lack.
     pub const OTHER: Patterns = Patterns(32);
 
     fn is_known(self) -> bool {
@@ -47,14 +47,14 @@ impl BitOr for Patterns {
 }
 
 impl Tracker {
-    /// The swizzles by which an operation writes or reads shared memory: one of a tensor copy,
-    /// those of both matrices of an MMA.
+    /// Sets the swizzles with which an operation accesses shared memory: one for a tensor copy,
+    /// those of both operands for an MMA.
     pub fn has_patterns(&mut self, operation: Operation, patterns: Patterns) {
         self.operations[operation.0 as usize].patterns = patterns;
     }
 }
 
-/// What an operation with `patterns` finds in a cell of shared memory, or leaves there.
+/// Checks or records the swizzle of a cell that an operation with `patterns` accesses.
 pub(super) fn touch(
     clusters: &mut [Cluster],
     cluster: u32,
@@ -74,14 +74,14 @@ pub(super) fn touch(
         return None;
     }
     let kind = match written == Patterns::IN_ORDER {
-        // Bytes may have been permuted where they came from.
+        // The bytes may have been swizzled already at the source of the copy.
         true => HazardKind::SwizzleMissing,
         false => HazardKind::SwizzleMismatch,
     };
     Some((kind, *shared.cell(index).last_write()))
 }
 
-/// As a conflict of two accesses.
+/// Converts the result of [`touch`] to a conflict.
 pub(super) fn found((kind, record): (HazardKind, Record), lanes: u32, place: Place) -> Found {
     Found::new(kind, record, true, lanes, place)
 }

@@ -1,60 +1,60 @@
-//! Registers that asynchronous operations of a warp read or write.
+//! Registers in use by asynchronous operations of a warp.
 
 use std::collections::HashMap;
 
 use super::{Access, Actor, Direction, Hazard, HazardKind, Severity, Site, Thread, Tracker, Unit};
 
-/// Follows the registers of one warp that `wgmma` or `tcgen05.ld` use.
+/// Tracks the registers of one warp that `wgmma` or `tcgen05.ld` use.
 ///
-/// A `wgmma`'s accumulator, and A in registers, must not be touched until a `wgmma.wait_group`
-/// covers it, and a `wgmma.fence` must lie between touching them and the next `wgmma`. Compilers
-/// copy such registers by `mov` while they are in flight, which is how PTX names the same physical
-/// register twice: a copy hands the state on and is no use.
+/// The accumulator of a `wgmma`, and A in registers, must not be touched until a `wgmma.wait_group`
+/// covers the `wgmma`. A `wgmma.fence` must separate such accesses from the next `wgmma`. Compilers
+/// copy registers in flight by `mov`, which gives the same physical register a second name in PTX:
+/// a copy therefore transfers the state and does not count as a use.
 ///
-/// What `tcgen05.ld` writes may be read at once: the ISA keeps the order of true register
-/// dependencies (register dependencies, same thread, in the memory consistency model of tcgen05).
-/// It is a warning only, once for each load. To write such a register that nobody read needs
-/// `tcgen05.wait::ld`; so does all that is about the tensor memory that was read, which is
-/// followed there.
+/// A result of `tcgen05.ld` may be read immediately: the ISA preserves true register dependencies
+/// (register dependencies, same thread, in the memory consistency model of tcgen05). Such a read is
+/// only a warning, once for each load. Overwriting a result that was never read needs
+/// `tcgen05.wait::ld`. The tensor memory that was read is tracked separately.
 ///
-/// Only instructions that touch a register in [`RegisterWatch::watches`] need be told, which the
-/// engine can find when it loads the program: all registers of `wgmma` and `tcgen05.ld`, and of
-/// `mov`s from and to them.
+/// Only instructions that touch a register in [`RegisterWatch::watches`] must be reported. The
+/// engine determines these registers when it loads the program: all registers of `wgmma` and
+/// `tcgen05.ld`, and of `mov`s from and to such registers.
 #[derive(Clone, Debug, Default)]
 pub struct RegisterWatch {
     states: HashMap<u32, State>,
     /// Number of `wgmma.fence`s so far.
     fences: u64,
-    /// `wgmma`s so far, and those in committed groups.
+    /// Number of `wgmma`s so far; `groups` holds this number for each committed group.
     wgmmas: u64,
     groups: Vec<u64>,
     loads: u64,
     loads_done: u64,
-    /// The last load of which a register was read too early.
+    /// The last load with a register that was read too early.
     load_read: u64,
     wgmmas_done: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Number of the last MMA that uses it, its step, and whether it writes it.
+    /// Number of the last MMA that uses the register, its step, and whether it writes the register.
     wgmma: Option<(u64, u32, bool)>,
-    /// Number of the load that writes it, its step, and whether a `mov` has read it since.
+    /// Number of the load that writes the register, its step, and whether a `mov` has read it
+    /// since.
     load: Option<(u64, u32, bool)>,
-    /// Fences before it was last touched, and by which step; `None` if never.
+    /// Number of fences before the last access, and its step; `None` if never accessed.
     touched: Option<(u64, u32)>,
 }
 
-/// What a register operation found: kind, step of the earlier instruction, register.
+/// Kind of the hazard, step of the earlier instruction, register.
 pub type RegisterHazard = (HazardKind, u32, u32);
 
 impl RegisterWatch {
-    /// Whether a register is in use by anything followed here.
+    /// Whether a tracked operation uses the register.
     pub fn watches(&self, register: u32) -> bool {
         self.states.contains_key(&register)
     }
 
-    /// An ordinary instruction reads or writes a register.
+    /// Reports that an ordinary instruction reads or writes a register.
     pub fn touch(
         &mut self,
         register: u32,
@@ -65,10 +65,10 @@ impl RegisterWatch {
         let state = self.states.entry(register).or_default();
         state.touched = Some((fences, step));
         let wgmma = state.wgmma.filter(|(number, _, written)| {
-            // Reading what an MMA only reads is harmless.
+            // Reading an operand that an MMA only reads is harmless.
             *number > self.wgmmas_done && (*written || direction == Direction::Write)
         });
-        // Who has the value has waited for it.
+        // After this access the load has completed, so its state is dropped.
         let load = state.load.take().filter(|(number, ..)| *number > self.loads_done);
         if let Some((_, earlier, _)) = wgmma {
             return Some((HazardKind::RegisterInFlight, earlier, register));
@@ -81,7 +81,7 @@ impl RegisterWatch {
         is_first.then_some((HazardKind::TensorLoadUnwaited, earlier, register))
     }
 
-    /// `mov` of one register to another: the target is what the source is.
+    /// `mov` of one register to another: the target gets the state of the source.
     pub fn copy(&mut self, from: u32, to: u32) {
         match self.states.get_mut(&from) {
             Some(state) => {
@@ -98,7 +98,7 @@ impl RegisterWatch {
         self.fences += 1;
     }
 
-    /// `wgmma.mma_async` with these registers: D, written, and A, read.
+    /// `wgmma.mma_async` that writes registers D and reads registers A.
     pub fn warp_group_mma(&mut self, d: &[u32], a: &[u32], step: u32) -> Option<RegisterHazard> {
         self.wgmmas += 1;
         let mut found = None;
@@ -138,7 +138,7 @@ impl RegisterWatch {
         self.groups.drain(..keep);
     }
 
-    /// `tcgen05.ld` to these registers.
+    /// `tcgen05.ld` that writes these registers.
     pub fn tensor_load(&mut self, registers: &[u32], step: u32) {
         self.loads += 1;
         for register in registers {
@@ -153,8 +153,8 @@ impl RegisterWatch {
 }
 
 impl Tracker {
-    /// Adds what a [`RegisterWatch`] found to the hazards. `thread.step` is the later
-    /// instruction, `unit` what the earlier one is.
+    /// Adds a hazard of a [`RegisterWatch`]. `thread.step` is the later instruction, `unit` the
+    /// kind of the earlier one.
     pub fn report_register(
         &mut self,
         thread: Thread,
@@ -190,8 +190,8 @@ impl Tracker {
         });
     }
 
-    /// The kernel orders tensor memory by the acquire of its waits alone; of its first MMA and its
-    /// first load.
+    /// Warns that the kernel orders tensor memory only by the acquire of its waits. `mma` and
+    /// `load` are the steps of the first MMA and the first load.
     pub(crate) fn warn_of_tensor_fences(&mut self, mma: u32, load: u32) {
         if !self.rules.warnings {
             return;
@@ -209,7 +209,7 @@ impl Tracker {
         });
     }
 
-    /// All hazards of a kind.
+    /// Returns all hazards of a kind.
     pub fn hazards_of(&self, kind: HazardKind) -> impl Iterator<Item = &Hazard> {
         self.hazards().iter().filter(move |hazard| hazard.kind == kind)
     }

@@ -1,11 +1,11 @@
-//! What was found.
+//! Hazards: kinds, severities and texts.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::place::Place;
 
-/// Where in the program: one for each step, given to [`super::Tracker::new`].
+/// Location of a step in the program, passed to [`super::Tracker::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Site {
     /// Line of the PTX text, from 1.
@@ -14,7 +14,7 @@ pub struct Site {
     pub source: Option<(u32, u32)>,
 }
 
-/// Which part of the machine touched memory.
+/// Unit of the machine that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// A thread, with its loads and stores.
@@ -39,12 +39,12 @@ pub enum Unit {
     TensorStore,
     /// `clusterlaunchcontrol.try_cancel`: async proxy, completes on an mbarrier.
     LaunchControl,
-    /// The grid that this one depends on.
+    /// The grid on which this grid depends.
     PreviousGrid,
 }
 
 impl Unit {
-    /// Whether it reaches shared and global memory through the async proxy.
+    /// Whether the unit accesses shared and global memory through the async proxy.
     pub fn is_async_proxy(self) -> bool {
         matches!(
             self,
@@ -77,10 +77,10 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Who did something.
+/// Originator of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Actor {
-    /// Number of the cluster, as [`super::Tracker::add_cluster`] gave it.
+    /// Number of the cluster, returned by [`super::Tracker::add_cluster`].
     pub cluster: u32,
     /// Rank of the CTA in the cluster.
     pub rank: u32,
@@ -88,7 +88,7 @@ pub struct Actor {
     pub warp: u32,
     /// Lanes of the warp.
     pub lanes: u32,
-    /// What touched memory on behalf of the warp.
+    /// Unit that accessed memory on behalf of the warp.
     pub unit: Unit,
 }
 
@@ -103,14 +103,14 @@ impl fmt::Display for Actor {
     }
 }
 
-/// One of two accesses in conflict.
+/// One of two conflicting accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The instruction.
     pub site: Site,
-    /// Who.
+    /// Originator.
     pub actor: Actor,
-    /// Written or read.
+    /// Whether the access is a write.
     pub write: bool,
 }
 
@@ -125,71 +125,71 @@ impl fmt::Display for Access {
     }
 }
 
-/// What is wrong.
+/// Kinds of hazards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HazardKind {
-    /// Threads of different warps, and nothing between their accesses.
+    /// Accesses of threads in different warps without synchronization.
     MissingSynchronization,
-    /// Lanes of one warp, and no `bar.warp.sync` between their accesses.
+    /// Accesses of lanes in one warp without `bar.warp.sync`.
     MissingWarpSync,
-    /// Nobody saw the mbarrier phase that tells of a copy's end.
+    /// No wait observed the mbarrier phase of a copy's completion.
     MissingMbarrierWait,
-    /// Nobody saw the mbarrier that `tcgen05.commit` arrives at.
+    /// No wait observed the mbarrier of a `tcgen05.commit`.
     MissingTensorCommitWait,
     /// No `wait_group` covers the copy or MMA.
     MissingGroupWait,
-    /// Order without `fence.proxy.async` where the proxy changes.
+    /// No `fence.proxy.async` between accesses through different proxies.
     MissingProxyFence,
-    /// A tensor map was changed, and `fence.proxy.tensormap` is missing.
+    /// No `fence.proxy.tensormap` after a change of a tensor map.
     MissingTensorMapFence,
-    /// No `tcgen05.wait::ld`.
+    /// No `tcgen05.wait::ld` after a load.
     MissingTensorWaitLoad,
-    /// No `tcgen05.wait::st`.
+    /// No `tcgen05.wait::st` after a store.
     MissingTensorWaitStore,
     /// No `tcgen05.fence::before_thread_sync` before the arrival.
     MissingTensorFenceBefore,
     /// No `tcgen05.fence::after_thread_sync` after the wait.
     MissingTensorFenceAfter,
-    /// An mbarrier is used without order after its `mbarrier.init`.
+    /// A use of an mbarrier that is not ordered after its `mbarrier.init`.
     MissingMbarrierInitSync,
-    /// An mbarrier that copies or commits use was initialized without `fence.mbarrier_init`.
+    /// No `fence.mbarrier_init` after the initialization of an mbarrier for copies or commits.
     MissingMbarrierInitFence,
-    /// Order by a fence or an atomic whose scope leaves the other thread out.
+    /// The scope of a fence or an atomic does not include the other thread.
     ScopeTooNarrow,
-    /// Memory of the previous grid before `griddepcontrol.wait`.
+    /// An access to memory of the previous grid before `griddepcontrol.wait`.
     MissingGridDependencyWait,
-    /// A register of an operation that is not known to be complete.
+    /// An access to a register of an operation that may still be in flight.
     RegisterInFlight,
-    /// No `tcgen05.fence::after_thread_sync` behind any wait of the kernel, which counts on the
-    /// acquire of its waits.
+    /// A kernel without any `tcgen05.fence::after_thread_sync`, which relies on the acquire of its
+    /// waits.
     TensorFencesLeftOut,
-    /// A register of `tcgen05.ld` is read, and no `tcgen05.wait::ld`. The ISA keeps the order of
-    /// such a dependency; it tells nobody that the load is complete.
+    /// A read of a `tcgen05.ld` result without `tcgen05.wait::ld`. The ISA orders this dependency,
+    /// but the completion of the load is not observed.
     TensorLoadUnwaited,
-    /// A register was touched, and no `wgmma.fence` before the `wgmma` that uses it.
+    /// No `wgmma.fence` between an access to a register and the `wgmma` that uses it.
     MissingWarpGroupFence,
-    /// Tensor memory is given back while it may be in use.
+    /// Deallocation of tensor memory that may be in use.
     TensorMemoryFreedInUse,
-    /// A CTA ends while an operation, or another CTA, uses its shared memory.
+    /// The end of a CTA whose shared memory an operation or another CTA still uses.
     UnfinishedAtExit,
-    /// Shared memory of a CTA of the cluster that may not run yet.
+    /// An access to shared memory of a CTA that may not have started.
     PeerNotStarted,
-    /// A matrix is read by another swizzle than the copy that brought it wrote by.
+    /// A matrix is read with another swizzle than the copy that wrote it.
     SwizzleMismatch,
-    /// A matrix is read by a swizzle, and a copy brought it without one.
+    /// A matrix is read with a swizzle, but was copied without one.
     SwizzleMissing,
-    /// An arrival in a phase whose predecessor nobody has seen complete.
+    /// An arrival in a phase whose predecessor no thread saw complete.
     PhaseUnobserved,
-    /// One lane hands on what `tcgen05.wait` told the other lanes of its warp.
+    /// One lane arrives for its warp after a `tcgen05.wait` of the other lanes.
     TensorWaitOfOneLane,
 }
 
-/// How bad it is.
+/// Severity of a hazard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// The ISA leaves the result open.
+    /// The ISA leaves the result undefined.
     Error,
-    /// The ISA or its guides ask for it, and kernels are known that run without.
+    /// Required by the ISA or its guides, but some known kernels run without it.
     Warning,
 }
 
@@ -226,7 +226,7 @@ impl HazardKind {
         }
     }
 
-    /// How bad it is.
+    /// Returns the severity.
     pub fn severity(self) -> Severity {
         match self {
             HazardKind::MissingMbarrierInitFence
@@ -241,20 +241,20 @@ impl HazardKind {
     }
 }
 
-/// Two accesses that nothing orders, or an order that lacks a part.
+/// Two unordered accesses, or synchronization with a missing part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hazard {
-    /// What is wrong.
+    /// Kind of the hazard.
     pub kind: HazardKind,
-    /// What would have ordered the accesses.
+    /// Synchronization that would order the accesses.
     pub missing: String,
-    /// The access that came first in this run.
+    /// The earlier access: first in this run, or of an operation issued first.
     pub earlier: Access,
-    /// The one that is not ordered after it.
+    /// The access that is not ordered after `earlier`.
     pub later: Access,
-    /// First place in conflict; `None` for registers and what a CTA left behind.
+    /// First location of the conflict; `None` for registers and unfinished operations.
     pub place: Option<Place>,
-    /// How often this pair of instructions was in conflict.
+    /// Number of conflicts of this pair of instructions.
     pub count: u64,
 }
 
@@ -274,7 +274,7 @@ impl fmt::Display for Hazard {
 
 type HazardKey = (HazardKind, Site, Unit, bool, Site, Unit, bool);
 
-/// Hazards, one for each pair of instructions and kind.
+/// Hazards, one per kind and pair of instructions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hazards {
     found: Vec<Hazard>,

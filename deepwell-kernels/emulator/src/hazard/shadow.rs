@@ -1,4 +1,4 @@
-//! Cells of the memories.
+//! Shadow cells of the memories.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
 /// Bytes of a cell of shared and global memory.
 pub(super) const CELL_BYTES: u64 = 16;
 
-/// Lanes of tensor memory in a cell, which are the lanes that one warp reaches.
+/// Lanes of tensor memory in a cell, equal to the lanes that one warp can access.
 pub(super) const CELL_LANES: u32 = 32;
 
 const PAGE_CELLS: u64 = 64;
@@ -18,7 +18,7 @@ const PAGE_CELLS: u64 = 64;
 #[derive(Debug, Default)]
 pub(super) struct SharedShadow {
     cells: Vec<Cell>,
-    /// How the bytes of each cell were permuted when they were written.
+    /// Swizzle of each cell's last write.
     patterns: Vec<Patterns>,
 }
 
@@ -44,7 +44,7 @@ impl SharedShadow {
         self.patterns[index] = patterns;
     }
 
-    /// All cells with the offset of their first byte.
+    /// Returns all cells with the offset of their first byte.
     pub(super) fn cells(&self) -> impl Iterator<Item = (u32, &Cell)> {
         self.cells.iter().enumerate().map(|(at, cell)| (at as u32 * CELL_BYTES as u32, cell))
     }
@@ -66,7 +66,7 @@ impl TensorShadow {
     }
 }
 
-/// Shadow of global memory, in pages that appear when touched.
+/// Shadow of global memory, in pages created on first access.
 #[derive(Debug, Default)]
 pub(super) struct GlobalShadow {
     pages: Vec<Box<[Cell]>>,

@@ -9,11 +9,10 @@ use super::operations::Operation;
 use super::shadow::CELL_LANES;
 use super::{Direction, HazardKind, Place, Severity, Thread, Tracker, Unit};
 
-/// Rectangles of tensor memory that are gathered for one operation at a time: those of D, both
-/// directions, scales, A.
+/// Most rectangles gathered for one operation: D in both directions, scales, A.
 const TENSOR_ROWS_MAX: usize = 8;
 
-/// Rows of tensor memory that an operation touched.
+/// A rectangle of tensor memory that an operation touched.
 #[derive(Clone, Debug)]
 pub(super) struct TensorRows {
     operation: Operation,
@@ -24,7 +23,7 @@ pub(super) struct TensorRows {
 }
 
 impl Tracker {
-    /// An issued operation touches a rectangle of tensor memory of CTA `rank`.
+    /// Reports that an issued operation touches a rectangle of tensor memory of CTA `rank`.
     pub fn access_tensor(
         &mut self,
         operation: Operation,
@@ -37,8 +36,8 @@ impl Tracker {
         self.touch_by_operation(operation, direction, Memory::Tensor, None, cells);
     }
 
-    /// One lane's columns of tensor memory. Operations go lane by lane, so rows are gathered to
-    /// rectangles, which are told when the operation has run or another one comes.
+    /// Reports one lane's columns. Operations access tensor memory lane by lane. Lanes are gathered
+    /// to rectangles, which are checked when the operation has run or another operation follows.
     pub(super) fn access_tensor_row(
         &mut self,
         operation: Operation,
@@ -67,7 +66,7 @@ impl Tracker {
         self.tensor_rows.push(TensorRows { operation, direction, rank, lanes, columns });
     }
 
-    /// Tells the gathered rows.
+    /// Checks the gathered rectangles.
     pub(super) fn tell_tensor_rows(&mut self) {
         for rows in std::mem::take(&mut self.tensor_rows) {
             let TensorRows { operation, direction, rank, lanes, columns } = rows;
@@ -75,7 +74,7 @@ impl Tracker {
         }
     }
 
-    /// Checks that nothing uses columns of tensor memory which are given back.
+    /// Checks that no operation uses columns that are deallocated.
     pub(super) fn check_tensor_free(
         &mut self,
         thread: Thread,
@@ -118,7 +117,7 @@ impl Tracker {
     }
 }
 
-/// Cells of a rectangle of tensor memory; a bit of a mask is two lanes.
+/// Returns the cells of a rectangle of tensor memory; each mask bit stands for two lanes.
 fn tensor_cells(
     rank: u32,
     lanes: Range<u32>,

@@ -1,4 +1,4 @@
-//! Warps, and what their threads do that orders others.
+//! Warps, and the synchronizing instructions of threads.
 
 use super::clock::{ALL_LANES, Agent, KINDS, Kind};
 use super::knowledge::{Bundle, MOVES, Party, State};
@@ -9,14 +9,14 @@ use super::{
 };
 use crate::place::TENSOR_LANES;
 
-/// A warp: groups of lanes that know the same.
+/// A warp, as groups of lanes with equal knowledge.
 #[derive(Debug)]
 pub(super) struct Warp {
     pub(super) cluster: u32,
     pub(super) rank: u32,
-    /// In the cluster.
+    /// Index in the cluster.
     pub(super) index: u32,
-    /// Rises whenever something is handed on, so that what follows is told apart.
+    /// Incremented at every release, to separate later events from released events.
     pub(super) tick: u32,
     pub(super) groups: Vec<(u32, State)>,
     pub(super) streams: Streams,
@@ -42,14 +42,14 @@ impl Warp {
         Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick, cta }
     }
 
-    /// The agent of the MMAs of this warp's warp group.
+    /// Returns the agent of the MMAs of this warp's warp group.
     pub(super) fn warp_group_agent(&self, warps_per_cta: u32) -> Agent {
         let in_cta = self.index - self.rank * warps_per_cta;
         let first = self.index - in_cta % 4;
         Agent::new(self.cluster, first * KINDS as u32 + Kind::WarpGroup as u32)
     }
 
-    /// Changes the state of `lanes`, splitting groups where only some of their lanes take part.
+    /// Changes the state of `lanes`. Groups that take part only in part are split.
     pub(super) fn update(&mut self, lanes: u32, mut change: impl FnMut(u32, &mut State)) {
         for at in 0..self.groups.len() {
             let mask = self.groups[at].0;
@@ -66,13 +66,13 @@ impl Warp {
         }
     }
 
-    /// The state of a lane.
+    /// Returns the state of a lane.
     pub(super) fn state(&self, lane: u32) -> &State {
         let group = self.groups.iter().find(|(mask, _)| mask >> lane & 1 == 1);
         &group.or(self.groups.first()).expect("a warp that runs has groups").1
     }
 
-    /// A release by `lanes` into a bundle. What follows gets a new tick.
+    /// Release by `lanes` to a bundle. Later events get a new tick.
     pub(super) fn release(&mut self, lanes: u32, bundle: &mut Bundle) {
         for (mask, state) in &self.groups {
             if mask & lanes != 0 {
@@ -82,7 +82,7 @@ impl Warp {
         self.tick += 1;
     }
 
-    /// A release by an arrival at a barrier of the warp, the CTA or the cluster.
+    /// Release by an arrival at a barrier of the warp, the CTA or the cluster.
     fn release_to_barrier(&mut self, lanes: u32, bundle: &mut Bundle) {
         self.release(lanes, bundle);
         for (_, state) in self.groups.iter().filter(|(mask, _)| mask & lanes != 0) {
@@ -102,7 +102,7 @@ impl Warp {
         self.update(lanes, |_, state| state.acquire(bundle));
     }
 
-    /// Lanes that have all released into `bundle` go on as one group that knows it.
+    /// Merges lanes that have all released to `bundle` into one group, which acquires the bundle.
     fn meet(&mut self, lanes: u32, bundle: &Bundle) {
         let mut met: Option<State> = None;
         self.update(lanes, |_, state| match &mut met {
@@ -119,7 +119,7 @@ impl Warp {
     }
 }
 
-/// Completion of `tcgen05.ld` or `.st` for each lane.
+/// Returns the kind for per-lane completion of `tcgen05.ld` or `.st`.
 pub(super) fn lane_by_lane(kind: Kind) -> Kind {
     if kind == Kind::TensorLoad { Kind::TensorLoadLanes } else { Kind::TensorStoreLanes }
 }
@@ -129,7 +129,7 @@ impl Tracker {
         &mut self.warps[warp.0 as usize]
     }
 
-    /// `bar.warp.sync`: all `lanes` have met.
+    /// `bar.warp.sync`, called after all `lanes` have arrived.
     pub fn warp_barrier(&mut self, thread: Thread) {
         let warp = self.warp_mut(thread.warp);
         let mut bundle = Bundle::default();
@@ -137,7 +137,7 @@ impl Tracker {
         warp.meet(thread.lanes, &bundle);
     }
 
-    /// A warp arrives at barrier `barrier` of its CTA: `bar.sync`, `bar.red`, `bar.arrive`.
+    /// `bar.sync`, `bar.red` or `bar.arrive`: a warp arrives at barrier `barrier` of its CTA.
     pub fn barrier_arrive(&mut self, thread: Thread, barrier: u32) {
         let Tracker { warps, clusters, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
@@ -145,8 +145,8 @@ impl Tracker {
         warp.release_to_barrier(thread.lanes, named.entry((warp.rank, barrier)).or_default());
     }
 
-    /// Barrier `barrier` of the CTA of `waiters` completes; they (all but those that only
-    /// arrived) go on.
+    /// Barrier `barrier` of a CTA completes. `waiters` are all arrived warps except those of
+    /// `bar.arrive`.
     pub fn barrier_complete(&mut self, waiters: &[(WarpId, u32)], barrier: u32) {
         let Some((first, _)) = waiters.first() else { return };
         let (cluster, rank) = self.cta(*first);
@@ -158,7 +158,7 @@ impl Tracker {
         }
     }
 
-    /// `barrier.cluster.arrive`; `release` unless it is `.relaxed`.
+    /// `barrier.cluster.arrive`; `release` is false for `.relaxed`.
     pub fn cluster_arrive(&mut self, thread: Thread, release: bool) {
         let Tracker { warps, clusters, rules, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
@@ -170,21 +170,21 @@ impl Tracker {
         }
     }
 
-    /// All threads of the cluster have arrived.
+    /// Called when all threads of the cluster have arrived.
     pub fn cluster_complete(&mut self, cluster: u32) {
         let barrier = &mut self.clusters[cluster as usize].cluster_barrier;
         barrier.1 = std::mem::take(&mut barrier.0);
     }
 
-    /// `barrier.cluster.wait` passes.
+    /// Called when `barrier.cluster.wait` returns.
     pub fn cluster_wait(&mut self, thread: Thread) {
         let Tracker { warps, clusters, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
         warp.acquire(thread.lanes, &clusters[warp.cluster as usize].cluster_barrier.1);
     }
 
-    /// `fence` and `membar`. `fence.sc` is both acquire and release here: its further order shows
-    /// only in programs that communicate without atomics or barriers.
+    /// `fence` and `membar`. `fence.sc` is treated as acquire and release: its total order only
+    /// affects programs that communicate without atomics or barriers.
     pub fn fence(&mut self, thread: Thread, order: Order, scope: Scope) {
         let warp = self.warp_mut(thread.warp);
         let tick = warp.tick;
@@ -194,7 +194,7 @@ impl Tracker {
         });
     }
 
-    /// `fence.proxy.async`, for shared and global memory, or one of them.
+    /// `fence.proxy.async` for shared memory, global memory or both.
     pub fn fence_proxy_async(&mut self, thread: Thread, shared: bool, global: bool) {
         let warp = self.warp_mut(thread.warp);
         let tick = warp.tick;
@@ -214,8 +214,8 @@ impl Tracker {
         });
     }
 
-    /// `fence.proxy.tensormap::generic.release`, and what `tensormap.cp_fenceproxy` does after
-    /// its write. It releases like a fence, too.
+    /// `fence.proxy.tensormap::generic.release`, and the release of `tensormap.cp_fenceproxy` after
+    /// its write. It is also a release fence.
     pub fn fence_tensor_map_release(&mut self, thread: Thread, scope: Scope) {
         let warp = self.warp_mut(thread.warp);
         let tick = warp.tick;
@@ -234,7 +234,7 @@ impl Tracker {
         let agent = warp.agent(Kind::Generic);
         warp.update(thread.lanes, |lanes, state| {
             state.fence(true, false, scope, 0);
-            // The lane's own release counts as well.
+            // The lanes' own releases count as well.
             let mut known = state.known.maps_released.clone();
             known.raise(agent, lanes, state.own.maps);
             std::mem::swap(&mut state.known.maps_released, &mut known);
@@ -243,9 +243,9 @@ impl Tracker {
         });
     }
 
-    /// What a strong access does beside its access: `ld`/`st` with `.relaxed` (also `.volatile`),
-    /// `.acquire` or `.release`, `atom`, `red`. Call it for each lane (or for lanes with the same
-    /// place).
+    /// Synchronization by a strong access: `ld`/`st` with `.relaxed` (also `.volatile`), `.acquire`
+    /// or `.release`, `atom`, `red`. Must be called for each lane, or for lanes with the same
+    /// place.
     pub fn synchronize(
         &mut self,
         thread: Thread,
@@ -280,8 +280,8 @@ impl Tracker {
             location.clear();
         }
         let scope_level = super::knowledge::level(scope);
-        // Who reads from this access and acquires is ordered after the access itself, whether or
-        // not a fence stands before it: the last of those who arrive may reset it.
+        // A thread that reads from this access and acquires is ordered after the access itself,
+        // even without a fence before the access: the last arriver at a counter may reset it.
         let strong = warp.agent(Kind::Strong);
         let location = locations.entry(key).or_default();
         let bundle = location.bundle(scope_level, cta.0, cta.1);
@@ -318,7 +318,7 @@ impl Tracker {
             state.tensor_before.join(&state.known.tensor);
             state.tensor_before.raise(issue, lanes, state.own.done[Kind::TensorIssue as usize]);
             state.own.moves_fenced = MOVES.map(|kind| state.own.done[kind as usize]);
-            // `bar.warp.sync` may have told of the waits of all lanes before.
+            // An earlier `bar.warp.sync` may have transferred the waits of all lanes.
             for (agent, kind) in moves {
                 let done = state.own.done[kind];
                 if state.known.generic.knows(agent, ALL_LANES, done) {
@@ -356,14 +356,14 @@ impl Tracker {
         });
     }
 
-    /// `tcgen05.dealloc` of columns of the warp's CTA: all that used them must be complete for
-    /// the warp.
+    /// `tcgen05.dealloc` of columns of the warp's CTA. All uses of the columns must be known to be
+    /// complete.
     pub fn tensor_free(&mut self, thread: Thread, columns: std::ops::Range<u32>) {
         let (_, rank) = self.cta(thread.warp);
         self.check_tensor_free(thread, rank, 0..TENSOR_LANES, columns);
     }
 
-    /// `griddepcontrol.wait` passes.
+    /// Called when `griddepcontrol.wait` returns.
     pub fn grid_dependency_wait(&mut self, thread: Thread) {
         let agent = super::operations::PREVIOUS_GRID;
         self.warp_mut(thread.warp).update(thread.lanes, |_, state| {
@@ -379,7 +379,7 @@ impl Tracker {
         });
     }
 
-    /// Cluster and rank of a warp's CTA.
+    /// Returns cluster and rank of a warp's CTA.
     pub(super) fn cta(&self, warp: WarpId) -> (u32, u32) {
         let warp = &self.warps[warp.0 as usize];
         (warp.cluster, warp.rank)

@@ -121,7 +121,7 @@ pub enum Lenience {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
-    /// Name of the `.cu` file; without one, of the PTX file.
+    /// Name of the `.cu` file without its extension, or the name of the kernel.
     pub source: String,
     /// Executed warp instructions.
     pub instructions: u64,
