@@ -1,8 +1,8 @@
-//! Sorting chosen (token, expert) pairs by expert, with or without a limit for each expert.
+//! Sorting chosen (token, expert) pairs by expert, with or without a capacity limit.
 //!
-//! Sources: the capacity of an expert and the dropping of what exceeds it: Switch Transformers,
-//! arXiv 2101.03961, eq. 3, for `top_k` pairs a token as in GShard, arXiv 2006.16668, section 2.2.
-//! Dropless: MegaBlocks, arXiv 2211.15841.
+//! Sources: expert capacity and dropping: Switch Transformers, arXiv 2101.03961, eq. 3, for `top_k`
+//! pairs per token as in GShard, arXiv 2006.16668, section 2.2. Dropless: MegaBlocks, arXiv
+//! 2211.15841.
 
 use std::ops::Range;
 
@@ -11,37 +11,38 @@ use serde::{Deserialize, Serialize};
 use crate::error::{check_length, check_top_k};
 use crate::{MoeError, Real, Routing};
 
-/// The slot of a pair that was dropped.
+/// Slot of a dropped pair.
 pub const DROPPED: u32 = u32::MAX;
 
-/// The row of a pair that was dropped, and the pair of a row that has none.
+/// Row of a dropped pair, and pair of a row without one.
 pub const NOWHERE: i32 = -1;
 
-/// Where each pair and each row goes; all are written.
+/// Output maps between pairs and rows; all elements are written.
 #[derive(Debug)]
 pub struct GroupedMaps<'a> {
-    /// First row of each group, and where the last ends, `[groups + 1]`.
+    /// First row of each group, and the end of the last group, `[groups + 1]`.
     pub offsets: &'a mut [i32],
-    /// Pairs that chose each expert, then those of them that have a row, `[2, experts]`.
+    /// Number of pairs that chose each expert, then number of these pairs with a row,
+    /// `[2, experts]`.
     pub load: &'a mut [i32],
-    /// The row of each pair, or [`NOWHERE`], `[tokens, top_k]`.
+    /// Row of each pair, or [`NOWHERE`], `[tokens, top_k]`.
     pub rows: &'a mut [i32],
-    /// The pair of each row, or [`NOWHERE`], `[rows]`.
+    /// Pair of each row, or [`NOWHERE`], `[rows]`.
     pub pairs: &'a mut [i32],
 }
 
-/// How many tokens an expert takes.
+/// Limit on the tokens of an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Capacity {
-    /// As many as choose it.
+    /// No limit.
     Dropless,
-    /// At most this many times its even share: `ceil(factor * tokens * top_k / experts)`.
+    /// At most this multiple of an even share: `ceil(factor * tokens * top_k / experts)`.
     Factor(f64),
 }
 
 impl Capacity {
-    /// Most tokens that one expert takes.
+    /// Maximum number of tokens of one expert.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl Capacity {
             Capacity::Dropless => Ok(tokens),
             Capacity::Factor(factor) if factor.is_finite() && factor > 0.0 => {
                 let share = factor * (tokens as f64) * (top_k as f64) / experts as f64;
-                // No expert can be chosen by more than all tokens.
+                // At most all tokens can choose one expert.
                 Ok((share.ceil() as usize).min(tokens))
             }
             Capacity::Factor(factor) => Err(MoeError::Setting {
@@ -68,11 +69,11 @@ impl Capacity {
     }
 }
 
-/// Where each chosen pair goes in a buffer sorted by expert.
+/// The sorted positions of all chosen pairs in a buffer sorted by expert.
 ///
-/// A pair is the `choice`-th expert of `token`, numbered `token * top_k + choice`. Kept pairs lie
-/// in the buffer expert by expert and, within an expert, in the order of their numbers; pairs are
-/// dropped in that order too, so an expert that is full turns away the later tokens.
+/// A pair is the `choice`-th expert of `token`, numbered `token * top_k + choice`. Kept pairs are
+/// sorted by expert and then by number. Pairs are also dropped in order of their numbers, so a full
+/// expert rejects later tokens.
 ///
 /// ```text
 /// slots   [tokens * top_k]  pair -> place in the buffer, or DROPPED
@@ -91,12 +92,12 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// Sorts the pairs `chosen` `[tokens, top_k]`, each the number of an expert.
+    /// Sorts the pairs `chosen` `[tokens, top_k]`, given as expert indices.
     ///
     /// # Errors
     ///
-    /// `top_k` of zero or above `experts`, a list that is not whole tokens, an expert that does
-    /// not exist, a bad capacity factor, or more pairs than a `u32` can number.
+    /// `top_k` of zero or above `experts`, a length that is not a multiple of `top_k`, an invalid
+    /// expert, an invalid capacity factor, or more pairs than a `u32` can number.
     pub fn new(
         chosen: &[u32],
         top_k: usize,
@@ -115,7 +116,7 @@ impl Dispatch {
         }
         let tokens = chosen.len() / top_k;
         let capacity = match capacity {
-            // Pairs from elsewhere may name an expert twice for one token; all are kept.
+            // Received pairs may name an expert twice for one token; all are kept.
             Capacity::Dropless => chosen.len(),
             limited => limited.tokens_per_expert_max(tokens, top_k, experts)?,
         };
@@ -150,68 +151,68 @@ impl Dispatch {
     ///
     /// # Errors
     ///
-    /// A bad capacity factor, or more pairs than a `u32` can number.
+    /// An invalid capacity factor, or more pairs than a `u32` can number.
     pub fn of_routing<T: Real>(routing: &Routing<T>, capacity: Capacity) -> Result<Self, MoeError> {
         let config = routing.settings();
         Dispatch::new(routing.experts(), config.top_k, config.experts, capacity)
     }
 
-    /// Experts that a token chose.
+    /// Number of experts per token.
     pub fn top_k(&self) -> usize {
         self.top_k
     }
 
-    /// The place of each pair in the buffer, `[tokens * top_k]`; [`DROPPED`] for none.
+    /// Position of each pair in the buffer, `[tokens * top_k]`; [`DROPPED`] for dropped pairs.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// The pair at each place of the buffer, `[kept]`.
+    /// Pair at each position of the buffer, `[kept]`.
     pub fn sources(&self) -> &[u32] {
         &self.sources
     }
 
-    /// The token at a place of the buffer.
+    /// Token at a position of the buffer.
     ///
     /// # Panics
     ///
-    /// When the buffer has no such place.
+    /// If the position is out of range.
     pub fn token_at(&self, place: usize) -> usize {
         self.sources[place] as usize / self.top_k
     }
 
-    /// Pairs kept for each expert, `[experts]`.
+    /// Number of kept pairs per expert, `[experts]`.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// Pairs that chose each expert, kept or dropped, `[experts]`.
+    /// Number of pairs that chose each expert, kept or dropped, `[experts]`.
     pub fn counts_wanted(&self) -> &[usize] {
         &self.counts_wanted
     }
 
-    /// First place of each expert, and at the end the number of places: `[experts + 1]`.
+    /// First position of each expert, then the number of positions: `[experts + 1]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// Most pairs that an expert could have kept.
+    /// Maximum number of pairs per expert.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Pairs that have a place.
+    /// Number of kept pairs.
     pub fn kept_count(&self) -> usize {
         self.sources.len()
     }
 
-    /// Pairs that have none.
+    /// Number of dropped pairs.
     pub fn dropped_count(&self) -> usize {
         self.slots.len() - self.sources.len()
     }
 
-    /// Writes the maps of rows that are grouped by expert, each group padded to a multiple of
-    /// `align` rows, as the op [`Dispatch`](deepwell_ir::ops::Dispatch) has them.
+    /// Writes the maps of rows grouped by expert, each group padded to a multiple of `align` rows,
+    /// as in the op [`Dispatch`](deepwell_ir::ops::Dispatch).
     ///
     /// # Errors
     ///
@@ -220,12 +221,12 @@ impl Dispatch {
         self.write_grouped_here(0..self.counts.len(), align, maps)
     }
 
-    /// [`Dispatch::write_grouped`] of the experts `here`, a group each. Pairs of other experts have
-    /// no row, and none of theirs counts as having one.
+    /// [`Dispatch::write_grouped`] for the experts `here`, one group each. Pairs of other experts
+    /// have no row and are counted as dropped.
     ///
     /// # Errors
     ///
-    /// As there, and an expert that does not exist.
+    /// As for [`Dispatch::write_grouped`], and an invalid expert.
     pub fn write_grouped_here(
         &self,
         here: Range<usize>,
@@ -275,8 +276,8 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Sets the numbers of dropped pairs to zero: gate weights before they are used, or their
-    /// gradients. `values` is `[tokens, top_k]`.
+    /// Sets the values of dropped pairs to zero: gate weights before use, or their gradients.
+    /// `values` is `[tokens, top_k]`.
     ///
     /// # Errors
     ///
@@ -312,7 +313,7 @@ mod tests {
             [0, 1, 2, 3, 0, 2, 1, 3]
         );
 
-        // ceil(1.0 * 4 * 2 / 3) = 3: the last that wants expert 0 drops.
+        // ceil(1.0 * 4 * 2 / 3) = 3: expert 0 drops the last of its pairs.
         let limited = Dispatch::new(&chosen, 2, 3, Capacity::Factor(1.0)).unwrap();
         assert_eq!(limited.capacity(), 3);
         assert_eq!(limited.counts(), [3, 2, 2]);
@@ -344,7 +345,7 @@ mod tests {
 
     #[test]
     fn groups_are_padded() {
-        // Counts of 4, 2 and 2, and with a capacity of 3 pairs 3, 2, 2; an empty fourth expert.
+        // Counts of 4, 2 and 2; with a capacity of 3 pairs 3, 2 and 2; the fourth expert is empty.
         let chosen = [0, 1, 0, 2, 0, 1, 2, 0];
         let grouped = |experts: usize, align: usize, capacity, length: usize| {
             let (mut offsets, mut load) = (vec![9; experts + 1], vec![9; 2 * experts]);
@@ -370,8 +371,8 @@ mod tests {
         assert!(error.contains("`pairs`: expected 12 numbers"), "{error}");
     }
 
-    /// What ranks with some of the experts each sort of the same tokens: every pair has a row on
-    /// one of them, and each expert its pairs in the order of one rank with all.
+    /// Ranks with different experts each sort the same tokens: every pair has a row on one rank,
+    /// and each expert has its pairs in the same order as on a single rank.
     #[test]
     fn ranks_sort_what_is_theirs() {
         let chosen = [3, 0, 0, 1, 2, 3, 3, 1];
@@ -463,14 +464,14 @@ mod tests {
                 let places = sorted.offsets()[expert]..sorted.offsets()[expert + 1];
                 prop_assert_eq!(places.len(), sorted.counts()[expert]);
                 prop_assert!(places.len() <= limit);
-                // Nobody is turned away while there is room.
+                // Pairs are kept while there is room.
                 prop_assert_eq!(places.len(), limit.min(sorted.counts_wanted()[expert]));
                 let sources = &sorted.sources()[places.clone()];
                 prop_assert!(sources.is_sorted_by(|a, b| a < b));
                 for &pair in sources {
                     prop_assert_eq!(chosen[pair as usize] as usize, expert);
                 }
-                // The dropped come after the kept.
+                // Dropped pairs come after kept pairs.
                 let last_kept = sources.last().copied();
                 for (pair, &slot) in sorted.slots().iter().enumerate() {
                     if chosen[pair] as usize == expert && slot == DROPPED {

@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments.
+//! Errors in arguments.
 
 /// Why a router, a dispatch or a loss cannot be computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -7,99 +7,99 @@ pub enum MoeError {
     /// A number of experts outside `1..=u32::MAX`.
     #[error("expected between 1 and {} experts, got {experts}", u32::MAX)]
     ExpertCount {
-        /// The number given.
+        /// The actual number.
         experts: usize,
     },
 
-    /// More experts a token than there are, or none.
+    /// `top_k` of zero, or above the number of experts.
     #[error(
         "expected `top_k` between 1 and the {experts} experts, got {top_k}\n\
          hint: a token visits an expert at most once"
     )]
     TopK {
-        /// The `top_k` given.
+        /// The actual `top_k`.
         top_k: usize,
-        /// Experts there are.
+        /// Number of experts.
         experts: usize,
     },
 
-    /// Settings of a router that do not fit each other.
+    /// Inconsistent settings of a router.
     #[error(transparent)]
     Router(#[from] deepwell_ir::OpError),
 
-    /// A selection bias that the settings do not have, or none where they have one.
+    /// A selection bias without the corresponding setting, or the reverse.
     #[error(
         "expected {} selection bias, as the router's settings say",
         if *expected { "a" } else { "no" }
     )]
     SelectionBias {
-        /// Whether there should be one.
+        /// Whether the settings have a selection bias.
         expected: bool,
     },
 
-    /// A slice whose length does not fit the others.
+    /// A slice whose length does not match other arguments.
     #[error("`{name}`: expected {expected} numbers ({layout}), got {got}")]
     Length {
-        /// Which argument.
+        /// Name of the argument.
         name: &'static str,
         /// Its shape in words.
         layout: &'static str,
-        /// The length that fits.
+        /// The expected length.
         expected: usize,
-        /// The length given.
+        /// The actual length.
         got: usize,
     },
 
-    /// Logits that are not whole rows.
+    /// Logits that are not a whole number of rows.
     #[error("`{name}`: expected rows of {columns} numbers, got {got} numbers in all")]
     PartialRow {
-        /// Which argument.
+        /// Name of the argument.
         name: &'static str,
-        /// Numbers in a row.
+        /// Elements per row.
         columns: usize,
-        /// The length given.
+        /// The actual length.
         got: usize,
     },
 
-    /// NaN or infinity where only finite numbers have a meaning.
+    /// NaN or infinity in an argument that must be finite.
     #[error(
         "`{name}`: expected finite numbers, got {value} at row {row}, column {column}\n\
          hint: check the layers before the router for overflow"
     )]
     NonFinite {
-        /// Which argument.
+        /// Name of the argument.
         name: &'static str,
         /// The token, or 0 for a vector.
         row: usize,
         /// The expert or choice.
         column: usize,
-        /// The number found.
+        /// The value.
         value: f64,
     },
 
     /// A scalar setting outside its range.
     #[error("`{name}`: expected {expected}, got {value}")]
     Setting {
-        /// Which setting.
+        /// Name of the setting.
         name: &'static str,
-        /// The range in words.
+        /// The valid range in words.
         expected: &'static str,
-        /// The number given.
+        /// The actual value.
         value: f64,
     },
 
-    /// An expert that does not exist.
+    /// An invalid expert.
     #[error("assignment {index} names expert {expert}, but there are {experts}")]
     ExpertOutOfRange {
-        /// Place in the list of assignments.
+        /// Index in the list of assignments.
         index: usize,
-        /// The expert named.
+        /// The expert.
         expert: u32,
-        /// Experts there are.
+        /// Number of experts.
         experts: usize,
     },
 
-    /// More assignments than a `u32` counts.
+    /// More assignments than a `u32` can count.
     #[error("expected fewer than {} assignments of tokens to experts, got {got}", u32::MAX)]
     TooManyAssignments {
         /// Tokens times `top_k`.
@@ -107,7 +107,7 @@ pub enum MoeError {
     },
 }
 
-/// Requires `slice` to hold `expected` numbers.
+/// Checks that `slice` has `expected` elements.
 pub(crate) fn check_length<T>(
     name: &'static str,
     layout: &'static str,
@@ -120,7 +120,7 @@ pub(crate) fn check_length<T>(
     Err(MoeError::Length { name, layout, expected, got: slice.len() })
 }
 
-/// Requires `slice` to be whole rows of finite numbers, and returns how many rows.
+/// Checks that `slice` is whole rows of finite numbers, and returns the number of rows.
 pub(crate) fn check_rows<T: crate::Real>(
     name: &'static str,
     slice: &[T],
@@ -133,7 +133,7 @@ pub(crate) fn check_rows<T: crate::Real>(
     Ok(slice.len() / columns)
 }
 
-/// Requires every number of `slice`, rows of `columns`, to be finite.
+/// Checks that all numbers of `slice`, with rows of `columns`, are finite.
 pub(crate) fn check_finite<T: crate::Real>(
     name: &'static str,
     slice: &[T],
@@ -150,7 +150,7 @@ pub(crate) fn check_finite<T: crate::Real>(
     }
 }
 
-/// Requires a number of experts that ids of `u32` can name.
+/// Checks that the number of experts fits into `u32` ids.
 pub(crate) fn check_expert_count(experts: usize) -> Result<(), MoeError> {
     if experts == 0 || u32::try_from(experts).is_err() {
         return Err(MoeError::ExpertCount { experts });
@@ -158,7 +158,7 @@ pub(crate) fn check_expert_count(experts: usize) -> Result<(), MoeError> {
     Ok(())
 }
 
-/// Requires `1 <= top_k <= experts`.
+/// Checks `1 <= top_k <= experts`.
 pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<(), MoeError> {
     check_expert_count(experts)?;
     if top_k == 0 || top_k > experts {

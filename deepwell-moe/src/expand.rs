@@ -1,4 +1,4 @@
-//! A layer's experts as ops that move tokens and multiply them: the pass before sharding and
+//! Replaces a layer's experts by ops that move tokens and multiply: the pass before sharding and
 //! differentiation.
 
 mod on_ranks;
@@ -16,25 +16,25 @@ use deepwell_ir::{
 
 use self::on_ranks::Tokens;
 
-/// A rank of a group whose ranks have some of the experts of each layer.
+/// A rank of a group that splits the experts of each layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertRank {
-    /// Among which of its groups it exchanges.
+    /// Process group of the collectives.
     pub group: GroupId,
-    /// Its place in the group.
+    /// Place in the group.
     pub place: usize,
-    /// How many ranks the group has.
+    /// Number of ranks in the group.
     pub ranks: usize,
 }
 
-/// Replaces each [`Experts`] of a captured graph by ops that there are kernels and derivatives of:
-/// [`Dispatch`] → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`]
-/// (down) → [`Unpermute`](deepwell_ir::ops::Unpermute), with a [`GroupedBias`] behind each
-/// projection that has biases.
+/// Replaces each [`Experts`] of a captured graph by ops with kernels and derivatives: [`Dispatch`]
+/// → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`] (down) →
+/// [`Unpermute`](deepwell_ir::ops::Unpermute), with a [`GroupedBias`] after each projection with
+/// biases.
 ///
-/// Each group of rows is a multiple of `align` long
-/// ([`expert_row_alignment`](deepwell_ir::expert_row_alignment)). A graph without experts is given
-/// back as it is, and so is one that was expanded.
+/// The length of each group of rows is a multiple of `align`
+/// ([`expert_row_alignment`](deepwell_ir::expert_row_alignment)). A graph without experts, such as
+/// an already expanded one, is returned unchanged.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Captured`].
@@ -42,27 +42,28 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
     Ok(expand_with(graph, align, None)?.0)
 }
 
-/// [`expand`] for a rank that has some of the experts of each layer, and which slice it has of each
-/// parameter, in the order of [`Graph::parameters`]; none of one that is whole.
+/// [`expand`] for a rank with some of the experts of each layer. Also returns the rank's slice of
+/// each parameter, in the order of [`Graph::parameters`]; `None` for an unsplit parameter.
 ///
-/// A rank gathers the tokens of all ranks of the group with their gates and choices, sorts those
-/// that chose its own experts ([`RowsOf::Here`](deepwell_ir::ops::RowsOf::Here)) and multiplies.
-/// What its experts give a token is added up and rounded, and the sums of all ranks are added up on
-/// the rank that has the token, in FP32, and rounded again. So of what one rank rounds once to half
-/// a unit `u` in the last place, `n` ranks make `u` times the sum of the absolute values of `n`
-/// parts more at most; the gradient of a token is summed in the same way. Each row of a gradient of
-/// an expert is multiplied in the order of one rank with all the tokens.
+/// Without a capacity factor, a rank all-gathers the tokens of the group with gates and choices,
+/// sorts the pairs of its own experts ([`RowsOf::Here`](deepwell_ir::ops::RowsOf::Here)) and
+/// multiplies. The outputs of its experts are summed per token and rounded. A reduce-scatter adds
+/// these sums in FP32 on the token's rank and rounds again. Compared with a single rank, which
+/// rounds once, `n` ranks add a rounding error of at most `u` (half a unit in the last place) times
+/// the sum of the absolute values of `n` partial sums. The gradient of a token is summed in the
+/// same way. In gradients of experts, rows are summed in the same order as on a single rank with
+/// all tokens.
 ///
-/// With a capacity factor, which is of the tokens of a rank, each rank sorts its pairs by the rank
-/// that has their experts ([`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks)) and sends rows,
-/// gates and choices; a rank sorts what came by its own experts, multiplies, and sends the rows
-/// back. Activations of a token then pass through the same numbers as with one rank. A token is
-/// sent once for each expert. Without a capacity both ways have buffers of the same length, as no
-/// size depends on the routing, and gathering moves fewer bytes.
+/// With a capacity factor, which applies to the tokens of one rank, each rank sorts its pairs by
+/// destination rank ([`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks)) and sends rows, gates
+/// and choices by all-to-all. The receiver sorts the rows by expert, multiplies, and sends the rows
+/// back. All activations of a token then equal those on a single rank. A token is sent once per
+/// chosen expert. Without a capacity factor, both methods would have buffers of the same length,
+/// because no size depends on the routing, and the all-gather moves fewer bytes.
 ///
 /// # Errors
-/// As [`expand`]; [`IrError::Split`] for experts that the ranks do not divide, and for a graph
-/// without experts.
+/// As [`expand`]; [`IrError::Split`] if the number of ranks does not divide the number of experts,
+/// and for a graph without experts.
 pub fn expand_on_rank(
     graph: &Graph,
     align: usize,
@@ -115,7 +116,7 @@ fn expand_with(
     Ok((result, splits))
 }
 
-/// Gives a node's stacks of weights and biases the experts of one rank.
+/// Reduces a node's stacked weights and biases to the experts of one rank.
 fn split_parameters(graph: &mut Graph, node: &Node, rank: ExpertRank) -> Result<(), IrError> {
     for &id in &node.inputs[3..] {
         let tensor = &mut graph.tensors[id.index()];
@@ -142,7 +143,7 @@ fn experts(
     align: usize,
     rank: Option<ExpertRank>,
 ) -> Result<Vec<Node>, IrError> {
-    // The op has checked how many there are.
+    // The op has checked the number of inputs.
     let [x, gates, chosen] = std::array::from_fn(|index| node.inputs[index]);
     let (weights, biases) = node.inputs[3..].split_at(3);
     let Some(groups) = graph.tensor(weights[0]).shape.0[0].as_fixed() else {
@@ -168,8 +169,8 @@ fn experts(
     let &[offsets, _, rows, pairs] = made.add("dispatch", dispatch, &[chosen])?.as_slice() else {
         unreachable!("a dispatch has four outputs");
     };
-    // A projection and its bias, if there is one. What goes into the last has been multiplied by
-    // the gates, so that its bias must be, too.
+    // A projection, with a bias if present. The input of the down projection is multiplied by the
+    // gates, so its bias must be as well.
     let project = |made: &mut Expansion<'_>, name: &str, x, index: usize, gated| {
         let y = made.add(name, GroupedGemm { grouped }, &[x, weights[index], offsets])?[0];
         let Some(&bias) = biases.get(index) else { return Ok::<_, IrError>(y) };
@@ -186,7 +187,7 @@ fn experts(
     Ok(made.nodes)
 }
 
-/// The ops that take the place of a node so far.
+/// Replacement ops for a node.
 struct Expansion<'a> {
     graph: &'a mut Graph,
     node: &'a Node,
@@ -194,7 +195,7 @@ struct Expansion<'a> {
 }
 
 impl Expansion<'_> {
-    /// Adds an op under the node's name, and gives what comes out.
+    /// Adds an op named after the node and returns the outputs.
     fn add(
         &mut self,
         name: &str,
@@ -208,7 +209,7 @@ impl Expansion<'_> {
         Ok(outputs)
     }
 
-    /// Adds the op that makes what the node made.
+    /// Adds the op that writes the node's output.
     fn finish(&mut self, op: impl Into<Op>, inputs: &[TensorId]) -> Result<(), IrError> {
         let output = Some(self.node.outputs[0]);
         let made = self.graph.node_beside(self.node, &self.node.name, op, inputs, output)?;

@@ -2,23 +2,23 @@
 //!
 //! # Brief overview
 //!
-//! A mixture-of-experts layer replaces one feed-forward network by many, of which each token
-//! visits a few. This crate is the mathematics that decides who goes where, on the CPU, over plain
-//! slices of `f32` or `f64`; the expert networks themselves are not here.
+//! A mixture-of-experts layer replaces one feed-forward network by many, and each token visits a
+//! few. This crate contains the mathematics of routing, on the CPU, over plain slices of `f32` or
+//! `f64`, but not the expert networks.
 //!
-//! - [`route`] turns router logits into a [`Routing`]: for each token the `top_k` experts of
-//!   highest score and the gate weights that their outputs are multiplied with, as the op
-//!   [`Route`] says. [`Routing::backward`] takes the gradient of the gate
-//!   weights back to the logits. [`TokenRouter`] is the same token by token, for kernels.
+//! - [`route`] turns router logits into a [`Routing`]: for each token the `top_k` experts with the
+//!   highest scores and the gate weights for their outputs, as defined by the op [`Route`].
+//!   [`Routing::backward`] computes the gradient of the logits from the gradient of the gate
+//!   weights. [`TokenRouter`] routes single tokens, for kernels.
 //! - [`Dispatch`] sorts the chosen (token, expert) pairs by expert: counts, offsets and the
-//!   permutation both ways, with every pair kept or with a [`Capacity`] beyond which pairs drop.
+//!   permutation in both directions, dropless or with a [`Capacity`] limit.
 //! - [`expand`] is the pass that turns the experts of a captured graph into ops.
-//! - [`load_balancing_loss`] and [`z_loss`] are the two auxiliary losses that keep a router
-//!   trainable, each with its gradient; [`update_selection_bias`] is the alternative without one.
+//! - [`load_balancing_loss`] and [`z_loss`] are auxiliary losses with gradients that keep a router
+//!   trainable; [`update_selection_bias`] is the alternative without a loss.
 //!
-//! All arithmetic is `f64` and rounds to the slice's type once, so the `f32` functions can serve
-//! as references for kernels. Ties between experts go to the lower index, and results never
-//! depend on anything but the arguments.
+//! All arithmetic is in `f64` and rounds once to the slice's type, so the `f32` functions can serve
+//! as references for kernels. Ties between experts go to the lower index, and results depend only
+//! on the arguments.
 //!
 //! # Example
 //!

@@ -1,4 +1,4 @@
-//! The two auxiliary losses of a router, each with the gradient of the logits.
+//! The two auxiliary losses of a router, each with its gradient for the logits.
 
 use deepwell_ir::ops::{Route, RouteScore, RouterLoss};
 
@@ -11,22 +11,22 @@ use crate::{MoeError, Real, Routing};
 pub struct LossAndGradient<T> {
     /// The loss, coefficient included.
     pub loss: f64,
-    /// Its gradient with respect to the logits, `[tokens, experts]`.
+    /// Gradient of the loss with respect to the logits, `[tokens, experts]`.
     pub dlogits: Vec<T>,
 }
 
 /// The load-balancing loss: `coefficient * experts * sum over experts of f * P`.
 ///
-/// `f` is the part of all choices that went to the expert (before any dropping) and `P` the mean
-/// over tokens of the probability that the router gave it. Balanced routing has the loss
-/// `coefficient`, the least that a router reaches whose choices follow its probabilities.
+/// `f` is the fraction of all choices that went to the expert (before dropping) and `P` the mean
+/// over tokens of the expert's probability. Balanced routing has the loss `coefficient`, the
+/// minimum for a router whose choices follow its probabilities.
 ///
-/// Source: Switch Transformers, arXiv 2101.03961, eq. 4 to 6, for one choice a token. For
-/// `top_k` choices, `f` is divided by `top_k`, as in DeepSeekMoE, arXiv 2401.06066, eq. 12 to 14.
-/// Sigmoid scores are divided by their sum over the experts first, as in DeepSeek-V3, arXiv
-/// 2412.19437, eq. 17 to 20. `f` has no gradient: only `P` has.
+/// Source: Switch Transformers, arXiv 2101.03961, eq. 4 to 6, for one choice per token. For `top_k`
+/// choices, `f` is divided by `top_k`, as in DeepSeekMoE, arXiv 2401.06066, eq. 12 to 14. Sigmoid
+/// scores are first divided by their sum over the experts, as in DeepSeek-V3, arXiv 2412.19437, eq.
+/// 17 to 20. Only `P` has a gradient, `f` has none.
 ///
-/// No tokens have the loss 0.
+/// Without tokens the loss is 0.
 pub fn load_balancing_loss<T: Real>(routing: &Routing<T>, coefficient: f64) -> LossAndGradient<T> {
     let Route { score, experts, top_k, .. } = *routing.settings();
     let counts = routing.expert_counts();
@@ -61,7 +61,7 @@ fn balance<S: Real, T: Real>(
         for (dscore, weight) in dscores.iter_mut().zip(&weights) {
             *dscore = match score {
                 RouteScore::Softmax => *weight,
-                // Through the division by the sum of the scores.
+                // Derivative of the division by the sum of the scores.
                 RouteScore::Sigmoid => (weight - weighted) / sum,
             };
         }
@@ -71,12 +71,12 @@ fn balance<S: Real, T: Real>(
     LossAndGradient { loss, dlogits }
 }
 
-/// Both losses of the op [`RouterLoss`], without the micro-batch's share: `logits` `[tokens,
-/// experts]`, `chosen` `[tokens, top_k]`. Logits that are not finite give losses that are not.
+/// Both losses of the op [`RouterLoss`], without the factor `share`: `logits` `[tokens, experts]`,
+/// `chosen` `[tokens, top_k]`. Logits that are not finite give losses that are not finite.
 ///
 /// # Errors
 ///
-/// Logits or choices that are not whole rows of as many tokens, an expert that does not exist.
+/// Logits or choices that are not whole rows of the same number of tokens, or an invalid expert.
 pub fn router_losses<T: Real>(
     op: &RouterLoss,
     logits: &[T],
@@ -110,16 +110,16 @@ pub fn router_losses<T: Real>(
     Ok(LossAndGradient { loss: balance.loss + z.loss, dlogits: sums.collect() })
 }
 
-/// The router z-loss: `coefficient` times the mean over tokens of the squared logarithm of the
-/// sum of `e^logit`. It keeps the logits small, where low precision still tells them apart.
+/// The router z-loss: `coefficient` times the mean over tokens of the squared logsumexp of the
+/// logits. The loss keeps logits small, where low precision can still distinguish them.
 ///
-/// `logits` is `[tokens, experts]`. No tokens have the loss 0.
+/// `logits` is `[tokens, experts]`. Without tokens the loss is 0.
 ///
-/// Source: ST-MoE (Zoph et al.), arXiv 2202.08906, eq. 5, there with the coefficient 0.001.
+/// Source: ST-MoE (Zoph et al.), arXiv 2202.08906, eq. 5, with a coefficient of 0.001.
 ///
 /// # Errors
 ///
-/// No experts, logits that are not whole rows, or one that is not finite.
+/// No experts, logits that are not whole rows, or a logit that is not finite.
 pub fn z_loss<T: Real>(
     logits: &[T],
     experts: usize,
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn balanced_routing_costs_the_coefficient() {
-        // Token t prefers the experts t, t+1, ... around the circle.
+        // Token t prefers the experts t, t+1, ... cyclically.
         for score in [RouteScore::Softmax, RouteScore::Sigmoid] {
             for top_k in 1..=4 {
                 let logits: Vec<f64> =
@@ -250,8 +250,8 @@ mod tests {
         assert!(matches!(error, MoeError::ExpertOutOfRange { index: 0, .. }), "{error}");
     }
 
-    /// Four layers that each send all tokens to two experts of their own cost 8 a layer in all; the
-    /// same tokens pooled over the layers look balanced.
+    /// If four layers each send all tokens to two layer-specific experts, the total loss per layer
+    /// is 8. Pooled over the layers, the same tokens look balanced.
     #[test]
     fn collapse_is_seen_in_each_layer() {
         let (experts, top_k, tokens) = (8, 2, 16);
@@ -263,7 +263,7 @@ mod tests {
             let logits: Vec<f64> = (0..tokens).flat_map(|_| (0..experts).map(logit)).collect();
             let chosen = [2 * layer as i32, 2 * layer as i32 + 1].repeat(tokens);
             let loss = router_losses(&op, &logits, experts, &chosen, top_k).unwrap().loss;
-            // Each of its two experts has half of the pairs and half of the probability: 8 / 2.
+            // Each of the two experts has half of the pairs and half of the probability: 8 / 2.
             assert!((loss - 4.0).abs() < 1e-9, "{loss}");
             all_logits.extend(logits);
             all_chosen.extend(chosen);

@@ -1,30 +1,31 @@
-//! Pairs of token and expert on their way between the ranks that have some of the experts each: the
-//! sender's rows for all ranks, and the receiver's groups.
+//! Transfer of (token, expert) pairs between ranks that split the experts: rows of the sender for
+//! all ranks, and groups of the receiver.
 
 use crate::error::check_length;
 use crate::{Capacity, Dispatch, GroupedMaps, MoeError, NOWHERE};
 
-/// Where each pair goes among the ranks; all are written.
+/// Output maps between pairs and rows for all ranks; all elements are written.
 #[derive(Debug)]
 pub struct RankMaps<'a> {
-    /// The row of each pair, or [`NOWHERE`], `[tokens, top_k]`.
+    /// Row of each pair, or [`NOWHERE`], `[tokens, top_k]`.
     pub rows: &'a mut [i32],
-    /// Pairs that chose each expert, then those of them that have a row, `[2, experts]`.
+    /// Number of pairs that chose each expert, then number of these pairs with a row,
+    /// `[2, experts]`.
     pub load: &'a mut [i32],
-    /// The pair of each row, or [`NOWHERE`], `[ranks * capacity]`.
+    /// Pair of each row, or [`NOWHERE`], `[ranks * capacity]`.
     pub pairs: &'a mut [i32],
-    /// The expert of each row, counted from the first of its rank, in the column of its pair's
+    /// Expert of each row, counted from the first expert of its rank, in the column of its pair's
     /// choice, and [`NOWHERE`] in the other columns, `[ranks * capacity, top_k]`.
     pub wanted: &'a mut [i32],
 }
 
 impl Dispatch {
-    /// Writes the rows for `ranks` of equally many experts, as the op
-    /// [`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks) has them.
+    /// Writes the maps for `ranks` ranks with equal numbers of experts, as in the op
+    /// [`DispatchToRanks`](deepwell_ir::ops::DispatchToRanks).
     ///
     /// # Errors
     ///
-    /// A wrong length, or more pairs for a rank than it has rows.
+    /// A wrong length, or more pairs for a rank than rows.
     pub fn write_for_ranks(&self, ranks: usize, maps: RankMaps<'_>) -> Result<(), MoeError> {
         let RankMaps { rows, load, pairs, wanted } = maps;
         let (experts, top_k) = (self.counts().len(), self.top_k());
@@ -64,12 +65,12 @@ impl Dispatch {
     }
 }
 
-/// Sorts rows that ranks sent by expert: of `wanted` `[rows, top_k]`, as
-/// [`Dispatch::write_for_ranks`] makes it, each number that is not [`NOWHERE`] is a pair.
+/// Sorts received rows by expert. In `wanted` `[rows, top_k]`, written by
+/// [`Dispatch::write_for_ranks`], each number other than [`NOWHERE`] is a pair.
 ///
 /// # Errors
 ///
-/// An expert that does not exist, or maps of another length.
+/// An invalid expert, or maps of wrong lengths.
 pub fn group_from_ranks(
     wanted: &[i32],
     experts: usize,
@@ -79,7 +80,7 @@ pub fn group_from_ranks(
     let GroupedMaps { offsets, load, rows, pairs } = maps;
     check_length("rows", "[rows, top_k]", rows, wanted.len())?;
     let sent: Vec<usize> = (0..wanted.len()).filter(|&pair| wanted[pair] != NOWHERE).collect();
-    // Another negative number becomes one that no expert has.
+    // Any other negative number becomes an invalid expert index.
     let chosen: Vec<u32> = sent.iter().map(|&pair| wanted[pair] as u32).collect();
     let mut rows_of_sent = vec![NOWHERE; sent.len()];
     let of_sent = GroupedMaps { offsets, load, rows: &mut rows_of_sent, pairs: &mut *pairs };
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(sent.wanted, [first, second].concat());
     }
 
-    /// A slab that is too short is seen.
+    /// A slab that is too short is an error.
     #[test]
     fn more_pairs_than_rows_are_refused() {
         let dispatch = Dispatch::new(&[0, 0, 0], 1, 2, Capacity::Dropless).unwrap();
@@ -151,8 +152,8 @@ mod tests {
         assert!(matches!(error, MoeError::Length { name: "pairs", .. }), "{error}");
     }
 
-    /// What two ranks send to two is sorted as one rank sorts the tokens of both: each expert has
-    /// the same tokens in the same order, some experts none, and one rank nothing.
+    /// Two ranks that receive rows of two ranks sort the rows in the same order as a single rank
+    /// with all tokens: equal tokens per expert, including empty experts and an idle rank.
     #[test]
     fn receivers_sort_as_one_rank_does() {
         const TOKENS: usize = 40;

@@ -1,6 +1,6 @@
-//! The two number types that the functions of this crate take.
+//! The two number types that this crate accepts.
 
-/// `f32` or `f64`: what a slice holds. Arithmetic on it is done in `f64`.
+/// `f32` or `f64`: element type of slices. Arithmetic is done in `f64`.
 pub trait Real:
     sealed::Sealed + Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static
 {

@@ -1,24 +1,24 @@
-//! From router logits to chosen experts and gate weights, and back.
+//! Router logits to chosen experts and gate weights, and the backward.
 //!
-//! The settings are those of the op, [`Route`]: what a graph says is what is computed here.
+//! The settings are those of the op, [`Route`], so this module computes exactly the op of a graph.
 //!
-//! Sources: softmax scores with the top k kept: Shazeer et al., arXiv 1701.06538, and Switch
-//! Transformers (Fedus, Zoph, Shazeer), arXiv 2101.03961, eq. 1 and 2, there with the softmax over
-//! all experts. Gate weights divided by their sum over the chosen experts: Mixtral, arXiv
-//! 2401.04088, section 2.1 (a softmax over the chosen logits is the same number). Sigmoid scores,
-//! normalized gates and a bias that takes part in the choice alone: DeepSeek-V3, arXiv 2412.19437,
-//! eq. 12 to 16; groups of experts by the sum of their two best: section 2.1.2 there.
+//! Sources: softmax scores with top-k selection: Shazeer et al., arXiv 1701.06538, and Switch
+//! Transformers (Fedus, Zoph, Shazeer), arXiv 2101.03961, eq. 1 and 2, with the softmax over all
+//! experts. Gate weights divided by their sum over the chosen experts: Mixtral, arXiv 2401.04088,
+//! section 2.1 (equal to a softmax over the chosen logits). Sigmoid scores, normalized gates and a
+//! bias for selection only: DeepSeek-V3, arXiv 2412.19437, eq. 12 to 16; groups of experts by the
+//! sum of their two best scores: section 2.1.2 of the same paper.
 
 use deepwell_ir::ops::{Route, RouteGroups, RouteScore};
 
 use crate::error::{check_finite, check_length, check_rows};
 use crate::{MoeError, Real};
 
-/// Added to the sum that scores are divided by, so that scores that all underflow to zero give
-/// gates of zero and no NaN. Far below the last bit of any other sum.
+/// Added to the sum of scores before a division, so that scores that all underflow to zero give
+/// gates of zero instead of NaN. Far below the last bit of any other sum.
 pub(crate) const SUM_FLOOR: f64 = 1e-20;
 
-/// Best scores of a group that say how good it is.
+/// Number of best scores that determine the quality of a group.
 const SCORES_OF_A_GROUP: usize = 2;
 
 /// The decision of a router for a batch of tokens.
@@ -32,15 +32,14 @@ pub struct Routing<T> {
 
 /// Scores the experts of each token and chooses `top_k` of them.
 ///
-/// `logits` is `[tokens, experts]` row-major. The choice is by the score plus `selection_bias`
-/// `[experts]`, where the settings have one; the gate weights are the scores without it. Choices of
-/// a token are ordered from the best down, and ties go to the lower index; the scores are compared
-/// in `f64`, before rounding to `T`.
+/// `logits` is `[tokens, experts]` row-major. Selection uses the score plus `selection_bias`
+/// `[experts]`, if enabled in the settings; the gate weights are the scores without the bias.
+/// Choices of a token are sorted from best to worst, and ties go to the lower index. Scores are
+/// compared in `f64`, before rounding to `T`.
 ///
 /// # Errors
 ///
-/// Settings that do not fit each other, lengths that do not fit, and logits or biases that are not
-/// finite.
+/// Inconsistent settings, wrong lengths, and logits or biases that are not finite.
 pub fn route<T: Real>(
     settings: &Route,
     logits: &[T],
@@ -65,7 +64,7 @@ pub fn route<T: Real>(
     Ok(routing)
 }
 
-/// Routes one token at a time, in `f64`: what a kernel calls for the rows that it is given.
+/// Routes one token at a time, in `f64`, for use in kernels.
 #[derive(Debug, Clone)]
 pub struct TokenRouter {
     settings: Route,
@@ -76,12 +75,12 @@ pub struct TokenRouter {
 }
 
 impl TokenRouter {
-    /// A router with the selection bias `[experts]` that its settings have.
+    /// Creates a router with a selection bias `[experts]`, if enabled in the settings.
     ///
     /// # Errors
     ///
-    /// Settings that do not fit each other, a bias that they do not have or the reverse, one of the
-    /// wrong length, or one that is not finite.
+    /// Inconsistent settings, or a bias that is missing, unexpected, of the wrong length or not
+    /// finite.
     pub fn new<T: Real>(settings: &Route, selection_bias: Option<&[T]>) -> Result<Self, MoeError> {
         settings.check()?;
         let experts = settings.experts;
@@ -103,12 +102,12 @@ impl TokenRouter {
 
     /// Chooses the experts of a token and their gates.
     ///
-    /// Logits with NaN or infinity give gates of NaN (with softmax all of them), and experts that
-    /// exist and differ.
+    /// If a logit is NaN or infinite, gates become NaN (with softmax all of them), but the experts
+    /// are still valid and distinct.
     ///
     /// # Panics
     ///
-    /// When a slice's length is not that of the settings.
+    /// If the length of a slice does not match the settings.
     pub fn choose<T: Real>(&mut self, logits: &[T], chosen: &mut [u32], gates: &mut [f64]) {
         let Route { experts, top_k, normalize, scaling, .. } = self.settings;
         assert_eq!((logits.len(), chosen.len(), gates.len()), (experts, top_k, top_k));
@@ -133,7 +132,7 @@ impl TokenRouter {
         }
     }
 
-    /// Opens the experts that may be chosen: all, or those of the best groups.
+    /// Opens the candidate experts: all, or the experts of the best groups.
     fn open_groups(&mut self) {
         let Some(RouteGroups { count, chosen }) = self.settings.groups else {
             return self.is_open.fill(true);
@@ -158,12 +157,12 @@ impl TokenRouter {
         }
     }
 
-    /// Writes the gradient of a token's logits for the gradient of its gates, given the experts
-    /// that were chosen. The choice itself has no gradient.
+    /// Computes the gradient of a token's logits from the gradient of its gates, for the given
+    /// chosen experts. The selection itself has no gradient.
     ///
     /// # Panics
     ///
-    /// When a slice's length is not that of the settings, or an expert does not exist.
+    /// If the length of a slice does not match the settings, or an expert is invalid.
     pub fn backward<L: Real, D: Real>(
         &mut self,
         logits: &[L],
@@ -179,7 +178,7 @@ impl TokenRouter {
     }
 }
 
-/// Writes the scores of one token.
+/// Computes the scores of one token.
 pub(crate) fn score_row<T: Real>(function: RouteScore, logits: &[T], scores: &mut [f64]) {
     match function {
         RouteScore::Softmax => {
@@ -193,9 +192,9 @@ pub(crate) fn score_row<T: Real>(function: RouteScore, logits: &[T], scores: &mu
     }
 }
 
-/// Writes the softmax of one row and returns the logarithm of the sum of its exponentials.
+/// Computes the softmax of one row and returns the logsumexp of the row.
 pub(crate) fn softmax<T: Real>(logits: &[T], probabilities: &mut [f64]) -> f64 {
-    // Exponentials of differences to the largest cannot overflow.
+    // Exponentials of differences from the maximum cannot overflow.
     let largest = logits.iter().map(|x| x.to_f64()).fold(f64::NEG_INFINITY, f64::max);
     let mut sum = 0.0;
     for (probability, logit) in probabilities.iter_mut().zip(logits) {
@@ -206,11 +205,11 @@ pub(crate) fn softmax<T: Real>(logits: &[T], probabilities: &mut [f64]) -> f64 {
     largest + sum.ln()
 }
 
-/// The index of the largest key among those that are open, the lowest of equals. Some are open.
+/// Index of the largest open key, the lowest index among equal keys. At least one key is open.
 fn best_of(keys: &[f64], is_open: &[bool]) -> usize {
     let mut best: Option<usize> = None;
     for (index, key) in keys.iter().enumerate() {
-        // Only a larger key replaces an earlier one.
+        // Only a larger key replaces an earlier key.
         if is_open[index] && best.is_none_or(|best| *key > keys[best]) {
             best = Some(index);
         }
@@ -219,32 +218,32 @@ fn best_of(keys: &[f64], is_open: &[bool]) -> usize {
 }
 
 impl<T: Real> Routing<T> {
-    /// The settings that the decision was made under.
+    /// Settings of the routing.
     pub fn settings(&self) -> &Route {
         &self.settings
     }
 
-    /// Tokens of the batch.
+    /// Number of tokens.
     pub fn token_count(&self) -> usize {
         self.scores.len() / self.settings.experts
     }
 
-    /// The scores of all experts, `[tokens, experts]`.
+    /// Scores of all experts, `[tokens, experts]`.
     pub fn scores(&self) -> &[T] {
         &self.scores
     }
 
-    /// The chosen experts, `[tokens, top_k]`, best first.
+    /// Chosen experts, `[tokens, top_k]`, best first.
     pub fn experts(&self) -> &[u32] {
         &self.experts
     }
 
-    /// The weights of the chosen experts' outputs, `[tokens, top_k]`.
+    /// Weights of the chosen experts' outputs, `[tokens, top_k]`.
     pub fn gates(&self) -> &[T] {
         &self.gates
     }
 
-    /// How many tokens chose each expert, `[experts]`; nothing is dropped yet.
+    /// Number of tokens that chose each expert, `[experts]`, before dropping.
     pub fn expert_counts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.settings.experts];
         for &expert in &self.experts {
@@ -253,11 +252,12 @@ impl<T: Real> Routing<T> {
         counts
     }
 
-    /// The gradient of the logits `[tokens, experts]` for the gradient `dgates` `[tokens, top_k]`
-    /// of the gate weights.
+    /// Computes the gradient of the logits, `[tokens, experts]`, from the gradient `dgates`
+    /// `[tokens, top_k]` of the gate weights.
     ///
-    /// The choice itself has no gradient. For a pair that was dropped, pass zero
-    /// ([`Dispatch::zero_dropped`](crate::Dispatch::zero_dropped)): its gate multiplies nothing.
+    /// The selection itself has no gradient. The entry of a dropped pair must be zero
+    /// ([`Dispatch::zero_dropped`](crate::Dispatch::zero_dropped)), because the gate multiplies
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -278,7 +278,7 @@ impl<T: Real> Routing<T> {
     }
 }
 
-/// Writes the gradient of a token's logits, given its scores.
+/// Computes the gradient of a token's logits from its scores and the gradient of its gates.
 fn gradient_row<S: Real, T: Real>(
     settings: &Route,
     scores: &[S],
@@ -302,7 +302,7 @@ fn gradient_row<S: Real, T: Real>(
     logit_gradients(score, scores, &dscores, dlogits);
 }
 
-/// Writes one row of `dlogits`, given the row of scores and their gradient.
+/// Computes one row of `dlogits` from a row of scores and the gradient of the scores.
 pub(crate) fn logit_gradients<S: Real>(
     function: RouteScore,
     scores: &[S],

@@ -1,14 +1,15 @@
-//! Balancing without a loss: a bias per expert that takes part in the choice alone.
+//! Load balancing without a loss: a bias per expert for selection only.
 
 use crate::MoeError;
 use crate::Real;
 use crate::error::check_length;
 
-/// Moves each expert's bias by `rate`: up when it got fewer tokens than the mean, down when more.
+/// Moves each expert's bias by `rate`: up if the expert got fewer tokens than the mean, down if
+/// more.
 ///
-/// `counts` `[experts]` are the tokens that chose each expert in the step just done
+/// `counts` `[experts]` is the number of tokens that chose each expert in the last step
 /// ([`Routing::expert_counts`](crate::Routing::expert_counts), summed over ranks); `bias`
-/// `[experts]` is what [`route`](crate::route) takes as `selection_bias`. There is no gradient.
+/// `[experts]` is the `selection_bias` of [`route`](crate::route). There is no gradient.
 ///
 /// Source: Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts",
 /// arXiv 2408.15664, algorithm 1.
@@ -41,7 +42,7 @@ pub fn update_selection_bias<T: Real>(
     let total: u128 = counts.iter().map(|&count| count as u128).sum();
     let experts = bias.len() as u128;
     for (bias, &count) in bias.iter_mut().zip(counts) {
-        // The count against the mean, in whole numbers.
+        // Compares the count with the mean in integers.
         let step = match (count as u128 * experts).cmp(&total) {
             std::cmp::Ordering::Less => rate,
             std::cmp::Ordering::Equal => 0.0,
@@ -62,7 +63,8 @@ mod tests {
 
     #[test]
     fn evens_out_a_skewed_router() {
-        // Every token prefers the first experts; after enough steps no expert is far off.
+        // Every token prefers the first experts; after enough steps all experts are close to the
+        // mean.
         let (tokens, experts, top_k) = (256, 8, 2);
         let logits: Vec<f64> = varied(tokens * experts, 3)
             .iter()

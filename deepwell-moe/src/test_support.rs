@@ -1,4 +1,4 @@
-//! Finite differences, numbers to try them on, and a router's settings.
+//! Finite differences, test numbers, and settings of a router.
 
 use deepwell_ir::ops::{Route, RouteScore};
 use deepwell_precision::random::SplitMix64;
@@ -16,7 +16,7 @@ pub(crate) fn settings(experts: usize, top_k: usize, score: RouteScore) -> Route
     }
 }
 
-/// `len` numbers in `-1..1` without a pattern that a test could agree with by accident.
+/// `len` pseudorandom numbers in `-1..1`, without patterns that could hide errors.
 pub(crate) fn varied(len: usize, seed: u64) -> Vec<f64> {
     let mut random = SplitMix64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d);
     (0..len).map(|_| (random.draw() >> 11) as f64 / (1u64 << 52) as f64 - 1.0).collect()
@@ -37,7 +37,7 @@ pub(crate) fn check_gradient(
     assert_eq!(x.len(), analytic.len(), "`{name}` has the wrong length");
     let mut moved = x.to_vec();
     for index in 0..x.len() {
-        // The cube root of the rounding unit: the error is then about 1e-10 in all.
+        // The cube root of machine epsilon: the total error is then about 1e-10.
         let step = 6e-6;
         moved[index] = x[index] + step;
         let above = loss(&moved);

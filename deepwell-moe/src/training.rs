@@ -1,11 +1,11 @@
-//! What a run adds to the routers of a captured model: auxiliary losses, and a limit for experts.
+//! Settings of a run for the routers of a captured model: auxiliary losses and expert capacity.
 
 use deepwell_ir::ops::RouterLoss;
 use deepwell_ir::{Graph, IrError, Op, OpError};
 use serde::{Deserialize, Serialize};
 
-/// Settings of a run for the routers of its model, which no configuration of a model has. By
-/// default nothing is added and nothing dropped.
+/// Settings of a run for the routers of its model, not part of model configurations. By default
+/// nothing is added and nothing dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterTraining {
@@ -13,16 +13,15 @@ pub struct RouterTraining {
     pub balance: f64,
     /// Coefficient of the z-loss of each layer, see [`RouterLoss::z`].
     pub z: f64,
-    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    /// Limits the pairs of an expert to a multiple of an even share; `None` drops no pairs.
     pub capacity_factor: Option<f64>,
 }
 
-/// Adds to a captured graph what `training` asks for: a [`RouterLoss`] behind each router, and the
+/// Applies `training` to a captured graph: adds a [`RouterLoss`] after each router, and sets the
 /// capacity factor of each layer's experts.
 ///
 /// # Errors
-/// Settings for routers where there are none; a graph without the loss that theirs are added to;
-/// numbers that cannot be.
+/// Settings for a graph without routers, a graph without a loss over tokens, or invalid numbers.
 pub fn with_router_training(graph: &Graph, training: &RouterTraining) -> Result<Graph, IrError> {
     if *training == RouterTraining::default() {
         return Ok(graph.clone());

@@ -1,5 +1,5 @@
-//! Tokens on their way to the ranks that have their experts, and what experts made of them on its
-//! way back.
+//! Transfer of tokens to the ranks of their experts, and of expert outputs back to the tokens'
+//! ranks.
 
 use deepwell_ir::ops::{
     Collective, CollectiveKind, DispatchToRanks, Experts, Permute, Reduction, RowsOf, Unpermute,
@@ -8,34 +8,34 @@ use deepwell_ir::{Dim, IrError, TensorId};
 
 use super::{Expansion, ExpertRank};
 
-/// The tokens that a rank's experts look at.
+/// Tokens for the experts of a rank.
 pub(super) struct Tokens {
     /// Rows, gates and choices.
     pub(super) operands: [TensorId; 3],
     pub(super) came: Came,
 }
 
-/// How tokens came to the rank.
+/// Origin of the tokens.
 #[derive(Clone, Copy)]
 pub(super) enum Came {
-    /// They are its own, and it has all experts.
+    /// Tokens of the rank itself, which has all experts.
     Own,
-    /// Gathered with those of all other ranks of the group.
+    /// All-gathered from all ranks of the group.
     Gathered(ExpertRank),
-    /// Sent by the ranks that have them, a row for each pair.
+    /// Sent by the tokens' ranks, one row per pair.
     Sent {
         rank: ExpertRank,
-        /// The row of each own pair among those for all ranks.
+        /// Row of each own pair in the send buffer.
         rows: TensorId,
-        /// The own pair of each row.
+        /// Own pair of each row.
         pairs: TensorId,
-        /// Most rows that all ranks together send for one expert.
+        /// Maximum number of rows that all ranks together send for one expert.
         of_expert: Dim,
     },
 }
 
 impl Came {
-    /// Which pairs have rows on a rank with `groups` experts.
+    /// Pairs that have rows on a rank with `groups` experts.
     pub(super) fn rows_of(&self, groups: usize) -> RowsOf {
         match self {
             Came::Own => RowsOf::All,
@@ -46,14 +46,15 @@ impl Came {
         }
     }
 
-    /// The capacity factor of a dispatch here: who sent rows has kept to it.
+    /// Capacity factor of the dispatch on this rank: senders have already applied the limit to sent
+    /// rows.
     pub(super) fn own_limit(&self, factor: Option<f64>) -> Option<f64> {
         factor.filter(|_| matches!(self, Came::Own))
     }
 }
 
 impl Expansion<'_> {
-    /// Brings tokens to the experts of this rank, `groups` of them.
+    /// Transfers tokens to this rank's `groups` experts.
     pub(super) fn tokens(
         &mut self,
         op: &Experts,
@@ -68,7 +69,8 @@ impl Expansion<'_> {
         }
     }
 
-    /// Brings `[rows of pairs, rows, pairs]` of a dispatch back to the rank's own tokens.
+    /// Transfers the rows of a dispatch (given as rows of pairs, `rows`, `pairs`) back to the
+    /// rank's own tokens.
     pub(super) fn back(&mut self, came: Came, operands: [TensorId; 3]) -> Result<(), IrError> {
         match came {
             Came::Own => self.finish(Unpermute {}, &operands),
@@ -90,7 +92,7 @@ impl Expansion<'_> {
         rank: ExpertRank,
         [x, gates, chosen]: [TensorId; 3],
     ) -> Result<Tokens, IrError> {
-        // Rows are there before the router has begun; choices are waited for first.
+        // Rows are available before the router runs, so rows are gathered first, then choices.
         let mut gather = |name: &str, x| -> Result<TensorId, IrError> {
             let op = among(rank, CollectiveKind::AllGather);
             Ok(self.add(&format!("all_gather.{name}"), op, &[x])?[0])
@@ -100,7 +102,7 @@ impl Expansion<'_> {
         Ok(Tokens { operands: [x, gates, chosen], came: Came::Gathered(rank) })
     }
 
-    /// Slab `q` of the rank at place `p` becomes slab `p` of that at place `q`.
+    /// All-to-all: slab `q` of place `p` becomes slab `p` of place `q`.
     fn exchange(&mut self, name: &str, rank: ExpertRank, x: TensorId) -> Result<TensorId, IrError> {
         let op = among(rank, CollectiveKind::AllToAll);
         Ok(self.add(&format!("all_to_all.{name}"), op, &[x])?[0])
@@ -125,7 +127,7 @@ impl Expansion<'_> {
             unreachable!("a dispatch to ranks has four outputs");
         };
         let x = self.add("permute.sent", Permute {}, &[x, rows, pairs])?[0];
-        // A row takes all gates of its token along; the receiver reads the one of its pair.
+        // A row carries all gates of its token; the receiver reads the gate of the row's pair.
         let gates = self.add("permute.gates", Permute {}, &[gates, rows, pairs])?[0];
         let operands = [
             self.exchange("rows", rank, x)?,
