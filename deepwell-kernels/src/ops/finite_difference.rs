@@ -1,12 +1,11 @@
-//! Central finite differences: the check on every backward oracle.
+//! Central finite differences, the check of every backward oracle.
 
 use deepwell_precision::random::XorShift64;
 
-/// The gradient of `loss` at `x`, one central difference per element.
+/// Returns the gradient of `loss` at `x`, by one central difference per element.
 ///
-/// The step is 6e-6 of each element's size (at least of 1): the cube root of the rounding unit of
-/// `f64`, where rounding and truncation errors meet at about 1e-10 for functions of moderate
-/// curvature.
+/// The step is 6e-6 of each element's size (at least of 1): the cube root of `f64`'s rounding unit,
+/// where rounding and truncation errors are equal, about 1e-10 for functions of moderate curvature.
 pub fn gradient(x: &[f64], mut loss: impl FnMut(&[f64]) -> f64) -> Vec<f64> {
     let mut moved = x.to_vec();
     (0..x.len())
@@ -26,12 +25,12 @@ pub fn gradient(x: &[f64], mut loss: impl FnMut(&[f64]) -> f64) -> Vec<f64> {
 ///
 /// # Panics
 ///
-/// When an element differs by more than `tolerance` times the largest element (at least 1),
-/// naming it.
+/// If an element differs by more than `tolerance` times the largest element (at least 1); the
+/// message names the element.
 #[track_caller]
 pub fn check(name: &str, x: &[f64], analytic: &[f64], loss: impl FnMut(&[f64]) -> f64) {
-    // Truncation and rounding leave about 1e-10; 1e-7 leaves room for sums of many terms and
-    // is far below what any wrong term of a formula would cause.
+    // Truncation and rounding errors are about 1e-10. 1e-7 leaves room for sums of many terms and
+    // is far below the effect of a wrong term in a formula.
     const TOLERANCE: f64 = 1e-7;
     let numeric = gradient(x, loss);
     assert_eq!(analytic.len(), numeric.len(), "`{name}` has the wrong length");
@@ -44,12 +43,12 @@ pub fn check(name: &str, x: &[f64], analytic: &[f64], loss: impl FnMut(&[f64]) -
     }
 }
 
-/// The sum of `a * b`: turns a tensor into a scalar loss whose gradient is `b`.
+/// The sum of `a * b`: turns a tensor into a scalar loss with gradient `b`.
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// `len` numbers in `-1..1` without a pattern that a test could agree with by accident.
+/// Returns `len` numbers in `-1..1` without a pattern that a test could match by accident.
 pub fn varied(len: usize, seed: u64) -> Vec<f64> {
     let mut random = XorShift64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d);
     (0..len).map(|_| (random.draw() >> 11) as f64 / (1u64 << 52) as f64 - 1.0).collect()

@@ -1,14 +1,15 @@
-//! The ops: a folder for each, or for each family that shares a kernel.
+//! The ops: one folder per op, or per family of ops that share a kernel.
 //!
 //! In a folder, `oracle.rs` is the reference: plain loops in `f64`, forward and backward, written
-//! from the formulas. Kernels of every backend are compared with it on the numbers they were really
-//! given (BF16 rounded, MXFP8 dequantized), so that only the kernel's own arithmetic is measured.
-//! Each backward is itself compared with finite differences of its forward. Nothing in an oracle
-//! is meant for speed, but large ones go over all cores; lengths that do not fit the shapes panic.
+//! from the formulas. Kernels of every backend are compared with the oracle on their actual inputs
+//! (BF16 rounded, MXFP8 dequantized), so that only a kernel's own arithmetic is measured. Each
+//! backward oracle is compared with finite differences of its forward. Oracles are not optimized,
+//! except that large ones use all cores; lengths that do not fit the shapes panic.
 //!
-//! `cpu.rs` is the CPU kernel, a `.cu` file a CUDA kernel, `cuda*.rs` or one of the kernel's name
-//! its launcher, `tests/` what runs on a GPU or the emulator (`tests/cuda/main.rs` includes it).
-//! `mod.rs` says `KERNELS`: the CPU's with their scratch, and the specs of the launchers.
+//! `cpu.rs` is the CPU kernel, a `.cu` file a CUDA kernel, `cuda*.rs` or a file with the kernel's
+//! name its launcher, `tests/` the tests on a GPU or the emulator (included by
+//! `tests/cuda/main.rs`). `mod.rs` defines `KERNELS`: the CPU kernels with their scratch, and the
+//! specs of the launchers.
 
 pub mod adamw;
 pub mod add;
@@ -51,15 +52,15 @@ pub mod vocab_parallel;
 use crate::cpu::CpuKernel;
 use crate::cuda::CudaKernelSpec;
 
-/// What the folder of an op registers.
+/// Kernels that an op's folder registers.
 pub(crate) struct OpKernels {
     /// Kernels of the CPU backend.
     pub(crate) cpu: &'static [CpuKernel],
-    /// Kernels of the CUDA backend by launcher, preferred ones first.
+    /// Kernels of the CUDA backend by launcher, preferred kernels first.
     pub(crate) cuda: &'static [&'static [CudaKernelSpec]],
 }
 
-/// Every op: all lists of kernels are made of this one.
+/// Every op. All lists of kernels are derived from this list.
 pub(crate) const OPS: &[OpKernels] = &[
     adamw::KERNELS,
     add::KERNELS,

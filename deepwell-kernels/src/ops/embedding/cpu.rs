@@ -1,4 +1,4 @@
-//! Embedding: each token takes its row of a table; backward adds the gradients of a row up.
+//! Embedding: each token selects its row of a table; the backward sums the gradients per row.
 
 use deepwell_ir::Op;
 use rayon::prelude::*;
@@ -8,7 +8,7 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
-/// A token that the table has no row for.
+/// A token outside the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "token {token} at index {index} is outside the vocabulary of {vocabulary}\n\
@@ -17,17 +17,17 @@ use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 pub struct TokenOutOfRange {
     /// Position in the list of tokens.
     pub index: usize,
-    /// The token found there.
+    /// The token at this position.
     pub token: i32,
     /// Rows of the table.
     pub vocabulary: usize,
 }
 
-/// Finds the first token outside `0..vocabulary`.
+/// Checks that all tokens are in `0..vocabulary`.
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] with the place and value of that token.
+/// [`TokenOutOfRange`] with the position and value of the first other token.
 pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), TokenOutOfRange> {
     let outside = |&token: &i32| usize::try_from(token).map_or(true, |row| row >= vocabulary);
     match tokens.iter().position(outside) {
@@ -36,16 +36,16 @@ pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), TokenOutOfR
     }
 }
 
-/// `out[t] = table[tokens[t]]`, with `table` `[vocabulary, hidden]` and `out`
+/// Writes `out[t] = table[tokens[t]]`, with `table` `[vocabulary, hidden]` and `out`
 /// `[tokens.len(), hidden]`, both row-major.
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] for a token outside the table; `out` is then left as it was.
+/// [`TokenOutOfRange`] for a token outside the table; `out` is then unchanged.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the shapes.
+/// If a slice's length does not fit the shapes.
 pub fn embedding_forward<E: Element>(
     tokens: &[i32],
     table: &[E],
@@ -70,20 +70,20 @@ pub fn embedding_forward<E: Element>(
     Ok(())
 }
 
-/// `dtable[v] = sum of dout[t] over the tokens t equal to v`, added to what `dtable`
-/// `[vocabulary, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Row
-/// `padding` gets nothing.
+/// Writes `dtable[v] = sum of dout[t] over the tokens t equal to v`, added to the previous `dtable`
+/// `[vocabulary, hidden]` if `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Row `padding`
+/// gets no gradient.
 ///
-/// Each row is summed in `f32` in the order of the tokens, whatever the number of threads: they
-/// share the rows of the table, and each looks through all tokens for its own.
+/// Each row is summed in `f32` in the order of the tokens, at any number of threads: threads share
+/// the rows of the table, and each thread scans all tokens for its rows.
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] for a token outside the table; `dtable` is then left as it was.
+/// [`TokenOutOfRange`] for a token outside the table; `dtable` is then unchanged.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the shapes.
+/// If a slice's length does not fit the shapes.
 pub fn embedding_backward<E: Element>(
     tokens: &[i32],
     dout: &[E],
@@ -93,7 +93,7 @@ pub fn embedding_backward<E: Element>(
     dtable: &mut [f32],
     accumulate: bool,
 ) -> Result<(), TokenOutOfRange> {
-    // Few rows a chunk even out a text's skewed letters; few chunks keep the searches cheap.
+    // Small chunks balance the skewed token frequencies of a text; few chunks keep the scans cheap.
     const CHUNKS: usize = 64;
     const ROWS_PER_CHUNK_MIN: usize = 4;
 
@@ -182,7 +182,7 @@ mod tests {
             let mut out = poisoned::<E>(token_count * hidden);
             embedding_forward(&tokens, &table, vocabulary, hidden, &mut out).unwrap();
             let expected = oracle::forward(&tokens, &to_f64(&table), hidden);
-            // A copy: no tolerance.
+            // A copy, so no tolerance.
             assert_close("out", &out, &expected, 0.0, 0.0);
             out
         });
@@ -199,8 +199,8 @@ mod tests {
                 if accumulate {
                     expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
                 }
-                // One f32 addition a token, each off by 2^-24 of a partial sum; the sums of
-                // `token_count` normal numbers stay below 4 sqrt(token_count) + 4.
+                // One f32 addition per token, each with an error of 2^-24 of a partial sum; the
+                // sums of `token_count` normal numbers stay below 4 sqrt(token_count) + 4.
                 let n = token_count as f64 + 1.0;
                 let absolute = n * 2f64.powi(-24) * (4.0 * n.sqrt() + 4.0);
                 assert_close("dtable", &dtable, &expected, 0.0, absolute);

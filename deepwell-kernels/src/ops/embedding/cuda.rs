@@ -1,4 +1,5 @@
-//! `embedding.cu`: rows of a table by token, of which a rank may have a slice.
+//! `embedding.cu`: rows of a table by token; under vocabulary parallelism a rank has a slice of the
+//! table.
 
 use deepwell_ir::ops::VocabSlice;
 use deepwell_ir::{KernelRequest, Op};
@@ -15,7 +16,7 @@ use crate::predict::roofline;
 const THREADS: u32 = 256;
 /// Units that a thread copies at a time.
 const UNITS_PER_THREAD: usize = 4;
-/// BF16 of a 16-byte unit.
+/// BF16 numbers in a 16-byte unit.
 const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -61,7 +62,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }
 
-/// The rows of the vocabulary that a table of `rows` has: all, unless an op says otherwise.
+/// Rows of the vocabulary in a table of `rows`: all rows, except for vocabulary-parallel ops.
 pub(super) fn slice_of(op: &Op, rows: usize) -> VocabSlice {
     match op {
         Op::VocabParallelEmbedding(op) => op.slice,
@@ -70,7 +71,8 @@ pub(super) fn slice_of(op: &Op, rows: usize) -> VocabSlice {
     }
 }
 
-/// Which rows of a slice the tokens are, -1 where of none: i32 at `rows_of_slice`.
+/// Writes the row of each token within the slice, or -1 for other tokens, as i32 to
+/// `rows_of_slice`.
 pub(super) fn slice_tokens(
     device: &mut Device<'_>,
     tokens: &DeviceTensor,

@@ -16,17 +16,17 @@ use super::cuda::{slice_of, slice_tokens};
 const SORT_THREADS: u32 = 1024;
 const SUM_THREADS: u32 = 256;
 const JOIN_THREADS: u32 = 128;
-/// Rows of the table that a CTA can own when it sorts.
+/// Largest number of table rows that a CTA of the sort owns.
 const SORT_ROWS_MAX: usize = 256;
 /// Sorted positions of a chunk.
 const CHUNK: usize = 64;
-/// Columns of a warp.
+/// Columns per warp.
 const SLICE_COLUMNS: usize = 128;
-/// Rows of the table that a CTA fills.
+/// Table rows that a CTA fills with zeros.
 const ZERO_ROWS: usize = SUM_THREADS as usize / 32 * 4;
 /// Columns that a lane reads at a time.
 const WIDTH: usize = 4;
-/// What parts of the scratch are aligned to.
+/// Alignment of the parts of the scratch.
 const ALIGNMENT: usize = 64;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -58,14 +58,14 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let (tokens, table) = (request.operands[0].shape[0], &request.operands[2].shape);
     let bytes = Cut::new(tokens, table[0], table[1]).scratch().bytes;
-    // Behind it the tokens by their rows in a rank's slice of the vocabulary.
+    // Followed by the tokens' rows within a rank's slice of the vocabulary.
     match request.op {
         Op::VocabParallelEmbeddingBackward(_) => bytes + tokens * size_of::<i32>(),
         _ => bytes,
     }
 }
 
-/// How the work is cut.
+/// How the work is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     tokens: usize,
@@ -77,7 +77,7 @@ struct Cut {
     slices: usize,
 }
 
-/// Where the parts of the scratch begin, in bytes.
+/// Offsets of the parts of the scratch, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scratch {
     sorted: usize,
@@ -93,7 +93,7 @@ impl Cut {
         Cut { tokens, vocab, columns, chunks, slices }
     }
 
-    /// Warps that add.
+    /// Warps that sum: one per chunk and slice.
     fn items(&self) -> usize {
         self.chunks.saturating_mul(self.slices)
     }
@@ -112,20 +112,20 @@ impl Cut {
         Scratch { sorted, firsts, spans, partials, bytes }
     }
 
-    /// Rows that a CTA owns when it sorts: each CTA looks at all tokens, so no more CTAs
-    /// than run at a time, if the table lets them.
+    /// Rows that a CTA owns in the sort. Each CTA scans all tokens, so the grid has at most one CTA
+    /// per SM, unless the table is too large.
     fn rows_per_cta(&self, sm_count: usize) -> usize {
         self.vocab.div_ceil(sm_count.max(1)).clamp(1, SORT_ROWS_MAX)
     }
 
-    /// CTAs that add, and then those that fill rows without tokens.
+    /// CTAs that sum, plus CTAs that fill rows without tokens.
     fn sum_ctas(&self, accumulate: bool) -> usize {
         let filling = if accumulate { 0 } else { self.vocab.div_ceil(ZERO_ROWS) };
         (self.items().div_ceil(SUM_THREADS as usize / 32) + filling).max(1)
     }
 }
 
-/// The row of the table, or of a rank's slice of it, that gets nothing; -1 where there is none.
+/// The row, within the table or the rank's slice, that gets no gradient; -1 without such a row.
 fn padding_of(op: &Op) -> i32 {
     let row = match op {
         Op::EmbeddingBackward(op) => op.padding,
@@ -185,7 +185,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sum_ctas = cut.sum_ctas(call.accumulate()) as u32;
     steps.push(Device::launch(sort, sort_ctas, SORT_THREADS, 0, sort_arguments));
     steps.push(Device::launch(sum, sum_ctas, SUM_THREADS, 0, sum_arguments));
-    // The last chunk ends all rows: a row of several chunks begins in another.
+    // The last chunk needs no join: a row of several chunks begins in an earlier chunk.
     if cut.chunks > 1 && cut.slices > 0 {
         let mut join_arguments =
             vec![dtable.argument(), at(scratch.firsts), at(scratch.partials), at(scratch.spans)];

@@ -1,12 +1,12 @@
 // Token embedding: out[t, :] = table[tokens[t], :], a copy of rows.
 //
-// tokens [rows] i32, table [vocab, width], out [rows, width], where width counts units of 16
-// bytes, or of one BF16 where a row is no multiple of that. A CTA takes 1024 units of the
-// output at a time, in the order in which they lie, four a thread, so that narrow and wide rows
-// fill it alike. A token that is not in the table gives a row of NaN: no loss hides that.
+// tokens [rows] i32, table [vocab, width], out [rows, width], where width counts units of 16 bytes,
+// or single BF16 if rows are not whole units. A CTA writes 1024 consecutive units of the output at
+// a time, four per thread, so that narrow and wide rows use all threads. A token outside the table
+// gives a row of NaN, which the loss then shows.
 //
-// A rank that has some rows of the vocabulary alone, those from `first` on, gives zeros for tokens
-// of other ranks. `slice_tokens` says which rows of its table tokens are, -1 where of none.
+// A rank with a slice of the vocabulary, the rows from `first` on, gives zeros for other ranks'
+// tokens. `slice_tokens` writes the row of each token within the slice, or -1.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void set_zero(uint16& unit) {
     unit = 0;
 }
 
-// The rows of the vocabulary that a rank has, and those that all ranks have.
+// The rows of the vocabulary on this rank, and the number of rows on all ranks.
 struct Slice {
     uint32 first;
     uint32 rows;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void embed(const int32* __restrict__ tokens,
         Unit unit[kUnitsPerThread];
 #pragma unroll
         for (int k = 0; k < kUnitsPerThread; ++k) {
-            // A negative token is a large number here, and so is one before the first row.
+            // As unsigned numbers, negative tokens and rows before the slice are large.
             const uint32 own = row[k] - slice.first;
             if (row[k] >= slice.vocab) {
                 set_nan(unit[k]);

@@ -2,19 +2,20 @@
 //
 // tokens [positions] i32, dout [positions, width] BF16, dtable [vocab, width] FP32.
 //
-// Three kernels, one after the other, so that neither a frequent token nor a large table makes
-// work that few threads do:
+// Three kernels in sequence, so that neither a frequent token nor a large table leaves most threads
+// idle:
 //
-//   sort  The positions by token, equal tokens in their order. A CTA owns a run of rows of the
-//         table; it looks at all tokens twice, to count and to place.
-//   sum   The sorted positions in chunks of 64. A warp adds a chunk's 128 columns, position by
-//         position, and writes a row where it ends. A row that goes on in other chunks is a
-//         partial sum in scratch. Other CTAs fill the rows without tokens with zeros.
-//   join  The partial sums of each row that lies in several chunks, in an order that depends on
-//         their number only.
+//   sort  The positions by token, equal tokens in their order. A CTA owns a run of table rows and
+//         scans all tokens twice, to count and to place.
+//   sum   The sorted positions in chunks of 64. A warp sums 128 columns of a chunk, position by
+//         position, and writes each row at the row's end. A row that spans several chunks gives
+//         partial sums in scratch. Other CTAs fill the rows without tokens with zeros.
+//   join  Adds the partial sums of each row that spans several chunks, in an order that depends
+//         only on their number.
 //
-// The order of all additions is that of the sorted positions and of nothing else. A token that is
-// not in the table is in no chunk, nor is `padding`, whose row gets nothing (-1: no such row).
+// The order of all additions is that of the sorted positions and depends on nothing else. Tokens
+// outside the table are in no chunk, nor is the token `padding` (-1 for none), whose row gets no
+// gradient.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -24,7 +25,7 @@ constexpr uint32 kNone = 0xffffffffu;
 
 constexpr int kSortThreads = 1024;
 constexpr int kSortWarps = kSortThreads / 32;
-// Rows that a CTA owns at most.
+// Largest number of rows that a CTA owns.
 constexpr int kRowsMax = 256;
 constexpr int kSortInFlight = 8;
 
@@ -33,7 +34,7 @@ constexpr int kSumWarps = kSumThreads / 32;
 constexpr uint32 kChunk = 64;
 constexpr uint32 kSliceColumns = 128;
 constexpr int kSumInFlight = 8;
-// Rows that a warp looks at for zeros.
+// Rows that a warp checks for zero filling.
 constexpr uint32 kZeroRows = 4;
 
 constexpr int kJoinThreads = 128;
@@ -48,20 +49,20 @@ __device__ __forceinline__ uint32 lanes_below() {
     return (1u << (threadIdx.x % 32)) - 1u;
 }
 
-// The token at `position`; one that is in no table past `end`, and for `padding`.
+// The token at `position`; -1 past `end` and for `padding`.
 __device__ __forceinline__ int32 token_at(const int32* __restrict__ tokens, uint64 position,
                                           uint64 end, int32 padding) {
     const int32 token = position < end ? tokens[position] : -1;
     return token == padding ? -1 : token;
 }
 
-// sorted [positions]: the positions of row 0, then those of row 1 and so on, each in order.
-// firsts [vocab + 1]: where the rows begin in it, and where the last one ends.
+// sorted [positions]: the positions of row 0, then of row 1 and so on, each in order. firsts [vocab
+// + 1]: where each row begins in `sorted`, and the end of the last row.
 extern "C" __global__ void __launch_bounds__(kSortThreads)
     embedding_backward_sort(const int32* __restrict__ tokens, uint32* __restrict__ sorted,
                             uint32* __restrict__ firsts, uint32 positions, uint32 vocab,
                             uint32 rows_per_block, int32 padding) {
-    // Of each warp and row: its tokens, then where the next one goes.
+    // Per warp and row: the number of tokens, then the place of the next token.
     __shared__ uint32 places[kSortWarps][kRowsMax];
     __shared__ uint32 below_of_warps[kSortWarps];
     __shared__ uint32 rows_of_warps[kRowsMax / 32];
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
     }
     __syncthreads();
 
-    // A warp looks at a run of tokens.
+    // Each warp scans a run of tokens.
     const uint64 all = positions;
     const uint64 run = (all + kSortThreads - 1) / kSortThreads * 32;
     const uint64 begin = min(warp * run, all);
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
     }
     __syncthreads();
 
-    // A thread for each row: its tokens up to each warp, and then those of the rows before it.
+    // One thread per row: the row's tokens before each warp, then the tokens of earlier rows.
     const bool has_row = threadIdx.x < kRowsMax;
     uint32 of_row = 0;
     uint32 before = 0;
@@ -176,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
     }
 }
 
-// The four columns of a lane in a slice of 128: neighbours, or 32 apart where the width is no
+// The four columns of a lane in a slice of 128: neighbours, or 32 apart if the width is not a
 // multiple of four.
 template <bool kVector>
 struct Columns {
@@ -190,7 +191,7 @@ struct Columns {
         return kVector ? first < width : first + 32 * j < width;
     }
 
-    // As two words.
+    // Four BF16 as two words.
     __device__ __forceinline__ uint2 load(const bf16* row) const {
         if constexpr (kVector) {
             return has(0) ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0, 0);
@@ -232,15 +233,15 @@ __device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Four BF16 added to four sums.
+// Adds four BF16 to four sums.
 __device__ __forceinline__ void add_to(float4& sums, uint2 values) {
     sums = sum_of(sums, make_float4(low_to_f32(values.x), high_to_f32(values.x),
                                     low_to_f32(values.y), high_to_f32(values.y)));
 }
 
-// What `sum` and `join` share. A chunk has two partial sums in scratch: of the row that it begins
-// with, when that began before, and of the row that it ends with, when that begins here and goes
-// on. spans [chunks] is the latter row, or none.
+// Shared by `sum` and `join`. A chunk has two partial sums in scratch: of its first row, if this
+// row began in an earlier chunk, and of its last row, if this row begins here and continues. spans
+// [chunks] is the latter row, or `kNone`.
 struct Sums {
     const uint32* firsts;
     float* dtable;
@@ -262,7 +263,7 @@ struct Sums {
     }
 };
 
-// Adds the positions of a chunk.
+// Sums the positions of a chunk.
 template <bool kVector>
 __device__ __forceinline__ void sum_chunk(const Sums& to, const int32* __restrict__ tokens,
                                           const bf16* __restrict__ dout,
@@ -278,7 +279,7 @@ __device__ __forceinline__ void sum_chunk(const Sums& to, const int32* __restric
         return;
     }
     const uint32 count = min(static_cast<uint64>(kChunk), total - begin);
-    // Lane l has positions l and l + 32 of the chunk, and their rows.
+    // Lane l has positions l and l + 32 of the chunk, with their rows.
     uint32 low = 0, high = 0, low_row = 0, high_row = 0;
     if (lane < count) {
         low = sorted[begin + lane];
@@ -298,7 +299,7 @@ __device__ __forceinline__ void sum_chunk(const Sums& to, const int32* __restric
     const bool goes_on = to.firsts[last_row + 1] > begin + count;
 
     const Columns<kVector> columns(slice, to.width);
-    bool partial = began_before;  // the row that is being added
+    bool partial = began_before;  // of the current row
     float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
     for (uint32 start = 0; start < count; start += kSumInFlight) {
@@ -341,7 +342,7 @@ __device__ __forceinline__ void sum_chunk(const Sums& to, const int32* __restric
     }
 }
 
-// Fills rows without tokens.
+// Fills rows without tokens with zeros.
 template <bool kVector>
 __device__ __forceinline__ void fill_rows(const Sums& to, uint64 first_row) {
     const uint32 lane = threadIdx.x % 32;
@@ -361,8 +362,8 @@ __device__ __forceinline__ void fill_rows(const Sums& to, uint64 first_row) {
     }
 }
 
-// The first CTAs have a chunk and slice for each warp, slices of a chunk side by side; the
-// others have rows to fill, where sums are not added to what is there.
+// In the first CTAs each warp has a chunk and slice, with the slices of a chunk side by side; the
+// other CTAs fill rows, unless sums are accumulated.
 template <bool kVector>
 __device__ __forceinline__ void sum_or_fill(const Sums& to, const int32* __restrict__ tokens,
                                             const bf16* __restrict__ dout,
@@ -381,7 +382,7 @@ __device__ __forceinline__ void sum_or_fill(const Sums& to, const int32* __restr
     }
 }
 
-// A CTA for each chunk and slice.
+// One CTA per chunk and slice.
 template <bool kVector>
 __device__ __forceinline__ void join(const Sums& to, uint32 slices) {
     __shared__ float4 of_warps[kJoinWarps][32];
@@ -421,7 +422,7 @@ __device__ __forceinline__ void join(const Sums& to, uint32 slices) {
     }
 }
 
-// Width a multiple of 4; all 16-byte aligned. items: chunks * slices.
+// For widths that are multiples of 4; all pointers 16-byte aligned. items: chunks * slices.
 extern "C" __global__ void __launch_bounds__(kSumThreads)
     embedding_backward_sum_vector(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
                                   float* dtable, const uint32* __restrict__ sorted,
@@ -432,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads)
     sum_or_fill<true>(to, tokens, dout, sorted, items, slices);
 }
 
-// Any width.
+// For any width.
 extern "C" __global__ void __launch_bounds__(kSumThreads)
     embedding_backward_sum_scalar(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
                                   float* dtable, const uint32* __restrict__ sorted,
@@ -443,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads)
     sum_or_fill<false>(to, tokens, dout, sorted, items, slices);
 }
 
-// Width a multiple of 4; all 16-byte aligned.
+// For widths that are multiples of 4; all pointers 16-byte aligned.
 extern "C" __global__ void __launch_bounds__(kJoinThreads)
     embedding_backward_join_vector(float* dtable, const uint32* __restrict__ firsts,
                                    float* partials, uint32* spans, uint32 vocab, uint32 width,
@@ -451,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(kJoinThreads)
     join<true>(Sums{firsts, dtable, partials, spans, vocab, width, accumulate != 0}, slices);
 }
 
-// Any width.
+// For any width.
 extern "C" __global__ void __launch_bounds__(kJoinThreads)
     embedding_backward_join_scalar(float* dtable, const uint32* __restrict__ firsts,
                                    float* partials, uint32* spans, uint32 vocab, uint32 width,

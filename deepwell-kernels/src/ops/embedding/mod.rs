@@ -1,4 +1,4 @@
-//! Rows of a table by token, and the gradient of the table.
+//! Selection of table rows by token, and the gradient of the table.
 
 pub mod cpu;
 mod cuda;

@@ -4,7 +4,7 @@
 ///
 /// # Panics
 ///
-/// When a token is outside the table.
+/// If a token is outside the table.
 pub fn forward(tokens: &[i32], table: &[f64], hidden: usize) -> Vec<f64> {
     let mut out = Vec::with_capacity(tokens.len() * hidden);
     for &token in tokens {
@@ -14,12 +14,12 @@ pub fn forward(tokens: &[i32], table: &[f64], hidden: usize) -> Vec<f64> {
     out
 }
 
-/// The gradient of the table `[vocabulary, hidden]` from `dout` `[tokens, hidden]`; none of row
-/// `padding`.
+/// The gradient of the table `[vocabulary, hidden]` from `dout` `[tokens, hidden]`; row `padding`
+/// gets none.
 ///
 /// # Panics
 ///
-/// When a token is outside the table.
+/// If a token is outside the table.
 pub fn backward(
     tokens: &[i32],
     dout: &[f64],

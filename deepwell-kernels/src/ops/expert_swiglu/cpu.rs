@@ -1,5 +1,5 @@
 //! The gated activation of experts, row by row. A row's dot product with its gradient is summed in
-//! lanes, always the same, so results do not depend on threads.
+//! a fixed number of lanes, so results do not depend on threads.
 
 use deepwell_ir::ops::ExpertActivation;
 use deepwell_ir::{KernelRequest, Op};
@@ -16,7 +16,7 @@ use crate::cpu::vector_math::sigmoid;
 trait Activation: Copy + Send + Sync {
     fn value(self, gate: f32, up: f32) -> f32;
 
-    /// The value and its derivatives with respect to gate and up projection.
+    /// Returns the value and its derivatives with respect to gate and up projection.
     fn with_derivatives(self, gate: f32, up: f32) -> (f32, f32, f32);
 }
 
@@ -43,7 +43,7 @@ struct Clamped {
 }
 
 impl Clamped {
-    /// Comparisons keep NaN, where `min` and `clamp` would lose it.
+    /// Comparisons keep NaN; `min` and `clamp` would lose NaN.
     #[inline(always)]
     fn clamped(self, gate: f32, up: f32) -> (f32, f32) {
         let limit = self.limit;
@@ -71,12 +71,12 @@ impl Activation for Clamped {
     }
 }
 
-/// `out = activation(gate, up) * gates[pair]` of each row; zero for a row without a pair. `gate`,
-/// `up` and `out` are `[rows, columns]`, `pairs` is `[rows]`.
+/// Writes `out = activation(gate, up) * gates[pair]` per row, and zeros to rows without a pair.
+/// `gate`, `up` and `out` are `[rows, columns]`, `pairs` is `[rows]`.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a pair does not exist.
+/// If a slice's length does not fit, or a pair does not exist.
 pub fn expert_swiglu_forward<E: Element>(
     activation: ExpertActivation,
     gate: &[E],
@@ -131,7 +131,7 @@ fn forward<E: Element>(
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a pair does not exist.
+/// If a slice's length does not fit, or a pair does not exist.
 pub fn expert_swiglu_backward<E: Element>(
     activation: ExpertActivation,
     [dout, gate, up]: [&[E]; 3],
@@ -151,7 +151,7 @@ pub fn expert_swiglu_backward<E: Element>(
             backward(activation, [dout, gate, up], gates, pairs, [dgate, dup], dots);
         }
     }
-    // A pair without a row multiplied nothing.
+    // The gate of a pair without a row was not used.
     dgates.fill(0.0);
     for (&pair, &dot) in pairs.iter().zip(&*dots) {
         if let Ok(pair) = usize::try_from(pair) {
@@ -195,7 +195,7 @@ fn backward<E: Element>(
     });
 }
 
-/// Gradients of one row, and the dot product of its `dout` with its activation.
+/// Computes the gradients of one row; returns the dot product of its `dout` with its activation.
 #[inline(always)]
 fn backward_row<E: Element>(
     activation: impl Activation,
@@ -268,7 +268,7 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     })
 }
 
-/// A dot product for each row.
+/// One dot product per row.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     request.operands[0].shape[0] * size_of::<f32>()
 }
@@ -292,7 +292,7 @@ mod tests {
             random.normals::<f32>(rows * columns).into_iter().map(wide).collect()
         };
         let (gate, up, dout) = (numbers(), numbers(), numbers());
-        // Every third row has no pair, and pairs stand the other way round; one has no row.
+        // Every third row has no pair, and pairs are in reverse order; one pair has no row.
         let count = rows + 1;
         let pair = |row: usize| if row % 3 == 1 { -1 } else { (count - 1 - row) as i32 };
         let pairs: Vec<i32> = (0..rows).map(pair).collect();
@@ -302,8 +302,8 @@ mod tests {
         let [wide_dout, wide_gate, wide_up] = &wide;
         let wide_gates = to_f64(&gates);
         let relative = f64::from(E::UNIT_ROUNDOFF);
-        // As for swiglu: 2^-20 of the product of the factors' sizes, for the clamped one of
-        // 1.702 times the gate, and one more factor.
+        // As for swiglu: 2^-20 of the product of the factors' sizes, with 1.702 times the gate in
+        // the clamped form, and one more factor.
         let size = |index: usize| {
             let factor = usize::try_from(pairs[index / columns]).map_or(0.0, |p| wide_gates[p]);
             let (gate, up) = (wide_gate[index].abs(), wide_up[index].abs());
@@ -322,7 +322,7 @@ mod tests {
             oracle::backward(activation, wide_dout, wide_gate, wide_up, &wide_gates, &pairs);
         let absolute: Vec<f64> =
             (0..gate.len()).map(|i| allowed(size(i) * wide_dout[i].abs())).collect();
-        // Of the dot product also `columns` roundings of sums.
+        // The dot product adds `columns` roundings of sums.
         let mut of_dots = vec![2f64.powi(-120); count];
         for index in 0..gate.len() {
             if let Ok(pair) = usize::try_from(pairs[index / columns]) {

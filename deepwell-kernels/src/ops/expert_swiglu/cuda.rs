@@ -43,7 +43,7 @@ fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1, 2, 6, 7])
 }
 
-/// What the kernels of an activation have in their names, and its two numbers.
+/// Returns an activation's infix in kernel names, and its two parameters.
 pub(super) fn activation(activation: ExpertActivation) -> (&'static str, [Argument; 2]) {
     let (name, [alpha, limit]) = match activation {
         ExpertActivation::SwiGlu => ("", [0.0, 0.0]),
@@ -62,7 +62,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     let RowLanes { ctas, lanes, suffix } = RowLanes::new(rows, columns, device.sm_count());
     let entry = format!("expert_swiglu{name}{suffix}");
     let function = device.function("expert_swiglu", &entry, 0)?;
-    // All operands but the rows of pairs.
+    // All operands except the pairs' rows.
     let mut arguments: Vec<_> =
         [0, 1, 2, 4, 5].map(|index| call.operand(index).argument()).to_vec();
     arguments.extend([rows as u32, columns as u32, lanes].map(Argument::U32));

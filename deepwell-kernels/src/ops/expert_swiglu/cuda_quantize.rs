@@ -1,4 +1,4 @@
-//! `expert_swiglu_quantize.cu`: the gated activation of experts or its backward, and the block
+//! `expert_swiglu_quantize.cu`: the gated activation of experts or its backward, and block
 //! quantization of the results.
 
 use deepwell_ir::{KernelRequest, Op, Target};
@@ -15,7 +15,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
 
 const FILE: &str = "expert_swiglu_quantize";
-/// The result of the backward that is the gradient of the gates.
+/// Index of the backward's result that is the gradient of the gates.
 const DGATES: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -47,7 +47,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// For the gates' gradients: a part of each row and tile.
+/// Partial sums of the gates' gradients: one per row and tile.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let shape = &request.operands[0].shape;
     shape[1].div_ceil(TILE) * shape[0] * size_of::<f32>()
@@ -60,7 +60,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     let (name, numbers) = activation(op.activation);
     let rows = Rows {
         shape: &call.input(0).shape,
-        // All but the rows of pairs.
+        // All operands except the pairs' rows.
         inputs: [0, 1, 2, 4].map(|index| call.input(index).argument()).to_vec(),
         rest: numbers.to_vec(),
         tiles: Tiles::Walked,

@@ -1,14 +1,15 @@
-// The gated activation of experts times the gates of the router, and its backward, over grouped
-// rows of BF16 (the maps are those of dispatch.cu), in FP32:
+// The gated activation of experts times the router's gates, and its backward, over grouped rows of
+// BF16 (the maps are those of dispatch.cu), in FP32:
 //
 //   out   = activation(gate, up) * gates[pair]
 //   dgate = dout * gates[pair] * d activation / d gate, dup likewise
 //   dgates[pair] = sum over the row of dout * activation(gate, up)
 //
-// A row without a pair becomes zeros, and a pair without a row has a gradient of zero. Memory
-// bounds both: a row belongs to up to 32 lanes that read 16 bytes of each matrix at a time.
-// `_scalar` kernels go element by element, for rows that are not a multiple of eight elements. The
-// others sum dgates over 128 columns at a time, as `expert_swiglu_quantize.cu` does: the same bits.
+// A row without a pair becomes zeros, and a pair without a row has a gradient of zero. Both kernels
+// are memory-bound: a row belongs to up to 32 lanes that read 16 bytes of each matrix at a time.
+// `_scalar` kernels process single elements, for rows that are not a multiple of eight elements.
+// The other kernels sum dgates over 128 columns at a time, as in `expert_swiglu_quantize.cu`, so
+// the bits are the same.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -112,7 +113,7 @@ __device__ __forceinline__ void backward(Activation activation, const bf16* __re
 }
 
 // gate, up, out [rows, columns], gates [tokens, top_k], pairs [rows]; 16-byte aligned. `alpha` and
-// `limit` are of the clamped activation.
+// `limit` are parameters of the clamped activation.
 #define EXPERT_SWIGLU_KERNEL(name, vector, Activation, ...)                                      \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up,                         \

@@ -1,10 +1,10 @@
-// `expert_swiglu.cu` and the block quantization of its result to MXFP8, and its backward with that
-// of both gradients: data and scales along rows, down columns, or both, and their counters. The
-// results have the bits of `expert_swiglu.cu`; how the work is split in `layout/row_quantize.cuh`
-// and `layout/gradient_pair_quantize.cuh`.
+// `expert_swiglu.cu` with block quantization of the result to MXFP8, and its backward with
+// quantization of both gradients: data and scales along rows, down columns, or both, and their
+// counters. Results have the bits of `expert_swiglu.cu`; `layout/row_quantize.cuh` and
+// `layout/gradient_pair_quantize.cuh` document how the work is divided.
 //
-// dgates of a row is summed over the tiles of the row: each leaves its part in `parts`, and
-// `expert_swiglu_dgates`, launched behind, adds the parts in the order of the columns.
+// dgates of a row is a sum over the row's tiles: each tile writes its partial sum to `parts`, and
+// `expert_swiglu_dgates`, launched afterwards, adds these in the order of the columns.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/expert_activation.cuh"
@@ -17,7 +17,7 @@ constexpr uint32 kGateThreads = 256;
 
 // gate, up, out [rows, columns], gates [tokens, top_k], pairs [rows]; 16-byte aligned, columns a
 // multiple of 8; out may be null. Outputs as in `MxTarget`; statistics [6]. `alpha` and `limit` are
-// of the clamped activation. CTAs as `row_quantize` has them.
+// parameters of the clamped activation. Grid as in `row_quantize`.
 #define FORWARD_KERNEL(name, row, column, Activation, ...)                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up,                         \
@@ -35,8 +35,8 @@ constexpr uint32 kGateThreads = 256;
     }
 
 // dout, gate, up, dgate, dup [rows, columns], gates [tokens, top_k], pairs [rows]; 16-byte aligned,
-// columns a multiple of 8; dgate and dup may be null. The quantized operands of dgate, then those
-// of dup; flags of each; totals [2], statistics [6] of each; parts [tiles of a row, rows].
+// columns a multiple of 8; dgate and dup may be null. Quantized operands of dgate, then of dup,
+// with flags each; totals [2], statistics [6] each; parts [tiles of a row, rows].
 #define BACKWARD_KERNEL(name, row, column, Activation, ...)                                      \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \

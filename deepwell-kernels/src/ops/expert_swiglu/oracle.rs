@@ -8,7 +8,7 @@ fn sigmoid(x: f64) -> f64 {
 
 /// The activation of one element, and its derivatives with respect to gate and up projection.
 ///
-/// A projection at or beyond its limit has the derivative 0.
+/// The derivative is 0 for a projection at or beyond its limit.
 pub fn element(activation: ExpertActivation, gate: f64, up: f64) -> (f64, f64, f64) {
     match activation {
         ExpertActivation::SwiGlu => {
@@ -25,8 +25,8 @@ pub fn element(activation: ExpertActivation, gate: f64, up: f64) -> (f64, f64, f
     }
 }
 
-/// `activation(gate, up)` of each row `[rows, columns]` times the gate of its pair; zero for a row
-/// without one.
+/// `activation(gate, up)` per row `[rows, columns]`, times the gate of the row's pair; zero for a
+/// row without a pair.
 pub fn forward(
     activation: ExpertActivation,
     gate: &[f64],
@@ -95,7 +95,7 @@ mod tests {
     fn limits_by_hand() {
         let clamped = ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 };
         for (gate, up, value, by_gate, by_up) in [
-            // At and beyond a limit nothing passes; gates have no lower limit.
+            // At and beyond a limit the gradient is zero; gates have no lower limit.
             (7.0, 0.0, 7.0, false, true),
             (9.0, 0.0, 7.0, false, true),
             (0.0, 7.0, 0.0, true, false),

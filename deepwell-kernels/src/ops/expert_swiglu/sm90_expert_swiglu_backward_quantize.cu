@@ -1,5 +1,5 @@
-// The backward of experts' gated activation and the block quantization of both gradients, as
-// `expert_swiglu_quantize.cu`, of whole tiles: `layout/gradient_pair_pipe.cuh`.
+// The backward of experts' gated activation with block quantization of both gradients, as
+// `expert_swiglu_quantize.cu`, for whole tiles: `layout/gradient_pair_pipe.cuh`.
 //
 // architectures: sm_90a
 #include "common/expert_activation.cuh"

@@ -1,4 +1,4 @@
-//! GELU: `x * cdf(x)` with the distribution function of the standard normal, element by element.
+//! GELU: `x * cdf(x)` with the standard normal distribution function, element by element.
 //!
 //! Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv 1606.08415, section 2, which
 //! also gives the form with a hyperbolic tangent in place of the distribution function.
@@ -12,18 +12,18 @@ use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 use crate::cpu::vector_math::{normal_cdf, sigmoid_pair};
 
-/// `2 sqrt(2 / pi)`: the tanh form's argument, doubled, at first order. Doubled because
+/// `2 sqrt(2 / pi)`: the doubled argument of the tanh form, at first order. Doubled because
 /// `(1 + tanh u) / 2` is the logistic function of `2 u`.
 const LINEAR: f32 = 1.595_769;
-/// [`LINEAR`] times 0.044715, the factor of the cube.
+/// [`LINEAR`] times 0.044715, the coefficient of the cube.
 const CUBIC: f32 = 0.071_354_82;
 /// `1 / sqrt(2 pi)`.
 const DENSITY: f32 = 0.398_942_3;
-/// Beyond this the logistic function of the argument is 0 or 1 in `f32`, and the square of the
-/// argument must not overflow on the way.
+/// For larger inputs the logistic function of the argument is 0 or 1 in `f32`; the bound also
+/// prevents overflow of the argument's square.
 const FLAT: f32 = 12.0;
 
-/// The input where the slope depends on it. Comparisons in this direction let NaN through.
+/// Clamps the input to the range where the slope varies. Comparisons in this direction keep NaN.
 #[inline(always)]
 fn bounded(x: f32) -> f32 {
     let x = if x < -FLAT { -FLAT } else { x };
@@ -82,24 +82,24 @@ fn backward<E: Element, const TANH: bool>(dy: &[E], x: &[E], dx: &mut [E]) {
         });
 }
 
-/// `y = x * cdf(x)`, or where `tanh` says so
+/// Writes `y = x * cdf(x)`, or if `tanh` is set
 /// `y = x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; the slices are equally long, of any
-/// shape. Minus infinity gives NaN, as zero times infinity does.
+/// shape. Minus infinity gives NaN, because zero times infinity does.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn gelu_forward<E: Element>(x: &[E], tanh: bool, y: &mut [E]) {
     assert_eq!(x.len(), y.len(), "`x` and `y` differ in length");
     if tanh { forward::<E, true>(x, y) } else { forward::<E, false>(x, y) }
 }
 
-/// The gradient of [`gelu_forward`]: `dx = dy * (cdf(x) + x * density(x))`, or of the tanh form,
-/// with `s = sigmoid(2 u)`: `dx = dy * (s + x * s * (1 - s) * 2 du/dx)`.
+/// Writes the gradient of [`gelu_forward`]: `dx = dy * (cdf(x) + x * density(x))`, or for the tanh
+/// form, with `s = sigmoid(2 u)`, `dx = dy * (s + x * s * (1 - s) * 2 du/dx)`.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn gelu_backward<E: Element>(dy: &[E], x: &[E], tanh: bool, dx: &mut [E]) {
     assert_eq!(dy.len(), x.len(), "`dy` and `x` differ in length");
     assert_eq!(x.len(), dx.len(), "`x` and `dx` differ in length");
@@ -140,9 +140,9 @@ mod tests {
     use crate::ops::gelu::oracle;
     use half::bf16;
 
-    /// Error of the distribution function, or of the logistic function, relative to itself: see
-    /// [`normal_cdf`]; the logistic function's argument is rounded four times and its exponential
-    /// takes on as much times the argument. Six more roundings in the derivative.
+    /// Relative error of the distribution function or of the logistic function: see [`normal_cdf`].
+    /// The logistic function's argument is rounded four times, which its exponential amplifies by
+    /// the argument. Six more roundings in the derivative.
     fn relative_error(x: f64, tanh: bool) -> f64 {
         let argument = (1.6 * x.abs() * (1.0 + 0.045 * x * x)).min(110.0);
         let of_function = if tanh { 8.0 + 5.0 * argument } else { 12.0 + (x * x).min(220.0) };
@@ -154,7 +154,7 @@ mod tests {
         let (x_64, dy_64) = (to_f64(x), to_f64(&dy));
         let rounding = f64::from(E::UNIT_ROUNDOFF);
         for tanh in [false, true] {
-            // 2^-120: where the exponential is a subnormal number, or zero.
+            // 2^-120: here the exponential is subnormal or zero.
             let allowed = |x: f64, size: f64| relative_error(x, tanh) * size + 2f64.powi(-120);
             for_thread_counts(|| {
                 let mut y = poisoned::<E>(x.len());
@@ -169,7 +169,8 @@ mod tests {
                 let mut dx = poisoned::<E>(x.len());
                 gelu_backward(&dy, x, tanh, &mut dx);
                 let expected = oracle::backward(&dy_64, &x_64, tanh);
-                // The two terms cancel near x = -0.75: relative to the sum of their sizes.
+                // The two terms cancel near x = -0.75, so the error is relative to the sum of their
+                // sizes.
                 let ones = vec![1.0; x.len()];
                 let slopes = oracle::backward(&ones, &x_64, tanh);
                 let absolute: Vec<f64> = (0..x.len())

@@ -1,4 +1,4 @@
-//! `gelu_quantize.cu`: the Gaussian error linear unit or its backward, in both forms, and the block
+//! `gelu_quantize.cu`: the Gaussian error linear unit or its backward, in both forms, with block
 //! quantization of the result.
 
 use deepwell_ir::Op;

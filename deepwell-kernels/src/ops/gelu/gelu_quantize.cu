@@ -1,7 +1,7 @@
-// GELU or its backward, with the normal distribution or its tanh form, and the block quantization
+// GELU or its backward, with the normal distribution or in the tanh form, with block quantization
 // of the result to MXFP8: data and scales along rows, down columns, or both, and their counters.
-// The result has the bits of `gelu.cu`; how the work is split in
-// `layout/elementwise_quantize.cuh`.
+// The result has the bits of `gelu.cu`; `layout/elementwise_quantize.cuh` documents how the work is
+// divided.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/activation.cuh"
@@ -9,7 +9,7 @@
 #include "layout/elementwise_quantize.cuh"
 
 // x, y [rows, columns], 16-byte aligned, columns a multiple of 8; y may be null. Outputs as in
-// `MxTarget`; statistics [6]. A CTA for each tile, one at least.
+// `MxTarget`; statistics [6]. One CTA per tile, at least one.
 #define FORWARD_KERNEL(name, gelu, row, column)                                                  \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ x, bf16* __restrict__ y, uint8* __restrict__ data,         \

@@ -1,18 +1,18 @@
-//! GELU, with the normal distribution itself and in its tanh form.
+//! GELU, with the normal distribution and in the tanh form.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
-/// The factor of the cube in the tanh form.
+/// Coefficient of the cube in the tanh form.
 const CUBIC: f64 = 0.044715;
 
-/// The complementary error function, to about 1e-13 of itself; zero beyond 27.3.
+/// The complementary error function, with a relative error of about 1e-13; zero beyond 27.3.
 pub fn erfc(x: f64) -> f64 {
     if x < 0.0 {
         return 2.0 - erfc(-x);
     }
     if x < 2.0 {
         // erf x = 2 / sqrt(pi) e^(-x^2) sum of 2^n x^(2n+1) / (1 3 5 ... (2n+1)): all terms have
-        // one sign (Abramowitz and Stegun, 7.1.6).
+        // the same sign (Abramowitz and Stegun, 7.1.6).
         let (mut term, mut sum) = (x, x);
         for n in 1..100 {
             term *= 2.0 * x * x / f64::from(2 * n + 1);
@@ -34,7 +34,7 @@ fn normal_cdf(x: f64) -> f64 {
     erfc(-x / SQRT_2) / 2.0
 }
 
-/// Its density.
+/// The density of the standard normal.
 fn normal_density(x: f64) -> f64 {
     (-x * x / 2.0).exp() / (2.0 * PI).sqrt()
 }
@@ -43,12 +43,12 @@ fn tanh_argument(x: f64) -> f64 {
     (2.0 / PI).sqrt() * (x + CUBIC * x * x * x)
 }
 
-/// `(1 + tanh u) / 2`, which keeps its bits where tanh is close to -1.
+/// `(1 + tanh u) / 2`, accurate also for tanh close to -1.
 fn half_tanh(u: f64) -> f64 {
     1.0 / (1.0 + (-2.0 * u).exp())
 }
 
-/// `x * cdf(x)`, element by element; `tanh` takes the form
+/// `x * cdf(x)`, element by element; with `tanh`,
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
 pub fn forward(x: &[f64], tanh: bool) -> Vec<f64> {
     let value = |x: f64| if tanh { half_tanh(tanh_argument(x)) } else { normal_cdf(x) };
@@ -93,7 +93,7 @@ mod tests {
             let got = erfc(x);
             assert_relative_eq!(got, expected, epsilon = 0.0, max_relative = 2e-14);
         }
-        // Both branches where they meet.
+        // Both branches at their boundary.
         let (below, above) = (erfc(2.0 - 1e-12), erfc(2.0));
         assert_relative_eq!(below, above, epsilon = 0.0, max_relative = 1e-11);
     }
@@ -115,7 +115,7 @@ mod tests {
         let exact = forward(&[1.0, -1.0], false);
         assert_abs_diff_eq!(exact[0], 0.841_344_746_068_543, epsilon = 1e-14);
         assert_abs_diff_eq!(exact[1], -0.158_655_253_931_457, epsilon = 1e-14);
-        // The tanh form is within 5e-4 of the other: that is what it was made for.
+        // The tanh form approximates the other form to 5e-4.
         let x: Vec<f64> = (-600..=600).map(|i| f64::from(i) / 100.0).collect();
         for ((x, exact), tanh) in x.iter().zip(forward(&x, false)).zip(forward(&x, true)) {
             assert!((exact - tanh).abs() < 5e-4, "{x}: {exact} {tanh}");

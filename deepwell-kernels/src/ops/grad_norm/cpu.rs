@@ -1,7 +1,7 @@
 //! The global L2 norm of the gradients.
 //!
-//! Squares are exact in `f64` and cannot overflow there, so the norm is finite exactly when every
-//! gradient is (and the norm itself fits `f32`). Sums follow one tree over fixed blocks.
+//! Squares are exact in `f64` and cannot overflow, so the norm is finite exactly when every
+//! gradient is finite (and the norm itself fits `f32`). Sums follow one tree over fixed blocks.
 
 use deepwell_ir::Op;
 
@@ -10,12 +10,12 @@ use crate::cpu::arena::In;
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::parallel::{LANES, padded_block, vectorized};
 
-/// Numbers that one leaf of the summation tree covers.
+/// Numbers per leaf of the summation tree.
 const BLOCK: usize = 32 * 1024;
 
-/// The sum of squares of one slice, as a tree over blocks of 32 Ki numbers.
+/// Returns the sum of squares of one slice, as a tree over blocks of 32 Ki numbers.
 ///
-/// The tree depends on the length alone: the result is the same at any number of threads.
+/// The tree depends on the length alone, so the result is the same at any number of threads.
 /// Infinities give infinity, and a NaN gives NaN.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     if values.len() <= BLOCK {
@@ -56,10 +56,11 @@ fn sum_block(values: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// The sum of squares of many tensors: a tree over the list, with [`sum_of_squares`] as leaves.
+/// Returns the sum of squares of many tensors: a tree over the list, with [`sum_of_squares`] as
+/// leaves.
 ///
-/// The result depends on the order of the list and the lengths, not on the threads. Ranks that
-/// each hold a part of the gradients add up these sums before [`global_norm`]'s root.
+/// The result depends on the order of the list and the lengths, not on the threads. Ranks that each
+/// hold a part of the gradients add these sums before the root of [`global_norm`].
 pub fn sum_of_squares_of_all(tensors: &[&[f32]]) -> f64 {
     match tensors {
         [] => 0.0,
@@ -73,10 +74,10 @@ pub fn sum_of_squares_of_all(tensors: &[&[f32]]) -> f64 {
     }
 }
 
-/// The root of the sum of squares of all gradients, each tensor of any shape.
+/// Returns the root of the sum of squares of all gradients, each tensor of any shape.
 ///
-/// NaN or infinite when a gradient is, which [`adamw`](crate::ops::adamw::cpu::adamw) takes as the
-/// sign to skip the step.
+/// The norm is NaN or infinite if a gradient is; [`adamw`](crate::ops::adamw::cpu::adamw) then
+/// skips the step.
 ///
 /// ```
 /// use deepwell_kernels::ops::grad_norm::cpu::global_norm;
@@ -93,14 +94,14 @@ pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelErro
         (0..operands.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
     let norm = operands.target::<f32>(operands.output(0))?;
     Ok(Box::new(move |arena| {
-        // In operand order, so that the sum is the same at any thread count.
+        // In operand order, so that the sum is the same at any number of threads.
         let total: f64 = gradients.iter().map(|g| sum_of_squares(g.of(arena))).sum();
         norm.of(arena)[0] = total.sqrt() as f32;
         Ok(())
     }))
 }
 
-/// The root of sums of squares, added up in their order.
+/// Returns the root of the sum of partial sums of squares, added in their order.
 pub fn norm_of_sums(sums: impl IntoIterator<Item = f64>) -> f32 {
     sums.into_iter().sum::<f64>().sqrt() as f32
 }
@@ -153,14 +154,14 @@ mod tests {
             let wide: Vec<&[f64]> = wide.iter().map(|tensor| &tensor[..]).collect();
             for_thread_counts(|| {
                 let norm = [global_norm(&slices)];
-                // Sums in f64, rounded to f32 once.
+                // Sums in f64, rounded once to f32.
                 assert_close("norm", &norm, &[oracle::forward(&wide)], 6e-8, 0.0);
                 norm
             });
         }
     }
 
-    /// Parts of any lengths: sums in f64 that are rounded to f32 once.
+    /// Parts of any lengths: sums in f64, rounded once to f32.
     #[test]
     fn sums_of_parts_give_the_norm() {
         let values = Random::new(3).normals(3 * BLOCK + 70);

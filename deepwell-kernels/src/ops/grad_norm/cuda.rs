@@ -1,5 +1,5 @@
-//! `grad_norm.cu`: the norm of all gradients in one launch; or a launch for each bucket that a rank
-//! has a slice of, and one for the norm of all ranks' sums.
+//! `grad_norm.cu`: the norm of all gradients in one launch. With sharded gradients, one launch per
+//! bucket with a slice on this rank, and one launch for the norm of all ranks' sums.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::predict::roofline;
 const THREADS: u32 = 256;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 8192;
-/// CTAs at most; the number is part of the order of the sum, and so the same for all devices.
+/// Largest number of CTAs. The number determines the order of summation, and so is the same for all
+/// devices.
 const CTAS_MAX: usize = 1024;
 
 const GRAD_NORM: CudaKernelSpec = CudaKernelSpec {
@@ -57,7 +58,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     Some(format!("takes f32 gradients, not {}", wrong.dtype))
 }
 
-/// A sum for each CTA.
+/// One sum per CTA.
 fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
     CTAS_MAX * size_of::<f64>()
 }
@@ -67,7 +68,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(vec![sum(call, device, "grad_norm", gradients, call.output(0).pointer)?])
 }
 
-/// The sum of one tensor after the other, by the same workspace.
+/// Sums one tensor after the other, in the same workspace.
 fn prepare_sums(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let sums = call.output(0).pointer;
     let of = |index: usize| sums.offset(index * size_of::<f64>());
@@ -75,7 +76,7 @@ fn prepare_sums(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step
     tensors.map(|at| sum(call, device, "sum_of_squares", at..at + 1, of(at))).collect()
 }
 
-/// A launch of a kernel that sums the squares of some inputs up, and writes what it makes of that.
+/// Launches a kernel that sums the squares of some inputs and writes a result of the sum.
 fn sum(
     call: &CallView<'_>,
     device: &mut Device<'_>,

@@ -1,10 +1,10 @@
-// Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2), at once or,
-// by ranks that each have a part of them, from sums that they exchange.
+// Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2), either in one
+// launch or, with gradients sharded over ranks, from the ranks' gathered sums.
 //
-// The tensors are one list of chunks of 8192 elements; CTA b takes the chunks b, b + grid, ...,
-// each thread the same elements of each. Squares are exact in FP64 and cannot overflow there, so
-// the norm is finite exactly when every gradient is (and it fits FP32). An SM of an H200 widens 16
-// numbers a cycle, and memory brings it four or five. The last CTA joins the CTAs' sums.
+// The tensors are one list of chunks of 8192 elements; CTA b sums the chunks b, b + grid, ..., with
+// each thread at the same elements of each chunk. Squares are exact in FP64 and cannot overflow, so
+// the norm is finite exactly when every gradient is finite (and the norm fits FP32). An SM of an
+// H200 widens 16 numbers per cycle; memory delivers four or five. The last CTA adds the CTAs' sums.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -16,7 +16,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kVectorsPerThread = 8;
 constexpr uint64 kChunk = kThreads * kVectorsPerThread * 4;
 
-// A tensor of the list, none of them empty.
+// A non-empty tensor of the list.
 struct Gradient {
     const float* values;  // 16-byte aligned
     uint64 elements;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void add_last_chunk(Sums& sums, const float* values, 
     }
 }
 
-// The sum of all squares, in thread 0 of the last CTA to come by; true there.
-// table [tensors], partials [gridDim.x].
+// Computes the sum of all squares in thread 0 of the last CTA to arrive; returns true in this
+// thread. table [tensors], partials [gridDim.x].
 __device__ __forceinline__ bool sum_of_all(const Gradient* __restrict__ table, uint32 tensors,
                                            uint64 chunks, double* partials, uint32* arrivals,
                                            double& total) {
@@ -116,13 +116,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Sums [count], some for each rank.
+// Sums [count] of one rank or several.
 struct SumList {
     const double* sums;
     uint64 count;
 };
 
-// lists [lists], norm [1]. One thread adds all sums in their order, list by list.
+// table [lists], norm [1]. One thread adds all sums in order, list by list.
 extern "C" __global__ void norm_of_sums(const SumList* __restrict__ table, uint32 lists,
                                         float* norm) {
     if (threadIdx.x > 0) {

@@ -1,4 +1,4 @@
-//! Global norm of all gradients, at once or from sums that ranks exchange.
+//! Global norm of all gradients, directly or from sums that ranks gather.
 
 pub mod cpu;
 mod cuda;

@@ -1,6 +1,6 @@
 //! The global norm of the gradients.
 
-/// The root of the sum of squares over all tensors.
+/// The square root of the sum of squares over all tensors.
 pub fn forward(tensors: &[&[f64]]) -> f64 {
     tensors.iter().flat_map(|tensor| tensor.iter()).map(|x| x * x).sum::<f64>().sqrt()
 }

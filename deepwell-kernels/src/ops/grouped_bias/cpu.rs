@@ -1,5 +1,5 @@
 //! Biases of experts. A group's sums run over its rows in ascending order, so results do not depend
-//! on threads.
+//! on the number of threads.
 
 use std::ops::Range;
 
@@ -11,14 +11,14 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
 
-/// Where rows go, as [`deepwell_ir::ops::Dispatch`] has it, and what multiplies their biases.
+/// Assignment of rows to groups, as in [`deepwell_ir::ops::Dispatch`], and the optional gates.
 #[derive(Clone, Copy)]
 pub struct Grouping<'a> {
-    /// First row of each group, and where the last ends, `[groups + 1]`.
+    /// First row of each group, and the end of the last group, `[groups + 1]`.
     pub offsets: &'a [i32],
-    /// The pair of each row, negative for none, `[rows]`.
+    /// The pair of each row, negative for an empty row, `[rows]`.
     pub pairs: &'a [i32],
-    /// The gate of each pair, `[tokens, top_k]`, if they multiply the biases.
+    /// The gate of each pair, `[tokens, top_k]`, if biases are multiplied by gates.
     pub gates: Option<&'a [f32]>,
 }
 
@@ -32,13 +32,13 @@ impl Grouping<'_> {
     }
 }
 
-/// `out = x + bias[group]` of each row, the bias times the gate of the row's pair if there are
-/// gates; zero for a row without a pair. `x` and `out` are `[rows, columns]`, `bias` is `[groups,
-/// columns]`. The sum is in FP32 and rounded once.
+/// Writes `out = x + bias[group]` per row, with the bias times the gate of the row's pair if there
+/// are gates, and zeros to rows without a pair. `x` and `out` are `[rows, columns]`, `bias` is
+/// `[groups, columns]`. The sum is in FP32 and rounded once.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a pair or row does not exist.
+/// If a slice's length does not fit, or a pair or row does not exist.
 pub fn grouped_bias_forward<E: Element>(
     x: &[E],
     bias: &[E],
@@ -62,7 +62,7 @@ pub fn grouped_bias_forward<E: Element>(
                     out.fill(E::from_f32(0.0));
                     continue;
                 };
-                // The last group that begins at or before the row, empty ones passed over.
+                // The last group that begins at or before the row, which skips empty groups.
                 let group = offsets.partition_point(|&offset| offset as usize <= row) - 1;
                 let (bias, gate) = (&bias[group * columns..][..columns], grouping.gate(pair));
                 vectorized(
@@ -78,7 +78,7 @@ pub fn grouped_bias_forward<E: Element>(
     );
 }
 
-/// The gradient of the biases, written to `dbias` `[groups, columns]` or added to it.
+/// Writes the gradient of the biases to `dbias` `[groups, columns]`, or accumulates it.
 ///
 /// # Panics
 ///
@@ -116,9 +116,9 @@ pub fn grouped_bias_gradient<E: Element>(
     });
 }
 
-/// The gradient of the gates, `[tokens, top_k]`: of each pair the dot product of its row of `dout`
-/// with its group's bias, 0 for a pair without a row. `rows` `[tokens, top_k]` has the row of each
-/// pair.
+/// Computes the gradient of the gates, `[tokens, top_k]`: for each pair the dot product of the
+/// pair's row of `dout` with its group's bias, 0 for a pair without a row. `rows` `[tokens, top_k]`
+/// has the row of each pair.
 ///
 /// # Panics
 ///
@@ -196,7 +196,7 @@ mod tests {
 
     fn check<E: Element>(tokens: usize, top_k: usize, columns: usize, capacity: usize) {
         let mut random = Random::new((tokens + columns) as u64);
-        // Nobody chooses expert 0, nor the last.
+        // No token chooses the first or the last expert.
         let experts = 6;
         let chosen: Vec<i32> = (0..tokens * top_k).map(|_| 1 + random.below(4) as i32).collect();
         let length = chosen.len().next_multiple_of(32) + experts * 32;
@@ -205,10 +205,10 @@ mod tests {
         let mut x: Vec<E> = random.normals(length * columns);
         let bias: Vec<E> = random.normals(experts * columns);
         let mut gates: Vec<f32> = random.normals(chosen.len());
-        // Nothing is divided by a gate.
+        // The gradient does not divide by a gate.
         gates.iter_mut().step_by(5).for_each(|gate| *gate = 0.0);
         let before: Vec<f32> = random.normals(bias.len());
-        // What no pair has is not read.
+        // Rows without a pair are not read.
         for row in (0..length).filter(|&row| pairs[row] < 0) {
             x[row * columns..][..columns].fill(E::from_f32(f32::NAN));
         }
@@ -229,7 +229,7 @@ mod tests {
             });
             let [dbias, dgates] =
                 oracle::backward(&x64, &bias64, wide.as_deref(), &chosen, &rows, columns);
-            // Of a pair that was dropped the oracle has nothing either. A rounding of each product
+            // For a dropped pair the oracle's gradient is zero, too. One rounding of each product
             // and of each partial sum, by 2^-24 of the sum of magnitudes.
             let sizes_of = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
             let wide_sizes = wide.as_deref().map(sizes_of);

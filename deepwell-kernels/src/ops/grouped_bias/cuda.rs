@@ -11,16 +11,16 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Columns of a CTA of the biases' gradient, as in the source.
+/// Columns per CTA in the gradient of the biases, as in the source.
 const COLUMNS: usize = 256;
 /// Elements of a 16-byte load.
 const WIDTH: usize = 8;
-/// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for
+/// CTAs that fill a large GPU. The number determines the order of summation, and so is the same for
 /// all devices.
 const CTAS_WANTED: usize = 1024;
-/// Runs of a group's rows that are joined in little time.
+/// Largest number of runs of a group's rows that are joined quickly.
 const SPLITS_MAX: usize = 64;
-/// Rows of a run, were they spread evenly: four for each warp.
+/// Smallest average number of rows per run: four per warp.
 const ROWS_PER_SPLIT_MIN: usize = 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -50,7 +50,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// Column tiles of a group, and the runs that its rows are cut into; both at least one.
+/// Column tiles of a group, and the number of runs into which its rows are split; both at least
+/// one.
 fn tiles_and_splits(rows: usize, columns: usize, groups: usize) -> (usize, usize) {
     let tiles = columns.div_ceil(COLUMNS).max(1);
     let splits = (CTAS_WANTED / (tiles * groups.max(1)))
@@ -88,7 +89,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }
 
-/// What multiplies the biases, null for nothing.
+/// Address of the gates; null without gates.
 fn gates(call: &CallView<'_>, gated: bool) -> Argument {
     if gated { call.input(3).argument() } else { Argument::Pointer(DevicePtr(0)) }
 }

@@ -5,15 +5,15 @@
 //   dbias[group] (+)= sum over the group's rows of gate * dout[row]
 //   dgates[pair]  = dout[row of the pair] . bias[its group], zero for a pair without a row
 //
-// The gate of a row's pair stands where `gates` is not null, 1 otherwise. Roofline: the forward
-// reads and writes the rows, 4 rows columns bytes; dbias reads them once, 2 rows columns bytes, and
-// so does dgates, each at memcpy bandwidth.
+// The gate of a row's pair is 1 if `gates` is null. Roofline: the forward reads and writes the
+// rows, 4 rows columns bytes; dbias and dgates each read the rows once, 2 rows columns bytes, at
+// memcpy bandwidth.
 //
-// How many rows an expert has is known here alone. A CTA of dbias takes 256 columns of one run of a
-// group's rows, a warp every eighth row of that, eight columns (16 bytes) a lane; where a group is
-// cut into several runs, `grouped_bias_join` adds their sums, first to last. So the order of a sum
-// depends on the group's rows and on nothing else. `_scalar` kernels are for rows that are not a
-// multiple of eight columns.
+// Only the device knows how many rows an expert has. For dbias a CTA sums 256 columns of one run of
+// a group's rows; a warp takes every eighth row of the run, a lane eight columns (16 bytes). If a
+// group is split into several runs, `grouped_bias_join` adds their sums, first to last. The order
+// of a sum therefore depends only on the group's rows. `_scalar` kernels are for rows that are not
+// a multiple of eight columns.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -28,7 +28,7 @@ constexpr int kInFlight = 4;
 
 static_assert(kColumns == kThreads, "a thread joins the warps' sums of one column");
 
-// The last group that begins at `row` or before, empty ones passed over; offsets [groups + 1].
+// The last group that begins at or before `row`, which skips empty groups; offsets [groups + 1].
 __device__ __forceinline__ uint32 group_of(const int32* __restrict__ offsets, uint32 groups,
                                            int32 row) {
     uint32 begin = 0, end = groups;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void forward(const bf16* __restrict__ x, const bf16* 
                 Unit::unpack(of_group[unit], biases);
 #pragma unroll
                 for (int i = 0; i < Unit::kElements; ++i) {
-                    // No product is fused with the sum, as on the CPU.
+                    // Multiplication and addition are not fused, as on the CPU.
                     values[i] = __fadd_rn(values[i], __fmul_rn(gate, biases[i]));
                 }
                 result = Unit::pack(values);
@@ -243,7 +243,7 @@ GROUPED_BIAS_GRADIENT_KERNEL(grouped_bias_gradient_scalar, false)
 GROUPED_BIAS_GATES_KERNEL(grouped_bias_gates, true)
 GROUPED_BIAS_GATES_KERNEL(grouped_bias_gates_scalar, false)
 
-// dbias [elements] of partials [splits, elements], whose sums are added first to last.
+// dbias [elements] from partials [splits, elements], added first to last.
 extern "C" __global__ void __launch_bounds__(kThreads)
     grouped_bias_join(const float* __restrict__ partials, float* dbias, uint64 elements,
                       uint32 splits, uint32 accumulate) {

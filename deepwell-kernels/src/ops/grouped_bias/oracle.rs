@@ -2,7 +2,7 @@
 //! [`deepwell_ir::ops::Dispatch`], `chosen` the expert of each pair.
 
 /// `x` `[rows, columns]` plus the bias `[experts, columns]` of each row's expert, times the gate of
-/// its pair if there are gates; zero for a row without a pair.
+/// the row's pair if there are gates; zero for a row without a pair.
 pub fn forward(
     x: &[f64],
     bias: &[f64],
@@ -20,7 +20,7 @@ pub fn forward(
     (0..x.len()).map(value).collect()
 }
 
-/// Gradients of the bias, and of the gates if there are any (else nothing), for `dout`.
+/// Gradients for `dout` of the bias and of the gates; the latter are empty without gates.
 pub fn backward(
     dout: &[f64],
     bias: &[f64],
@@ -55,12 +55,12 @@ mod tests {
     #[test]
     fn backward_agrees_with_finite_differences() {
         let (experts, columns) = (4, 3);
-        // Five tokens with two choices; a capacity of 3 drops pairs, and nobody chooses expert 3.
+        // Five tokens with two choices; a capacity of 3 drops pairs, and no token chooses expert 3.
         let chosen = [0, 2, 0, 1, 2, 0, 0, 2, 2, 0];
         let maps = grouping::forward(&chosen, experts, 4, 3, 20);
         let (x, bias) = (varied(20 * columns, 1), varied(experts * columns, 2));
         let mut gates = varied(chosen.len(), 3);
-        // Nothing is divided by a gate: one of zero has a gradient like any other.
+        // The gradient does not divide by a gate: a gate of zero has a gradient like any other.
         gates[4] = 0.0;
         let dout = forward(&varied(20 * columns, 4), &bias, None, &chosen, &maps.pairs);
         for gates in [None, Some(gates.as_slice())] {

@@ -1,12 +1,13 @@
 // The three GEMMs of a layer for each group of rows, in BF16 with FP32 accumulation, on mma.sync.
-// Group e has the rows offsets[e] to offsets[e + 1] of the buffer's R; below, x_e are those of x.
+// Group e has the rows offsets[e] to offsets[e + 1] of the buffer's R rows; x_e denotes these rows
+// of x.
 //   fprop  y_e  = x_e w[e]^T        x [R, K], w [G, N, K], y [R, N], BF16
 //   dgrad  dx_e = dy_e w[e]         dy [R, N], dx [R, K], BF16
 //   wgrad  dw[e] (+)= dy_e^T x_e    dw [G, N, K], FP32
-// Rows behind all groups become zeros; a group without rows has a weight gradient of exactly zero,
+// Rows after all groups become zeros; a group without rows has a weight gradient of exactly zero,
 // or adds nothing. A CTA computes one 128 x 128 tile of one group, see mma/bf16_tile.cuh. `_scalar`
-// kernels read element by element, for rows whose length is not a multiple of eight elements. Sums
-// run over K (of wgrad, over a group's rows) in ascending order.
+// kernels read single elements, for rows whose length is not a multiple of eight elements. Sums run
+// over K (in wgrad, over a group's rows) in ascending order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -33,8 +34,8 @@ __device__ __forceinline__ void store(const TileResult<Element>& result, int32 r
                                   bf16_tile::warp_column(), accumulators, shared);
 }
 
-// out_e = a_e b[e]: a [rows, k], of a matrix of b `b_leading` elements for each stored row, out
-// [rows, columns]. `row_tiles` tiles of rows are as many as there can be.
+// out_e = a_e b[e]: a [rows, k], b[e] [columns, k] if kBKMajor, else [k, columns], out [rows,
+// columns]. `row_tiles` is the largest possible number of row tiles.
 template <bool kBKMajor, bool kVector>
 __device__ __forceinline__ void rows_of_groups(const bf16* a, const bf16* b,
                                                const int32* offsets, bf16* out, uint32 groups,
@@ -46,7 +47,7 @@ __device__ __forceinline__ void rows_of_groups(const bf16* a, const bf16* b,
     if (tile.row >= tile.end || column >= columns) {
         return;
     }
-    // Nothing is multiplied for rows that no group has.
+    // Rows after all groups have an empty contraction, so their result is zero.
     const bool is_behind = tile.group == groups;
     const bf16* const of_group =
         b + static_cast<int64>(is_behind ? 0 : tile.group) * columns * k;
@@ -80,9 +81,8 @@ __device__ __forceinline__ void wgrad(const bf16* dy, const bf16* x, const int32
     store(TileResult<float>{of_group, nullptr, n, k, accumulate != 0}, row, column, accumulators);
 }
 
-// a [rows, k], b [groups, columns, k] of fprop and [groups, k, columns] of dgrad, offsets
-// [groups + 1], out [rows, columns]. A CTA for each of `row_tiles` tiles of rows and each tile of
-// columns.
+// a [rows, k], b [groups, columns, k] for fprop and [groups, k, columns] for dgrad, offsets [groups
+// + 1], out [rows, columns]. One CTA per row tile, of `row_tiles`, and column tile.
 #define GROUPED_ROWS(name, b_k_major, vector)                                                    \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         name(const bf16* __restrict__ a, const bf16* __restrict__ b,                             \
@@ -92,7 +92,7 @@ __device__ __forceinline__ void wgrad(const bf16* dy, const bf16* x, const int32
                                           row_tiles);                                            \
     }
 
-// dy [rows, n], x [rows, k], dw [groups, n, k]; a CTA for each tile of dw.
+// dy [rows, n], x [rows, k], dw [groups, n, k]; one CTA per tile of dw.
 #define GROUPED_WGRAD(name, vector)                                                              \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         name(const bf16* __restrict__ dy, const bf16* __restrict__ x,                            \

@@ -32,8 +32,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Takes BF16 operands, of extents that 32 bits index. What a result is stored as is said by the
-/// op.
+/// Accepts BF16 operands with extents that fit 32-bit indices. The op determines the result's
+/// dtype.
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1]).or_else(|| extents_fit(request, &[0, 1])).or_else(|| {
         let output = request.operands[request.input_count].dtype;
@@ -42,8 +42,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     })
 }
 
-/// Tiles of rows that `rows` rows in `groups` groups have at most, those behind the groups
-/// included: each group rounds up by itself.
+/// Largest possible number of row tiles for `rows` rows in `groups` groups, including rows after
+/// the groups: each group is rounded up separately.
 pub(super) fn row_tiles(rows: usize, groups: usize) -> usize {
     (rows + (groups + 1) * (TILE - 1)) / TILE
 }
@@ -57,7 +57,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let operands = [call.input(0), call.input(b), call.input(offsets), call.output(0)];
     let mut arguments: Vec<_> = operands.iter().map(|operand| operand.argument()).collect();
     let number = |number: usize| Argument::I32(number as i32);
-    // Which rows the kernel copies: those of x and w, dy and w, dy and x.
+    // Vector kernels need whole 16-byte rows in all copied operands: x and w, dy and w, dy and x.
     let is_whole = |lengths: &[usize]| lengths.iter().all(|length| length.is_multiple_of(WIDTH));
     let (name, whole, ctas) = match kind {
         GemmKind::Wgrad => {
@@ -89,7 +89,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 mod tests {
     use super::*;
 
-    /// However rows are spread over groups, there is a tile for each.
+    /// Any distribution of rows over groups has enough tiles.
     #[test]
     fn there_are_tiles_for_every_spread() {
         for (lengths, rows) in [
@@ -105,7 +105,7 @@ mod tests {
             let most = row_tiles(rows, lengths.len());
             assert!(needed <= most, "{lengths:?}: {needed} of {most}");
         }
-        // As many as there can be, and no more: each group has one row over.
+        // The worst case, and no more: each group has one row in excess of whole tiles.
         assert_eq!(row_tiles(4 * 129, 3), 8);
     }
 }

@@ -1,4 +1,4 @@
-//! The GEMMs of grouped rows: a GEMM of the backend for each group, one after the other.
+//! The GEMMs of grouped rows: one GEMM of the backend per group, in order.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::cpu::calls::gemm_output::{self, GemmTarget};
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::gemm::{MxPart, Operand, Output, Tier, gemm};
 
-/// The numbers of an operand: `[rows, columns]`, or a stack of such matrices.
+/// Elements of an operand: `[rows, columns]`, or a stack of such matrices.
 #[derive(Clone, Copy, Debug)]
 pub enum Matrix<'a> {
     /// FP32.
@@ -23,7 +23,7 @@ pub enum Matrix<'a> {
     Mx {
         /// E4M3 data.
         data: &'a [u8],
-        /// E8M0 scales in tiles, those of each matrix of a stack by themselves.
+        /// E8M0 scales in tiles, with separate tiles for each matrix of a stack.
         scales: &'a [u8],
     },
 }
@@ -33,7 +33,7 @@ impl<'a> Matrix<'a> {
         matches!(self, Matrix::Mx { .. })
     }
 
-    /// The rows from `first` on of a matrix of `columns` columns.
+    /// The rows from `first` on, of a matrix with `columns` columns.
     fn rows_from(&self, first: usize, columns: usize) -> Operand<'a> {
         match self {
             Matrix::F32(data) => Operand::rows_f32(&data[first * columns..], columns),
@@ -46,7 +46,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The columns from `first` on of a quantized matrix of `columns` columns.
+    /// The columns from `first` on, of a quantized matrix with `columns` columns.
     fn columns_from(&self, first: usize, columns: usize) -> Operand<'a> {
         match self {
             Matrix::Mx { data, scales } => {
@@ -54,7 +54,7 @@ impl<'a> Matrix<'a> {
                 let part = MxPart { first_row: 0, first_block: first / BLOCK, blocks };
                 Operand::part_mx(&data[first.min(data.len())..], scales, columns, part)
             }
-            // Not quantized, it lies as `[columns, rows]`: the caller turns rows around.
+            // Unquantized operands are stored as `[columns, rows]`; the caller transposes them.
             _ => self.rows_from(first, columns),
         }
     }
@@ -76,10 +76,10 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Sizes of grouped GEMMs: `n` outputs and `k` inputs of the layer, `rows` of the buffer.
+/// Sizes of grouped GEMMs.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Rows of the buffer, those behind the groups included.
+    /// Rows of the buffer, including those after the groups.
     pub rows: usize,
     /// Outputs of the layer.
     pub n: usize,
@@ -87,17 +87,17 @@ pub struct Sizes {
     pub k: usize,
 }
 
-/// One of the three GEMMs of a layer for each group of rows.
+/// Computes one of the three GEMMs of a layer for each group of rows.
 ///
-/// Plain operands: fprop takes `a` = x `[rows, k]` and `b` = w `[groups, n, k]`, dgrad dy `[rows,
-/// n]` and w, wgrad dy and x. Quantized ones lie along their contraction: of dgrad w is `[groups,
-/// k, n]`, of wgrad `a` is `[n, rows]` and `b` is `[k, rows]`. `out` is `[rows, n]`, `[rows, k]` or
-/// `[groups, n, k]`.
+/// Unquantized operands: fprop takes `a` = x `[rows, k]` and `b` = w `[groups, n, k]`, dgrad dy
+/// `[rows, n]` and w, wgrad dy and x. Quantized operands are stored along their contraction: w of
+/// dgrad is `[groups, k, n]`, `a` of wgrad is `[n, rows]` and `b` is `[k, rows]`. `out` is
+/// `[rows, n]`, `[rows, k]` or `[groups, n, k]`.
 ///
 /// # Errors
 ///
-/// Offsets that do not ascend within the buffer (with quantized operands in whole blocks), and what
-/// [`gemm`] refuses.
+/// If offsets do not ascend within the buffer (for quantized operands, in whole blocks), or if
+/// [`gemm`] fails.
 pub fn grouped_gemm(
     tier: Tier,
     kind: GemmKind,
@@ -146,7 +146,7 @@ pub fn grouped_gemm(
     Ok(())
 }
 
-/// The rows of each group.
+/// Checks the offsets and returns the rows of each group.
 fn check_offsets(
     offsets: &[i32],
     rows: usize,
@@ -177,7 +177,7 @@ fn part_of<'a>(out: &'a mut Output<'_>, range: Range<usize>) -> Output<'a> {
     }
 }
 
-/// An operand where it lies in the arena.
+/// An operand in the arena.
 enum MatrixIn {
     F32(In<f32>),
     Bf16(In<bf16>),
@@ -207,7 +207,7 @@ impl MatrixIn {
     }
 }
 
-/// Where a call's operands are, how large: which GEMM, the data of `b`, `offsets`, and the sizes.
+/// Returns the GEMM kind, the input indices of `b`'s data and of `offsets`, and the sizes.
 pub(super) fn layout(
     op: &Op,
     shape: &dyn Fn(usize) -> Vec<usize>,
@@ -249,7 +249,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Scratch of the GEMM of a group that has all rows.
+/// Scratch of the GEMM of a single group with all rows.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
     let shape = |index: usize| request.operands[index].shape.clone();
     let Some((kind, [b, _], Sizes { rows, n, k })) = layout(request.op, &shape) else { return 0 };

@@ -1,5 +1,5 @@
-//! The three GEMMs of a layer for each group of rows, plain and on quantized operands. How rows,
-//! offsets and planes lie is said by [`deepwell_ir::ops::GroupedGemm`]'s module.
+//! The three GEMMs of a layer for each group of rows, on plain and on quantized operands.
+//! [`deepwell_ir::ops::GroupedGemm`]'s module documents the layout of rows, offsets and planes.
 
 mod bf16_grouped_gemm;
 pub mod cpu;

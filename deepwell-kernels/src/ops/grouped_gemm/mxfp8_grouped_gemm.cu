@@ -1,15 +1,14 @@
 // The three GEMMs of a layer for each group of rows on MXFP8 operands: E4M3 data and one E8M0 scale
-// for each 32 of them along the contraction. Group e has the rows offsets[e] to offsets[e + 1],
-// multiples of 32, of the buffer's R.
+// per 32 elements along the contraction. Group e has the rows offsets[e] to offsets[e + 1],
+// multiples of 32, of the buffer's R rows.
 //   rows   out_e = a_e b[e]^T         a [R, K], b [G, N, K], out [R, N], BF16: fprop and dgrad
 //   wgrad  out[e] (+)= a_e b_e^T      a [N, R], b [K, R], out [G, N, K], FP32
-// Activations and gradients have one set of scales for all R rows, so a group's tiles begin
-// anywhere within a tile of scales; of b [G, N, K] each matrix has its own.
-// Rows behind all groups become zeros; a group without rows has a weight gradient of exactly zero,
-// or adds nothing. For any architecture that has mma.sync on E4M3, and for any scales; see
-// mma/mxfp8_factors.cuh. A CTA computes one 128 x 128 tile of one group. The `_scalar` kernel reads
-// code by code, for K that is not a multiple of 16. Sums run over the contraction in ascending
-// order.
+// Activations and gradients have one set of scales for all R rows, so a group's tiles may begin
+// inside a tile of scales; each matrix of b [G, N, K] has separate scales. Rows after all groups
+// become zeros; a group without rows has a weight gradient of exactly zero, or adds nothing.
+// Supports any architecture with mma.sync on E4M3, and any scales; see mma/mxfp8_factors.cuh. A CTA
+// computes one 128 x 128 tile of one group. The `_scalar` kernel reads single elements, for K that
+// is not a multiple of 16. Sums run over the contraction in ascending order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -42,7 +41,7 @@ __device__ __forceinline__ void store(const TileResult<Element>& result, int32 r
                                   mxfp8_tile::warp_column(), accumulators, shared);
 }
 
-// `row_tiles` tiles of rows are as many as there can be.
+// `row_tiles` is the largest possible number of row tiles.
 template <bool kVector>
 __device__ __forceinline__ void rows_of_groups(const uint8* a, const uint8* a_scales,
                                                const uint8* b, const uint8* b_scales,
@@ -55,7 +54,7 @@ __device__ __forceinline__ void rows_of_groups(const uint8* a, const uint8* a_sc
     if (tile.row >= tile.end || column >= columns) {
         return;
     }
-    // Nothing is multiplied for rows that no group has.
+    // Rows after all groups have an empty contraction, so their result is zero.
     const bool is_behind = tile.group == groups;
     const int64 group = is_behind ? 0 : tile.group;
     const int64 of_scales =
@@ -70,9 +69,9 @@ __device__ __forceinline__ void rows_of_groups(const uint8* a, const uint8* a_sc
           accumulators);
 }
 
-// a [rows, k], b [groups, columns, k], scales of both in tiles (layout/scale_tile.cuh), those of
-// each matrix of b by themselves, offsets [groups + 1], out [rows, columns]. A CTA for each of
-// `row_tiles` tiles of rows and each tile of columns.
+// a [rows, k], b [groups, columns, k], scales of both in tiles (layout/scale_tile.cuh), separate
+// for each matrix of b, offsets [groups + 1], out [rows, columns]. One CTA per row tile, of
+// `row_tiles`, and column tile.
 #define GROUPED_ROWS(name, vector)                                                               \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
         name(const uint8* __restrict__ a, const uint8* __restrict__ a_scales,                    \
@@ -86,8 +85,8 @@ __device__ __forceinline__ void rows_of_groups(const uint8* a, const uint8* a_sc
 GROUPED_ROWS(mxfp8_grouped_gemm_rows, true)
 GROUPED_ROWS(mxfp8_grouped_gemm_rows_scalar, false)
 
-// a [n, rows], b [k, rows], scales of both in tiles, offsets [groups + 1], out [groups, n, k]. A
-// CTA for each tile of out. `rows` is a multiple of 32.
+// a [n, rows], b [k, rows], scales of both in tiles, offsets [groups + 1], out [groups, n, k]. One
+// CTA per tile of out. `rows` is a multiple of 32.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mxfp8_grouped_gemm_wgrad(const uint8* __restrict__ a, const uint8* __restrict__ a_scales,
                              const uint8* __restrict__ b, const uint8* __restrict__ b_scales,

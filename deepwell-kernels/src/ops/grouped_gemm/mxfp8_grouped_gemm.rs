@@ -19,7 +19,7 @@ const THREADS: u32 = 256;
 const SHARED_BYTES: u32 = 3 * (2 * 16 * 1024 + 1024);
 /// Elements of a 16-byte copy.
 const WIDTH: usize = 16;
-/// Elements that a scale is stored for.
+/// Elements per stored scale.
 const BLOCK: usize = 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -59,7 +59,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a grouped GEMM of quantized operands"));
     };
     let groups = call.input(offsets).elements() - 1;
-    // Of each operand the data and the scales.
+    // Data and scales of each operand.
     let inputs = [0, 1, b, b + 1, offsets].map(|index| call.input(index));
     let mut arguments: Vec<_> = inputs.iter().map(|operand| operand.argument()).collect();
     arguments.push(call.output(0).argument());

@@ -2,13 +2,13 @@
 
 use crate::ops::linear::oracle as linear;
 
-/// The rows of each group, from its offsets.
+/// Rows of each group.
 fn groups(offsets: &[i32]) -> impl Iterator<Item = std::ops::Range<usize>> {
     offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
 }
 
-/// `y_e = x_e w[e]^T`: `x` `[rows, inputs]`, `w` `[groups, outputs, inputs]`, `y` `[rows,
-/// outputs]`, zero behind the groups.
+/// `y_e = x_e w[e]^T`: `x` `[rows, inputs]`, `w` `[groups, outputs, inputs]`, `y`
+/// `[rows, outputs]`, zero after the groups.
 pub fn forward(x: &[f64], w: &[f64], offsets: &[i32], inputs: usize, outputs: usize) -> Vec<f64> {
     let mut y = vec![0.0; x.len() / inputs * outputs];
     for (rows, w) in groups(offsets).zip(w.chunks_exact(outputs * inputs)) {
@@ -18,7 +18,7 @@ pub fn forward(x: &[f64], w: &[f64], offsets: &[i32], inputs: usize, outputs: us
     y
 }
 
-/// `dx_e = dy_e w[e]`: `dy` `[rows, outputs]`, `dx` `[rows, inputs]`, zero behind the groups.
+/// `dx_e = dy_e w[e]`: `dy` `[rows, outputs]`, `dx` `[rows, inputs]`, zero after the groups.
 pub fn data_gradient(
     dy: &[f64],
     w: &[f64],
@@ -59,7 +59,7 @@ mod tests {
     fn gradients_agree_with_finite_differences() {
         let (inputs, outputs) = (3, 2);
         for offsets in [vec![0, 2, 2, 5], vec![0, 0, 4, 4], vec![0, 1, 2, 3]] {
-            // One row behind the groups.
+            // One row after the groups.
             let rows = offsets[3] as usize + 1;
             let (x, w) = (varied(rows * inputs, 1), varied(3 * inputs * outputs, 2));
             let dy = varied(rows * outputs, 3);

@@ -1,14 +1,14 @@
-// GEMMs of groups of rows, such as the tokens of each expert of a mixture, of MXFP8 operands: E4M3
-// data and one E8M0 scale for each 32 of them along K, in tiles (layout/scale_tile.cuh). Group e
-// has rows offsets[e] to offsets[e + 1] of R, multiples of 32, possibly none.
+// GEMMs of groups of rows, such as the tokens of each expert of a mixture, on MXFP8 operands: E4M3
+// data and one E8M0 scale per 32 elements along K, in tiles (layout/scale_tile.cuh). Group e has
+// rows offsets[e] to offsets[e + 1] of R, multiples of 32, possibly none.
 //
-// fprop and dgrad: out [R, N] = a [R, K] b[e] [N, K]^T, zero from the last offset on.
-// wgrad: out[e] [M, N] (+)= a [M, R] b [N, R]^T over the columns of group e; of a group without
-// any, zero, or left as it is where results are added to what is there.
+// fprop and dgrad: out [R, N] = a [R, K] b[e] [N, K]^T, zero from the last offset on. wgrad: out[e]
+// [M, N] (+)= a [M, R] b [N, R]^T over the columns of group e. For a group without rows the result
+// is zero or, when accumulating, unchanged.
 //
 // Static persistent and warp specialized, see scheduler/sm100_grouped_tiles.cuh and
-// mma/sm100_tile.cuh. What lies outside of the operands reads as zeros. Sums run over K in
-// ascending order whatever the grid.
+// mma/sm100_tile.cuh. Out-of-bounds elements of the operands read as zeros. Sums run over K in
+// ascending order for any grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -24,8 +24,8 @@ extern __shared__ __align__(1024) uint8 memory[];
         const int32 *__restrict__ offsets
 
 // a [rows, k] in boxes of 128 rows, b [groups * columns, k] in boxes of tile_n / ctas rows, both of
-// 128 columns and swizzled by 128 bytes; their scales in boxes of a tile, those of each matrix of b
-// in tiles of their own; offsets [groups + 1], out [rows, columns].
+// 128 columns and swizzled by 128 bytes; scales in boxes of a tile, with separate tiles for each
+// matrix of b; offsets [groups + 1], out [rows, columns].
 #define ROWS_GEMM(name, ctas, tile_n)                                                            \
     extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(OPERANDS, bf16* __restrict__ out, int32 groups, int32 rows, int32 columns,          \
@@ -38,8 +38,8 @@ extern __shared__ __align__(1024) uint8 memory[];
                         });                                                                      \
     }
 
-// a [rows, k] and b [columns, k] as above, where k are the rows of all groups;
-// out [groups, rows, columns], added to where `accumulate` is not zero.
+// a [rows, k] and b [columns, k] as above, where k counts the rows of all groups; out [groups,
+// rows, columns], accumulated if `accumulate` is not zero.
 #define WGRAD_GEMM(name, ctas, tile_n)                                                           \
     extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(OPERANDS, float* __restrict__ out, int32 groups, int32 rows, int32 columns,         \

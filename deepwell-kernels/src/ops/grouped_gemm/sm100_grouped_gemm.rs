@@ -1,5 +1,5 @@
-//! `sm100_grouped_gemm.cu`: the GEMMs of groups of rows on tcgen05, of MXFP8 operands of any
-//! granularity. Only the device knows the groups' offsets: a launch is sized for all rows.
+//! `sm100_grouped_gemm.cu`: the GEMMs of groups of rows on tcgen05, with MXFP8 operands of any
+//! granularity. Only the device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
@@ -12,11 +12,11 @@ use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 
-/// Rows of which a group has a multiple: those of one MMA along K.
+/// Group sizes are multiples of this: the K of one MMA.
 const GROUP_ROWS: usize = 32;
-/// Rows of a scale tile, at multiples of which tiles begin.
+/// Rows of a scale tile; GEMM tiles begin at multiples of it.
 const SCALE_TILE_ROWS: usize = 128;
-/// Elements by which rows of operands are apart, as tensor copies need.
+/// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -56,7 +56,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
 }
 
-/// What a call computes: results of `rows` by `columns`, operands with `k` along the contraction.
+/// Sizes of a call: results of `rows` by `columns`, operands with `k` along the contraction.
 #[derive(Clone, Copy)]
 struct Sizes {
     kind: GemmKind,
@@ -79,24 +79,24 @@ impl Sizes {
         Some(Sizes::new(op.kind, op.grouped.groups, a, b))
     }
 
-    /// Tiles of all groups, at most.
+    /// Upper bound of the number of tiles of all groups.
     fn tiles_max(self, shape: TileShape) -> usize {
         let down = match self.kind {
             GemmKind::Wgrad => self.groups * self.rows.div_ceil(shape.rows()),
-            // Each group, and what lies behind them, may begin and end with a tile that has rows
-            // of others.
+            // Each group, and the rows after the groups, may begin and end with a tile that
+            // includes other rows.
             _ => self.rows / shape.rows() + 2 * (self.groups + 1),
         };
         down * self.columns.div_ceil(shape.columns)
     }
 
-    /// One GEMM that takes as long by a model, where groups are of equal size: their tiles one
-    /// below the other.
+    /// Models the groups, with equal sizes, as one GEMM of the same time: their tiles are stacked
+    /// along M.
     fn as_one(self, shape: TileShape) -> GemmSizes {
         let groups = self.groups.max(1);
         let (of_group, k) = match self.kind {
             GemmKind::Wgrad => (self.rows, self.k.div_ceil(groups).max(1)),
-            // On average half a scale tile before a group is not its own.
+            // On average, the first half scale tile of a group belongs to the previous group.
             _ => (self.rows.div_ceil(groups) + SCALE_TILE_ROWS / 2, self.k),
         };
         let m = groups * of_group.next_multiple_of(shape.rows());
@@ -128,7 +128,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let kind = if op.kind == GemmKind::Wgrad { "wgrad" } else { "rows" };
     let name = format!("sm100_grouped_gemm_{kind}_{}", shape.name());
     let function = device.function("sm100_grouped_gemm", &name, shape.shared_bytes())?;
-    // The matrices of a stack lie one below the other.
+    // The matrices of a stack are contiguous, as one matrix of more rows.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
     let [rows_of_a, copied_of_b] = shape.copied_rows();

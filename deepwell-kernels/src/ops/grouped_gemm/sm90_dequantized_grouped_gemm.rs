@@ -1,6 +1,6 @@
-//! The GEMMs of groups of rows of MXFP8 operands at any granularity on Hopper: both operands
-//! dequantized into the workspace, exactly, then `sm90_grouped_gemm_bf16.cu`. Why so is said by the
-//! dense one (`scaled_gemm/dequantized_gemm.rs`).
+//! The GEMMs of groups of rows on Hopper, with MXFP8 operands of any granularity: both operands are
+//! dequantized, exactly, into the workspace, then `sm90_grouped_gemm_bf16.cu` runs. The reasons are
+//! those of the dense GEMM (`scaled_gemm/dequantized_gemm.rs`).
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
@@ -61,7 +61,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let matrices = operands.each_ref().map(Operand::matrix);
     let (name, box_rows) = match op.kind {
         GemmKind::Wgrad => ("wgrad_k_major", BOX_ROWS),
-        // Each operand is quantized along its contraction: dgrad's too are K-major.
+        // Every operand is quantized along its contraction, so those of dgrad are K-major, too.
         _ => ("fprop", TILE_COLUMNS),
     };
     let mut map = |index: usize, rows: usize| {

@@ -1,15 +1,15 @@
-// GEMMs of groups of rows, such as the tokens of each expert of a mixture, of MXFP8 operands whose
-// scales are for 128 elements along K: E4M3, and E8M0 scales in tiles (layout/scale_tile.cuh).
-// Group e has rows offsets[e] to offsets[e + 1] of R, multiples of 128, possibly none.
+// GEMMs of groups of rows, such as the tokens of each expert of a mixture, on MXFP8 operands with
+// one scale per 128 elements along K: E4M3, and E8M0 scales in tiles (layout/scale_tile.cuh). Group
+// e has rows offsets[e] to offsets[e + 1] of R, multiples of 128, possibly none.
 //
-// fprop and dgrad: out [R, N] = a [R, K] b[e] [N, K]^T, zero from the last offset on.
-// wgrad: out[e] [M, N] (+)= a [M, R] b [N, R]^T over the columns of group e; of a group without
-// any, zero, or left as it is where results are added to what is there.
+// fprop and dgrad: out [R, N] = a [R, K] b[e] [N, K]^T, zero from the last offset on. wgrad: out[e]
+// [M, N] (+)= a [M, R] b [N, R]^T over the columns of group e. For a group without rows the result
+// is zero or, when accumulating, unchanged.
 //
 // Static persistent and warp specialized, see scheduler/grouped_tiles.cuh and
-// mma/sm90_mxfp8_tile.cuh. A tile has 256 rows of a group, or its last 128. What lies outside of
-// the operands reads as zeros; columns of the next group's b that a tile reads are not stored. Sums
-// run over K in ascending order whatever the grid.
+// mma/sm90_mxfp8_tile.cuh. A tile has 256 rows of a group, or the group's last 128. Out-of-bounds
+// elements of the operands read as zeros; results for columns of the next group's b are not stored.
+// Sums run over K in ascending order for any grid.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -27,7 +27,7 @@ using Shape = TileShape<2, 1, kScalesByColumn, true>;
 using CopiedShape = TileShape<2, 1, true, true, kStagedRowsBytes>;
 constexpr int kTileM = Shape<true>::kTileM;
 
-// Waves of a tile that have rows of the result.
+// Waves of a tile with rows of the result.
 __device__ __forceinline__ int32 waves_of(const GroupTile& tile) {
     return tile.end - static_cast<int32>(tile.place.row) > kWaveM ? 2 : 1;
 }
@@ -109,9 +109,9 @@ __device__ __forceinline__ void rows_gemm(const Operand& a, const Operand& b,
 }
 
 // a [rows, k] in boxes of 128 rows, b [groups * columns, k] in boxes of 128 rows, both of 128
-// columns and swizzled by 128 bytes; their scales in boxes of a tile, those of each matrix of b in
-// tiles of their own; offsets [groups + 1], out [rows, columns]. `by_column`: rows of b have scales
-// of their own; otherwise 128 x 128 elements share one.
+// columns and swizzled by 128 bytes; scales in boxes of a tile, with separate tiles for each matrix
+// of b; offsets [groups + 1], out [rows, columns]. `by_column`: each row of b has its own scales;
+// otherwise 128 x 128 elements share one.
 #define ROWS_GEMM(name, by_column)                                                               \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,    \
@@ -125,13 +125,14 @@ __device__ __forceinline__ void rows_gemm(const Operand& a, const Operand& b,
 ROWS_GEMM(sm90_grouped_gemm_squares, false)
 ROWS_GEMM(sm90_grouped_gemm_rows, true)
 
-// a [rows, k] and b [columns, k] as above, where k are the rows of all groups;
-// out [groups, rows, columns] as [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32],
-// swizzled by 128 bytes.
+// a [rows, k] and b [columns, k] as above, where k counts the rows of all groups; out [groups,
+// rows, columns] as [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32], swizzled by 128
+// bytes.
 //
-// 64 experts of 1408 x 2048 with 1536 rows each are 567 GFLOP, 370 us at 1530 TFLOP/s, and 738 MB
-// of results beside 340 MB of operands, 260 us: a tile has twelve stages or so and is 128 KiB, so
-// its storing and the next one's stages go together. The room for that is one of four stages.
+// Budget: 64 experts of 1408 x 2048 with 1536 rows each are 567 GFLOP, 370 us at 1530 TFLOP/s, and
+// move 738 MB of results and 340 MB of operands, 260 us. A tile has about twelve stages and is 128
+// KiB, so a tile's stores must be overlapped with the next tile's stages. The staging buffer
+// replaces one of four stages.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
     const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,
@@ -144,11 +145,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgra
             tensor_store_wgmma_rows(out, work.group, work.place.row + row, work.place.column, sums,
                                     staged);
         });
-    // No CTA ends while its shared memory is read.
+    // A CTA must not exit while copies read its shared memory.
     tensor_store_wait_read();
 }
 
-// The same with out [groups, rows, columns] of any width, added to where `accumulate` is not zero.
+// The same GEMM with out [groups, rows, columns] of any width, accumulated if `accumulate` is not
+// zero.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad_add(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
     const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,

@@ -1,5 +1,5 @@
-//! `sm90_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, of MXFP8 operands at granularity
-//! 128. Only the device knows the groups' offsets: a launch is sized for all rows.
+//! `sm90_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, with MXFP8 operands at granularity
+//! 128. Only the device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
@@ -13,20 +13,20 @@ use crate::epilogue::no_epilogue;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{STAGE_K, THREADS, TILE_COLUMNS, TileShape};
 use crate::predict::Rates;
 
-/// The tile, whose last in a group may have half of the rows.
+/// The tile; the last tile of a group may have half of the rows.
 const TILE: TileShape = TileShape { waves: 2, across: 1 };
-/// Rows of which a group has a multiple: those of a scale tile, and of half a tile.
+/// Group sizes are multiples of this: the rows of a scale tile, and of half a tile.
 const GROUP_ROWS: usize = 128;
-/// Rows of `a` in a box: those of half a tile.
+/// Rows of `a` in a box: half a tile.
 pub(super) const BOX_ROWS: usize = 128;
-/// Results of wgrad that leave by copies: boxes of so many rows of a warp and of its columns, in
-/// parts of one swizzle.
+/// Results of wgrad that are stored by tensor copies: boxes of this many rows and all columns of a
+/// warp, in parts as wide as the swizzle.
 const COPIED_ROWS: usize = 16;
 const COPIED_COLUMNS: usize = 32;
-/// Elements by which rows of operands are apart, as tensor copies need.
+/// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 16;
-/// Share of the FP8 peak that fprop and dgrad reach, and wgrad, whose columns have scales of their
-/// own: 36 to 54 % and 24 to 37 % on an H200 with experts of ordinary size
+/// Shares of the FP8 peak of fprop and dgrad, and of wgrad, where each column has its own scales:
+/// 36 to 54 % and 24 to 37 % on an H200 with experts of ordinary size
 /// (`benchmarks/grouped_gemm_2026-11-23.md`).
 const SHARE: f64 = 0.45;
 const WGRAD_SHARE: f64 = 0.3;
@@ -90,18 +90,18 @@ impl Sizes {
         Sizes { rows: a[0], columns, k: a[1] }
     }
 
-    /// Tiles of all groups, at most.
+    /// Upper bound of the number of tiles of all groups.
     pub(super) fn tiles_max(&self, kind: GemmKind, groups: usize) -> usize {
         let down = match kind {
             GemmKind::Wgrad => groups * self.rows.div_ceil(TILE.rows()),
-            // Each group, and what lies behind them, may end with a tile that is not full.
+            // Each group, and the rows after the groups, may end with a partial tile.
             _ => self.rows / TILE.rows() + groups + 1,
         };
         down * self.columns.div_ceil(TILE_COLUMNS)
     }
 }
 
-/// Boxes of what a warp has of a tile of the FP32 matrices `[groups, rows, columns]`.
+/// Boxes of a warp's part of a tile of the FP32 matrices `[groups, rows, columns]`.
 fn result_boxes(out: &DeviceTensor) -> TensorMapSpec {
     let [groups, rows, columns] = [0, 1, 2].map(|axis| out.shape[axis]);
     let (row_bytes, part_bytes) = (columns * size_of::<f32>(), COPIED_COLUMNS * size_of::<f32>());
@@ -128,7 +128,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         && !call.accumulate()
         && sizes.columns.is_multiple_of(COPIED_COLUMNS);
     let name = match (op.kind, op.b.block.is_square()) {
-        // Rows of a square have its scale, each of them.
+        // A square's scale is stored for each of its rows.
         (GemmKind::Wgrad, _) if by_copies => "sm90_grouped_gemm_wgrad",
         (GemmKind::Wgrad, _) => "sm90_grouped_gemm_wgrad_add",
         (_, true) => "sm90_grouped_gemm_squares",
@@ -139,7 +139,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         false => TILE.shared_bytes(),
     };
     let function = device.function("sm90_grouped_gemm", name, shared_bytes)?;
-    // The matrices of a stack lie one below the other.
+    // The matrices of a stack are contiguous, as one matrix of more rows.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
     let boxes = [
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn grids_cover_every_way_to_fill_the_groups() {
         let sizes = Sizes { rows: 1024, columns: 130, k: 16 };
-        // Four tiles of 256 rows, and one more for each group and for what lies behind; two across.
+        // Four tiles of 256 rows, one more per group and for the rows after the groups; two across.
         assert_eq!(sizes.tiles_max(GemmKind::Fprop, 3), 2 * (4 + 3 + 1));
         assert_eq!(sizes.tiles_max(GemmKind::Wgrad, 3), 2 * 3 * 4);
     }

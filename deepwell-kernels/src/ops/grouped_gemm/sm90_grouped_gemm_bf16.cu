@@ -1,16 +1,15 @@
-// GEMMs of groups of rows, such as the tokens of each expert of a mixture, of BF16 operands. Group
+// GEMMs of groups of rows, such as the tokens of each expert of a mixture, on BF16 operands. Group
 // e has rows offsets[e] to offsets[e + 1] of R, possibly none.
 //
 // fprop: out [R, N] = a [R, K] b[e] [N, K]^T. dgrad: out [R, N] = a [R, K] b[e] [K, N]. Both are
-// zero from the last offset on.
-// wgrad: out[e] [M, N] (+)= a [R, M]^T b [R, N] over the rows of group e, multiples of 16; of a
-// group without any, zero, or left as it is where results are added to what is there. Where
-// operands are K-major, it is a [M, R] b [N, R]^T.
+// zero from the last offset on. wgrad: out[e] [M, N] (+)= a [R, M]^T b [R, N] over the rows of
+// group e, multiples of 16; for K-major operands a [M, R] b [N, R]^T. For a group without rows the
+// result is zero or, when accumulating, unchanged.
 //
 // Static persistent and warp specialized, see scheduler/grouped_tiles.cuh and
-// mma/sm90_bf16_tile.cuh. A tile has up to 256 rows of a group. What lies outside of the operands
-// reads as zeros; what a tile reads of the next group is not stored. Sums run over K in ascending
-// order whatever the grid.
+// mma/sm90_bf16_tile.cuh. A tile has up to 256 rows of a group. Out-of-bounds elements of the
+// operands read as zeros; results for rows of the next group are not stored. Sums run over K in
+// ascending order for any grid.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -27,7 +26,7 @@ using Shape = TileShape<kLayout, 2, kTileN, 1, true, kByGroups>;
 
 constexpr int kTileM = Shape<Layout::kRows>::kTileM;
 
-// What both kinds of tiles have in common.
+// Common to both kinds of tiles.
 __device__ __forceinline__ TileWork work_of(const GroupTile& tile) {
     TileWork work;
     work.place = tile.place;
@@ -114,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     rows_gemm<Layout::kRows>(a, b, offsets, out, groups, rows, columns, k);
 }
 
-// The same, but b [1, groups, k, columns] in boxes of 64 by 64.
+// The same, with b [1, groups, k, columns] in boxes of 64 by 64.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_grouped_gemm_bf16_dgrad(const __grid_constant__ TensorMap a,
                                  const __grid_constant__ TensorMap b,
@@ -141,7 +140,7 @@ __device__ __forceinline__ void weights_gemm(const TensorMap& a, const TensorMap
 }
 
 // a [R, rows] and b [R, columns] in boxes of 64 by 64, swizzled by 128 bytes; offsets [groups + 1],
-// out [groups, rows, columns], added to where `accumulate` is not zero.
+// out [groups, rows, columns], accumulated if `accumulate` is not zero.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_grouped_gemm_bf16_wgrad(const __grid_constant__ TensorMap a,
                                  const __grid_constant__ TensorMap b,
@@ -151,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                           accumulate != 0);
 }
 
-// The same, but a [rows, R] and b [columns, R], in boxes of 128 rows and 64 columns.
+// The same, with a [rows, R] and b [columns, R], in boxes of 128 rows and 64 columns.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sm90_grouped_gemm_bf16_wgrad_k_major(const __grid_constant__ TensorMap a,
                                          const __grid_constant__ TensorMap b,

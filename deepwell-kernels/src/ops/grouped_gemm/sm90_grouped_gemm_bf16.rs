@@ -1,5 +1,5 @@
-//! `sm90_grouped_gemm_bf16.cu`: the GEMMs of groups of rows on wgmma, of BF16 operands. Only the
-//! device knows the groups' offsets: a launch is sized for all rows.
+//! `sm90_grouped_gemm_bf16.cu`: the GEMMs of groups of rows on wgmma, with BF16 operands. Only the
+//! device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::ops::GroupedRows;
 use deepwell_ir::{GemmKind, KernelRequest, Op};
@@ -22,14 +22,14 @@ use crate::predict::Rates;
 
 /// Bytes of a stage: 256 rows and 128 columns, 64 along K.
 const STAGE_BYTES: usize = (256 + TILE_COLUMNS) * 128;
-/// As many stages as fit.
+/// Shared memory with as many stages as fit.
 const SHARED_BYTES: u32 =
     (SHARED_LIMIT - (SHARED_LIMIT - SHARED_BESIDE_STAGES) % STAGE_BYTES) as u32;
-/// Elements by which rows of operands are apart, as tensor copies need.
+/// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 8;
-/// Along K of one wgmma: a group has a multiple of it, where its rows are the contraction.
+/// K of one wgmma: group sizes are multiples of it if rows are the contraction.
 pub(super) const STEP_K: usize = 16;
-/// Share of the BF16 peak that it reaches: 45 to 69 % on an H200 with experts of ordinary size
+/// Share of the BF16 peak: 45 to 69 % on an H200 with experts of ordinary size
 /// (`benchmarks/grouped_gemm_2026-11-23.md`).
 pub(super) const SHARE: f64 = 0.6;
 
@@ -46,7 +46,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Which GEMM of the layer, and its groups.
+/// Returns the GEMM kind of an op, and its groups.
 fn kind_of(op: &Op) -> Option<(GemmKind, GroupedRows)> {
     match op {
         Op::GroupedGemm(op) => Some((GemmKind::Fprop, op.grouped)),
@@ -73,7 +73,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// Boxes of 64 by 64 of the matrices `[k, columns]` of a stack.
+/// Boxes of 64 by 64 of a stack of matrices `[k, columns]`.
 fn stack_boxes(stack: &DeviceTensor) -> TensorMapSpec {
     let [groups, k, columns] = [0, 1, 2].map(|axis| stack.shape[axis] as u64);
     let row_bytes = columns * 2;
@@ -104,7 +104,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let boxes = match kind {
         GemmKind::Fprop => {
-            // The matrices of a stack lie one below the other.
+            // The matrices of a stack are contiguous, as one matrix of more rows.
             let rows = b.elements() / sizes.k;
             let b = DeviceTensor { shape: vec![rows, sizes.k], ..b };
             [
@@ -121,7 +121,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     Ok(vec![gemm.step(device, &offsets, &out, call.accumulate())?])
 }
 
-/// One of the kernels' GEMMs.
+/// Parameters of a launch.
 pub(super) struct Gemm {
     pub(super) kind: GemmKind,
     /// `fprop`, `dgrad`, `wgrad` or `wgrad_k_major`.

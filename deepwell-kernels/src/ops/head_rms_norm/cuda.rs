@@ -1,7 +1,7 @@
 //! `head_rms_norm.cu` and `head_rms_norm_backward.cu`: root-mean-square normalization of heads.
 //!
-//! The heads of all tokens lie one after the other, so those of a width that these kernels do not
-//! take are rows of `rms_norm.cu` and `rms_norm_backward.cu`.
+//! The heads of all tokens are contiguous. Heads of widths that these kernels do not support are
+//! therefore processed as rows by `rms_norm.cu` and `rms_norm_backward.cu`.
 
 use deepwell_ir::{KernelRequest, Op, OperandType, Target};
 
@@ -18,13 +18,13 @@ use crate::predict::roofline;
 /// Threads of a CTA of each kernel, as in the sources.
 const FORWARD_THREADS: u32 = 256;
 const BACKWARD_THREADS: u32 = 512;
-/// Heads of a thread at a time, as in the sources.
+/// Heads per thread at a time, as in the sources.
 const HEADS: u32 = 4;
-/// BF16 of 16 bytes, what a lane has of a head.
+/// BF16 elements of 16 bytes: a lane's part of a head.
 const VECTOR: usize = 8;
-/// Lanes of a head at most.
+/// Largest number of lanes per head.
 const LANES_MAX: usize = 32;
-/// Heads of all tokens, and elements of one, that the kernels index.
+/// Largest number of heads of all tokens, and of elements per head, that the kernels can index.
 const EXTENT_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -56,7 +56,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// Heads of all tokens and the elements of one, from x `[tokens, heads · D]` and the gain `[D]`.
+/// Number of heads of all tokens and of elements per head, from x `[tokens, heads · D]` and the
+/// gain `[D]`.
 fn heads_of(x: &[usize], gain: &[usize]) -> [usize; 2] {
     let head_dim = gain.iter().product::<usize>();
     [x.iter().product::<usize>() / head_dim.max(1), head_dim]
@@ -73,15 +74,15 @@ fn reject(request: &KernelRequest<'_>, x: usize, gain: usize) -> Option<String> 
     })
 }
 
-/// Lanes that share a head, a power of two; none where a head does not consist of whole vectors or
-/// is wider than a warp.
+/// Lanes that share a head, a power of two; `None` if a head is not whole vectors or is wider than
+/// a warp.
 fn lanes_of(head_dim: usize) -> Option<u32> {
     let lanes = (head_dim / VECTOR).next_power_of_two();
     let fits = head_dim > 0 && head_dim.is_multiple_of(VECTOR) && lanes <= LANES_MAX;
     fits.then_some(lanes as u32)
 }
 
-/// How the sums over heads are divided among CTAs.
+/// Division of the sums over heads among CTAs.
 fn division([heads, _]: [usize; 2], lanes: u32, workers: usize) -> CtaColumns {
     CtaColumns::new(heads, (BACKWARD_THREADS / lanes * HEADS) as usize, workers)
 }
@@ -122,7 +123,7 @@ fn prepare_backward(
     let Some(lanes) = lanes_of(matrix[1]) else {
         return rms_norm_backward::KERNEL.prepare(call, device, matrix, false);
     };
-    // As the program was planned: its scratch is for that many CTAs.
+    // The worker count of the plan, because the scratch is sized for this number of CTAs.
     let division = division(matrix, lanes, call.program.target.workers);
     let function = device.function("head_rms_norm_backward", "head_rms_norm_backward", 0)?;
     let mut arguments: Vec<_> = (0..6).map(|index| call.operand(index).argument()).collect();

@@ -2,10 +2,10 @@
 //
 //   rstd = 1 / sqrt(mean(x^2) + eps);  y = x * rstd * weight
 //
-// x, y [heads, head_dim] BF16, the heads of all tokens one after the other; weight [head_dim];
-// rstd [heads] FP32. A head belongs to a few lanes of a warp, so it is read once, in units of
-// 16 bytes, and a warp reads and writes whole lines. Heads of other widths than whole units, or of
-// more than 256 elements, are rows of rms_norm.cu.
+// x, y [heads, head_dim] BF16, with the heads of all tokens contiguous; weight [head_dim]; rstd
+// [heads] FP32. A head belongs to a few lanes of a warp, so it is read once, in units of 16 bytes,
+// and a warp reads and writes whole lines. Heads that are not whole units or have more than 256
+// elements are processed as rows by rms_norm.cu.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -15,10 +15,10 @@
 #include "layout/norm_value.cuh"
 
 constexpr int kThreads = 256;
-// Heads of a thread.
+// Heads per thread.
 constexpr int kHeads = 4;
 
-// head_dim a multiple of 8, at most 8 * lanes; lanes a power of two, at most 32. A CTA takes
+// head_dim a multiple of 8, at most 8 * lanes; lanes a power of two, at most 32. A CTA normalizes
 // kThreads / lanes * kHeads heads.
 extern "C" __global__ void __launch_bounds__(kThreads)
     head_rms_norm(const uint4* __restrict__ x, const uint4* __restrict__ weight,

@@ -3,12 +3,12 @@
 //   dx = rstd * (g - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over tokens and heads of dy * n
 //
-// dy, x, dx [heads, head_dim] BF16, the heads of all tokens one after the other; weight [head_dim]
-// BF16; rstd [heads], dweight [head_dim] FP32. One CTA an SM, whose groups of lanes take heads in
-// turn. Each head is read once and written once. A thread keeps the same elements throughout, so
-// its part of dweight stays in registers until the end: then lanes of a warp add theirs, the warps
-// of the CTA theirs in shared memory, and the CTAs theirs in scratch, each in a fixed order. Heads
-// of other widths are rows of rms_norm_backward.cu.
+// dy, x, dx [heads, head_dim] BF16, with the heads of all tokens contiguous; weight [head_dim]
+// BF16; rstd [heads], dweight [head_dim] FP32. There is one CTA per SM, whose groups of lanes loop
+// over heads. Each head is read once and written once. A thread keeps the same elements throughout,
+// so its part of dweight stays in registers until the end. Then sums are added over the lanes of a
+// warp, over the warps of the CTA in shared memory, and over the CTAs in scratch, each in a fixed
+// order. Heads of other widths are processed as rows by rms_norm_backward.cu.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -19,7 +19,7 @@
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-// Heads that a thread has under way.
+// Heads of a thread in flight.
 constexpr int kHeads = 4;
 constexpr int kHeadDimMax = 256;
 
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unpack_bf16x8(group.holds_a_vector() ? weight[group.lane] : make_uint4(0, 0, 0, 0), gain);
     float of_elements[8] = {};
 
-    // All groups go round equally often, so that whole warps meet at the shuffles.
+    // All groups run the same number of iterations, so that whole warps reach the shuffles.
     const uint32 stride = gridDim.x * group.heads_at_a_time();
     for (uint32 first = blockIdx.x * group.heads_at_a_time(); first < heads; first += stride) {
         uint4 packed_dy[kHeads], packed_x[kHeads];
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
 
-    // The groups of a warp, then the warps of the CTA one after the other.
+    // Sums over the groups of a warp, then over the warps of the CTA in order.
 #pragma unroll
     for (uint32 distance = 16; distance > 0; distance /= 2) {
         if (distance >= lanes) {

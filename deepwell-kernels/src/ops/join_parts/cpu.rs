@@ -1,4 +1,4 @@
-//! Parts of a matrix one behind the other, put side by side: copies of bytes.
+//! Contiguous parts of a matrix, placed side by side: copies of bytes.
 
 use deepwell_ir::Op;
 use rayon::prelude::*;
@@ -7,12 +7,12 @@ use crate::KernelError;
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::parallel::ROWS_PER_CHUNK;
 
-/// `x`, `parts` matrices of `rows` rows of so many bytes, one behind the other, to `joined`, whose
-/// rows have one of each part.
+/// Copies `x`, `parts` contiguous matrices of `rows` rows each, to `joined`, each of whose rows has
+/// a row of every part.
 ///
 /// # Panics
 ///
-/// When there is no part, or the lengths differ or are not of so many parts and rows.
+/// If there is no part, the lengths differ, or the length is not a multiple of `parts * rows`.
 pub fn join_parts(x: &[u8], parts: usize, rows: usize, joined: &mut [u8]) {
     assert_eq!(x.len(), joined.len(), "`x` and `joined` differ in length");
     if x.is_empty() {

@@ -1,4 +1,4 @@
-//! `join_parts.cu`: parts of a matrix one behind the other, put side by side.
+//! `join_parts.cu`: contiguous parts of a matrix, placed side by side.
 
 use deepwell_ir::{KernelRequest, Op, OperandType};
 
@@ -28,7 +28,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Bytes that a row of a part has.
+/// Bytes per row of a part.
 fn part_bytes(x: &OperandType) -> Option<usize> {
     Some(x.storage_bytes()? / x.shape.first().copied()?.max(1))
 }

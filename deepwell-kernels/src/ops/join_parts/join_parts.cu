@@ -1,9 +1,9 @@
-// Parts of a matrix one behind the other, put side by side:
+// Contiguous parts of a matrix, placed side by side:
 //
 //   x [parts, rows, units] to joined [rows, parts, units], units of 16 bytes
 //
-// Copies, whose bits do not change. Roofline: the bytes of both at memcpy bandwidth. A warp moves
-// neighbouring units; what it writes is one run of bytes.
+// Copies, with unchanged bits. Roofline: the bytes of both at memcpy bandwidth. A warp moves
+// neighbouring units and writes one contiguous run of bytes.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"

@@ -1,4 +1,4 @@
-//! Parts of a matrix one behind the other, put side by side.
+//! Contiguous parts of a matrix, placed side by side.
 
 pub mod cpu;
 mod cuda;

@@ -1,6 +1,6 @@
-//! Parts of a matrix one behind the other, put side by side. It has no derivative.
+//! Contiguous parts of a matrix, placed side by side. The op has no derivative.
 
-/// `x`, `parts` matrices `[rows, columns]` one behind the other, as `[rows, parts · columns]`.
+/// Joins `x`, `parts` contiguous matrices `[rows, columns]`, to `[rows, parts · columns]`.
 pub fn join<T: Copy>(x: &[T], parts: usize, rows: usize, columns: usize) -> Vec<T> {
     let at = |row: usize, column: usize| {
         let part = column / columns;

@@ -22,12 +22,13 @@ fn check(shape: &Shape, lengths: [usize; 4]) {
     assert_eq!(lengths, columns.map(|columns| tokens * columns), "{shape:?}");
 }
 
-/// Keys `k` `[tokens, heads * (plain_dim + rope_dim)]` and values `v` `[tokens, heads * value_dim]`
-/// of `kv` `[tokens, heads * (plain_dim + value_dim)]` and `k_rope` `[tokens, rope_dim]`.
+/// Writes keys `k` `[tokens, heads * (plain_dim + rope_dim)]` and values `v`
+/// `[tokens, heads * value_dim]` from `kv` `[tokens, heads * (plain_dim + value_dim)]` and `k_rope`
+/// `[tokens, rope_dim]`.
 ///
 /// # Panics
 ///
-/// When a size is zero, or a slice's length does not fit.
+/// If a size is zero, or a slice's length does not fit.
 pub fn latent_key_value<E: Element>(
     shape: &Shape,
     kv: &[E],
@@ -56,8 +57,8 @@ pub fn latent_key_value<E: Element>(
     });
 }
 
-/// Gradients `dkv` and `dk_rope` of what [`latent_key_value`] read, for those of what it wrote.
-/// That of k_rope is the sum over heads, first to last, in FP32, rounded once.
+/// Writes `dkv` and `dk_rope`, the gradients of [`latent_key_value`]'s inputs, from those of its
+/// outputs. The gradient of k_rope is the sum over heads, first to last, in FP32, rounded once.
 ///
 /// # Panics
 ///
@@ -164,8 +165,8 @@ mod tests {
             let (mut dkv, mut dk_rope) = (poisoned::<E>(of_kv), poisoned::<E>(of_rope));
             latent_key_value_backward(shape, &dk, &dv, &mut dkv, &mut dk_rope);
             assert_eq!(to_f64(&dkv), expected.0);
-            // An addition for each head, each rounded by 2^-24 of the sum of magnitudes; then one
-            // rounding to the type.
+            // One addition per head, rounded by 2^-24 of the sum of magnitudes, then one rounding
+            // to the type.
             let absolute: Vec<f64> =
                 sizes.iter().map(|size| shape.heads as f64 * 2f64.powi(-24) * size).collect();
             let relative = f64::from(E::UNIT_ROUNDOFF);

@@ -12,7 +12,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Heads of all tokens at most.
+/// Largest number of heads of all tokens.
 const ROWS_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -62,7 +62,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1, 2, 3])
 }
 
-/// Both take their four operands, tokens, heads and the columns of a head.
+/// Both kernels take four operands, tokens, heads and the columns of a head.
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Some((op, entry)) = shape_of(&call.call.op) else {
         return Err(call.refuse("expected keys and values of latent attention"));

@@ -3,12 +3,12 @@
 //   forward   kv [tokens, heads, plain + value], k_rope [tokens, rope]
 //             to k [tokens, heads, plain + rope], v [tokens, heads, value]
 //   backward  dk, dv to dkv, and to dk_rope, the sum over heads from first to last in FP32,
-//             rounded once: the numbers of the CPU
+//             rounded once: the bits of the CPU
 //
 // Roofline: kv, k_rope, k and v once, 2 tokens (2 heads (plain + value) + rope (heads + 1)) bytes,
 // forward and backward, at memcpy bandwidth. A head of a token belongs to up to 32 lanes that move
-// 16 bytes at a time, and a unit of dk_rope to one thread; `_scalar` kernels move element by
-// element, for parts that are not a multiple of eight columns.
+// 16 bytes at a time, and a unit of dk_rope to one thread; `_scalar` kernels move single elements,
+// for parts that are not a multiple of eight columns.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -17,10 +17,10 @@
 
 constexpr uint32 kThreads = 256;
 
-// Units of a head, or elements of one before they are counted in units.
+// Columns of a head, in elements or in units.
 struct Columns {
-    uint32 plain;  // of a key that are its head's own
-    uint32 rope;   // of a key that all heads share
+    uint32 plain;  // of a key, separate for each head
+    uint32 rope;   // of a key, shared by all heads
     uint32 value;
 
     __device__ __forceinline__ Columns in_units(uint32 elements) const {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void forward(const bf16* __restrict__ kv,
     const Columns of = columns.in_units(Bf16Unit<kVector>::kElements);
     const Bits* const own = reinterpret_cast<const Bits*>(kv);
     const Bits* const shared = reinterpret_cast<const Bits*>(k_rope);
-    // A row is a head of a token: its key and then its value.
+    // A row is a head of a token: the key, then the value.
     for_units(tokens * heads, of.plain + of.rope + of.value, lanes, [&](uint32 row, uint32 unit) {
         const uint64 source = uint64{row} * (of.plain + of.value);
         const uint64 key = uint64{row} * (of.plain + of.rope);

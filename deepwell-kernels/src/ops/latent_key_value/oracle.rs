@@ -1,12 +1,12 @@
-//! Keys and values of latent attention: each head's own columns, and the rotated ones that all
-//! heads share.
+//! Keys and values of latent attention: columns of each head, and rotated columns that all heads
+//! share.
 
 /// Columns of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Heads.
     pub heads: usize,
-    /// Columns of a key that are its head's own.
+    /// Columns of a key that are separate for each head.
     pub plain_dim: usize,
     /// Columns of a key that all heads share.
     pub rope_dim: usize,
@@ -26,8 +26,8 @@ impl Shape {
     }
 }
 
-/// k `[tokens, heads * (plain_dim + rope_dim)]` and v `[tokens, heads * value_dim]` of kv
-/// `[tokens, heads * (plain_dim + value_dim)]` and k_rope `[tokens, rope_dim]`.
+/// Computes k `[tokens, heads * (plain_dim + rope_dim)]` and v `[tokens, heads * value_dim]` from
+/// kv `[tokens, heads * (plain_dim + value_dim)]` and k_rope `[tokens, rope_dim]`.
 pub fn forward(shape: &Shape, kv: &[f64], k_rope: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let (mut k, mut v) = (Vec::new(), Vec::new());
     let tokens = kv.chunks_exact(shape.source_columns()).zip(k_rope.chunks_exact(shape.rope_dim));
@@ -41,7 +41,7 @@ pub fn forward(shape: &Shape, kv: &[f64], k_rope: &[f64]) -> (Vec<f64>, Vec<f64>
     (k, v)
 }
 
-/// The gradients of kv and k_rope for those of k and v.
+/// The gradients of kv and k_rope from those of k and v.
 pub fn backward(shape: &Shape, dk: &[f64], dv: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let (mut dkv, mut dk_rope) = (Vec::new(), Vec::new());
     let tokens =

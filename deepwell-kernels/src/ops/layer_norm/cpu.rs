@@ -16,7 +16,7 @@ use crate::cpu::parallel::{
     LANES, ROWS_PER_CHUNK, chunk_elements, sum_lanes, sum_partial_rows, vectorized,
 };
 
-/// Sum of `term` over a row: lane `i % LANES` adds element `i`, then the lanes are added.
+/// Sums `term` over a row: lane `i % LANES` adds element `i`, then the lanes are added.
 #[inline(always)]
 fn sum_of<E: Element>(row: &[E], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -36,11 +36,11 @@ fn sum_of<E: Element>(row: &[E], term: impl Fn(f32) -> f32) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Mean and reciprocal standard deviation of a row.
+/// Returns the mean and the reciprocal standard deviation of a row.
 ///
-/// The mean is that of the distances from the first element, so that a row far from zero, and
-/// one of equal numbers above all, loses nothing in the sum; the variance is that of the
-/// distances from the mean as it was rounded.
+/// The mean is computed from distances to the first element, so that the sum of a row far from
+/// zero, in particular of a constant row, loses no precision. The variance is computed from
+/// distances to the rounded mean.
 #[inline(always)]
 fn row_statistics<E: Element>(x: &[E], eps: f32) -> (f32, f32) {
     let hidden = x.len() as f32;
@@ -76,16 +76,16 @@ fn normalize_row<E: Element>(
     (mean, rstd)
 }
 
-/// `mean[r]` and `rstd[r] = 1 / sqrt(variance + eps)` of each row `x[r]`, and
+/// Writes `mean[r]` and `rstd[r] = 1 / sqrt(variance + eps)` of each row `x[r]`, and
 /// `y[r] = (x[r] - mean[r]) * rstd[r] * weight + bias`.
 ///
 /// `x` and `y` are `[rows, hidden]` row-major, `weight` and `bias` are `[hidden]`, `mean` and
-/// `rstd` are `[rows]` and are what the backward needs. Distances from the mean above 1.8e19
-/// overflow the variance, as they do in `f32` everywhere: the row then comes out as the bias.
+/// `rstd` are `[rows]`, for use in the backward. Distances from the mean above 1.8e19 overflow the
+/// variance, as in any `f32` implementation: the row then becomes the bias.
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn layer_norm_forward<E: Element>(
     x: &[E],
     weight: &[E],
@@ -118,14 +118,14 @@ pub fn layer_norm_forward<E: Element>(
         });
 }
 
-/// `sum = x + delta`, rounded to `E`, then [`layer_norm_forward`] of that rounded sum.
+/// Writes `sum = x + delta`, rounded to `E`, then [`layer_norm_forward`] of the rounded sum.
 ///
-/// One pass over memory in place of two: `x` is the residual stream, `delta` what a layer adds to
-/// it, `sum` the stream after it. All are `[rows, hidden]`.
+/// One pass over memory instead of two: `x` is the residual stream, `delta` the output of a layer,
+/// `sum` the new residual stream. All are `[rows, hidden]`.
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn add_layer_norm_forward<E: Element>(
     x: &[E],
     delta: &[E],
@@ -170,19 +170,18 @@ pub fn add_layer_norm_forward<E: Element>(
         });
 }
 
-/// Bytes of workspace that [`layer_norm_backward`] needs: two `f32` rows of `hidden` for every 64
-/// rows begun.
+/// Bytes of workspace of [`layer_norm_backward`]: two `f32` rows of `hidden` per 64 rows or fewer.
 pub fn layer_norm_backward_workspace_bytes(rows: usize, hidden: usize) -> usize {
     2 * rows.div_ceil(ROWS_PER_CHUNK) * hidden * size_of::<f32>()
 }
 
-/// Gradients of [`layer_norm_forward`] with respect to `x`, `weight` and `bias`.
+/// Writes the gradients of [`layer_norm_forward`] with respect to `x`, `weight` and `bias`.
 ///
 /// With `n = (x - mean) * rstd` and `g = dy * weight`, row by row:
 /// `dx = rstd * (g - mean(g) - n * mean(g * n))`, `dweight = sum over rows of dy * n` and
-/// `dbias = sum over rows of dy`. Given `dresidual` `[rows, hidden]`, `dx` is `dresidual` plus
-/// that, rounded once: the gradient that reaches a residual stream past the norm. `dweight` and
-/// `dbias` `[hidden]` are added to what they hold when `accumulate` is set.
+/// `dbias = sum over rows of dy`. `dresidual` `[rows, hidden]`, if given, is the gradient that
+/// bypasses the norm in a residual stream; it is added to `dx` before the single rounding.
+/// `dweight` and `dbias` `[hidden]` are added to their previous values if `accumulate` is set.
 ///
 /// `workspace` holds [`layer_norm_backward_workspace_bytes`]` / 4` numbers of any value. The rows'
 /// contributions to `dweight` and `dbias` are added in runs of 64 rows and then run by run, so the
@@ -190,7 +189,7 @@ pub fn layer_norm_backward_workspace_bytes(rows: usize, hidden: usize) -> usize 
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn layer_norm_backward<E: Element>(
     dy: &[E],
     x: &[E],
@@ -252,7 +251,7 @@ pub fn layer_norm_backward<E: Element>(
     sum_partial_rows(bias_parts, dbias, accumulate);
 }
 
-/// What the backward of one row reads.
+/// Inputs of the backward of one row.
 struct Row<'a, E> {
     dy: &'a [E],
     x: &'a [E],
@@ -291,7 +290,7 @@ impl<E: Element> Row<'_, E> {
         (sum_lanes(of_g), sum_lanes(of_gn))
     }
 
-    /// Writes `dx` and adds the row's part to `dweight` and `dbias`.
+    /// Writes `dx` and adds the row's contribution to `dweight` and `dbias`.
     #[inline(always)]
     fn backward(
         &self,

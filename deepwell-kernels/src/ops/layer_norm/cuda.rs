@@ -1,4 +1,4 @@
-//! `layer_norm.cu`: layer normalization, with or without a sum before it.
+//! `layer_norm.cu`: layer normalization, optionally of a sum.
 
 use deepwell_ir::{KernelRequest, Op};
 

@@ -1,4 +1,4 @@
-//! `layer_norm_quantize.cu`: layer normalization and the block quantization of its output.
+//! `layer_norm_quantize.cu`: layer normalization with block quantization of the output.
 
 use crate::cuda::launch::norm_quantize;
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};

@@ -1,13 +1,13 @@
-// Layer normalization of rows, and the same of the sum of two matrices:
+// Layer normalization of rows, optionally of the sum of two matrices:
 //
 //   sum = x + delta (rounded to BF16; without delta, sum is x)
 //   mean = mean(sum);  rstd = 1 / sqrt(mean((sum - mean)^2) + eps)
 //   y = (sum - mean) * rstd * weight + bias
 //
-// The work is split as in `rms_norm.cu`: a row stays in registers between its two sums. The mean
-// is that of distances from the first element, and the variance that of distances from the mean,
-// so neither cancels. Rows that do not consist of whole vectors, or are too long, go element by
-// element and are read three times.
+// The work is divided as in `rms_norm.cu`: a row stays in registers between its two sums. The mean
+// is computed from distances to the first element, and the variance from distances to the mean, so
+// neither cancels. Rows that are not whole vectors, or are too long, are processed by element and
+// read three times.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
     const uint32 vectors = columns / 8;
     const uint64 first = static_cast<uint64>(row) * vectors;
 
-    // Load the row, and its first element for all.
+    // Loads the row, and the row's first element in every thread.
     uint4 packed[kRowVectors], other[kRowVectors];
     float origin = 0.0f;
     if (row < rows) {
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
                     eps);
 }
 
-// One CTA a row, any number of columns. Without delta, `sum` is not looked at.
+// One CTA per row, for any number of columns. Without delta, `sum` is unused.
 template <bool kAdd>
 __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
                                                  const bf16* weight, const bf16* bias, bf16* sum,
@@ -137,7 +137,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
     }
     const float center =
         mean_from(origin, sum_of_cta<kScalarThreads>(distances), columns);
-    // Each thread reads the elements that it wrote.
+    // Each thread reads the elements that it wrote itself.
     const bf16* const source = kAdd ? sum : x;
     float squares = 0.0f;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {

@@ -3,8 +3,8 @@
 //   dx = dresidual + rstd * (g - mean(g) - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n;  dbias (+)= sum over rows of dy
 //
-// The work is split as in `rms_norm_backward.cu`, but a thread holds two vectors of a row, not
-// four: it keeps two sums for each of its columns in registers.
+// The work is divided as in `rms_norm_backward.cu`, but a thread holds two vectors of a row instead
+// of four, because it keeps two sums per column in registers.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -17,14 +17,14 @@ constexpr int kThreads = 512;
 constexpr int kScalarThreads = 256;
 constexpr int kRowVectors = 2;
 
-// Column `column` of the gradients of the weight and then the bias.
+// Writes one column of the gradients of the weight, then of the bias.
 __device__ __forceinline__ void write_gradient(float* dweight, float* dbias, uint32 columns,
                                                uint32 column, float total, bool accumulate) {
     float* const place = column < columns ? dweight + column : dbias + (column - columns);
     *place = accumulate ? *place + total : total;
 }
 
-// Adds a thread's eight sums to those in shared memory, or puts them there.
+// Adds a thread's eight sums to shared memory, or stores them there.
 __device__ __forceinline__ void add_eight(float4* place, const float (&values)[8], bool add) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -40,9 +40,9 @@ __device__ __forceinline__ void add_eight(float4* place, const float (&values)[8
 }
 
 // dy, x, dresidual (or null), dx [rows, columns]; weight, dweight, dbias [columns]; mean, rstd
-// [rows]; partials [gridDim.x + teams, 2 * columns], arrivals [1 + teams], teams of `members`
-// CTAs. Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32
-// that divides kThreads. Dynamic shared memory: two FP32 for each column.
+// [rows]; partials [gridDim.x + teams, 2 * columns], arrivals [1 + teams], teams of `members` CTAs.
+// Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32 that
+// divides kThreads. Dynamic shared memory: two FP32 per column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     layer_norm_backward_rows(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                              const bf16* __restrict__ weight, const float* __restrict__ means,
@@ -68,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
-    // All groups go round equally often, so that all warps meet at the same barriers; a group that
-    // is beyond the last row has no vectors then.
+    // All groups run the same number of iterations, so that all warps reach the same barriers; a
+    // group beyond the last row has no vectors.
     for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
          first_row += stride) {
         const uint64 row = first_row + group.index;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
 
-    // The groups of the CTA, one after the other.
+    // The groups of the CTA add their sums in order.
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
@@ -159,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     });
 }
 
-// The same for any number of columns; a CTA takes rows in turn, and its part of dweight and
-// dbias lies in scratch from the start.
+// The same for any number of columns. A CTA loops over rows, with its part of dweight and dbias in
+// scratch from the start.
 extern "C" __global__ void __launch_bounds__(kScalarThreads)
     layer_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                                const bf16* __restrict__ weight, const float* __restrict__ means,

@@ -1,14 +1,14 @@
-// Layer normalization, with or without a sum before it, and the block quantization of its output to
-// MXFP8: data and scales along rows, down columns, or both, and their counters. Operands as in
-// `layer_norm.cu` and `quantize.cu`; how the work is split in `layout/norm_quantize.cuh`.
+// Layer normalization, optionally of a sum, with block quantization of the output to MXFP8: data
+// and scales along rows, down columns, or both, and their counters. Operands as in `layer_norm.cu`
+// and `quantize.cu`; `layout/norm_quantize.cuh` documents how the work is divided.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/norm_quantize.cuh"
 
-// x, delta, sum, y [rows, columns], 16-byte aligned, columns a multiple of 8; delta and sum are
-// looked at by the kernels that add; y may be null. Outputs as in `MxTarget`; statistics [6];
-// CTAs, lookahead and counters as in `layout/norm_quantize.cuh`.
+// x, delta, sum, y [rows, columns], 16-byte aligned, columns a multiple of 8; only the kernels that
+// add use delta and sum; y may be null. Outputs as in `MxTarget`; statistics [6]; grid, lookahead
+// and counters as in `layout/norm_quantize.cuh`.
 #define NORM_KERNEL(name, add, row, column)                                                      \
     extern "C" __global__ void __launch_bounds__(kMxPlainThreads, add ? 3 : 4)                   \
         name(const bf16* x, const bf16* delta, const bf16* weight, const bf16* bias, bf16* sum,  \

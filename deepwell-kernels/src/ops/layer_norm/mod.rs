@@ -1,4 +1,4 @@
-//! Normalization by mean and variance, with a residual or without, and its backward.
+//! Normalization by mean and variance, optionally of a sum with a residual, and its backward.
 
 pub mod cpu;
 mod cuda;

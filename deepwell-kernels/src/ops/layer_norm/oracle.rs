@@ -1,6 +1,6 @@
 //! LayerNorm.
 
-/// What [`forward`] gives.
+/// Result of [`forward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
     /// The normalized rows times the weight plus the bias, `[rows, hidden]`.
@@ -11,7 +11,7 @@ pub struct Forward {
     pub rstd: Vec<f64>,
 }
 
-/// What [`backward`] gives.
+/// Result of [`backward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backward {
     /// Gradient of `x`, `[rows, hidden]`.
@@ -39,7 +39,7 @@ pub fn forward(x: &[f64], weight: &[f64], bias: &[f64], eps: f64) -> Forward {
     result
 }
 
-/// The gradients for `dy` `[rows, hidden]`, given `mean` and `rstd` of the forward.
+/// The gradients for `dy` `[rows, hidden]`, from `mean` and `rstd` of the forward.
 pub fn backward(dy: &[f64], x: &[f64], weight: &[f64], mean: &[f64], rstd: &[f64]) -> Backward {
     let hidden = weight.len();
     let (mut dx, mut dweight) = (Vec::with_capacity(x.len()), vec![0.0; hidden]);

@@ -3,9 +3,9 @@
 //   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 // A CTA computes one 128 x 128 tile of the result, see mma/bf16_tile.cuh; operands that are not
-// stored along the contraction are transposed by ldmatrix. Tiles at the edges read zeros and write
-// what is inside. `_scalar` kernels read element by element, for rows whose length is not a
-// multiple of eight elements. Sums run over K in ascending order whatever the grid.
+// stored along the contraction are transposed by ldmatrix. Out-of-bounds elements of edge tiles
+// read as zeros and are not stored. `_scalar` kernels read single elements, for rows whose length
+// is not a multiple of eight elements. Sums run over K in ascending order for any grid.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -18,7 +18,7 @@ static_assert(kStagedBytes<float> <= bf16_tile::kSharedBytes, "the result goes t
 
 extern __shared__ __align__(128) unsigned char shared[];
 
-// result [m, n] = a b, K = k; CTAs beyond the last tile do nothing.
+// result [m, n] = a b, K = k; CTAs beyond the last tile exit.
 template <bool kAKMajor, bool kBKMajor, bool kVector, typename Element>
 __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOperand<bf16>& b,
                                      const TileResult<Element>& result) {

@@ -31,7 +31,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Takes BF16 operands with FP32 gradients of weights, of extents that 32 bits index.
+/// Accepts BF16 operands with FP32 weight gradients, with extents that fit 32-bit indices.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
     let output = request.operands[request.input_count].dtype;
@@ -44,10 +44,10 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// Name of the kernel, and rows and columns of its result.
+/// Name of the kernel, and number of rows and columns of its result.
 fn kernel(op: &Op, sizes: LinearSizes) -> (&'static str, usize, usize) {
     let LinearSizes { tokens, outputs, inputs } = sizes;
-    // Which rows the kernel copies: those of x and w, dy and w, dy and x.
+    // Vector kernels need whole 16-byte rows in all copied operands: x and w, dy and w, dy and x.
     let is_whole = |lengths: &[usize]| lengths.iter().all(|length| length.is_multiple_of(WIDTH));
     match op {
         Op::LinearInputGrad(_) if is_whole(&[outputs, inputs]) => {
@@ -106,7 +106,7 @@ mod tests {
             ops::LinearInputGrad {}.into(),
             ops::LinearWeightGrad {}.into(),
         );
-        // Tokens, outputs, inputs; rows of y's width are never copied by `linear`.
+        // Tokens, outputs, inputs; `linear` never copies rows of y's width.
         for (op, tokens, outputs, inputs, expected) in [
             (&linear, 5, 7, 16, ("bf16_gemm_linear", 5, 7)),
             (&linear, 8, 8, 12, ("bf16_gemm_linear_scalar", 8, 8)),

@@ -66,7 +66,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Scratch of the GEMM.
+/// Scratch bytes of the GEMM.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
     let (a, b) = (&request.operands[0].shape, &request.operands[1].shape);
     let sizes = match request.op {

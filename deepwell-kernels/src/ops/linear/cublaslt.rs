@@ -1,4 +1,4 @@
-//! The three GEMMs of a linear layer by cuBLASLt, and those of activations with a matrix added.
+//! The three GEMMs of a linear layer on cuBLASLt; fprop and dgrad also with an added residual.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 

@@ -1,11 +1,11 @@
 //! The linear layer's three GEMMs.
 //!
-//! Rows go over all cores, and inner loops along contiguous memory: large GEMMs of a GPU are
-//! compared with these. Each sum has the same order on any number of cores.
+//! Rows are distributed over all cores, and inner loops run along contiguous memory, because large
+//! GEMMs of GPU tests use this oracle. The order of each sum is the same on any number of cores.
 
 use rayon::prelude::*;
 
-/// Partial sums of [`dot`]: an addition waits for the one before it, but they do not wait for each
+/// Number of partial sums in [`dot`]. Additions to different partial sums do not wait for each
 /// other.
 const LANES: usize = 8;
 
@@ -22,12 +22,12 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest.sum::<f64>()
 }
 
-/// `sum += factor * x`.
+/// Computes `sum += factor * x`.
 pub(crate) fn add_scaled(sum: &mut [f64], factor: f64, x: &[f64]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
 }
 
-/// Rows of a core's block. The rows of a block share each read of the other matrix.
+/// Rows per task. The rows of a task share each read of the other matrix.
 fn rows_at_a_time(rows: usize) -> usize {
     rows.div_ceil(4 * rayon::current_num_threads()).clamp(1, 16)
 }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() {
-        // Sums of less and more than one step, more rows and outputs than one core takes at a time.
+        // Sums shorter and longer than one step, more rows and outputs than one task.
         for (rows, inputs, outputs) in [(1, 1, 1), (4, 3, 5), (2, 7, 2), (37, 9, 3), (3, 17, 35)] {
             let (x, w) = (varied(rows * inputs, 1), varied(outputs * inputs, 2));
             let (bias, dy) = (varied(outputs, 3), varied(rows * outputs, 4));
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// A GEMM without inputs divided by zero.
+    /// A GEMM without inputs used to divide by zero.
     #[test]
     fn sizes_of_zero() {
         for (dy, w, inputs) in [(&[1., 2.][..], &[][..], 0), (&[], &[], 3), (&[], &[1., 2., 3.], 3)]

@@ -3,12 +3,13 @@
 //   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 //
-// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2
-// cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies,
-// four write results while the next tile is multiplied: tensor memory holds two accumulators of any
-// shape here. Operands are read as they are stored, K-major or MN-major (mma/sm100_bf16_tile.cuh).
-// What lies outside of them reads as zeros. Their rows are multiples of eight elements, as tensor
-// copies need, and nothing is empty. Sums run over K in ascending order whatever the grid.
+// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2 cache.
+// Warps have roles, see mma/sm100_tile.cuh: one warp issues copies, one issues MMAs, four store
+// results while the next tile is multiplied, because tensor memory holds two accumulators of any
+// tile shape here. Operands are read in their stored layout, K-major or MN-major
+// (mma/sm100_bf16_tile.cuh). Out-of-bounds elements read as zeros. Rows of operands are multiples
+// of eight elements, as tensor copies require, and no operand is empty. Sums run over K in
+// ascending order for any grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -29,11 +30,11 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                     });
 }
 
-// a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes:
-// K-major with as many rows as a CTA has of a tile (128 of a, tile_n / ctas of b), MN-major
-// with 64 along K. Of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster share,
-// K-major boxes have that part. bias [n] or null, out [m, n]; `accumulate` adds to what is in an
-// FP32 result. A pair is a cluster of two, if no tiles share.
+// a [m, k] and b [n, k] in boxes of 64 elements along the stored dimension, swizzled by 128 bytes.
+// K-major boxes have a CTA's rows of a tile (128 of a, tile_n / ctas of b), MN-major boxes 64
+// elements along K. If `down` tiles (for b) or `across` tiles (for a) of a cluster share rows, each
+// K-major box has one tile's share. bias [n] or null, out [m, n]; `accumulate` adds to an FP32
+// result. A CTA pair is a cluster of two, unless tiles share operands.
 #define BF16_GEMM(name, ctas, tile_n, down, across, a_k_major, b_k_major, Element)               \
     extern "C" __global__ void __cluster_dims__((ctas) * (down) * (across), 1, 1)                \
         __launch_bounds__(kThreads, 1)                                                           \
@@ -54,6 +55,6 @@ LINEAR_GEMMS(128x256, 1, 256, 1, 1)
 LINEAR_GEMMS(256x128, 2, 128, 1, 1)
 LINEAR_GEMMS(256x256, 2, 256, 1, 1)
 
-// Two pairs that share rows of a, or of b.
+// Two CTA pairs that share rows of a, or of b.
 LINEAR_GEMMS(256x128_1x2, 2, 128, 1, 2)
 LINEAR_GEMMS(256x256_2x1, 2, 256, 2, 1)

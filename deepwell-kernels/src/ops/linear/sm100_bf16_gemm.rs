@@ -12,7 +12,7 @@ use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 
-/// Elements by which rows of operands are apart, as tensor copies want.
+/// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -40,12 +40,12 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     bf16_gemm::reject(request).or_else(|| not_empty(request, &[0, 1])).or_else(rows_are_whole)
 }
 
-/// A GEMM as the kernel sees it.
+/// A GEMM in the kernel's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     pub(crate) name: &'static str,
     pub(crate) sizes: GemmSizes,
-    /// Whether operands are K-major; by rows otherwise.
+    /// Whether operands are K-major, otherwise MN-major.
     pub(super) a_k_major: bool,
     pub(super) b_k_major: bool,
 }
@@ -76,7 +76,7 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     TileShape::predicted_s(shapes, form.sizes, ResultCost::default(), request, target)
 }
 
-/// Boxes of both operands, each K-major or MN-major.
+/// Tensor maps of both operands, each K-major or MN-major.
 pub(crate) fn operand_maps(
     form: &Form,
     shape: TileShape,
@@ -156,7 +156,7 @@ mod tests {
         let (bf16, f32) = (DType::Bf16, DType::F32);
         let odd =
             |length: usize| format!("takes operands with rows of multiples of 8, not {length}");
-        // The first two operands, the result's type.
+        // The first two operands, the dtype of the result.
         for (op, dtype, first, second, output, expected) in [
             (&linear, bf16, [5, 16], [7, 16], bf16, None),
             (&linear, bf16, [5, 12], [8, 12], bf16, Some(odd(12))),

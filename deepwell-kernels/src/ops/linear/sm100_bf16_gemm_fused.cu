@@ -1,6 +1,6 @@
-// BF16 GEMMs as in sm100_bf16_gemm.cu, forward and of the input's gradient, and what follows them
-// in the same kernel: GELU or its backward, and the block quantization of what comes of it, along
-// rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+// BF16 GEMMs as in sm100_bf16_gemm.cu, fprop and dgrad, with a fused epilogue: GELU or its
+// backward, and block quantization of the result along rows, down columns, or both, with its
+// counters. See epilogue/fused_tensor_tile.cuh.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"

@@ -1,4 +1,4 @@
-//! `sm100_bf16_gemm_fused.cu`: BF16 GEMMs on tcgen05 with what follows them.
+//! `sm100_bf16_gemm_fused.cu`: BF16 GEMMs on tcgen05 with a fused epilogue.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 

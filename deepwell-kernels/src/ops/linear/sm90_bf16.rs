@@ -1,5 +1,4 @@
-//! What callers of `sm90_bf16_gemm.cu` share: its tiles, how a contraction is shared out among
-//! CTAs, what that is predicted to take, and its launches.
+//! Shared by the callers of `sm90_bf16_gemm.cu`: tiles, split-K, predicted times, and launches.
 
 use deepwell_ir::{DType, GemmKind, Target, Tile};
 
@@ -17,37 +16,38 @@ pub(crate) const STAGE_K: usize = 64;
 /// Rows of a box of a K-major operand, as in the source.
 pub(crate) const BOX_ROWS: usize = 128;
 
-/// Bytes that an SM reads of shared memory, or writes there, in a cycle.
+/// Bytes per cycle that an SM reads from shared memory, or writes to it.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed, as for MXFP8.
+/// Bytes per cycle and requesting SM from the L2 cache: assumed, as for MXFP8.
 const L2_BYTES_PER_CYCLE: usize = 64;
-/// FLOP of the tensor cores of an SM in a cycle.
+/// FLOP per cycle of an SM's tensor cores.
 const FLOP_PER_CYCLE: usize = 4096;
-/// Cycles in which 64 rows of 128 results are written: assumed, as for MXFP8.
+/// Cycles for storing 64 rows of 128 results: assumed, as for MXFP8.
 const RESULT_CYCLES: usize = 500;
-/// Cycles of the model in a second: 1.19e9 to 1.34e9 on an H200 under load, where the tensor cores
-/// are not busy all the time that the model has them busy (`benchmarks/sm90_gemms_2026-11-24.md`).
+/// Cycles of the model per second: 1.19e9 to 1.34e9 on an H200 under load, where the tensor cores
+/// are idle for some of the time that the model counts as busy
+/// (`benchmarks/sm90_gemms_2026-11-24.md`).
 const CYCLES_PER_S: f64 = 1.28e9;
 
-/// Parts of a contraction at most, and stages that each has at least: what a CTA starts with is a
-/// few stages' time.
+/// Largest number of split-K parts, and least number of stages per part: a CTA's prologue takes as
+/// long as a few stages.
 const PARTS_MAX: usize = 16;
 const PART_STAGES_MIN: usize = 8;
-/// Threads of a CTA that adds parts up, and elements of each at a time.
+/// Threads of a CTA that sums split-K parts, and elements per thread and step.
 const SUM_THREADS: u32 = 256;
 const SUM_ELEMENTS: usize = 4;
 
-/// A tile and the cluster of which each CTA has one.
+/// A tile, and the cluster of CTAs with one tile each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileShape {
-    /// 64 rows for each of two consumers.
+    /// Waves of 64 rows per consumer, for two consumers.
     waves: usize,
     columns: usize,
-    /// CTAs one below the other, which share columns of `b`.
+    /// CTAs stacked along M, which share columns of `b`.
     down: usize,
 }
 
-/// Preferred ones first among equals.
+/// In order of preference, for equal predictions.
 const SHAPES: [TileShape; 4] = [
     TileShape { waves: 1, columns: 256, down: 1 },
     TileShape { waves: 1, columns: 256, down: 2 },
@@ -65,7 +65,7 @@ impl TileShape {
         Tile { cluster: [self.down, 1], ..tile }
     }
 
-    /// As kernels' names have it.
+    /// Name in kernels' names.
     fn name(self) -> String {
         let tile = format!("{}x{}", self.rows(), self.columns);
         if self.down == 1 { tile } else { format!("{tile}_{}x1", self.down) }
@@ -75,7 +75,7 @@ impl TileShape {
         (self.rows() + self.columns) * STAGE_K * 2
     }
 
-    /// Dynamic shared memory: as many stages as fit.
+    /// Dynamic shared memory, with as many stages as fit.
     fn shared_bytes(self) -> u32 {
         let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / self.stage_bytes();
         (SHARED_BESIDE_STAGES + stages * self.stage_bytes()) as u32
@@ -85,13 +85,13 @@ impl TileShape {
         sizes.m.div_ceil(self.down * self.rows()) * sizes.n.div_ceil(self.columns)
     }
 
-    /// Clusters that run at the same time.
+    /// Clusters that run concurrently.
     fn clusters_at_once(self, sms: usize) -> usize {
         (sms / self.down).max(1)
     }
 
-    /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
-    /// and the L2 cache; tile after tile, each of which is then written.
+    /// Modeled cycles of a GEMM: a stage takes the slowest of tensor cores, shared memory and the
+    /// L2 cache; tiles are sequential, including their stores.
     fn cycles(self, sizes: GemmSizes, parts: usize, sms: usize) -> usize {
         // Each wgmma has 64 rows and reads both operands.
         let read_bytes = 2 * self.waves * (64 + self.columns) * STAGE_K * 2;
@@ -104,30 +104,30 @@ impl TileShape {
         (self.clusters(sizes) * parts).div_ceil(self.clusters_at_once(sms)) * tile_cycles
     }
 
-    /// Seconds of a GEMM with its parts added up.
+    /// Predicted seconds of a GEMM, including the sum of its split-K parts.
     fn predicted_s(self, sizes: GemmSizes, parts: usize, target: &Target) -> f64 {
         let rates = Rates::of(target);
         let gemm_s = self.cycles(sizes, parts, target.workers.max(1)) as f64 / CYCLES_PER_S;
         let sum_s = match parts {
             1 => 0.0,
-            // Each is read once; the result is written, and read where it is added to.
+            // Each part is read once; the result is written, and also read when accumulating.
             _ => rates.bytes_s((parts_bytes(sizes, parts + 2)) as f64) + rates.launch_s(),
         };
         gemm_s + rates.launch_s() + sum_s
     }
 }
 
-/// Stages of each part but the last.
+/// Stages of every part except the last.
 fn part_stages(k: usize, parts: usize) -> usize {
     k.div_ceil(STAGE_K).div_ceil(parts)
 }
 
-/// Bytes of the sums over so many parts.
+/// Bytes of the partial sums of split-K.
 fn parts_bytes(sizes: GemmSizes, parts: usize) -> usize {
     parts * sizes.m * sizes.n * size_of::<f32>()
 }
 
-/// Parts into which a contraction may be cut so that none is empty.
+/// Numbers of split-K parts for which no part is empty.
 fn counts(k: usize) -> impl Iterator<Item = usize> {
     let stages = k.div_ceil(STAGE_K);
     (1..=PARTS_MAX).filter(move |&parts| {
@@ -136,11 +136,11 @@ fn counts(k: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What a GEMM of these sizes gets: of each tile the best number of parts, the best tile first.
+/// Ranks the tiles for these sizes, best first, each with its best number of parts.
 fn ranked(sizes: GemmSizes, target: &Target) -> Vec<(f64, TileShape, usize)> {
     let best = |shape: TileShape| {
         let of = |parts| (shape.predicted_s(sizes, parts, target), shape, parts);
-        // Of equals the first, which has fewer parts: one part there is always.
+        // For equal predictions the smaller number of parts wins; one part is always possible.
         counts(sizes.k).map(of).reduce(|a, b| if b.0 < a.0 { b } else { a })
     };
     let mut all: Vec<_> = SHAPES.into_iter().filter_map(best).collect();
@@ -168,12 +168,12 @@ pub(crate) fn select_tile(sizes: GemmSizes, target: &Target) -> TileSelection {
     TileSelection { tile: name, rejected: rejected.collect() }
 }
 
-/// Seconds that the selected tile takes.
+/// Predicted seconds with the selected tile.
 pub(crate) fn predicted_s(sizes: GemmSizes, target: &Target) -> f64 {
     ranked(sizes, target).first().map_or(f64::INFINITY, |&(predicted_s, _, _)| predicted_s)
 }
 
-/// Bytes of the parts of the result for the selected tile: none where there is one.
+/// Workspace of the split-K parts for the selected tile; zero for a single part.
 pub(crate) fn workspace_bytes(sizes: GemmSizes, target: &Target) -> usize {
     match ranked(sizes, target).first() {
         Some(&(_, _, parts)) if parts > 1 => parts_bytes(sizes, parts),
@@ -181,30 +181,30 @@ pub(crate) fn workspace_bytes(sizes: GemmSizes, target: &Target) -> usize {
     }
 }
 
-/// The parts that so much workspace is planned for.
+/// Number of split-K parts in a planned workspace.
 fn parts_of(sizes: GemmSizes, workspace_bytes: usize) -> usize {
     (workspace_bytes / parts_bytes(sizes, 1).max(1)).clamp(1, PARTS_MAX)
 }
 
-/// A GEMM by the kernel.
+/// Arguments of a GEMM on this kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Gemm {
     pub(crate) kind: GemmKind,
     pub(crate) sizes: GemmSizes,
     pub(crate) maps: [TensorMap; 2],
-    /// `[n]`, of the result's type, or null.
+    /// `[n]`, of the result's dtype, or null.
     pub(crate) bias: DevicePtr,
     pub(crate) out: DeviceTensor,
     pub(crate) accumulate: bool,
-    /// For parts, 16-byte aligned, and its length.
+    /// Workspace of split-K parts, 16-byte aligned, and its length.
     pub(crate) workspace: (DevicePtr, usize),
 }
 
 impl Gemm {
-    /// One launch, and one more where there are parts to add up.
+    /// One launch, and a second launch if split-K parts must be summed.
     ///
     /// # Errors
-    /// A tile that the kernel does not have, or a kernel that was not compiled.
+    /// For a tile that the kernel does not support, or a kernel that was not compiled.
     pub(crate) fn steps(
         self,
         call: &CallView<'_>,
@@ -220,7 +220,7 @@ impl Gemm {
         let parts = parts_of(sizes, self.workspace.1);
         let has_parts = parts > 1;
         let is_bf16 = self.out.dtype == DType::Bf16;
-        // The sums of a weight's gradient are in FP32 always.
+        // Sums of a weight gradient are always in FP32.
         let of_kind = match (self.kind, is_bf16 && !has_parts) {
             (GemmKind::Fprop, true) => "linear",
             (GemmKind::Fprop, false) => "linear_f32",
@@ -264,7 +264,7 @@ impl Gemm {
         Ok(steps)
     }
 
-    /// Adds the parts up.
+    /// Launches the sum of split-K parts.
     fn sum(
         &self,
         parts: usize,
@@ -332,7 +332,7 @@ mod tests {
             let sizes = GemmSizes { m, n, k };
             let (_, shape, parts) = ranked(sizes, &h200())[0];
             assert_eq!((shape.name().as_str(), parts), expected, "{m} {n} {k}");
-            // What is planned says how many parts there are.
+            // The planned workspace determines the number of parts.
             let bytes = workspace_bytes(sizes, &h200());
             assert_eq!(parts_of(sizes, bytes), parts);
             assert_eq!(bytes, if parts == 1 { 0 } else { 4 * parts * m * n });

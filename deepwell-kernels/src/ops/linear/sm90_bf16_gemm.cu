@@ -3,13 +3,13 @@
 //   input_grad:  out [M, N] = a [M, K] b [K, N], in BF16 or FP32
 //   weight_grad: out [M, N] (+)= a [K, M]^T b [K, N], in FP32
 //
-// An FP32 result may come in parts, out [parts, M, N], each the sum over as many stages of K: CTAs
-// that a result of few tiles would leave without work. sum_parts.cu adds them up.
+// An FP32 result may be split along K, out [parts, M, N], each part the sum over an equal number of
+// stages of K, so that a result of few tiles occupies all SMs. sum_parts.cu sums the parts.
 //
 // Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
-// cache. Warp specialized, see mma/sm90_bf16_tile.cuh. What lies outside of the operands reads as
-// zeros. Rows of operands are apart by multiples of 16 bytes, as tensor copies need, and nothing is
-// empty. Sums run over K in ascending order whatever the grid.
+// cache. Warp specialized, see mma/sm90_bf16_tile.cuh. Out-of-bounds elements of the operands read
+// as zeros. Row strides of operands are multiples of 16 bytes, as tensor copies require, and no
+// operand is empty. Sums run over K in ascending order for any grid.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -21,13 +21,13 @@ using namespace sm90_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-// How a contraction is shared out.
+// Split-K parts of a contraction.
 struct Parts {
     int32 count;
-    int32 stages;  // of each but the last, which may have fewer
+    int32 stages;  // stages per part; the last part may have fewer
 };
 
-// The tiles of the one result, or of each part of it.
+// The tiles of the result, or of each split-K part.
 template <typename S>
 class Tiles {
     PersistentTiles<S::kTileM, S::kTileN, 1, S::kDown> places_;
@@ -73,9 +73,9 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                 });
 }
 
-// K-major operands in boxes of 128 rows and 64 along K, MN-major ones in boxes of 64 by 64, both
-// swizzled by 128 bytes; bias [n] or null, out [parts, m, n]; `accumulate` adds to what is in an
-// FP32 result. With several parts there is neither.
+// K-major operands in boxes of 128 rows and 64 along K, MN-major operands in boxes of 64 by 64,
+// both swizzled by 128 bytes; bias [n] or null, out [parts, m, n]; `accumulate` adds to an FP32
+// result. With several parts there is no bias and no accumulation.
 #define BF16_GEMM(name, layout, waves, columns, down, Element)                                   \
     extern "C" __global__ void __cluster_dims__(down, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
@@ -97,5 +97,5 @@ GEMMS(128x128, 1, 128, 1)
 GEMMS(256x128, 2, 128, 1)
 GEMMS(128x256, 1, 256, 1)
 
-// Two CTAs one below the other that share columns of b.
+// A cluster of two CTAs, stacked along M, that share columns of b.
 GEMMS(128x256_2x1, 1, 256, 2)

@@ -1,5 +1,5 @@
 //! `sm90_bf16_gemm.cu`: the three GEMMs of a linear layer, on wgmma. A result of few tiles over a
-//! long contraction comes in parts, which `sum_parts.cu` adds up.
+//! long contraction is computed by split-K; `sum_parts.cu` sums the parts.
 
 use deepwell_ir::{GemmKind, KernelRequest, Op};
 

@@ -1,7 +1,7 @@
-// The parts of a GEMM whose contraction was shared out (sm90_bf16_gemm.cu), added up in their
-// order: out [rows, columns] (+)= parts [count, rows, columns] summed (+ bias [columns]), in FP32,
-// rounded once where the result is BF16. Static persistent: a thread has four elements of a row at
-// a time, or one where rows are no multiples of four.
+// Sums the parts of a split-K GEMM (sm90_bf16_gemm.cu) in order: out [rows, columns] (+)= sum of
+// parts [count, rows, columns] (+ bias [columns]), in FP32, rounded once for a BF16 result. Static
+// persistent: a thread sums four elements of a row at a time, or one if rows are not multiples of
+// four.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -10,7 +10,7 @@ constexpr int kThreads = 256;
 
 struct Parts {
     const float* data;
-    uint64 elements;  // of a part
+    uint64 elements;  // per part
     int32 count;
     int32 columns;
 };
@@ -89,7 +89,7 @@ __device__ __forceinline__ void sum_parts(const Parts& parts, const Element* bia
     }
 }
 
-// `accumulate` adds to what is in an FP32 result; bias [columns] or null.
+// `accumulate` adds to an FP32 result; bias [columns] or null.
 #define SUM_PARTS(name, Element)                                                                 \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const float* __restrict__ parts, const Element* __restrict__ bias,                  \

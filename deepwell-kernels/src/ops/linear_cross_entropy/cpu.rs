@@ -1,10 +1,10 @@
-//! Output head and cross-entropy in one pass, by chunks of tokens, so that all the logits never
-//! exist at once.
+//! Output head and cross-entropy in one pass, by chunks of tokens, so that only one chunk of logits
+//! exists at a time.
 //!
-//! `logits = x w^T`, `loss (+)= loss_scale * sum over tokens of (lse - logit[target])`, where
-//! `lse` is the logarithm of the sum of exponentials of a token's logits. The training variant
-//! continues with each chunk while it is there: `dlogits = loss_scale * (softmax - one_hot)`,
-//! `dx = dlogits w` and `dw (+)= dlogits^T x`.
+//! `logits = x w^T`, `loss (+)= loss_scale * sum over tokens of (lse - logit[target])`, where `lse`
+//! is the logarithm of the sum of exponentials of a token's logits. The training variant continues
+//! with the chunk's gradients: `dlogits = loss_scale * (softmax - one_hot)`, `dx = dlogits w` and
+//! `dw (+)= dlogits^T x`.
 //!
 //! | tensor | shape |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | loss | one `f32` |
 //!
 //! The logits are `f32` and the softmax is FP32; `dlogits` is rounded to the element type before
-//! it is multiplied; the losses of a call are summed in `f64`, token by token, and rounded once.
-//! Chunks depend on the shape alone, so results have the same bits at any number of threads.
+//! the GEMMs; the losses of a call are summed in `f64`, token by token, and rounded once. Chunks
+//! depend on the shape alone, so results have the same bits at any number of threads.
 
 #[cfg(test)]
 mod tests;
@@ -33,18 +33,18 @@ use crate::cpu::gemm::{
 use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
 use crate::cpu::softmax::{exp_or_zero, greatest};
 
-/// A target with this value takes no part in the loss, as in PyTorch.
+/// Tokens with this target are excluded from the loss, as in PyTorch.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Tokens whose logits exist at a time: 256, or 128 where 256 rows would be over 32 MiB (a
-/// vocabulary above 32768). Fewer would pack the weight too often for what is multiplied.
+/// Tokens per chunk of logits: 256, or 128 if 256 rows would exceed 32 MiB (a vocabulary above
+/// 32768). Smaller chunks would spend too much time packing the weight.
 pub(crate) fn chunk_tokens(tokens: usize, vocab: usize) -> usize {
     const BYTES_MAX: usize = 32 << 20;
     let rows = if 256 * vocab * size_of::<f32>() <= BYTES_MAX { 256 } else { 128 };
     rows.min(tokens)
 }
 
-/// Names, lengths and expected lengths: the first that differ are an error.
+/// Compares the lengths of tensors with the expected lengths; the first difference is an error.
 pub(crate) fn check_lengths(
     tensors: &[(&'static str, usize, usize)],
 ) -> Result<(), CrossEntropyError> {
@@ -64,10 +64,10 @@ pub(crate) fn check_targets(targets: &[i32], vocab: usize) -> Result<(), CrossEn
     }
 }
 
-/// Why a call was refused. Nothing has been written in any of these cases.
+/// Reason for refusing a call. In all cases nothing has been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CrossEntropyError {
-    /// A target that is no token of the vocabulary.
+    /// A target outside the vocabulary.
     #[error(
         "linear_cross_entropy: target of token {token}: expected 0 to {} or {IGNORED_TARGET}, \
          got {target}\nhint: the vocabulary has {vocab} entries; was the data tokenized for \
@@ -77,7 +77,7 @@ pub enum CrossEntropyError {
     Target {
         /// The token's index in x.
         token: usize,
-        /// Its target.
+        /// The token's target.
         target: i32,
         /// Rows of w.
         vocab: usize,
@@ -90,12 +90,12 @@ pub enum CrossEntropyError {
         /// Width of x and w.
         hidden: usize,
     },
-    /// A tensor has another number of elements than the shape says.
+    /// A tensor's number of elements differs from the shape's.
     #[error("linear_cross_entropy: tensor `{tensor}`: expected {expected} elements, got {got}")]
     Length {
         /// The tensor's name.
         tensor: &'static str,
-        /// Elements by the shape.
+        /// Elements required by the shape.
         expected: usize,
         /// Elements of the slice.
         got: usize,
@@ -113,9 +113,9 @@ pub enum CrossEntropyError {
     Gemm(#[from] GemmError),
 }
 
-/// Bytes of workspace for [`linear_cross_entropy`]: one chunk of logits and of losses, with
-/// gradients also one chunk of the logits' gradient in `E`, and the greatest packing of the GEMMs
-/// on the tier that needs most.
+/// Bytes of workspace of [`linear_cross_entropy`]: one chunk of logits and of losses, with
+/// gradients also one chunk of the logits' gradient in `E`, and the largest packing of the GEMMs on
+/// the most demanding tier.
 #[must_use]
 pub fn workspace_bytes<E: Element>(
     tokens: usize,
@@ -138,23 +138,24 @@ pub fn workspace_bytes<E: Element>(
     buffers + carved_bytes::<E>(rows * vocab) + gemms
 }
 
-/// Where the gradients of [`linear_cross_entropy`] go.
+/// Outputs for the gradients of [`linear_cross_entropy`].
 #[derive(Debug)]
 pub struct HeadGradients<'a, E> {
-    /// Gradient of x, `[tokens, hidden]`; written over.
+    /// Gradient of x, `[tokens, hidden]`; overwritten.
     pub dx: &'a mut [E],
-    /// Gradient of w, `[vocab, hidden]`; written over or added to, as the loss.
+    /// Gradient of w, `[vocab, hidden]`; overwritten or accumulated like the loss.
     pub dw: &'a mut [f32],
 }
 
-/// Writes the loss, or adds to it when `accumulate` is set, and with `gradients` those of x and w
-/// in the same pass. The GEMMs run on the best tier.
+/// Writes the loss, or accumulates it if `accumulate` is set, and with `gradients` also those of x
+/// and w in the same pass. The GEMMs run on the best tier.
 ///
-/// `targets` gives the tokens and `w` the vocabulary; layouts as in the [module](self)'s table.
+/// `targets` determines the number of tokens and `w` the vocabulary; layouts as in the
+/// [module](self)'s table.
 ///
 /// # Errors
 ///
-/// [`CrossEntropyError`] when a target is out of range, `w` is empty, a slice does not fit the
+/// [`CrossEntropyError`] if a target is out of range, `w` is empty, a slice does not fit the
 /// shapes, or the workspace is smaller than [`workspace_bytes`].
 pub fn linear_cross_entropy<E: Element>(
     x: &[E],
@@ -177,7 +178,7 @@ pub fn linear_cross_entropy<E: Element>(
 ///
 /// # Errors
 ///
-/// As [`linear_cross_entropy`], and when `tier` cannot run here.
+/// As [`linear_cross_entropy`], and if `tier` is not available.
 pub fn linear_cross_entropy_on<E: Element>(
     tier: Tier,
     x: &[E],
@@ -245,8 +246,8 @@ pub fn linear_cross_entropy_on<E: Element>(
     Ok(())
 }
 
-/// Turns a chunk of logits into losses and, unless `dlogits` is empty, its gradient. The logits
-/// are used up.
+/// Computes losses from a chunk of logits and, unless `dlogits` is empty, the gradient of the
+/// logits. Overwrites the logits.
 fn soften_chunk<E: Element>(
     logits: &mut [f32],
     targets: &[i32],
@@ -292,19 +293,19 @@ fn soften_chunk<E: Element>(
     }
 }
 
-/// Replaces a row of logits by `exp(logit - greatest)`; returns the token's loss (zero when its
-/// target is ignored) and the sum of the exponentials.
+/// Replaces a row of logits by `exp(logit - greatest)`; returns the token's loss (zero for an
+/// ignored target) and the sum of the exponentials.
 #[inline(always)]
 fn soften_row(logits: &mut [f32], target: i32) -> (f32, f32) {
     let target_logit = if target == IGNORED_TARGET { 0.0 } else { logits[target as usize] };
     let greatest = greatest(logits);
     let total = exponentiate_row(logits, greatest);
-    // The difference first: it is small and exact where the target is likely.
+    // The difference comes first: for a likely target it is small and exact.
     let loss = (greatest - target_logit) + total.ln();
     (if target == IGNORED_TARGET { 0.0 } else { loss }, total)
 }
 
-/// Replaces a row of logits by `exp(logit - greatest)`; returns their sum.
+/// Replaces a row of logits by `exp(logit - greatest)`; returns the sum of the exponentials.
 #[inline(always)]
 pub(crate) fn exponentiate_row(logits: &mut [f32], greatest: f32) -> f32 {
     let mut lanes = [0.0f32; LANES];

@@ -1,16 +1,16 @@
-// Softmax cross-entropy of rows of logits, with the gradient in their place.
+// Softmax cross-entropy of rows of logits, with the gradient in place.
 //
-// logits [rows, leading] FP32, of which the first `vocab` of each row count; leading is a multiple
-// of 8. For each row: losses[r] = lse - logit[target], zero where the target is ignored; with the
-// gradient, dlogits = loss_scale (softmax - one_hot) in BF16 over the first half of the row's
-// bytes, [rows, 2 leading]. A target that is not in the vocabulary gives NaN.
+// logits [rows, leading] FP32, of which the first `vocab` of each row are used; leading is a
+// multiple of 8. For each row: losses[r] = lse - logit[target], zero for an ignored target; with
+// the gradient, dlogits = loss_scale (softmax - one_hot) in BF16 in the first half of the row's
+// bytes, [rows, 2 leading]. A target outside the vocabulary gives NaN.
 //
-// A CTA takes a row, a thread eight neighbouring logits of each tile of 4096. The first pass
-// keeps a running maximum and sum of exponentials a thread, which are then joined in a fixed
-// order; the second makes the gradient. Up to 24576 logits of the row stay in shared memory
-// between the passes, the rest is read again from the L2. The second pass writes behind what it
-// reads: tile k goes to the bytes of logits that lie in tiles up to k, and a barrier stands
-// between the reading of a tile from memory and its writing.
+// A CTA has one row; a thread has eight neighbouring logits of each tile of 4096. The first pass
+// keeps a running maximum and sum of exponentials per thread; these are then joined in a fixed
+// order. The second pass computes the gradient. Up to 24576 logits of the row stay in shared memory
+// between the passes; the others are read again from the L2 cache. In-place writes are safe: the
+// gradient of tile k overwrites only logits of tiles up to k, and a barrier separates the reads of
+// a tile from memory and the writes.
 //
 // The last CTA of the last launch sums the losses of all tokens in FP64.
 //
@@ -25,11 +25,11 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kWidth = 8;
 constexpr uint32 kTile = kThreads * kWidth;
-// Tiles of a row whose loads are in flight together.
+// Tiles of a row whose loads are in flight at the same time.
 constexpr int kInFlight = 4;
 constexpr int32 kIgnoredTarget = -100;
 constexpr float kLog2E = 1.4426950408889634f;
-// Below every logit but -inf, and unlike that fit for differences.
+// Below every logit except -inf; unlike -inf, differences with it are defined.
 constexpr float kLowest = -3.402823466e38f;
 constexpr uint32 kInfinityBits = 0x7f800000u;
 constexpr uint32 kNanBits = 0x7fffffffu;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_logits(Softmax& softmax, const float (&logit
     softmax.sum = sum;
 }
 
-// The same in all threads.
+// Returns the same result in all threads.
 __device__ __forceinline__ Softmax join_block(Softmax softmax) {
     __shared__ Softmax warps[kWarps];
 #pragma unroll
@@ -104,7 +104,7 @@ __device__ __forceinline__ Softmax join_block(Softmax softmax) {
     return joined;
 }
 
-// Shared memory of `cached_tiles` tiles; a thread reads only what it wrote.
+// Shared memory for `cached_tiles` tiles; a thread reads only its own writes.
 __device__ __forceinline__ float4* cache_of(uint32 tile, uint32 half) {
     extern __shared__ float4 cache[];
     return cache + (tile * 2 + half) * kThreads + threadIdx.x;
@@ -133,7 +133,7 @@ __device__ __forceinline__ Softmax read_row(const float* row, uint32 vocab, uint
     return join_block(softmax);
 }
 
-// Replaces eight logits by their gradient.
+// Computes the gradient of eight logits.
 __device__ __forceinline__ uint4 gradient_of(const float (&logits)[kWidth], uint32 first,
                                              uint32 target, float greatest, float share,
                                              float loss_scale) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ uint4 gradient_of(const float (&logits)[kWidth], uint
     return pack_bf16x8(gradient);
 }
 
-// `target` is beyond the vocabulary where none of the row's logits is meant.
+// `target` is outside the vocabulary if no logit of this row is the target.
 __device__ __forceinline__ void write_gradient(float* row, uint32 vocab, uint32 cached_tiles,
                                                uint32 target, Softmax softmax, float loss_scale) {
     uint4* dlogits = reinterpret_cast<uint4*>(row);
@@ -192,7 +192,7 @@ struct CrossEntropyArguments {
     uint32 vocab;
     uint64 leading;
     uint32 cached_tiles;
-    // Of the last launch alone: the losses of all tokens, [tokens], and where they go.
+    // For the last launch only: the losses of all tokens, [tokens], and the loss's address.
     const float* all_losses;
     uint64 tokens;
     float* loss;
@@ -211,10 +211,10 @@ __device__ __forceinline__ void row_loss(const CrossEntropyArguments& a) {
         }
     } else {
         const bool known = static_cast<uint32>(target) < a.vocab;
-        // Read before anything is written over it.
+        // Read before the gradient overwrites the row.
         const float target_logit = known ? row[target] : __uint_as_float(kNanBits);
         Softmax softmax = read_row<kGradient>(row, a.vocab, a.cached_tiles);
-        // The difference first: it is small and exact where the target is likely.
+        // The difference comes first: for a likely target it is small and exact.
         loss = (softmax.greatest - target_logit) + logf(softmax.sum);
         if (kGradient) {
             softmax.sum = known ? softmax.sum : __uint_as_float(kNanBits);
@@ -227,7 +227,7 @@ __device__ __forceinline__ void row_loss(const CrossEntropyArguments& a) {
     }
 }
 
-// By the last CTA of the last launch: the losses of all tokens, in one sum.
+// The last CTA of the last launch sums the losses of all tokens.
 __device__ __forceinline__ void sum_losses(const CrossEntropyArguments& a) {
     if (a.loss == nullptr || !is_last_cta(a.arrivals, gridDim.x)) {
         return;
@@ -252,21 +252,21 @@ __device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
     sum_losses(a);
 }
 
-// Numbers of a token that ranks exchange which have some rows of the vocabulary each: its greatest
-// logit there, the sum of exp(logit - greatest), and the logit of its target, or zero.
+// Values per token that vocabulary-parallel ranks gather: the greatest logit of the rank's rows,
+// the sum of exp(logit - greatest), and the target's logit, or zero.
 constexpr uint32 kSums = 3;
 
-// What ranks have of the vocabulary.
+// A rank's part of the vocabulary.
 struct VocabParallel {
     const float* sums;  // [ranks, tokens, 3]
     uint32 ranks;
-    uint32 first;       // row of the vocabulary that is the first of this rank
-    uint32 all;         // rows of all ranks
-    uint64 token;       // the first of the launch
+    uint32 first;       // vocabulary row of this rank's first row
+    uint32 all;         // total rows of all ranks
+    uint64 token;       // first token of the launch
 };
 
-// The loss of a token by the sums of all ranks, in their order, and the gradient of this rank's
-// logits. Where a rank's sum is NaN, so is the loss: fmaxf drops it, the sum does not.
+// Computes the loss of a token from the sums of all ranks, in rank order, and the gradient of this
+// rank's logits. A NaN in a rank's sum makes the loss NaN: fmaxf drops NaN, the sum keeps it.
 template <bool kGradient>
 __device__ __forceinline__ void row_loss_of_ranks(const CrossEntropyArguments& a,
                                                   const VocabParallel& v) {
@@ -314,7 +314,7 @@ __device__ __forceinline__ void cross_entropy_of_ranks(const CrossEntropyArgumen
     sum_losses(a);
 }
 
-// Losses alone; the grid has a CTA for each row, one at least.
+// Losses only; the grid has one CTA per row, at least one.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy_loss(float* logits, const int32* targets, const float* loss_scale, float* losses,
                        uint32 rows, uint32 vocab, uint64 leading, uint32 cached_tiles,
@@ -325,7 +325,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                                                accumulate, arrivals});
 }
 
-// Losses and the logits' gradient; dynamic shared memory holds `cached_tiles` tiles of 16 KiB.
+// Losses and the gradient of the logits; dynamic shared memory holds `cached_tiles` tiles of 16
+// KiB.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy_gradient(float* logits, const int32* targets, const float* loss_scale,
                            float* losses, uint32 rows, uint32 vocab, uint64 leading,
@@ -336,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                                               accumulate, arrivals});
 }
 
-// What a rank has of each token, sums [rows, 3]; the grid has a CTA for each row.
+// Computes a rank's values per token, sums [rows, 3]; the grid has one CTA per row.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     vocab_parallel_sums(const float* logits, const int32* targets, float* sums, uint32 vocab,
                         uint64 leading, uint32 first) {
@@ -351,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-// Losses of a rank's rows of the vocabulary by the sums of all ranks.
+// Losses of a rank's rows of the vocabulary, from the sums of all ranks.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     vocab_parallel_loss(float* logits, const int32* targets, const float* loss_scale,
                         float* losses, uint32 rows, uint32 vocab, uint64 leading,
@@ -364,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         VocabParallel{sums, ranks, first, all, token});
 }
 
-// And the gradient of the rank's logits.
+// The losses, and the gradient of the rank's logits.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     vocab_parallel_gradient(float* logits, const int32* targets, const float* loss_scale,
                             float* losses, uint32 rows, uint32 vocab, uint64 leading,

@@ -3,10 +3,10 @@
 //   logits       l  [T, L] = x [T, K] w [V, K]^T           FP32; zeros in the columns from V to L
 //   input_grad   dx [T, K] = dl [T, V] w [V, K]            BF16
 //   weight_grad  dw [V, K] (+)= dl [T, V]^T x [T, K]       FP32
-// dl lies where the logits were: rows of 2 L elements, of which V count and zeros follow up to L.
-// L is V rounded up to a multiple of eight, which is why these are not the GEMMs of a linear
-// layer. A CTA computes one 128 x 128 tile, see mma/bf16_tile.cuh. `_scalar` kernels read
-// element by element, for K that is not a multiple of eight.
+// dl is in the place of the logits: rows of 2 L elements, of which the first V are used, followed
+// by zeros up to L. L is V rounded up to a multiple of eight, so the GEMMs of a linear layer cannot
+// be used. A CTA computes one 128 x 128 tile, see mma/bf16_tile.cuh. `_scalar` kernels read single
+// elements, for K that is not a multiple of eight.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -19,7 +19,7 @@ static_assert(kStagedBytes<float> <= bf16_tile::kSharedBytes, "the result goes t
 
 extern __shared__ __align__(128) unsigned char shared[];
 
-// A CTA for each tile of the result.
+// One CTA per tile of the result.
 template <bool kAKMajor, bool kBKMajor, bool kVector, typename Element>
 __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOperand<bf16>& b,
                                      const TileResult<Element>& result) {

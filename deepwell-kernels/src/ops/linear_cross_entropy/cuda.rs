@@ -1,7 +1,7 @@
-//! `cross_entropy.cu` between the three GEMMs of an output head: logits, losses and the logits'
-//! gradient, then the gradients of x and w, by chunks of tokens.
+//! `cross_entropy.cu` and the three GEMMs of an output head, by chunks of tokens: logits, then
+//! losses and the logits' gradient, then the gradients of x and w.
 //!
-//! The GEMMs are the library's, or those of `cross_entropy_gemm.cu`.
+//! The GEMMs are cuBLASLt's or those of `cross_entropy_gemm.cu`.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
@@ -21,10 +21,10 @@ use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
 
 /// Threads of a CTA of `cross_entropy.cu`.
 const THREADS: u32 = 512;
-/// Logits that such a CTA takes at a time.
+/// Logits that a CTA of `cross_entropy.cu` processes at a time.
 const TILE_LOGITS: usize = 4096;
-/// Tiles of a row that stay in shared memory: two CTAs fit an SM of Hopper, one fits the
-/// smallest.
+/// Tiles of a row that stay in shared memory: two CTAs fit an SM of Hopper, one fits the smallest
+/// GPU.
 const CACHED_TILES_MAX: usize = 6;
 /// Threads of a CTA of `cross_entropy_gemm.cu`, and its shared memory.
 const GEMM_THREADS: u32 = 128;
@@ -32,14 +32,14 @@ const GEMM_SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte access.
 const WIDTH: usize = 8;
 
-/// Tokens of a chunk: enough to keep the GEMMs efficient and the gradient of w, which is read and
-/// written once a chunk, cheap.
+/// Tokens per chunk: enough for efficient GEMMs and for a cheap gradient of w, which is read and
+/// written once per chunk.
 const CHUNK_TOKENS_MAX: usize = 4096;
-/// Bytes of logits of a chunk.
+/// Largest number of bytes of a chunk's logits.
 const LOGITS_BYTES_MAX: usize = 512 << 20;
-/// Chunks are a multiple of the rows of the GEMMs' tiles where they can be.
+/// Chunks are multiples of the rows of the GEMMs' tiles if possible.
 const CHUNK_TOKENS_STEP: usize = 128;
-/// What the losses begin at a multiple of.
+/// Alignment of the losses in the workspace.
 const ALIGNMENT: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -83,25 +83,25 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// Whose GEMMs run.
+/// The source of the GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gemms {
     Library,
     Own,
 }
 
-/// How the tokens are cut and the workspace is shared out.
+/// Chunks of tokens, and the layout of the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Tokens of a chunk but for the last.
+    /// Tokens of every chunk except the last.
     pub(crate) chunk_tokens: usize,
-    /// Elements from one row of logits to the next.
+    /// Elements between rows of logits.
     pub(crate) leading: usize,
-    /// Where the losses of all tokens begin, behind the logits of a chunk.
+    /// Offset of the losses of all tokens, after the logits of a chunk.
     pub(crate) losses_offset: usize,
-    /// Where the library's scratch begins, and the length without it.
+    /// Offset of the library's scratch, and the length without this scratch.
     pub(crate) without_library: usize,
-    /// The whole length with it.
+    /// Length including the library's scratch.
     pub(crate) with_library: usize,
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct HeadGemms {
     pub(crate) w: DeviceTensor,
 }
 
-/// The call's operands and how its chunks are worked on.
+/// The call's operands, and the execution of its chunks.
 struct Head {
     of: HeadGemms,
     targets: DeviceTensor,
@@ -192,7 +192,7 @@ impl HeadGemms {
         }
     }
 
-    /// The logits' gradient, over the first half of each row of theirs.
+    /// The logits' gradient, in the first half of each row of the logits.
     fn dlogits(&self, chunk: Chunk) -> Matrix {
         Matrix { dtype: DType::Bf16, leading: 2 * self.layout.leading, ..self.logits(chunk) }
     }
@@ -219,7 +219,7 @@ impl HeadGemms {
         })
     }
 
-    /// One of the kernels of `cross_entropy_gemm.cu`, `name` or its scalar sibling.
+    /// Launches a kernel of `cross_entropy_gemm.cu`: `name` or its scalar variant.
     fn own_gemm(
         &self,
         device: &mut Device<'_>,
@@ -237,7 +237,7 @@ impl HeadGemms {
         let sizes = [chunk.rows, self.vocab(), self.layout.leading, self.hidden()];
         arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
         arguments.extend(last);
-        // The padding of the logits is written too.
+        // The padding of the logits is written, too.
         let columns = if out.dtype == DType::F32 { out.leading } else { out.columns };
         let ctas = tile_ctas(out.rows, columns);
         Ok(Device::launch(function, ctas, GEMM_THREADS, GEMM_SHARED_BYTES, arguments))
@@ -263,7 +263,8 @@ impl HeadGemms {
         }
     }
 
-    /// The gradients of x and w, which is added to in chunks behind the first, or in all.
+    /// The gradients of x and w. The gradient of w is accumulated in all chunks after the first, or
+    /// in all.
     pub(crate) fn gradient_steps(
         &self,
         device: &mut Device<'_>,
@@ -293,7 +294,7 @@ impl HeadGemms {
 }
 
 impl Head {
-    /// Losses and the logits' gradient; the last chunk's launch also sums the losses.
+    /// Losses and the logits' gradient; the launch of the last chunk also sums the losses.
     fn loss_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
         let with_gradient = self.gradients.is_some();
         let entry = if with_gradient { "cross_entropy_gradient" } else { "cross_entropy_loss" };
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn chunks_are_even_and_their_logits_bounded() {
-        // Tokens, vocabulary, tokens of a chunk, elements of a row.
+        // Tokens, vocabulary, tokens per chunk, elements per row.
         for (tokens, vocab, chunk_tokens, leading) in [
             (16_384, 32_000, 4096, 32_000),
             (16_384, 32_768, 4096, 32_768),

@@ -1,4 +1,4 @@
-//! Output head and cross-entropy, with gradients or without.
+//! Output head and cross-entropy, with or without gradients.
 
 pub mod cpu;
 pub(super) mod cuda;

@@ -1,13 +1,13 @@
-//! Output head and cross-entropy, tokens on all cores.
+//! Output head and cross-entropy, with tokens distributed over all cores.
 
 use rayon::prelude::*;
 
 use crate::ops::linear::oracle::{add_scaled, dot};
 
-/// A target with this value takes no part in the loss.
+/// Tokens with this target are excluded from the loss.
 pub const IGNORED: i32 = -100;
 
-/// What [`backward`] gives.
+/// Result of [`backward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backward {
     /// Gradient of x, `[tokens, hidden]`.
@@ -34,7 +34,7 @@ pub fn forward(x: &[f64], w: &[f64], targets: &[i32], hidden: usize, loss_scale:
         let (logits, lse) = logits_and_lse(x, w);
         lse - logits[target as usize]
     });
-    // Losses are collected first: the sum must have one order.
+    // Losses are collected first, because the sum must have a fixed order.
     loss_scale * losses.collect::<Vec<f64>>().iter().sum::<f64>()
 }
 

@@ -8,12 +8,12 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
 
-/// Rows of pairs: `x` `[tokens, columns]`, `pairs` `[rows]`, `out` `[rows, columns]`, zero for a
-/// row without a pair. A pair is `token * top_k + choice`.
+/// Copies the rows of pairs: `x` `[tokens, columns]`, `pairs` `[rows]`, `out` `[rows, columns]`,
+/// zero for a row without a pair. A pair is `token * top_k + choice`.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a pair's token does not exist.
+/// If a slice's length does not fit, or a pair's token does not exist.
 pub fn permute<E: Element>(x: &[E], pairs: &[i32], top_k: usize, columns: usize, out: &mut [E]) {
     assert_eq!(out.len(), pairs.len() * columns, "`out` is not [rows, columns]");
     if columns == 0 {
@@ -31,12 +31,12 @@ pub fn permute<E: Element>(x: &[E], pairs: &[i32], top_k: usize, columns: usize,
     );
 }
 
-/// Sums of rows: `y` `[rows of pairs, columns]`, `rows` `[tokens, top_k]`, `out` `[tokens,
-/// columns]`. A negative row adds nothing.
+/// Sums the rows of each token: `y` `[rows of pairs, columns]`, `rows` `[tokens, top_k]`, `out`
+/// `[tokens, columns]`. A negative row adds nothing.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a row does not exist.
+/// If a slice's length does not fit, or a row does not exist.
 pub fn unpermute<E: Element>(y: &[E], rows: &[i32], top_k: usize, columns: usize, out: &mut [E]) {
     let add = |sums: &mut [f32], row: usize| {
         for (sum, y) in sums.iter_mut().zip(&y[row * columns..][..columns]) {
@@ -46,11 +46,11 @@ pub fn unpermute<E: Element>(y: &[E], rows: &[i32], top_k: usize, columns: usize
     sum_rows(add, rows, top_k, columns, out);
 }
 
-/// [`unpermute`] of `y + z`, each sum rounded to the type.
+/// [`unpermute`] of `y + z`, with each sum rounded to the type.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit, or a row does not exist.
+/// If a slice's length does not fit, or a row does not exist.
 pub fn add_unpermute<E: Element>(
     (y, z): (&[E], &[E]),
     rows: &[i32],
@@ -67,7 +67,7 @@ pub fn add_unpermute<E: Element>(
     sum_rows(add, rows, top_k, columns, out);
 }
 
-/// Rows `add`ed to sums of FP32, in the order of a token's pairs.
+/// Sums rows in FP32 with `add`, in the order of a token's pairs.
 fn sum_rows<E: Element>(
     add: impl Fn(&mut [f32], usize) + Sync,
     rows: &[i32],
@@ -165,7 +165,7 @@ mod tests {
             assert_eq!(to_f64(&out), permuted, "copies are exact");
             out
         });
-        // What no pair has is not read.
+        // Rows without a pair are not read.
         let mut y: Vec<E> = random.normals(length * columns);
         let expected = oracle::unpermute(&to_f64(&y), &rows, top_k, columns);
         let magnitudes: Vec<f64> = to_f64(&y).iter().map(|y| y.abs()).collect();
@@ -176,14 +176,14 @@ mod tests {
         for_thread_counts(|| {
             let mut out = poisoned::<E>(tokens * columns);
             unpermute(&y, &rows, top_k, columns, &mut out);
-            // An addition for each pair, each rounded by 2^-24 of the sum of magnitudes; then one
-            // rounding to the type.
+            // One addition per pair, rounded by 2^-24 of the sum of magnitudes, then one rounding
+            // to the type.
             let absolute: Vec<f64> =
                 sizes.iter().map(|size| top_k as f64 * 2f64.powi(-24) * size).collect();
             assert_close_each("out", &out, &expected, f64::from(E::UNIT_ROUNDOFF), &absolute);
             out
         });
-        // The bits of the sum, stored, and of its rows brought back.
+        // The bits equal those of storing the sum and unpermuting it.
         let z: Vec<E> = random.normals(length * columns);
         let sum: Vec<E> =
             y.iter().zip(&z).map(|(y, z)| E::from_f32(y.to_f32() + z.to_f32())).collect();

@@ -1,4 +1,4 @@
-//! `permute.cu` and `permute_f32.cu`: rows of tokens to rows of pairs, and their sums back.
+//! `permute.cu` and `permute_f32.cu`: rows of tokens to rows of pairs, and sums of these per token.
 
 use deepwell_ir::{DType, KernelRequest};
 
@@ -51,12 +51,12 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
 ];
 
 fn reject(request: &KernelRequest<'_>, matrices: &[usize]) -> Option<String> {
-    // A result is of the type of what went in. Gates are few and FP32.
+    // The result has the input's dtype. Gates have few columns and are FP32.
     if request.operands[0].dtype == DType::F32 { None } else { all_bf16(request, matrices) }
 }
 
-/// It takes the matrix, both maps, the result, its rows and columns, the tokens, and the experts of
-/// each; of FP32 the rows' map alone and no tokens.
+/// Arguments: the matrix, both maps, the result, its rows and columns, the tokens, and the experts
+/// per token. The FP32 kernel takes only the map of rows, and no tokens.
 fn prepare_permute(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let [x, of_pairs, pairs] = [0, 1, 2].map(|index| call.input(index));
     let out = call.output(0);
@@ -78,8 +78,8 @@ fn prepare_permute(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }
 
-/// Both take `matrices` matrices, the map of the result's rows, the result, its rows and columns,
-/// and the experts of a token.
+/// Arguments: `matrices` matrices, the map of the result's rows, the result, its rows and columns,
+/// and the experts per token.
 fn prepare_unpermute(
     call: &CallView<'_>,
     device: &mut Device<'_>,

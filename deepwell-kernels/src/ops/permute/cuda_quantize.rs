@@ -1,4 +1,4 @@
-//! `permute_quantize.cu`: rows of tokens to rows of pairs, and their block quantization.
+//! `permute_quantize.cu`: rows of tokens to rows of pairs, with block quantization.
 
 use deepwell_ir::KernelRequest;
 
@@ -22,7 +22,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Rows of pairs, of x `[tokens, columns]` and pairs `[rows]`.
+/// Shape of the rows of pairs, from x `[tokens, columns]` and pairs `[rows]`.
 fn shape(x: &[usize], pairs: &[usize]) -> [usize; 2] {
     [pairs[0], x[1]]
 }

@@ -1,4 +1,4 @@
-//! Rows of tokens to rows of pairs, and their sums back.
+//! Rows of tokens to rows of pairs, and sums of these per token.
 
 pub mod cpu;
 mod cuda;

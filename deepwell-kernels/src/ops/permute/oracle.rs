@@ -1,4 +1,4 @@
-//! Permutation of rows. Each of the two is the other's backward.
+//! Permutation of rows. Each of the two functions is the backward of the other.
 
 /// Rows of pairs `[pairs, columns]` of `x` `[tokens, columns]`; zero for a row without a pair.
 pub fn permute(x: &[f64], pairs: &[i32], top_k: usize, columns: usize) -> Vec<f64> {
@@ -11,7 +11,7 @@ pub fn permute(x: &[f64], pairs: &[i32], top_k: usize, columns: usize) -> Vec<f6
     rows
 }
 
-/// For each token the sum of its rows of `y`, found by `rows` `[tokens, top_k]`.
+/// The sum of each token's rows of `y`, selected by `rows` `[tokens, top_k]`.
 pub fn unpermute(y: &[f64], rows: &[i32], top_k: usize, columns: usize) -> Vec<f64> {
     let mut sums = vec![0.0; rows.len() / top_k * columns];
     for (pair, &row) in rows.iter().enumerate().filter(|(_, row)| **row >= 0) {
@@ -41,7 +41,7 @@ mod tests {
         check("dy", &y, &dy, |y| dot(&unpermute(y, &grouped.rows, top_k, columns), &x));
     }
 
-    /// Every kept row comes back as often as it was sent.
+    /// Every kept row returns once per copy sent.
     #[test]
     fn there_and_back_is_top_k_times() {
         let grouped = forward(&[0, 2, 0, 1, 2, 0], 3, 4, 9, 20);

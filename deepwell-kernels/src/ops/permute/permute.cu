@@ -1,12 +1,13 @@
-// Rows of tokens to rows of pairs, and their sums back, in BF16. The maps are those of dispatch.cu.
+// Rows of tokens to rows of pairs, and sums of these per token, in BF16. The maps are those of
+// dispatch.cu.
 //
 //   permute    out[row] = x[pairs[row] / top_k], zero for a row without a pair
 //   unpermute  out[token] = sum over the token's pairs of y[rows[pair]], in FP32 in the order of
 //              the pairs, rounded once; a pair without a row adds nothing
 //   add_unpermute  unpermute of y + z, the sum rounded to BF16 as it would have been stored
 //
-// Memory bounds all: a row belongs to up to 32 lanes that move 16 bytes each at a time. `_scalar`
-// kernels move element by element, for rows that are not a multiple of eight elements.
+// All are memory-bound: a row belongs to up to 32 lanes that move 16 bytes each at a time.
+// `_scalar` kernels move single elements, for rows that are not a multiple of eight elements.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -18,8 +19,8 @@ constexpr uint32 kThreads = 256;
 // Vectors of a row that a lane holds at a time.
 constexpr uint32 kHeld = 4;
 
-// By tokens: a row of x is read once and written to all of its pairs' rows. Gathered by rows of
-// pairs it would be read as often as the token has pairs, and x is larger than the L2 cache.
+// By token: a row of x is read once and written to the rows of all of its pairs. A gather by pair
+// would read the row once per pair, and x is larger than the L2 cache.
 template <bool kVector>
 __device__ __forceinline__ void permute(const bf16* __restrict__ x,
                                         const int32* __restrict__ rows_of_pairs,
@@ -76,7 +77,7 @@ __device__ __forceinline__ void permute(const bf16* __restrict__ x,
     }
 }
 
-// `z` is not read but where `kAdd`.
+// `z` is read only if `kAdd`.
 template <bool kVector, bool kAdd>
 __device__ __forceinline__ void unpermute(const bf16* __restrict__ y, const bf16* __restrict__ z,
                                           const int32* __restrict__ rows, bf16* __restrict__ out,
@@ -123,7 +124,7 @@ __device__ __forceinline__ void unpermute(const bf16* __restrict__ y, const bf16
 }
 
 // x [tokens, columns], rows_of_pairs [tokens, top_k], pairs [rows], out [rows, columns]; 16-byte
-// aligned. The maps are each other's inverse.
+// aligned. The two maps are inverse to each other.
 #define PERMUTE_KERNEL(name, vector)                                                             \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const bf16* __restrict__ x, const int32* __restrict__ rows_of_pairs,                \

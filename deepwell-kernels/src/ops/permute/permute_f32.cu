@@ -1,5 +1,5 @@
-// permute.cu of FP32: the gates of tokens, few columns each, on their way to the ranks that have
-// the experts, and their gradients on the way back. A thread takes an element at a time.
+// permute.cu in FP32: sends the gates of tokens, with few columns each, to the ranks of the
+// experts, and returns the gates' gradients. A thread processes one element at a time.
 //
 //   permute    out[row] = x[pairs[row] / top_k], zero for a row without a pair
 //   unpermute  out[token] = sum over the token's pairs of y[rows[pair]] in the order of the pairs;

@@ -1,29 +1,31 @@
-// Rows of tokens to rows of pairs, and their block quantization to MXFP8: data and scales along
-// rows, down columns, or both, and their counters. The rows have the bits of `permute.cu`; how the
-// work is split in `layout/row_quantize.cuh`.
+// Rows of tokens to rows of pairs, with block quantization to MXFP8: data and scales along rows,
+// down columns, or both, and their counters. The rows have the bits of `permute.cu`;
+// `layout/row_quantize.cuh` documents how the work is divided.
 //
-// An element is read in two bytes, and written in one for each operand; a row of x is read as often
-// as its token has pairs, by CTAs that are far from each other. So CTAs go down a band of columns,
-// of which the tokens' elements stay in the L2 cache, before the next: 4 x 128 columns of 16,384
-// tokens are 16 MiB. 16,384 tokens of 2048 with six pairs each, in 106,496 rows, are 67 MB read and
-// 450 MB written, 125 us of an H200 that copies 4.1 TB/s; the L2 cache gives another 369 MB.
+// An element is read as two bytes and written as one per operand. A row of x is read once per pair
+// of its token, by CTAs far from each other. CTAs therefore process a whole band of columns before
+// the next band, so that the band's elements of all tokens stay in the L2 cache: 4 x 128 columns of
+// 16,384 tokens are 16 MiB. For 16,384 tokens of 2048 elements with six pairs each, in 106,496
+// rows, 67 MB are read and 450 MB written, 125 us on an H200 that copies 4.1 TB/s; the L2 cache
+// supplies another 369 MB.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/row_quantize.cuh"
 #include "ptx/cp_async.cuh"
 
-// Tiles across a band.
+// Tiles across a band of columns.
 constexpr uint32 kBand = 4;
 
-// The tokens of the rows of this tile and the next, negative of rows without a pair.
+// The tokens of this tile's rows and of the next tile's, negative for rows without a pair.
 using TokensOfTiles = int32[2][kMxTile];
 
-// As `Rows` of `layout/row_quantize.cuh`.
+// Implements `Rows` of `layout/row_quantize.cuh`.
 struct PermutedRows {
     using Loaded = uint4;
     static constexpr bool kWalks = true;
-    // What is loaded is what the tile is made of: all of it at once takes no more registers.
+    // The loaded values are the tile's values, so loading all of them at once needs no more
+    // registers.
     static constexpr int kTogether = kMxPlainRows;
     const bf16* __restrict__ x;
     const int32* __restrict__ pairs;
@@ -31,7 +33,7 @@ struct PermutedRows {
     uint32 columns;
     uint32 top_k;
     uint32 now = 0;
-    bool asked = false;  // for a row of the next tile
+    bool asked = false;  // whether this thread prefetches a row of the next tile
 
     __device__ __forceinline__ int32 token_of(int32 pair) const {
         return pair < 0 ? -1 : static_cast<int32>(static_cast<uint32>(pair) / top_k);
@@ -71,14 +73,14 @@ struct PermutedRows {
     }
 
   private:
-    // This thread's row of the next tile, which nobody else touches before a barrier.
+    // This thread's row of the next tile, private to the thread until a barrier.
     __device__ __forceinline__ int32* own() const {
         return &tokens[now ^ 1][threadIdx.x];
     }
 };
 
 // x [tokens, columns], pairs [rows], out [rows, columns]; 16-byte aligned, columns a multiple of 8;
-// out may be null. Outputs as in `MxTarget`; statistics [6]. CTAs as `row_quantize` has them.
+// out may be null. Outputs as in `MxTarget`; statistics [6]. Grid as in `row_quantize`.
 #define KERNEL(name, row, column)                                                                \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ x, const int32* __restrict__ pairs,                        \

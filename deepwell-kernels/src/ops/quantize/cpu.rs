@@ -1,4 +1,4 @@
-//! Block quantization, by deepwell-precision.
+//! Block quantization, implemented by deepwell-precision.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::KernelError;
 use crate::cpu::arena::{Arena, Out};
 use crate::cpu::calls::{Operands, Run, by_float};
 
-/// Where the planes of one axis go.
+/// Output planes of one axis.
 struct PlanesOut {
     data: Out<u8>,
     scales: Out<u8>,
@@ -23,7 +23,7 @@ struct PlanesOut {
 }
 
 impl PlanesOut {
-    /// Those from operand `first` on.
+    /// The planes whose operands start at `first`.
     fn new(
         operands: &Operands<'_>,
         format: &QuantFormat,
@@ -71,7 +71,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     })
 }
 
-/// Matrix `index` of a stack, each by itself.
+/// Quantizes matrix `index` of a stack, independently of the others.
 fn quantize_mx<S: Source>(
     x: &[S],
     [rows, columns]: [usize; 2],
@@ -81,7 +81,7 @@ fn quantize_mx<S: Source>(
     arena: &Arena,
 ) -> Result<QuantStats, QuantizeError> {
     let elements = index * rows * columns..(index + 1) * rows * columns;
-    // Plain scales, in what will be the tiles of the matrix.
+    // Row-major scales, at first in the place of the matrix's tiles.
     let scales = |planes: &PlanesOut| -> Range<usize> {
         let (outer, k) = outer_and_k(planes.axis, rows, columns);
         let begin = index * tiles(outer, k, format);
@@ -141,17 +141,17 @@ fn quantize_nvfp4<S: Source>(
     Ok(stats)
 }
 
-/// Bytes of the scales of `[outer, k]` in tiles.
+/// Bytes of the scales of `[outer, k]`, in tiles.
 fn tiles(outer: usize, k: usize, format: &QuantFormat) -> usize {
     scale_tiles::tiled_len(outer, k.div_ceil(format.scale.stored_every()))
 }
 
-/// Rows of an operand and its contraction.
+/// Rows of an operand, and its contraction.
 fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
     if axis == Axis::Column { (columns, rows) } else { (rows, columns) }
 }
 
-/// Scales of matrix `index` of a stack, from plain ones to tiles.
+/// Rearranges the scales of matrix `index` of a stack from row-major to tiles.
 fn tile_all(
     planes: &[PlanesOut],
     [rows, columns]: [usize; 2],
@@ -168,7 +168,7 @@ fn tile_all(
     })
 }
 
-/// The counters as [`Quantize::STATISTICS`] words.
+/// Encodes the counters as [`Quantize::STATISTICS`] words.
 fn encode(stats: &QuantStats) -> [u64; Quantize::STATISTICS] {
     [
         u64::from(stats.amax.to_bits()),
@@ -180,10 +180,10 @@ fn encode(stats: &QuantStats) -> [u64; Quantize::STATISTICS] {
     ]
 }
 
-/// Reads the counters that a quantization left.
+/// Decodes the counters of a quantization.
 ///
 /// # Panics
-/// When `words` are not [`Quantize::STATISTICS`] long.
+/// If `words` is not [`Quantize::STATISTICS`] long.
 pub fn decode_statistics(words: &[u64]) -> QuantStats {
     QuantStats {
         amax: f32::from_bits(words[0] as u32),

@@ -12,7 +12,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA of `quantize_square.cu`.
 const SQUARE_THREADS: u32 = 256;
-/// CTAs of a grid along its second axis, one for each matrix of a stack.
+/// Largest extent of a grid's second axis, which has one CTA per matrix of a stack.
 const MATRICES_MAX: usize = 65_535;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -28,7 +28,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// How many matrices there are, and the shape of each.
+/// Number of matrices, and the shape of each.
 fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {
     match *shape {
         [rows, columns] => Some((1, [rows, columns])),

@@ -1,9 +1,10 @@
 // Block quantization of a matrix to MXFP8: data and scales along rows, down columns (stored
-// transposed), or both from one read of the source, and the counters of what happened.
+// transposed), or both from one read of the source, and counters of underflows, saturations and
+// other events.
 //
 // A CTA has a tile of 128 x 128 elements: 128 rows because a column group may be as tall, and
-// because the transposed operand is then written in lines of 128 bytes. What it does with the tile
-// is told in `layout/mx_tile.cuh`, and in `layout/mx_plain_tile.cuh` for BF16 matrices of whole
+// because the transposed operand is then written in lines of 128 bytes. `layout/mx_tile.cuh`
+// documents the work on a tile, and `layout/mx_plain_tile.cuh` the work on BF16 matrices of whole
 // tiles.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -12,7 +13,7 @@
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
 
-// The vectors of this thread in the tile at (row0, column0).
+// Loads this thread's vectors of the tile at (row0, column0).
 template <typename E>
 __device__ __forceinline__ void load_vectors(const E* __restrict__ x, uint32 row0, uint32 column0,
                                             uint32 rows, uint32 columns,
@@ -51,7 +52,7 @@ __device__ __forceinline__ void load_vectors(const E* __restrict__ x, uint32 row
     }
 }
 
-// Any tile.
+// Quantizes any tile.
 template <typename E, bool kRow, bool kColumn>
 __device__ __forceinline__ void quantize_tile(const E* __restrict__ x, const MxTarget& to,
                                               uint32 flags, uint4* dynamic, MxTally& tally) {
@@ -59,7 +60,7 @@ __device__ __forceinline__ void quantize_tile(const E* __restrict__ x, const MxT
     MxCounters counters;
     uint32* const tile = reinterpret_cast<uint32*>(dynamic);
     const uint32 tiles_across = (to.columns + kMxTile - 1) / kMxTile;
-    // No memory holds 2^32 tiles.
+    // No memory holds 2^32 tiles, so the product fits.
     const uint32 tiles = (to.rows + kMxTile - 1) / kMxTile * tiles_across;
     if (blockIdx.x < tiles) {
         const uint32 row0 = blockIdx.x / tiles_across * kMxTile;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void quantize_tile(const E* __restrict__ x, const MxT
     tally.give();
 }
 
-// A tile of `layout/mx_plain_tile.cuh`.
+// Quantizes a tile of `layout/mx_plain_tile.cuh`.
 template <bool kWide, bool kRow, bool kColumn>
 __device__ __forceinline__ void quantize_plain(const bf16* __restrict__ x, const MxTarget& to,
                                                uint4* stage, MxTally& tally) {
@@ -117,9 +118,9 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
     tally.finish(gridDim.x * gridDim.y, operands * to.rows * to.columns * gridDim.y, statistics);
 }
 
-// x [matrices, rows, columns], each matrix quantized by itself; outputs of each as in `MxTarget`;
-// flags of `layout/mx_scale.cuh`; statistics [6] of all. All 16-byte aligned. A CTA for each tile
-// along x of the grid, one at least, and for each matrix along y.
+// x [matrices, rows, columns], each matrix quantized separately; outputs of each as in `MxTarget`;
+// flags of `layout/mx_scale.cuh`; statistics [6] over all. All pointers 16-byte aligned. Grid: one
+// CTA per tile along x, at least one, and per matrix along y.
 #define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                     \
     extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)             \
         name(const E* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,      \

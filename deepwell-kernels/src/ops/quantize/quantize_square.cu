@@ -1,8 +1,8 @@
 // Block quantization of an FP32 matrix to MXFP8 where 128 x 128 elements share a scale by the RCEIL
-// rule, as weights do: data and scales along rows, down columns (stored transposed), or both.
+// rule, as in weights: data and scales along rows, down columns (stored transposed), or both.
 //
-// `quantize.cu` takes such matrices too. Here rows and columns are multiples of 128 and a CTA has
-// one square, so that an element is quantized once for both operands, see
+// `quantize.cu` supports such matrices, too. Here rows and columns are multiples of 128 and a CTA
+// has one square, so that an element is quantized once for both operands, see
 // `layout/mx_square_tile.cuh`.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -34,8 +34,8 @@ __device__ __forceinline__ void quantize_square(const float* __restrict__ x, con
     tally.finish(gridDim.x * gridDim.y, kOperands * to.rows * to.columns * gridDim.y, statistics);
 }
 
-// x [matrices, rows, columns]; outputs of each as in `MxTarget`; statistics [6] of all. All 16-byte
-// aligned. A CTA for each square along x of the grid, and for each matrix along y.
+// x [matrices, rows, columns]; outputs of each matrix as in `MxTarget`; statistics [6] over all.
+// All pointers 16-byte aligned. Grid: one CTA per square along x, and per matrix along y.
 #define QUANTIZE_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(kMxSquareThreads, 2)                            \
         name(const float* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,  \

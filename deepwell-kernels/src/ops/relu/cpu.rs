@@ -8,17 +8,17 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
-/// `of` where `x` is positive or NaN, else zero.
+/// Returns `of` if `x` is positive or NaN, else zero.
 #[inline(always)]
 fn passed(of: f32, x: f32) -> f32 {
     if x <= 0.0 { 0.0 } else { of }
 }
 
-/// `y = max(x, 0)`; the slices are equally long, of any shape. NaN stays NaN.
+/// Writes `y = max(x, 0)`; the slices are equally long, of any shape. NaN stays NaN.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn relu_forward<E: Element>(x: &[E], y: &mut [E]) {
     assert_eq!(x.len(), y.len(), "`x` and `y` differ in length");
     y.par_chunks_mut(ELEMENTS_PER_CHUNK).zip(x.par_chunks(ELEMENTS_PER_CHUNK)).for_each(
@@ -36,11 +36,11 @@ pub fn relu_forward<E: Element>(x: &[E], y: &mut [E]) {
     );
 }
 
-/// The gradient of [`relu_forward`]: `dx = dy` where `x` is positive, else zero.
+/// Writes the gradient of [`relu_forward`]: `dx = dy` if `x` is positive, else zero.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn relu_backward<E: Element>(dy: &[E], x: &[E], dx: &mut [E]) {
     assert_eq!(dy.len(), x.len(), "`dy` and `x` differ in length");
     assert_eq!(x.len(), dx.len(), "`x` and `dx` differ in length");

@@ -5,7 +5,7 @@ pub fn forward(x: &[f64]) -> Vec<f64> {
     x.iter().map(|&x| if x <= 0.0 { 0.0 } else { x }).collect()
 }
 
-/// The gradient of `x` for `dy`: at zero it is zero, as PyTorch has it.
+/// The gradient of `x` for `dy`: zero at zero, as in PyTorch.
 pub fn backward(dy: &[f64], x: &[f64]) -> Vec<f64> {
     dy.iter().zip(x).map(|(&dy, &x)| if x <= 0.0 { 0.0 } else { dy }).collect()
 }

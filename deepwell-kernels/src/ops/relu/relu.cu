@@ -1,4 +1,4 @@
-// ReLU and its backward, element by element over BF16 of any length: 16 bytes of each tensor a
+// ReLU and its backward, element by element over BF16 of any length: 16 bytes of each tensor per
 // thread and step.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -8,7 +8,7 @@
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;
 
-// `of` where x is positive or NaN, else zero.
+// Returns `of` if x is positive or NaN, else zero.
 __device__ __forceinline__ float passed(float of, float x) {
     return x <= 0.0f ? 0.0f : of;
 }

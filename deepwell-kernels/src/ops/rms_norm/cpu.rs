@@ -1,8 +1,8 @@
 //! RMSNorm: `y = x / sqrt(mean(x^2) + eps) * weight` for each row, and its backward.
 //!
 //! Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467, eq. 4,
-//! with `eps` under the root as Llama has it. All arithmetic is `f32` and rounds to the element
-//! type once, at the end.
+//! with `eps` under the root as in Llama. All arithmetic is `f32` and rounds to the element type
+//! once, at the end.
 
 use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ use crate::cpu::parallel::{
     LANES, ROWS_PER_CHUNK, chunk_elements, padded_block, sum_lanes, sum_partial_rows, vectorized,
 };
 
-/// Sum of squares of a row: lane `i % LANES` adds element `i`, then the lanes are added.
+/// Sums the squares of a row: lane `i % LANES` adds element `i`, then the lanes are added.
 #[inline(always)]
 fn sum_of_squares<E: Element>(row: &[E]) -> f32 {
     #[inline(always)]
@@ -35,7 +35,7 @@ fn sum_of_squares<E: Element>(row: &[E]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Sum of `dy * weight * x` over a row, in the order of [`sum_of_squares`].
+/// Sums `dy * weight * x` over a row, in the order of [`sum_of_squares`].
 #[inline(always)]
 fn sum_of_products<E: Element>(dy: &[E], weight: &[E], x: &[E]) -> f32 {
     #[inline(always)]
@@ -73,15 +73,15 @@ fn normalize_row<E: Element>(x: &[E], weight: &[E], eps: f32, y: &mut [E]) -> f3
     rstd
 }
 
-/// `rstd[r] = 1 / sqrt(mean(x[r]^2) + eps)` and `y[r] = x[r] * rstd[r] * weight`.
+/// Writes `rstd[r] = 1 / sqrt(mean(x[r]^2) + eps)` and `y[r] = x[r] * rstd[r] * weight`.
 ///
-/// `x` and `y` are `[rows, hidden]` row-major, `weight` is `[hidden]`, `rstd` is `[rows]` and is
-/// what the backward needs. Inputs above 1.8e19 overflow the sum of squares, as they do in `f32`
-/// everywhere: the row then comes out zero.
+/// `x` and `y` are `[rows, hidden]` row-major, `weight` is `[hidden]`, `rstd` is `[rows]`, for use
+/// in the backward. Inputs above 1.8e19 overflow the sum of squares, as in any `f32`
+/// implementation: the row then becomes zero.
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn rms_norm_forward<E: Element>(
     x: &[E],
     weight: &[E],
@@ -110,14 +110,14 @@ pub fn rms_norm_forward<E: Element>(
         });
 }
 
-/// `sum = x + delta`, rounded to `E`, then [`rms_norm_forward`] of that rounded sum.
+/// Writes `sum = x + delta`, rounded to `E`, then [`rms_norm_forward`] of the rounded sum.
 ///
-/// One pass over memory in place of two: `x` is the residual stream, `delta` what a layer adds to
-/// it, `sum` the stream after it. All are `[rows, hidden]`.
+/// One pass over memory instead of two: `x` is the residual stream, `delta` the output of a layer,
+/// `sum` the new residual stream. All are `[rows, hidden]`.
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn add_rms_norm_forward<E: Element>(
     x: &[E],
     delta: &[E],
@@ -155,27 +155,25 @@ pub fn add_rms_norm_forward<E: Element>(
         });
 }
 
-/// Bytes of workspace that [`rms_norm_backward`] needs: one `f32` row of `hidden` for every 64
-/// rows begun.
+/// Bytes of workspace of [`rms_norm_backward`]: one `f32` row of `hidden` per 64 rows or fewer.
 pub fn rms_norm_backward_workspace_bytes(rows: usize, hidden: usize) -> usize {
     rows.div_ceil(ROWS_PER_CHUNK) * hidden * size_of::<f32>()
 }
 
-/// Gradients of [`rms_norm_forward`] with respect to `x` and `weight`.
+/// Writes the gradients of [`rms_norm_forward`] with respect to `x` and `weight`.
 ///
-/// With `n = x * rstd` and `g = dy * weight`, row by row:
-/// `dx = rstd * (g - n * mean(g * n))`, and `dweight = sum over rows of dy * n`. Given
-/// `dresidual` `[rows, hidden]`, `dx` is `dresidual` plus that, rounded once: the gradient that
-/// reaches a residual stream past the norm. `dweight` `[hidden]` is added to what it holds when
-/// `accumulate` is set.
+/// With `n = x * rstd` and `g = dy * weight`, row by row: `dx = rstd * (g - n * mean(g * n))`, and
+/// `dweight = sum over rows of dy * n`. `dresidual` `[rows, hidden]`, if given, is the gradient
+/// that bypasses the norm in a residual stream; it is added to `dx` before the single rounding.
+/// `dweight` `[hidden]` is added to its previous value if `accumulate` is set.
 ///
 /// `workspace` holds [`rms_norm_backward_workspace_bytes`]` / 4` numbers of any value. The rows'
-/// contributions to `dweight` are added in runs of 64 rows and then run by run, so the result
-/// does not depend on the number of threads.
+/// contributions to `dweight` are added in runs of 64 rows and then run by run, so the result does
+/// not depend on the number of threads.
 ///
 /// # Panics
 ///
-/// When `weight` is empty or a slice's length does not fit the shapes.
+/// If `weight` is empty or a slice's length does not fit the shapes.
 pub fn rms_norm_backward<E: Element>(
     dy: &[E],
     x: &[E],
@@ -234,7 +232,7 @@ pub fn rms_norm_backward<E: Element>(
     sum_partial_rows(partial, dweight, accumulate);
 }
 
-/// One row of [`rms_norm_backward`]; adds the row's part to `dweight`.
+/// Computes one row of [`rms_norm_backward`]; adds the row's contribution to `dweight`.
 #[inline(always)]
 fn backward_row<E: Element>(
     dy: &[E],
@@ -260,7 +258,7 @@ fn backward_row<E: Element>(
 pub(crate) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let eps = match op {
         Op::RmsNorm(op) => op.eps,
-        // A head is a row of the gain's width: rows are told by the lengths alone.
+        // A head is a row as wide as the gain, so the lengths alone determine the rows.
         Op::HeadRmsNorm(op) => op.eps,
         _ => return Err(operands.unknown_kernel()),
     };

@@ -1,4 +1,4 @@
-//! `rms_norm.cu`: root-mean-square normalization, with or without a sum before it.
+//! `rms_norm.cu`: root-mean-square normalization, optionally of a sum.
 
 use deepwell_ir::{KernelRequest, Op};
 

@@ -1,4 +1,4 @@
-//! `rms_norm_quantize.cu`: root-mean-square normalization and the block quantization of its output.
+//! `rms_norm_quantize.cu`: root-mean-square normalization with block quantization of the output.
 
 use crate::cuda::launch::norm_quantize;
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};

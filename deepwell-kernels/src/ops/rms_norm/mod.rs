@@ -1,4 +1,4 @@
-//! Root-mean-square normalization, with a residual or without, and its backward.
+//! Root-mean-square normalization, optionally of a sum with a residual, and its backward.
 
 pub mod cpu;
 mod cuda;

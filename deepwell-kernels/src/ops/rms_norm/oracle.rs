@@ -1,6 +1,6 @@
 //! RMSNorm.
 
-/// What [`forward`] gives.
+/// Result of [`forward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
     /// The normalized rows times the weight, `[rows, hidden]`.
@@ -9,7 +9,7 @@ pub struct Forward {
     pub rstd: Vec<f64>,
 }
 
-/// What [`backward`] gives.
+/// Result of [`backward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backward {
     /// Gradient of `x`, `[rows, hidden]`.
@@ -31,7 +31,7 @@ pub fn forward(x: &[f64], weight: &[f64], eps: f64) -> Forward {
     Forward { y, rstd }
 }
 
-/// The gradients for `dy` `[rows, hidden]`, given the `rstd` of the forward.
+/// The gradients for `dy` `[rows, hidden]`, from the `rstd` of the forward.
 pub fn backward(dy: &[f64], x: &[f64], weight: &[f64], rstd: &[f64]) -> Backward {
     let hidden = weight.len();
     let (mut dx, mut dweight) = (Vec::with_capacity(x.len()), vec![0.0; hidden]);

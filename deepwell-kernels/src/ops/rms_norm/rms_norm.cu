@@ -1,12 +1,12 @@
-// Root-mean-square normalization of rows, and the same of the sum of two matrices:
+// Root-mean-square normalization of rows, optionally of the sum of two matrices:
 //
 //   sum = x + delta (rounded to BF16; without delta, sum is x)
 //   rstd = 1 / sqrt(mean(sum^2) + eps);  y = sum * rstd * weight
 //
-// A row belongs to as many warps as it takes to hold it in registers, four vectors of 16 bytes a
-// thread, so it is read once; short rows share a CTA. The sum of squares is added in the order
-// of `common/row_sum.cuh`, which the kernel that quantizes its output follows too. Rows that do
-// not consist of whole vectors, or are too long, go element by element and are read twice.
+// A row belongs to as many warps as are needed to hold it in registers, with four vectors of 16
+// bytes per thread, so it is read once; short rows share a CTA. The sum of squares follows the
+// order of `common/row_sum.cuh`, as in the kernel with quantization. Rows that are not whole
+// vectors, or are too long, are processed by element and read twice.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
     const uint32 vectors = columns / 8;
     const uint64 first = static_cast<uint64>(row) * vectors;
 
-    // Load the row and, early, the weights.
+    // Loads the row and, early, the weights.
     uint4 packed[kRowVectors], other[kRowVectors], weights[kRowVectors];
 #pragma unroll
     for (int p = 0; p < kRowVectors; ++p) {
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     normalize<true>(x, delta, weight, sum, y, rstd, rows, columns, threads_per_row, eps);
 }
 
-// One CTA a row, any number of columns. Without delta, `sum` is not looked at.
+// One CTA per row, for any number of columns. Without delta, `sum` is unused.
 template <bool kAdd>
 __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
                                                  const bf16* weight, bf16* sum, bf16* y,
@@ -109,7 +109,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
         squares += value * value;
     }
     const float scale = rms_rstd(sum_of_cta<kScalarThreads>(squares), columns, eps);
-    // Each thread reads the elements that it wrote.
+    // Each thread reads the elements that it wrote itself.
     const bf16* const source = kAdd ? sum : x;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
         y[first + i] = to_bf16(to_f32(source[first + i]) * scale * to_f32(weight[i]));

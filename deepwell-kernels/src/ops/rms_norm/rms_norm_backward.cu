@@ -3,11 +3,11 @@
 //   dx = dresidual + rstd * (g - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n
 //
-// One CTA an SM. A row belongs to as many warps as hold it in registers, and each such group
-// takes rows in turn; a thread keeps the same columns throughout, so its part of dweight stays in
-// registers until the end, when the groups of a CTA add theirs in shared memory, and the CTAs
-// theirs in scratch. Each row is read once and written once. Rows that do not consist of whole
-// vectors, or are too long, go element by element.
+// There is one CTA per SM. A row belongs to as many warps as can hold it in registers, and each
+// such group loops over rows. A thread keeps the same columns throughout, so its part of dweight
+// stays in registers until the end. Then the groups of a CTA add their parts in shared memory, and
+// the CTAs in scratch. Each row is read once and written once. Rows that are not whole vectors, or
+// are too long, are processed by element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -25,10 +25,10 @@ __device__ __forceinline__ void write_gradient(float* dweight, uint32 column, fl
     dweight[column] = accumulate ? dweight[column] + total : total;
 }
 
-// dy, x, dresidual (or null), dx [rows, columns]; weight, dweight [columns]; rstd [rows];
-// partials [gridDim.x + teams, columns], arrivals [1 + teams], teams of `members` CTAs. Columns a
-// multiple of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides
-// kThreads. Dynamic shared memory: one FP32 for each column.
+// dy, x, dresidual (or null), dx [rows, columns]; weight, dweight [columns]; rstd [rows]; partials
+// [gridDim.x + teams, columns], arrivals [1 + teams], teams of `members` CTAs. Columns a multiple
+// of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides kThreads.
+// Dynamic shared memory: one FP32 per column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     rms_norm_backward_rows(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                            const bf16* __restrict__ weight, const float* __restrict__ rstd,
@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
-    // All groups go round equally often, so that all warps meet at the same barriers; a group that
-    // is beyond the last row has no vectors then.
+    // All groups run the same number of iterations, so that all warps reach the same barriers; a
+    // group beyond the last row has no vectors.
     for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
          first_row += stride) {
         const uint64 row = first_row + group.index;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
 
-    // The groups of the CTA, one after the other.
+    // The groups of the CTA add their sums in order.
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     });
 }
 
-// The same for any number of columns; a CTA takes rows in turn, and its part of dweight lies in
-// scratch from the start.
+// The same for any number of columns. A CTA loops over rows, with its part of dweight in scratch
+// from the start.
 extern "C" __global__ void __launch_bounds__(kScalarThreads)
     rms_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                              const bf16* __restrict__ weight, const float* __restrict__ rstd,

@@ -1,12 +1,11 @@
 //! Rotary position embedding as Hugging Face's Llama code applies it.
 //!
 //! Source: Su et al., "RoFormer", arXiv 2104.09864, eq. 34, in the arrangement where a head's
-//! element `i` is paired with element `i + head_dim / 2` (the paper pairs neighbours, and so does
-//! DeepSeek-V3). Weights that were converted for one arrangement give wrong attention under the
-//! other.
+//! element `i` is paired with element `i + head_dim / 2` (the paper and DeepSeek-V3 pair
+//! neighbours). Weights for one arrangement give wrong attention under the other.
 //!
-//! For a pair `(a, b)` at an angle `t`: `(a cos t - b sin t, b cos t + a sin t)`; the backward is
-//! the rotation by `-t`.
+//! A pair `(a, b)` at an angle `t` becomes `(a cos t - b sin t, b cos t + a sin t)`; the backward
+//! is the rotation by `-t`.
 
 use deepwell_ir::ops::Zigzag;
 use deepwell_ir::{KernelRequest, Op};
@@ -21,15 +20,15 @@ use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 /// Sizes of a `[tokens, heads * head_dim]` tensor whose token `t` has the position `t % seq`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RopeShape {
-    /// Heads in a row.
+    /// Heads per row.
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Elements at the beginning of a head that do not turn; an even number follows.
+    /// Unrotated elements at the beginning of a head; an even number of rotated elements follows.
     pub plain_dim: usize,
-    /// Whether a pair is two neighbours, not an element of each half of those that turn.
+    /// Whether a pair is two neighbours, instead of one element of each half of the rotated part.
     pub interleaved: bool,
-    /// Tokens of a sequence; the rows are whole sequences one after another.
+    /// Tokens per sequence; the rows are contiguous whole sequences.
     pub seq: usize,
 }
 
@@ -42,18 +41,18 @@ impl RopeShape {
 
 /// Fills `cos` and `sin`, both `[seq, head_dim / 2]`, for the angles `position * inv_freq[i]`.
 ///
-/// `inv_freq` `[head_dim / 2]` holds `base^(-2 i / head_dim)`, scaled by whatever `rope_scaling`
-/// the model has. The angle is rounded to `f32`, as models were trained with; its cosine and sine
-/// are the exact ones to the last bit or so.
+/// `inv_freq` `[head_dim / 2]` holds `base^(-2 i / head_dim)`, scaled by the model's
+/// `rope_scaling`, if any. The angle is rounded to `f32`, as in the training of published models;
+/// its cosine and sine are exact except for about the last bit.
 ///
 /// # Panics
 ///
-/// When the tables do not hold `seq * inv_freq.len()` numbers.
+/// If the tables do not hold `seq * inv_freq.len()` numbers.
 pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32]) {
     rope_tables_at(inv_freq, (seq, &|token| token), cos, sin);
 }
 
-/// [`rope_tables`] of tokens that stand at other positions of a sequence than one behind the other.
+/// [`rope_tables`] for tokens at arbitrary positions of a sequence.
 pub(super) fn rope_tables_at(
     inv_freq: &[f32],
     (seq, position_of): (usize, &dyn Fn(usize) -> usize),
@@ -77,17 +76,17 @@ pub(super) fn rope_tables_at(
     }
 }
 
-/// Rotates `x` into `y`, both `[tokens, heads * head_dim]`; the tables are [`rope_tables`]'.
+/// Rotates `x` into `y`, both `[tokens, heads * head_dim]`, with the tables of [`rope_tables`].
 ///
 /// # Panics
 ///
-/// When an odd number of elements turns, a size is zero, or a slice's length does not fit the
+/// If the number of rotated elements is odd, a size is zero, or a slice's length does not fit the
 /// shape.
 pub fn rope_forward<E: Element>(x: &[E], shape: RopeShape, cos: &[f32], sin: &[f32], y: &mut [E]) {
     rotate::<E, false>(x, shape, cos, sin, y);
 }
 
-/// [`rope_forward`] over its own input.
+/// [`rope_forward`] in place.
 ///
 /// # Panics
 ///
@@ -96,7 +95,7 @@ pub fn rope_forward_in_place<E: Element>(x: &mut [E], shape: RopeShape, cos: &[f
     rotate_in_place::<E, false>(x, shape, cos, sin);
 }
 
-/// The gradient of [`rope_forward`]: rotates `dy` back into `dx`.
+/// Computes the gradient of [`rope_forward`]: rotates `dy` back into `dx`.
 ///
 /// # Panics
 ///
@@ -111,7 +110,7 @@ pub fn rope_backward<E: Element>(
     rotate::<E, true>(dy, shape, cos, sin, dx);
 }
 
-/// [`rope_backward`] over its own input.
+/// [`rope_backward`] in place.
 ///
 /// # Panics
 ///
@@ -125,7 +124,7 @@ pub fn rope_backward_in_place<E: Element>(
     rotate_in_place::<E, true>(dy, shape, cos, sin);
 }
 
-/// Elements of a row, after checking the shape against the slices.
+/// Checks the shape against the slices and returns the elements of a row.
 fn row_elements(len: usize, shape: RopeShape, cos: &[f32], sin: &[f32]) -> usize {
     let RopeShape { heads, head_dim, plain_dim, seq, .. } = shape;
     assert!(heads > 0 && head_dim > 0 && seq > 0, "a size of the shape is zero: {shape:?}");
@@ -137,14 +136,14 @@ fn row_elements(len: usize, shape: RopeShape, cos: &[f32], sin: &[f32]) -> usize
     heads * head_dim
 }
 
-/// One pair, rotated by its angle or back.
+/// Rotates one pair by its angle, or back.
 #[inline(always)]
 fn rotate_pair<const BACK: bool>(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
     let sin = if BACK { -sin } else { sin };
     (a * cos - b * sin, b * cos + a * sin)
 }
 
-/// Pairs of neighbours in place.
+/// Rotates pairs of neighbours in place.
 #[inline(always)]
 fn rotate_neighbours<E: Element, const BACK: bool>(x: &mut [E], cos: &[f32], sin: &[f32]) {
     for ([a, b], (&cos, &sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
@@ -255,8 +254,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     by_float!(operands, 0, E => {
         let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
         Ok(Box::new(move |arena| {
-            // A few thousand sines: less work than a pass over one head's queries.
-            // The workspace is as long as a micro-batch, the tables only as one sequence.
+            // Computing a few thousand sines is less work than a pass over one head's queries. The
+            // workspace has room for the tokens of a micro-batch; the tables need those of one
+            // sequence.
             let numbers = seq * frequencies.len();
             let (cos, sin) = tables.of(arena)[..2 * numbers].split_at_mut(numbers);
             let position =
@@ -275,7 +275,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     })
 }
 
-/// Cosines and sines of every position: positions never exceed the tokens of a micro-batch.
+/// Bytes of the cosines and sines of every position: at most as many positions as tokens of a
+/// micro-batch.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let rope = match request.op {
         Op::Rope(rope) => rope,
@@ -313,7 +314,7 @@ mod tests {
         let mut random = Random::new(tokens as u64);
         let x: Vec<E> = random.normals(tokens * heads * head_dim);
 
-        // The tables round to f32 and their angles do, by 2^-24 of at most `seq` radians; two
+        // The tables round to f32, as do their angles, by 2^-24 of at most `seq` radians; two
         // products of numbers below 5 and one sum round in f32.
         let absolute = (seq as f64 + 4.0) * 2f64.powi(-24) * 10.0;
         let relative = f64::from(E::UNIT_ROUNDOFF);
@@ -361,7 +362,7 @@ mod tests {
         check::<f32>(20, odd);
     }
 
-    /// Rows of a part of the sequence turn as they do in the whole.
+    /// Rows of a part of the sequence are rotated as in the whole sequence.
     #[test]
     fn parts_turn_as_in_the_whole() {
         let (seq, ranks, shape) =

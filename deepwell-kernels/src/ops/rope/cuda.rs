@@ -14,9 +14,9 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Pairs that a thread turns at a time, where a head's half divides by it.
+/// Pairs that a thread rotates at a time, if half a head is a multiple of this.
 const WIDTH: usize = 8;
-/// Heads of a thread, as in the source.
+/// Heads per thread, as in the source.
 const HEADS: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -32,8 +32,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// A rotation, whether it turns back, and which tokens of a sequence it is of: those of whole ones
-/// stand one behind the other.
+/// Returns the rotation, whether it is backward, and the rank's part of each sequence; without
+/// context parallelism the part is the whole sequence.
 pub(super) fn rope_of(op: &Op) -> Option<(&Rope, bool, Zigzag)> {
     let whole = Zigzag { place: 0, ranks: 1 };
     match op {
@@ -61,19 +61,19 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1])
 }
 
-/// How the pairs of all rows are divided among threads.
+/// Division of the pairs of all rows among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Split {
-    /// Pairs that a thread turns at a time.
+    /// Pairs that a thread rotates at a time.
     width: usize,
-    /// Threads for each unit of pairs of a row, which share the heads.
+    /// Threads per unit of pairs of a row; these share the heads.
     head_step: usize,
-    /// Threads.
+    /// Total number of threads.
     items: u32,
 }
 
 impl Split {
-    /// None where there are too many threads, or numbers that the source holds in 32 bits.
+    /// Returns `None` if threads or other numbers exceed the source's 32-bit integers.
     fn new(rows: usize, heads: usize, half: usize) -> Option<Split> {
         let width = if half.is_multiple_of(WIDTH) { WIDTH } else { 1 };
         let head_step = heads.div_ceil(HEADS);
@@ -83,8 +83,8 @@ impl Split {
     }
 }
 
-/// Cosines and sines of `positions` tokens of a part, `[positions, 2, half]`, the numbers that the
-/// CPU uses.
+/// Cosines and sines for `positions` tokens of a part, `[positions, 2, half]`, with the bits of the
+/// CPU's tables.
 fn table(rope: &Rope, positions: usize, part: Zigzag) -> Vec<f32> {
     let half = rope.inverse_frequencies.len();
     let (mut cosines, mut sines) = (vec![0.0; positions * half], vec![0.0; positions * half]);
@@ -97,7 +97,7 @@ fn table(rope: &Rope, positions: usize, part: Zigzag) -> Vec<f32> {
         .collect()
 }
 
-/// What a table is made of, by which calls share it.
+/// The inputs of a table, as a key by which calls share the table.
 fn table_key(rope: &Rope, positions: usize, part: Zigzag) -> Vec<u8> {
     let mut key = b"rope".to_vec();
     key.extend([positions, part.place, part.ranks].iter().flat_map(|&it| it.to_le_bytes()));

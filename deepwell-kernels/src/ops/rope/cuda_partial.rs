@@ -16,7 +16,7 @@ use crate::predict::roofline;
 const THREADS: u32 = 256;
 /// Elements of 16 bytes.
 const WIDTH: usize = 8;
-/// Heads of a thread, as in the source.
+/// Heads per thread, as in the source.
 const HEADS: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -47,22 +47,22 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1])
 }
 
-/// How the units of all rows are divided among threads.
+/// Division of the units of all rows among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Split {
     /// Whether a unit is 16 bytes.
     is_vector: bool,
-    /// Threads for each unit of a row, which share the heads.
+    /// Threads per unit of a row; these share the heads.
     head_step: usize,
-    /// Threads.
+    /// Total number of threads.
     items: u32,
 }
 
 impl Split {
-    /// None where there are too many threads, or numbers that the source holds in 32 bits.
+    /// Returns `None` if threads or other numbers exceed the source's 32-bit integers.
     fn new(rows: usize, rope: &Rope) -> Option<Split> {
         let half = rope.inverse_frequencies.len();
-        // Pairs of a thread: neighbors fill its 16 bytes, others twice as many.
+        // Pairs per thread: pairs of neighbors fill 16 bytes, other pairs twice 16 bytes.
         let pairs = if rope.interleaved { WIDTH / 2 } else { WIDTH };
         let is_vector = rope.plain_dim.is_multiple_of(WIDTH) && half.is_multiple_of(pairs);
         let units =
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn threads_cover_what_turns_and_what_does_not() {
         for ((rows, heads, plain_dim, half, interleaved), expected) in [
-            // DeepSeek-V3: queries, and the columns that all heads share.
+            // DeepSeek-V3: queries, and the columns shared by all heads.
             ((4096, 128, 128, 32, true), Some((true, 32, 4096 * 24 * 32))),
             ((4096, 1, 0, 32, true), Some((true, 1, 4096 * 8))),
             ((10, 5, 8, 8, false), Some((true, 2, 10 * 2 * 2))),

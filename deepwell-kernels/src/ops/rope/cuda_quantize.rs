@@ -1,4 +1,4 @@
-//! `rope_quantize.cu`: rotary position embedding or its backward, and the block quantization of the
+//! `rope_quantize.cu`: rotary position embedding or its backward, with block quantization of the
 //! result.
 
 use deepwell_ir::KernelRequest;
@@ -11,7 +11,7 @@ use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::predict::roofline;
 
-/// Pairs that a thread turns at a time.
+/// Pairs that a thread rotates at a time.
 const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {

@@ -1,4 +1,4 @@
-//! Rotary position embedding, and the rotation back.
+//! Rotary position embedding, and the inverse rotation.
 
 pub mod cpu;
 mod cuda;

@@ -1,17 +1,17 @@
-//! Rotary position embedding, pairs half a head apart or neighbors.
+//! Rotary position embedding, with pairs half a head apart or of neighbors.
 
 /// Sizes and settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
-    /// Heads of a row.
+    /// Heads per row.
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Elements at the beginning of a head that do not turn.
+    /// Unrotated elements at the beginning of a head.
     pub plain_dim: usize,
     /// Whether a pair is two neighbors.
     pub interleaved: bool,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
 }
 
@@ -25,12 +25,12 @@ impl Shape {
 }
 
 /// Rotates `x` `[tokens, heads * head_dim]`; token `t` has the position `t % seq`, and pair `i` of
-/// a head turns by `position * inv_freq[i]`.
+/// a head is rotated by `position * inv_freq[i]`.
 pub fn forward(x: &[f64], shape: &Shape, inv_freq: &[f64]) -> Vec<f64> {
     rotate(x, shape, inv_freq, 1.0)
 }
 
-/// The gradient of [`forward`] for `dy` of the shape of `x`.
+/// The gradient of [`forward`] for `dy`, which has the shape of `x`.
 pub fn backward(dy: &[f64], shape: &Shape, inv_freq: &[f64]) -> Vec<f64> {
     rotate(dy, shape, inv_freq, -1.0)
 }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn scores_depend_on_the_distance_alone() {
-        // The property that the embedding exists for: q at p and k at p + 2 give one score.
+        // The defining property of the embedding: q at p and k at p + 2 give one score for every p.
         for interleaved in [false, true] {
             let (q, k) = (varied(8, 3), varied(8, 4));
             let inv_freq = [1.0, 0.5, 0.2, 0.05];
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// Neighbors are the halves in another order: scores are equal.
+    /// Both arrangements are permutations of each other, so scores are equal.
     #[test]
     fn both_arrangements_give_one_score() {
         let (q, k) = (varied(8, 5), varied(8, 6));

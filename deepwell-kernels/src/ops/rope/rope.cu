@@ -1,14 +1,14 @@
-// Rotary position embedding and its backward, BF16, in the half-split convention: element `i` of
-// a head turns with element `i + half`, half = head_dim / 2.
+// Rotary position embedding and its backward, BF16, in the half-split convention: element `i` of a
+// head is rotated with element `i + half`, half = head_dim / 2.
 //
-// x, y [rows, heads, 2, half]; table [positions, 2, half] FP32, cosines and then sines, which the
-// host made in FP64; row t stands at position t mod positions. The backward is the turn by the
-// opposite angle: `direction` is 1 or -1. The arithmetic is the CPU's, product by product.
+// x, y [rows, heads, 2, half]; table [positions, 2, half] FP32, cosines then sines, computed by the
+// host in FP64; row t has the position t mod positions. The backward is the rotation by the
+// opposite angle: `direction` is 1 or -1. The arithmetic is that of the CPU, product by product.
 //
-// A thread has one unit of pairs (eight, or one where half is no multiple of eight) of up to four
-// heads of one row: it reads the unit's sines once, and the heads' elements together. Neighbouring
-// threads have neighbouring units, then heads, then rows, so that a warp reads whole sectors and
-// the sines of a row come out of the L1 for all but the first of its heads.
+// A thread has one unit of pairs (eight, or one if half is not a multiple of eight) of up to four
+// heads of one row: it reads the unit's sines once, and loads the heads' elements together.
+// Neighbouring threads have neighbouring units, then heads, then rows, so that a warp reads whole
+// sectors and the sines of a row come from the L1 cache for all heads except the first.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -23,20 +23,20 @@ struct Turned {
     float high;
 };
 
-// No product is fused with the sum, as on the CPU.
+// Multiplication and addition are not fused, as on the CPU.
 __device__ __forceinline__ Turned turn(float low, float high, float cosine, float sine) {
     return Turned{__fsub_rn(__fmul_rn(low, cosine), __fmul_rn(high, sine)),
                   __fadd_rn(__fmul_rn(high, cosine), __fmul_rn(low, sine))};
 }
 
-// What a thread has: the first of its heads and every `head_step`-th from there.
+// A thread's heads: the first, and every `head_step`-th head from there.
 struct Place {
-    uint64 offset;    // of the unit in the first head, in elements of x
-    uint64 in_table;  // of the unit's cosines
+    uint64 offset;    // offset of the unit in the first head, in elements of x
+    uint64 in_table;  // offset of the unit's cosines
     uint32 head;
 };
 
-// `units` of a head, `head_step` threads for each unit of a row.
+// `units` per head, `head_step` threads per unit of a row.
 __device__ __forceinline__ Place place_of(uint32 item, uint32 positions, uint32 heads, uint32 half,
                                           uint32 units, uint32 head_step) {
     const uint32 width = half / units;
@@ -50,7 +50,7 @@ __device__ __forceinline__ Place place_of(uint32 item, uint32 positions, uint32 
     return place;
 }
 
-// half is a multiple of 8; x, y, table 16-byte aligned. A thread for each of `items` units.
+// half is a multiple of 8; x, y, table 16-byte aligned. One thread for each of `items` units.
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
     rope_vector(const bf16* __restrict__ x, const float* __restrict__ table, bf16* __restrict__ y,
                 uint32 items, uint32 positions, uint32 heads, uint32 half, uint32 head_step,
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     }
 }
 
-// Any half. A thread for each of `items` pairs.
+// For any half. One thread for each of `items` pairs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     rope_scalar(const bf16* __restrict__ x, const float* __restrict__ table, bf16* __restrict__ y,
                 uint32 items, uint32 positions, uint32 heads, uint32 half, uint32 head_step,

@@ -1,15 +1,15 @@
 // Rotary position embedding of a head's last elements, and its backward, BF16: the first `plain`
-// elements of a head stay as they are, and the `2 half` after them turn in pairs, either neighbors
-// (`_interleaved`: DeepSeek-V3) or half a turning part apart.
+// elements of a head are copied, and the `2 half` elements after these are rotated in pairs, either
+// of neighbors (`_interleaved`: DeepSeek-V3) or of elements `half` apart.
 //
-// x, y [rows, heads, plain + 2 half]; table [positions, 2, half] FP32, cosines and then sines, made
-// by the host in FP64; row t stands at position t mod positions. The backward is the turn by the
-// opposite angle: `direction` is 1 or -1. The arithmetic is the CPU's, product by product.
+// x, y [rows, heads, plain + 2 half]; table [positions, 2, half] FP32, cosines then sines, computed
+// by the host in FP64; row t has the position t mod positions. The backward is the rotation by the
+// opposite angle: `direction` is 1 or -1. The arithmetic is that of the CPU, product by product.
 // Roofline: 4 rows heads (plain + 2 half) bytes at memcpy bandwidth.
 //
-// A thread has one unit of up to four heads of one row. Its unit is 16 bytes that stay or that are
-// four pairs of neighbors, or twice 16 bytes of eight pairs; in `_scalar` kernels one element or
-// one pair.
+// A thread has one unit of up to four heads of one row. A unit is 16 copied bytes, 16 bytes of four
+// pairs of neighbors, or twice 16 bytes of eight pairs; in `_scalar` kernels one element or one
+// pair.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -23,7 +23,7 @@ struct Turned {
     float high;
 };
 
-// No product is fused with the sum, as on the CPU.
+// Multiplication and addition are not fused, as on the CPU.
 __device__ __forceinline__ Turned turn(float low, float high, float cosine, float sine) {
     return Turned{__fsub_rn(__fmul_rn(low, cosine), __fmul_rn(high, sine)),
                   __fadd_rn(__fmul_rn(high, cosine), __fmul_rn(low, sine))};
@@ -38,11 +38,11 @@ struct Arguments {
     uint32 heads;
     uint32 plain;
     uint32 half;
-    uint32 head_step;  // threads for each unit of a row, which share the heads
+    uint32 head_step;  // threads per unit of a row, which share the heads
     float direction;
 };
 
-// Copies a unit of the heads of a thread: the first of them and every `head_step`-th from there.
+// Copies a unit of a thread's heads: the first, and every `head_step`-th head from there.
 template <bool kVector>
 __device__ __forceinline__ void copy(const Arguments& a, uint64 offset, uint32 head) {
     using Bits = typename Bf16Unit<kVector>::Bits;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void copy(const Arguments& a, uint64 offset, uint32 h
     }
 }
 
-// Turns pairs of neighbors: two elements, or eight.
+// Rotates pairs of neighbors: two elements, or eight.
 template <bool kVector>
 __device__ __forceinline__ void turn_neighbors(const Arguments& a, uint64 offset, uint64 in_table,
                                                uint32 head) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void turn_neighbors(const Arguments& a, uint64 offset
     }
 }
 
-// Turns pairs that are `half` apart: a unit of each half.
+// Rotates pairs that are `half` apart: a unit of each half.
 template <bool kVector>
 __device__ __forceinline__ void turn_halves(const Arguments& a, uint64 offset, uint64 in_table,
                                             uint32 head) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void turn_halves(const Arguments& a, uint64 offset, u
 template <bool kVector, bool kInterleaved>
 __device__ __forceinline__ void rotate(const Arguments& a) {
     constexpr uint32 kElements = Bf16Unit<kVector>::kElements;
-    // Pairs that a thread turns at a time, and the elements from one unit of them to the next.
+    // Pairs that a thread rotates at a time, and the elements between units.
     constexpr uint32 kPairs = kInterleaved ? (kVector ? 4 : 1) : kElements;
     constexpr uint32 kStride = kInterleaved ? 2 * kPairs : kPairs;
     const uint32 item = blockIdx.x * kThreads + threadIdx.x;
@@ -164,8 +164,8 @@ __device__ __forceinline__ void rotate(const Arguments& a) {
     }
 }
 
-// plain is a multiple of 8 in kernels that are not `_scalar`, and half of 8 (of 4 in interleaved
-// ones); x, y 16-byte aligned. A thread for each of `items` units.
+// plain is a multiple of 8 in kernels without `_scalar`, and half a multiple of 8 (interleaved: of
+// 4); x, y 16-byte aligned. One thread for each of `items` units.
 #define ROPE_PARTIAL_KERNEL(name, vector, interleaved)                                           \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const bf16* __restrict__ x, const float* __restrict__ table, bf16* __restrict__ y,  \

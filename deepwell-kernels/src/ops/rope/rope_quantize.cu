@@ -1,17 +1,17 @@
-// Rotary position embedding or its backward, and the block quantization of the result to MXFP8:
-// data and scales along rows, down columns, or both, and their counters. The result has the bits
-// of `rope.cu`; how the work is split in `layout/row_quantize.cuh`.
+// Rotary position embedding or its backward, with block quantization of the result to MXFP8: data
+// and scales along rows, down columns, or both, and their counters. The result has the bits of
+// `rope.cu`; `layout/row_quantize.cuh` documents how the work is divided.
 //
-// A thread reads a vector and the one half a head away that it turns with, which others of its CTA
-// read, too: a head of 128 elements or fewer lies within the tile, so that memory is read once.
+// A thread reads a vector and the paired vector half a head away, which another thread of the CTA
+// also reads. A head of at most 128 elements is inside the tile, so that memory is read once.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
 #include "common/types.cuh"
 #include "layout/row_quantize.cuh"
 
-// As `Rows` of `layout/row_quantize.cuh`. x [rows, heads, 2, half], half a multiple of 8; table
-// [positions, 2, half] FP32, cosines and then sines.
+// Implements `Rows` of `layout/row_quantize.cuh`. x [rows, heads, 2, half], half a multiple of 8;
+// table [positions, 2, half] FP32, cosines then sines.
 struct RopeRows : PlainRows {
     static constexpr int kTogether = 4;
     struct Loaded {
@@ -26,7 +26,7 @@ struct RopeRows : PlainRows {
     uint32 positions;
     uint32 half;
     float direction;
-    uint32 row0 = 0;  // of the tile
+    uint32 row0 = 0;  // first row of the tile
 
     __device__ __forceinline__ RopeRows(const bf16* x, const float* table, uint32 columns,
                                         uint32 positions, uint32 half, float direction)
@@ -37,7 +37,7 @@ struct RopeRows : PlainRows {
           half(half),
           direction(direction) {}
 
-    // Of one tile: the launch has a CTA for each.
+    // Called for one tile only: the launch has one CTA per tile.
     __device__ __forceinline__ void begin(const ElementPlaces& first, const ElementPlaces&) {
         row0 = first.row0;
     }
@@ -57,7 +57,7 @@ struct RopeRows : PlainRows {
         const uint32 position = (row0 + in_tile) % positions;
         const float* const cosines =
             table + static_cast<uint64>(position) * (2 * half) + loaded.unit;
-        // low cos - high sin, and high cos + low sin: each product is rounded.
+        // low cos - high sin, and high cos + low sin: each product is rounded separately.
         const float sign = loaded.is_high ? direction : -direction;
         float own[8], other[8];
         unpack_bf16x8(loaded.own, own);
@@ -80,7 +80,7 @@ struct RopeRows : PlainRows {
 };
 
 // x, y [rows, columns], 16-byte aligned; y may be null. Outputs as in `MxTarget`; statistics [6];
-// the rest as in `RopeRows`. A CTA for each tile, one at least.
+// the others as in `RopeRows`. One CTA per tile, at least one.
 #define ROPE_KERNEL(name, row, column)                                                           \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ x, bf16* __restrict__ y, uint8* __restrict__ data,         \

@@ -1,4 +1,4 @@
-//! The router of a mixture of experts: rows of tokens, each by [`deepwell_moe`]'s definition.
+//! The router of a mixture of experts: token by token, as [`deepwell_moe`] defines.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::{Route, RouteBackward};
@@ -9,21 +9,21 @@ use crate::KernelError;
 use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 
-/// Tokens that a thread takes at a time.
+/// Tokens that a thread processes at a time.
 const TOKENS_PER_CHUNK: usize = 64;
 
 /// Chooses `top_k` experts for each token of `logits` `[tokens, experts]`: `gates` and `chosen` are
 /// `[tokens, top_k]`.
 ///
-/// Logits that are not finite give gates of NaN, so that the step is seen to be one to skip.
+/// Non-finite logits give gates of NaN, so that the step is recognized as one to skip.
 ///
 /// # Errors
 ///
-/// Settings or a bias that do not fit, or a bias that is not finite.
+/// If settings or the bias do not fit, or the bias is not finite.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the settings.
+/// If a slice's length does not fit the settings.
 pub fn route_forward<E: Element>(
     settings: &Route,
     logits: &[E],
@@ -57,15 +57,15 @@ pub fn route_forward<E: Element>(
     Ok(())
 }
 
-/// The gradient of the logits for that of the gates, given the experts that were chosen.
+/// Computes the gradient of the logits from that of the gates, for the chosen experts.
 ///
 /// # Errors
 ///
-/// Settings that do not fit, or an expert that does not exist.
+/// If settings do not fit, or an expert does not exist.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the settings.
+/// If a slice's length does not fit the settings.
 pub fn route_backward<E: Element>(
     settings: &Route,
     dgates: &[f32],
@@ -73,7 +73,7 @@ pub fn route_backward<E: Element>(
     chosen: &[i32],
     dlogits: &mut [E],
 ) -> Result<(), MoeError> {
-    // The bias moves the choice, which has been made.
+    // The bias only affects the choice, which is given.
     let settings = Route { selection_bias: false, ..settings.clone() };
     let router = TokenRouter::new::<f64>(&settings, None)?;
     let Route { experts, top_k, .. } = settings;
@@ -185,7 +185,7 @@ mod tests {
         for_thread_counts(|| {
             let mut dlogits = poisoned::<E>(tokens * experts);
             route_backward(settings, &dgates, &logits, chosen, &mut dlogits).unwrap();
-            // A rounding to f32 and one to the type.
+            // One rounding to f32 and one to the type.
             let relative = f64::from(E::UNIT_ROUNDOFF) + 2f64.powi(-23);
             assert_close("dlogits", &dlogits, &expected, relative, 1e-40);
             dlogits

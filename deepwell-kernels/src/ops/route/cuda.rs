@@ -11,10 +11,10 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a CTA, as in the source: a warp for each token.
+/// Threads of a CTA, as in the source: one warp per token.
 const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
-/// A lane has a bit for each of its experts.
+/// A lane has one bit per expert.
 const EXPERTS_MAX: usize = 32 * 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -53,7 +53,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     (*experts > EXPERTS_MAX).then(|| format!("takes at most {EXPERTS_MAX} experts, not {experts}"))
 }
 
-/// What both kernels take behind their operands; the scaling by its bits, as an FP64.
+/// Arguments of both kernels after their operands; the FP64 scaling is passed as bits.
 fn settings(op: &Route, tokens: usize) -> Vec<Argument> {
     let numbers = [
         tokens,
@@ -67,7 +67,7 @@ fn settings(op: &Route, tokens: usize) -> Vec<Argument> {
     arguments
 }
 
-/// Dynamic shared memory: FP64 numbers for each warp.
+/// Dynamic shared memory: FP64 numbers per warp.
 fn shared_bytes(numbers: usize) -> u32 {
     WARPS * (numbers * size_of::<f64>()) as u32
 }

@@ -1,9 +1,9 @@
-//! The router of a mixture of experts: [`deepwell_moe`]'s definition, in `f64`.
+//! The router of a mixture of experts, as [`deepwell_moe`] defines it, in `f64`.
 
 use deepwell_ir::ops::Route;
 use deepwell_moe::TokenRouter;
 
-/// What a router decides.
+/// Result of a router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
     /// `[tokens, top_k]`.
@@ -12,11 +12,11 @@ pub struct Routing {
     pub experts: Vec<i32>,
 }
 
-/// Gates and experts of `logits` `[tokens, experts]`.
+/// Computes gates and experts from `logits` `[tokens, experts]`.
 ///
 /// # Panics
 ///
-/// When settings, lengths or numbers do not fit.
+/// If settings, lengths or numbers do not fit.
 pub fn forward(settings: &Route, logits: &[f64], selection_bias: Option<&[f64]>) -> Routing {
     let routing = deepwell_moe::route(settings, logits, selection_bias)
         .unwrap_or_else(|error| panic!("the router refuses: {error}"));
@@ -24,11 +24,11 @@ pub fn forward(settings: &Route, logits: &[f64], selection_bias: Option<&[f64]>)
     Routing { gates: routing.gates().to_vec(), experts }
 }
 
-/// The gradient of the logits `[tokens, experts]` from `dgates` `[tokens, top_k]`.
+/// Computes the gradient of the logits `[tokens, experts]` from `dgates` `[tokens, top_k]`.
 ///
 /// # Panics
 ///
-/// When settings or lengths do not fit.
+/// If settings or lengths do not fit.
 pub fn backward(settings: &Route, dgates: &[f64], logits: &[f64], chosen: &[i32]) -> Vec<f64> {
     let settings = Route { selection_bias: false, ..settings.clone() };
     let mut router = TokenRouter::new::<f64>(&settings, None)

@@ -1,10 +1,10 @@
-// The router of a mixture of experts and its backward, a warp for each token.
+// The router of a mixture of experts and its backward, with one warp per token.
 //
 // The definition is that of `deepwell_moe::TokenRouter`: scores in FP64, the `top_k` experts of the
 // largest key (score plus bias), ties to the lower index, gates from the scores without the bias.
-// In FP64, as on the CPU, so that both choose the same: FP32 logits that differ have FP64 scores
-// that differ, which FP32 scores would not. Logits that are not finite give gates of NaN, and
-// experts that exist and differ.
+// Scores are in FP64, as on the CPU, so that both choose the same experts: different FP32 logits
+// have different FP64 scores, but may have equal FP32 scores. Non-finite logits give gates of NaN,
+// and distinct existing experts.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/token_scores.cuh"
@@ -12,24 +12,24 @@
 
 constexpr uint32 kThreads = 128;
 constexpr uint32 kWarps = kThreads / 32;
-// Experts of a lane: one bit each says whether it may be chosen.
+// Experts per lane: one bit per expert marks it as available.
 constexpr uint32 kOfLane = 32;
-// Added to a sum that scores are divided by, as in the definition.
+// Added to the sum by which scores are divided, as in the definition.
 constexpr double kSumFloor = 1e-20;
 constexpr uint32 kNobody = 0xffffffffu;
 
 extern __shared__ double scratch[];
 
-// An integer that orders as the number does; zeros of both signs are one number, and NaN lies
-// beyond the infinities.
+// Maps a number to an integer of the same order; zeros of both signs are equal, and NaN is beyond
+// the infinities.
 __device__ __forceinline__ uint64 order_of(double key) {
     const uint64 bits = __double_as_longlong(key + 0.0);
     constexpr uint64 kSign = uint64{1} << 63;
     return bits & kSign ? ~bits : bits | kSign;
 }
 
-// The index of the largest key over a warp of those that are open, of equal ones the lowest, for
-// each lane. Bit i of `open` is index 32 * i + lane. At least one is open.
+// Returns to every lane the index of the warp's largest available key; of equal keys the lowest
+// index wins. Bit i of `open` is index 32 * i + lane. At least one index is open.
 template <typename Key>
 __device__ __forceinline__ uint32 best_of_warp(uint32 open, const Key& key) {
     uint64 best = 0;
@@ -37,13 +37,13 @@ __device__ __forceinline__ uint32 best_of_warp(uint32 open, const Key& key) {
     for (uint32 left = open; left != 0; left &= left - 1) {
         const uint32 next = (__ffs(left) - 1) * 32 + threadIdx.x % 32;
         const uint64 own = order_of(key(next));
-        // Within a lane the first stays unless a key is larger.
+        // Within a lane the first index stays unless a later key is larger.
         if (index == kNobody || own > best) {
             best = own;
             index = next;
         }
     }
-    // By halves: a warp finds the largest of 32 bits in one instruction.
+    // In two halves, because a warp reduces 32 bits in one instruction.
     const uint32 high = static_cast<uint32>(best >> 32);
     const bool has_high = high == __reduce_max_sync(0xffffffffu, high);
     const uint32 low = has_high ? static_cast<uint32>(best) : 0;
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32 best_of_warp(uint32 open, const Key& key) {
     return __reduce_min_sync(0xffffffffu, has_high && has_low ? index : kNobody);
 }
 
-// The mask of the calling lane over `count` indices: bit i where 32 * i + lane exists.
+// The mask of the calling lane over `count` indices: bit i is set if 32 * i + lane exists.
 __device__ __forceinline__ uint32 all_open(uint32 count) {
     const uint32 lane = threadIdx.x % 32;
     const uint32 own = lane < count ? (count - lane + 31) / 32 : 0;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void close(uint32& open, uint32 index) {
     }
 }
 
-// The sum of the two best keys of a group of `size` experts, of one where there is no second.
+// The sum of the two best keys of a group of `size` experts; for a single expert, its key.
 template <typename Key>
 __device__ __forceinline__ double quality(uint32 group, uint32 size, const Key& key) {
     const uint32 first = group * size;
@@ -84,9 +84,9 @@ __device__ __forceinline__ double quality(uint32 group, uint32 size, const Key& 
     return key(best) + key(second);
 }
 
-// logits [tokens, experts], bias [experts] or null, gates and chosen [tokens, top_k]. `groups` of
-// which `groups_chosen` may be visited, or 0. Dynamic shared memory: for each warp the scores, then
-// the qualities of groups. At most 1024 experts.
+// logits [tokens, experts], bias [experts] or null, gates and chosen [tokens, top_k].
+// `groups_chosen` of `groups` are eligible; `groups` is 0 without groups. Dynamic shared memory:
+// per warp the scores, then the qualities of groups. At most 1024 experts.
 extern "C" __global__ void __launch_bounds__(kThreads)
     route(const float* __restrict__ logits, const float* __restrict__ bias,
           float* __restrict__ gates, int32* __restrict__ chosen, uint32 tokens, uint32 experts,
@@ -140,13 +140,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             const double score = scores[own[choice]];
             gates[uint64{token} * top_k + choice] = static_cast<float>(scaling * score / divisor);
         }
-        // The next token's scores come where these were.
+        // The next token's scores overwrite these.
         __syncwarp();
     }
 }
 
 // dgates and chosen [tokens, top_k], logits and dlogits [tokens, experts]. Dynamic shared memory:
-// the scores of each warp. An expert that does not exist has no part.
+// each warp's scores. A nonexistent expert contributes nothing.
 extern "C" __global__ void __launch_bounds__(kThreads)
     route_backward(const float* __restrict__ dgates, const float* __restrict__ logits,
                    const int32* __restrict__ chosen, float* __restrict__ dlogits, uint32 tokens,
@@ -161,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         __syncwarp();
         const int32* const own = chosen + uint64{token} * top_k;
         const float* const of_gates = dgates + uint64{token} * top_k;
-        // Sums over the choices, in their order, in every lane: few numbers that all need.
+        // Every lane computes the same sums over the choices, in order: few numbers, needed by all
+        // lanes.
         double divisor = 1.0, mean = 0.0;
         if (normalize) {
             double sum = 0.0, weighted = 0.0;
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             divisor = sum + kSumFloor;
             mean = weighted / divisor;
         }
-        // The gradient of a score that was chosen; of others it is zero.
+        // The gradient of a chosen expert's score; the gradient of other scores is zero.
         const auto dscore = [&](uint32 choice) {
             return (scaling * double{of_gates[choice]} - mean) / divisor;
         };

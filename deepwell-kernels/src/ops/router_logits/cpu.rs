@@ -1,4 +1,4 @@
-//! The projection of a router: FP32 GEMMs, of which one operand may be BF16. Its oracle is that of
+//! The projection of a router: FP32 GEMMs, of which one operand may be BF16. The oracle is that of
 //! the [linear layer](crate::ops::linear::oracle).
 
 use deepwell_ir::{KernelRequest, Op};
@@ -12,19 +12,19 @@ use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
 /// Sizes of a router's projection.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Rows.
+    /// Rows of x.
     pub tokens: usize,
-    /// Outputs.
+    /// Outputs of the projection.
     pub experts: usize,
-    /// Inputs.
+    /// Inputs of the projection.
     pub width: usize,
 }
 
-/// `logits = x w^T (+ bias)`: `x` `[tokens, width]`, `w` `[experts, width]`.
+/// Computes `logits = x w^T (+ bias)`: `x` `[tokens, width]`, `w` `[experts, width]`.
 ///
 /// # Errors
 ///
-/// Slices or a workspace that are too short.
+/// If slices or the workspace are too short.
 pub fn router_logits<E: Element>(
     Sizes { tokens, experts, width }: Sizes,
     x: &[E],
@@ -42,11 +42,11 @@ pub fn router_logits<E: Element>(
     Ok(())
 }
 
-/// `dx = dlogits w` and `dw (+)= dlogits^T x`.
+/// Computes `dx = dlogits w` and `dw (+)= dlogits^T x`.
 ///
 /// # Errors
 ///
-/// Slices or a workspace that are too short.
+/// If slices or the workspace are too short.
 pub fn router_logits_backward<E: Element>(
     Sizes { tokens, experts, width }: Sizes,
     dlogits: &[f32],
@@ -102,7 +102,7 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
     })
 }
 
-/// Scratch of the largest of the GEMMs.
+/// Scratch bytes of the larger GEMM.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let is_backward = matches!(request.op, Op::RouterLogitsBackward(_));
     let (x, w) = (&request.operands[usize::from(is_backward)], usize::from(is_backward) + 1);
