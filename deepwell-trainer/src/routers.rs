@@ -5,7 +5,7 @@ use deepwell_moe::{RouterTraining, with_router_training};
 
 use crate::TrainError;
 
-/// [`with_router_training`], which refuses settings for a model without routers by their flags.
+/// [`with_router_training`], which rejects settings for a model without routers by their flags.
 ///
 /// # Errors
 /// [`TrainError::Setting`] for a model without routers, and the errors of [`with_router_training`].

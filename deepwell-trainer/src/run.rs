@@ -35,17 +35,17 @@ mod prepare;
 
 use self::prepare::Prepared;
 
-/// What a run leaves in `summary.json`.
+/// Contents of `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunSummary {
     /// The settings.
     pub settings: Settings,
-    /// How it ended.
+    /// Result of the training.
     pub fit: FitReport,
-    /// Where the weights came from that it began with.
+    /// Origin of the initial weights.
     #[serde(default)]
     pub weights: String,
-    /// What it was trained on.
+    /// Training data.
     #[serde(default)]
     pub data: DataFacts,
     /// Trained values.
@@ -54,19 +54,19 @@ pub struct RunSummary {
     pub tokens_per_step: u64,
     /// `cpu`, or the GPU.
     pub device: String,
-    /// Ranks that trained together; what is said of one rank is said of rank 0.
+    /// Number of ranks; values of a single rank are those of rank 0.
     #[serde(default = "one_rank")]
     pub ranks: usize,
-    /// What each of several ranks has of the plan.
+    /// Each rank's share of the plan, for several ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rank_map: Vec<RankPlace>,
-    /// Predicted peak memory, of all ranks that share it.
+    /// Predicted peak memory, the sum over ranks that share it.
     pub peak_bytes_predicted: u64,
-    /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
-    /// value before compilation.
+    /// Highest anonymous resident memory, or GPU memory as counted by the driver, less its value
+    /// before compilation.
     pub peak_bytes_measured: Option<u64>,
-    /// Host memory that the ranks of this process copy checkpoints to, pinned for GPUs; 0 where
-    /// they are written from where they lie.
+    /// Host memory for checkpoint copies of the ranks in this process, pinned for GPUs; 0 if
+    /// checkpoints are written without a copy.
     #[serde(default)]
     pub pinned_bytes_predicted: u64,
     /// Arena size and its lower bound.
@@ -79,34 +79,33 @@ pub struct RunSummary {
     pub predicted_step_s: f64,
     /// Predicted speedup over BF16.
     pub expected_speedup_over_bf16: Option<f64>,
-    /// Quantized share of the FLOPs of the blocks' linear layers, of all steps that ran.
+    /// Quantized share of the FLOPs of the blocks' linear layers, over all steps of the run.
     #[serde(alias = "mxfp8_flop_share")]
     pub quantized_flop_share: f64,
     /// The same with the output head counted as a linear layer.
     #[serde(alias = "mxfp8_flop_share_with_head")]
     pub quantized_flop_share_with_head: f64,
-    /// What the share of the blocks would be had no layer ever fallen back.
+    /// The planned share of the blocks, without any fallback.
     #[serde(default, alias = "mxfp8_flop_share_planned")]
     pub quantized_flop_share_planned: f64,
-    /// GEMMs of quantized operands that ran, those before a resumption and those of evaluations
-    /// included.
+    /// Quantized GEMMs that ran, including those before a resumption and in evaluations.
     #[serde(alias = "mxfp8_gemms_run")]
     pub quantized_gemms_run: GemmCounts,
-    /// Bytes of quantized operands that they read.
+    /// Bytes of quantized operands read by these GEMMs.
     pub quantized_bytes: GemmCounts,
-    /// What each tensor got and why.
+    /// Format of each tensor, with the reason.
     pub precision: Vec<TensorPrecision>,
-    /// What `--precision auto` chose for each linear layer; none where nothing was to be chosen.
+    /// The choice of `--precision auto` for each linear layer; none without a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_precision: Option<AutoPrecision>,
-    /// What of the precision that was asked for the device does not serve, by reason.
+    /// Parts of the requested precision that the device does not support, by reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub precision_fallbacks: Vec<PrecisionFallback>,
     /// Wall time of this process's part of the run.
     pub wall_s: f64,
 }
 
-/// What a run was trained on.
+/// Data of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFacts {
     /// The inputs.
@@ -119,7 +118,7 @@ pub struct DataFacts {
     pub tokens_train: u64,
     /// Tokens of the held-out part.
     pub tokens_heldout: u64,
-    /// All files that were passed over, by reason.
+    /// All skipped files, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped_files: BTreeMap<String, Vec<String>>,
 }
@@ -133,10 +132,10 @@ impl DataFacts {
     }
 }
 
-/// The data of a run.
+/// Opens the data of a run.
 ///
 /// # Errors
-/// Data that cannot be used.
+/// The data cannot be used.
 pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
     let options = DataOptions {
         inputs: settings.data.clone(),
@@ -159,23 +158,23 @@ pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dat
     Ok(dataset)
 }
 
-/// How a run is made, beside its settings.
+/// Options of a run that are not settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// What it does in an output folder that holds results.
+    /// Treatment of an output folder with results.
     pub start: Start,
-    /// Profile one more step after the last.
+    /// Whether to profile an additional step after the last one.
     pub profile: bool,
-    /// Whether this process may be ended, with the error on standard error, where one rank fails
-    /// and another is stuck: ranks that are threads cannot be ended from outside.
+    /// Whether this process may exit, with the error on standard error, if one rank fails and
+    /// another is stuck: ranks that are threads cannot be stopped from outside.
     pub ends_stuck_process: bool,
 }
 
-/// Runs a training run. Writes metrics, events, checkpoints and `summary.json` to the output
+/// Executes a training run. Writes metrics, events, checkpoints and `summary.json` to the output
 /// folder.
 ///
 /// # Errors
-/// Whatever stops it.
+/// The run fails.
 pub fn run(
     settings: &Settings,
     options: RunOptions,
@@ -185,11 +184,11 @@ pub fn run(
     run_as(None, settings, options, stop, progress)
 }
 
-/// [`run`] as one rank of several processes, where there are: rank 0 alone writes, and makes what
-/// the others read then.
+/// [`run`] as one rank of several processes, if `member` is given: only rank 0 writes, and creates
+/// the files that other ranks read later.
 ///
 /// # Errors
-/// Whatever stops it, here or on another rank.
+/// The run fails, here or on another rank.
 pub(crate) fn run_as(
     member: Option<&Arc<Member>>,
     settings: &Settings,
@@ -205,8 +204,8 @@ pub(crate) fn run_as(
     }
     let is_first = member.is_none_or(|member| member.is_first());
     let started = Instant::now();
-    // A folder that is there is taken before anything that takes long; one that is not is made
-    // when nothing can be wrong with settings and data any more.
+    // An existing folder is claimed before any long work; a new folder is created only once
+    // settings and data are known to be valid.
     let (out, start) = (settings.out.clone(), options.start);
     let claim = || RunFolder::claim(&out, start);
     let claimed = if is_first && out.exists() { Some(claim()?) } else { None };
@@ -225,7 +224,7 @@ pub(crate) fn run_as(
     if let Some(note) = settings.resolve_tokenizer(&model)? {
         progress.note(&format!("note: {note}"));
     }
-    // Whatever is wrong with the model, its ranks, the batch or memory is said before data is read.
+    // Report errors of the model, its ranks, the batch or memory before reading data.
     let held_before = memory::held_bytes(settings.device);
     let Prepared { settings, graph, compile_options, auto_precision, rows } =
         Prepared::of(settings, &model, &hardware, claimed.as_ref(), goes_on, progress)?;
@@ -249,9 +248,9 @@ pub(crate) fn run_as(
     let rows = if member.is_some() { 1 } else { rows };
     Batches::new(settings, dataset.tokens(), rows, document_end)?;
     let folder = if is_first { Some(claimed.map_or_else(claim, Ok)?) } else { None };
-    // The pool's threads are there before the baseline is taken.
+    // Start the pool's threads before taking the baseline.
     rayon::broadcast(|_| ());
-    // What planning left in the process is memory of compilation.
+    // Memory left over from planning counts as memory of compilation.
     let sampler = MemorySampler::start(settings.device).map(|it| it.with_bytes(planning_bytes));
     if member.is_some_and(|member| member.world_size() > 1)
         && matches!(settings.device, crate::Device::Cuda(_))
@@ -290,7 +289,8 @@ pub(crate) fn run_as(
         Some(folder) => {
             let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
             let kept = settings.out.join(export::KEPT);
-            // A run that goes on has them; before it is known to be this run, nothing is touched.
+            // A resumed run has these files; nothing is changed before the folder is known to hold
+            // this run.
             if !goes_on || !kept.exists() {
                 folder.puts(&kept);
                 ModelFiles::of(&model, tokens)?.keep(&kept)?;
@@ -340,8 +340,8 @@ pub(crate) fn run_as(
     Ok(summary)
 }
 
-/// Gives every rank the weights that the run begins with, without their copies. The hash of what
-/// was loaded.
+/// Writes the initial weights of every rank, without their copies. Returns the hash of loaded
+/// weights.
 fn write_masters(
     world: &mut World,
     model: &mut ModelSource,
@@ -367,8 +367,8 @@ fn write_masters(
     Ok(any_loaded.then(|| hash.hash()))
 }
 
-/// How the run begins on every rank: as rank 0 has opened its folder. Ranks that are processes have
-/// each come to a fingerprint of their own, which must be the same.
+/// Returns the start of the run on every rank, as opened by rank 0. Ranks in separate processes
+/// have computed their fingerprints separately; the fingerprints must be equal.
 fn agree(
     world: &mut World,
     opened: Option<Opened>,
@@ -404,7 +404,7 @@ fn fit(
     progress: &mut dyn Progress,
 ) -> Result<FitReport, TrainError> {
     let train = |engine: &mut Engine, progress: &mut dyn Progress| {
-        // All that may differ in a class is which rank it is, and which GPU it has.
+        // Within a class, only the rank and its GPU may differ.
         let mut program = engine.program().for_rank(Ranks::default());
         program.target.gpu = None;
         let program = blake3::hash(program.to_json().as_bytes());
@@ -419,8 +419,8 @@ fn fit(
     Ok(reports.into_iter().next().expect("a world has a rank 0"))
 }
 
-/// The summary of a run that has done all its steps: speed and memory are of the process that did
-/// them, not of one that found nothing to do.
+/// Returns the summary of a run that has completed all steps: its speed and memory were measured by
+/// the process that ran the steps, not by one that found nothing to do.
 fn summary_of_ended(path: &Path, steps: u64) -> Option<RunSummary> {
     let text = std::fs::read_to_string(path).ok()?;
     let summary: RunSummary = serde_json::from_str(&text).ok()?;
@@ -477,7 +477,7 @@ fn one_rank() -> usize {
     1
 }
 
-/// Ranks of a processor, also those of GPUs that it emulates, share its memory and threads.
+/// Ranks on a CPU or on emulated GPUs share its memory and threads.
 fn predicted_peak_bytes(world: &World) -> u64 {
     let of_rank = |engine: &Engine| {
         engine.predicted_peak_bytes() - engine.program().fixed_overhead_bytes as u64
@@ -486,7 +486,7 @@ fn predicted_peak_bytes(world: &World) -> u64 {
     all + world.first().program().fixed_overhead_bytes as u64
 }
 
-/// Host memory that each rank of this process copies its share of a checkpoint to.
+/// Host bytes of each rank in this process for its copy of a checkpoint share.
 fn checkpoint_bytes(world: &mut World, settings: &Settings) -> Result<Vec<u64>, TrainError> {
     world.on_all(|engine| {
         let bytes = checkpoint::host_bytes(engine)? as u64;
@@ -553,7 +553,7 @@ fn memory_table(world: &World, copies: &[u64]) -> String {
     text
 }
 
-/// Sets `stop` when standard input ends: a run started by another process stops with it.
+/// Sets `stop` when standard input ends, so that a run stops with its parent process.
 pub fn stop_with_parent(stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         let mut byte = [0u8; 1];

@@ -1,13 +1,13 @@
-//! The output folder of a run: who owns it, which run it holds, and what a run may do with it.
+//! The output folder of a run: its lock, its run, and the rules for starting a run there.
 //!
-//! | in the folder | what |
+//! | in the folder | contents |
 //! |---|---|
-//! | `.deepwell.lock` | held by the one process that writes here, see [`crate::lock`] |
-//! | `run.json` | a [`RunRecord`]: identity and fingerprint of the run, written before its first step |
+//! | `.deepwell.lock` | held by the only process that writes here, see [`crate::lock`] |
+//! | `run.json` | a [`RunRecord`]: identity and fingerprint, written before the first step |
 //! | the [results](RESULTS) | metrics, events, checkpoints, summary, profile |
 //!
-//! A folder holds one run. Its checkpoints carry its identity, so that none of another run is ever
-//! taken for its own. Results are deleted only where [`Start::Overwrite`] asks for it.
+//! A folder holds one run. Its checkpoints contain its identity, so that checkpoints of another run
+//! are never used. Results are deleted only on request, by [`Start::Overwrite`].
 
 use std::fs;
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ use crate::trainer::{Progress, Trainer};
 /// Name of the record in an output folder.
 const RECORD: &str = "run.json";
 
-/// What a run leaves in its folder. The record is the last to be deleted.
+/// Results of a run in its folder. The record is deleted last.
 const RESULTS: [&str; 8] = [
     run_report::PAGE,
     "summary.json",
@@ -42,69 +42,69 @@ const RESULTS: [&str; 8] = [
     RECORD,
 ];
 
-/// How a run begins in a folder that may hold results.
+/// How a run starts in a folder that may have results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
     /// At the first step; results of another run are an error.
     #[default]
     New,
-    /// After the newest checkpoint of the folder's run, whose fingerprint must be that of the
-    /// settings; at the first step where there is no checkpoint. It may have other ranks, as after
-    /// the loss of one: that changes the order of sums, and is written into the record.
+    /// After the newest checkpoint of the folder's run, whose fingerprint must equal that of the
+    /// settings; without a checkpoint at the first step. The ranks may differ, as after the loss of
+    /// a rank: this changes the order of sums, and is recorded.
     Resume,
-    /// The same, with other settings: what changes is written into the record.
+    /// Like `Resume`, with other settings; the changes are recorded.
     ResumeChanged,
     /// At the first step; results of another run are deleted.
     Overwrite,
 }
 
-/// `run.json`: which run a folder holds.
+/// `run.json`: identity of the run in a folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// 32 random hexadecimal digits, made when the run began. Its checkpoints have them too.
+    /// 32 random hexadecimal digits from the start of the run, also stored in its checkpoints.
     pub id: String,
-    /// When it began.
+    /// Time of the start.
     pub started: String,
-    /// The version of Deepwell that it began with.
+    /// The version of Deepwell at the start.
     pub version: String,
-    /// A [`Fingerprint`], the latest that the run had.
+    /// The run's latest [`Fingerprint`].
     pub fingerprint: Value,
-    /// What changed at resumptions.
+    /// Changes at resumptions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<RunChange>,
 }
 
-/// What a resumption changed.
+/// Changes at a resumption.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunChange {
-    /// The step after which it holds.
+    /// The last step before the change.
     pub after_step: u64,
-    /// What changed.
+    /// The changed fields.
     pub differences: Vec<Difference>,
 }
 
-/// An output folder that a run owns until this is dropped.
+/// An output folder owned by a run until this value is dropped.
 #[derive(Debug)]
 pub struct RunFolder {
     out: PathBuf,
     start: Start,
     former: Option<Former>,
-    /// What was put there before the first step, beside the results.
+    /// Folders created before the first step, other than results.
     put: Mutex<Vec<PathBuf>>,
     /// Whether the record has been written.
     has_begun: AtomicBool,
-    /// Whether a step of it is done, or there was none left to do.
+    /// Whether a step is complete, or none was left to do.
     has_trained: AtomicBool,
     lock: OutputLock,
 }
 
-/// A run that ends before its first step leaves the folder as it was.
+/// Restores the folder if the run ends before its first step.
 impl Drop for RunFolder {
     fn drop(&mut self) {
         if self.has_trained.load(Ordering::Relaxed) {
             return;
         }
-        // What cannot be removed is a result, which the next run is told of.
+        // Files that cannot be removed stay as results, which the next run reports.
         let has_begun = self.has_begun.load(Ordering::Relaxed);
         match &self.former {
             Some(former) if has_begun && self.out.join(RECORD).exists() => {
@@ -124,40 +124,40 @@ impl Drop for RunFolder {
     }
 }
 
-/// The run that a folder holds.
+/// The existing run of a folder.
 #[derive(Debug)]
 struct Former {
     record: RunRecord,
     newest: Option<CheckpointEntry>,
-    /// Of the newest checkpoint, or of the record where there is none.
+    /// Fingerprint of the newest checkpoint, otherwise of the record.
     fingerprint: Value,
-    /// Checkpoints that cannot be read, with their reasons.
+    /// Unreadable checkpoints, with their reasons.
     damaged: Vec<String>,
 }
 
-/// How a run begins in its folder.
+/// Start of a run in its folder.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Opened {
-    /// Who it is, for its checkpoints.
+    /// Identity for the run's checkpoints.
     pub(crate) identity: RunIdentity,
-    /// Where it goes on.
+    /// Checkpoint to resume from.
     pub(crate) from: Option<CheckpointEntry>,
 }
 
-/// What the checkpoints of a run say about it.
+/// Identity of a run in its checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunIdentity {
     /// See [`RunRecord::id`].
     pub id: String,
-    /// The fingerprint that the steps from here on have.
+    /// The fingerprint of the following steps.
     pub fingerprint: Value,
 }
 
 impl Opened {
-    /// How a rank begins that another one has opened the folder for, from the checkpoint of a step.
+    /// The start of a rank whose folder was opened by another rank, from the checkpoint of a step.
     ///
     /// # Errors
-    /// No such checkpoint where this rank looks.
+    /// This rank does not see the checkpoint.
     pub(crate) fn following(
         out: &Path,
         step: Option<u64>,
@@ -178,11 +178,11 @@ impl Opened {
 }
 
 impl RunFolder {
-    /// Takes a folder for a run, before anything that takes long. Nothing in it is changed yet.
+    /// Claims a folder for a run, before any long work. Nothing in the folder is changed yet.
     ///
     /// # Errors
-    /// [`TrainError::Locked`]; [`TrainError::Results`] unless the run goes on or may overwrite;
-    /// [`TrainError::Resume`] for checkpoints that are not of the folder's run.
+    /// [`TrainError::Locked`]; [`TrainError::Results`] unless the run resumes or may overwrite;
+    /// [`TrainError::Resume`] for checkpoints of another run.
     pub fn claim(out: &Path, start: Start) -> Result<RunFolder, TrainError> {
         let lock = OutputLock::acquire(out)?;
         let found = match start {
@@ -202,36 +202,36 @@ impl RunFolder {
         })
     }
 
-    /// Says that a folder is about to be put here. Unless it is there already, it goes again with a
-    /// run that ends before its first step.
+    /// Announces a new folder at `path`. A folder that did not exist before is removed if the run
+    /// ends before its first step.
     pub(crate) fn puts(&self, path: &Path) {
         if !path.exists() {
             self.put.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
         }
     }
 
-    /// Says that a step is done, or that there is none left to do: what is in the folder stays.
+    /// Records that a step is complete, or that none was left to do: the folder's contents stay.
     pub(crate) fn has_trained(&self) {
         self.has_trained.store(true, Ordering::Relaxed);
     }
 
-    /// Progress that tells the folder of the first step.
+    /// Wraps `progress` so that the folder learns of the first step.
     pub(crate) fn watching<'a>(&'a self, progress: &'a mut dyn Progress) -> Watched<'a> {
         Watched { folder: self, progress }
     }
 
-    /// The micro-batch of the run that goes on. Another one, as a planner may choose it when less
-    /// memory is free, would add gradients up in another order.
+    /// The micro-batch of the resumed run. Another micro-batch, which a planner may choose with
+    /// less free memory, would sum the gradients in another order.
     pub(crate) fn micro_batch(&self) -> Option<usize> {
         let former = self.former.as_ref()?;
         Some(former.fingerprint["micro_batch"].as_u64()? as usize)
     }
 
-    /// Begins the run, or says after which checkpoint it goes on.
+    /// Starts the run, or returns the checkpoint to resume from.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`] for a run that goes on with another fingerprint, in more than its
-    /// ranks, and what keeps the record from being written.
+    /// [`TrainError::OtherRun`] if a resumed run's fingerprint differs in more than its ranks; and
+    /// errors of writing the record.
     pub(crate) fn begin(
         &self,
         fingerprint: &Fingerprint,
@@ -276,7 +276,7 @@ impl RunFolder {
             }
             let are_ranks = are_other_ranks(&changed);
             for difference in &changed {
-                // A change of ranks changes kernels, too: `run.json` alone names them.
+                // A change of ranks changes kernels too: these are listed only in `run.json`.
                 if !(are_ranks && difference.is_of_kernels()) {
                     progress.note(&format!("changed: {difference}"));
                 }
@@ -320,14 +320,14 @@ impl Progress for Watched<'_> {
     }
 }
 
-/// Whether what differs is how ranks share the model, and what follows from that.
+/// Whether the differences are only in the parallelism, and in fields that follow from it.
 fn are_other_ranks(differences: &[Difference]) -> bool {
     let may_differ = |it: &Difference| it.is_of_ranks() || it.follows_ranks();
     differences.iter().any(Difference::is_of_ranks) && differences.iter().all(may_differ)
 }
 
-/// Writes a file aside, brings it to the disk and gives it its name: whoever reads it sees the
-/// former one or this one.
+/// Writes and syncs a temporary file, and renames it: a reader sees either the former file or the
+/// new one.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -336,7 +336,7 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
     let write = || {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".deepwell-");
-        // A temporary file is private to its user; this one gets what the user's files get.
+        // A temporary file is private to its user; the result gets the usual permissions.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let mut file = builder.tempfile_in(folder)?;
@@ -351,7 +351,7 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
     write().map_err(TrainError::io(path))
 }
 
-/// Which results a folder has.
+/// The results in a folder.
 fn results(out: &Path) -> Vec<&'static str> {
     let is_there = |name: &&str| {
         let path = out.join(name);
@@ -366,7 +366,7 @@ fn refuse_results(out: &Path) -> Result<(), TrainError> {
     if found.is_empty() {
         return Ok(());
     }
-    // A record that cannot be read is a result like others.
+    // An unreadable record is treated like any other result.
     let run = read_record(out).ok().flatten();
     let run = run.map(|run| format!("{}, begun {}", run.id, run.started));
     let found = found.into_iter().map(str::to_string).collect();
@@ -396,7 +396,7 @@ fn read_record(out: &Path) -> Result<Option<RunRecord>, TrainError> {
     })
 }
 
-/// The run of a folder, with its newest checkpoint; none in a folder without results.
+/// Returns the run of a folder with its newest checkpoint; none for a folder without results.
 fn former(out: &Path) -> Result<Option<Former>, TrainError> {
     let record = read_record(out)?;
     let Listing { mut complete, damaged } = deepwell_ckpt::scan(&Trainer::checkpoints_path(out))?;
@@ -416,7 +416,7 @@ fn former(out: &Path) -> Result<Option<Former>, TrainError> {
         };
     };
     let identity = identities[identities.len() - 1].clone();
-    // Checkpoints that were copied to a folder of their own bring the run with them.
+    // Checkpoints copied to a new folder bring their run with them.
     let record = record.unwrap_or_else(|| RunRecord {
         id: identity.id.clone(),
         started: utc_now(),
@@ -438,7 +438,7 @@ fn former(out: &Path) -> Result<Option<Former>, TrainError> {
     Ok(Some(Former { record, newest: Some(newest), fingerprint, damaged }))
 }
 
-/// What a checkpoint says about its run.
+/// Reads the run's identity from a checkpoint.
 fn identity_of(entry: &CheckpointEntry) -> Result<RunIdentity, TrainError> {
     let checkpoint = deepwell_ckpt::load(&entry.path)?;
     let run = checkpoint.run();

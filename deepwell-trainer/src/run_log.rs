@@ -1,4 +1,4 @@
-//! What a run writes about itself as it goes: `metrics.jsonl` and the event file.
+//! Logs of a run: `metrics.jsonl` and the event file.
 
 use std::path::Path;
 
@@ -9,14 +9,15 @@ use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::trainer::{Progress, Record, Trainer};
 use crate::{ExpertRecord, RankTime, TrainError};
 
-/// `metrics.jsonl` and the event file, kept in step.
+/// `metrics.jsonl` and the event file, at the same step.
 pub(crate) struct Log {
     jsonl: JsonlWriter,
     events: EventWriter,
 }
 
 impl Log {
-    /// Begins the files, or goes on in them behind `step`, whatever a killed process wrote later.
+    /// Creates the files, or continues them after `step`, dropping later entries of a killed
+    /// process.
     pub(crate) fn open(
         out: &Path,
         step: u64,
@@ -25,7 +26,7 @@ impl Log {
         let path = Trainer::metrics_path(out);
         let events = out.join("events");
         if step == 0 {
-            // A run that was killed before its first checkpoint left events of its first steps.
+            // A run killed before its first checkpoint left events of its first steps.
             let is_first = !events.exists();
             return Ok(Log {
                 jsonl: JsonlWriter::create(&path, FlushPolicy::EveryRecord)?,
@@ -37,7 +38,7 @@ impl Log {
         }
         let truncated = JsonlWriter::truncate_after(&path, step)?;
         if truncated.step_max != Some(step) {
-            // They are on the disk before the checkpoint is: somebody else took them.
+            // Lines reach the disk before the checkpoint does: they were removed by someone else.
             progress.note(&format!(
                 "warning: `{}` has no line of step {step}, after which the run goes on: what is \
                  missing there stays missing",
@@ -83,7 +84,7 @@ impl Log {
         Ok(self.events.scalars(line.step, &scalars)?)
     }
 
-    /// An evaluation that predicted `tokens` held-out tokens; no loss where these are none.
+    /// Logs an evaluation that predicted `tokens` held-out tokens; no loss for zero tokens.
     pub(crate) fn evaluation(
         &mut self,
         step: u64,
@@ -113,13 +114,13 @@ impl Log {
     }
 }
 
-/// What TensorBoard shows of a rank.
+/// TensorBoard scalars of a rank.
 fn rank_scalars(time: &RankTime) -> [(String, f32); 2] {
     [("busy_s", time.busy_s), ("waited_s", time.waited_s)]
         .map(|(name, value)| (format!("ranks/{name}/rank_{}", time.rank), value as f32))
 }
 
-/// What TensorBoard shows of a layer's experts.
+/// TensorBoard scalars of a layer's experts.
 fn expert_scalars(load: &ExpertLoad) -> [(String, f32); 4] {
     [
         ("entropy", load.entropy() as f32),
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
     use crate::metrics::read_events;
 
-    /// Says what it is told.
+    /// Records the notes.
     #[derive(Default)]
     struct Notes(Vec<String>);
 
@@ -152,7 +153,7 @@ mod tests {
         StepLine { step, steps_total: 9, loss, grad_norm, tokens_per_s: 1.0, speed_of_light: None }
     }
 
-    /// Steps of the training losses of all event files, those that a later file voids left out.
+    /// Steps of the training losses of all event files, without those that a later file voids.
     fn event_steps(out: &Path) -> Vec<u64> {
         let mut files: Vec<_> = std::fs::read_dir(out.join("events"))
             .unwrap()
@@ -161,7 +162,8 @@ mod tests {
         files.sort();
         let mut steps: Vec<u64> = Vec::new();
         for file in files {
-            // A file of a resumed run begins with its session: field 2 the step, field 7 the log.
+            // A file of a resumed run begins with its session: field 2 is the step, field 7 the
+            // log.
             let bytes = std::fs::read(&file).unwrap();
             let session = bytes.windows(4).position(|bytes| bytes == [0x3a, 2, 8, 1]);
             if let Some(at) = session {
@@ -173,7 +175,7 @@ mod tests {
         steps
     }
 
-    /// Writes steps, is killed, and goes on after `resumed_after`.
+    /// Writes steps, is killed, and resumes after `resumed_after`.
     #[track_caller]
     fn check(written: u64, torn: &str, resumed_after: u64, warns: bool) {
         let folder = tempfile::tempdir().unwrap();
@@ -209,18 +211,18 @@ mod tests {
 
     #[test]
     fn no_line_is_lost_or_doubled() {
-        // Killed before the first checkpoint, at one, and some steps behind one.
+        // Killed before the first checkpoint, at a checkpoint, and some steps after a checkpoint.
         check(3, "", 0, false);
         check(4, "", 4, false);
         check(7, "", 4, false);
         // The last line was cut.
         check(7, "{\"step\":8,\"lo", 4, false);
         check(4, "{\"step\":", 4, false);
-        // Lines that somebody took away are missed.
+        // Lines removed by someone else are reported.
         check(2, "", 4, true);
     }
 
-    /// A mean over no target was 0, and its perplexity 1.
+    /// The mean over no target was 0, and its perplexity 1.
     #[test]
     fn issue_31_a_mean_over_nothing_has_no_value() {
         let out = tempfile::tempdir().unwrap();

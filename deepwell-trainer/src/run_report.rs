@@ -1,4 +1,4 @@
-//! `report.html` of a run: curves, and who of its ranks has what.
+//! `report.html` of a run: curves, and the parts of the model on each rank.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,24 +20,24 @@ use crate::{ExpertRecord, ExpertRows, Record, Settings, TrainError, Trainer};
 /// Name of the page in an output folder.
 pub(crate) const PAGE: &str = "report.html";
 
-/// What one rank has of a plan.
+/// Part of a plan on one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
-    /// Which rank.
+    /// The rank.
     pub rank: u32,
-    /// Which part of the sequences of a step, counted from 0.
+    /// Index of the part of a step's sequences, from 0.
     pub data: usize,
-    /// Which part of each layer.
+    /// Index of the tensor-parallel part.
     pub tensor: usize,
-    /// Which stage of the pipeline.
+    /// Index of the pipeline stage.
     pub pipeline: usize,
-    /// Which of the experts.
+    /// Index of the expert-parallel part.
     pub expert: usize,
-    /// Its layers, as `0-3`; of several chunks one behind the other.
+    /// Layers of the rank, as `0-3`; with several chunks one range after another.
     pub layers: String,
-    /// Predicted peak of its memory.
+    /// Predicted peak memory of the rank.
     pub peak_bytes: u64,
-    /// Bytes through its link in a step.
+    /// Bytes through the rank's link in a step.
     pub bytes_on_link: u64,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<R
     (0..parallel.world_size()).map(place).collect()
 }
 
-/// The layers at a place of a pipeline of so many ranks, whose stages have `stages` layers each.
+/// The layers of stage `place` in a pipeline of `ranks` stages, whose chunks have `stages` layers.
 fn layers_of(stages: &[usize], (place, ranks): (usize, usize), all: usize) -> String {
     let range = |begin: usize, count: usize| match count {
         0 => "none".to_string(),
@@ -85,13 +85,13 @@ pub(crate) fn write(summary: &RunSummary) -> Result<(), TrainError> {
     let out = &summary.settings.out;
     let path = Trainer::metrics_path(out);
     let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
-    // A line that is none is somebody else's, and no reason to have no page.
+    // Ignore invalid lines: they must not prevent the page.
     let records: Vec<Record> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     write_whole(&out.join(PAGE), &page(summary, &records, out))
 }
 
-/// The name of the precision, and what `auto` chose.
+/// Name of the precision, with the choice of `auto`.
 fn precision(summary: &RunSummary) -> String {
     let name = &summary.settings.precision;
     summary.auto_precision.as_ref().map_or(name.clone(), |chosen| format!("{name}: {chosen}"))
@@ -197,7 +197,7 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// The settings that are not the default, each with its key in a run file.
+/// The settings that differ from their defaults, with their keys in a run file.
 fn differences(settings: &Settings) -> Vec<Block> {
     let values = |settings: &Settings| {
         let mut flat = BTreeMap::new();
@@ -215,7 +215,7 @@ fn differences(settings: &Settings) -> Vec<Block> {
     vec![Block::Text(text.to_string()), Block::KeyValues(pairs)]
 }
 
-/// Values with their keys, those of tables as `table.key`. What is null is not there.
+/// Flattens values with their keys, those of tables as `table.key`. Null values are omitted.
 fn flatten(key: &str, value: &Value, flat: &mut BTreeMap<String, String>) {
     let mut put = |text: String| drop(flat.insert(key.to_string(), text));
     match value {
@@ -245,7 +245,7 @@ fn tokens(data: &DataFacts) -> String {
     format!("{train} of training, {heldout} held out")
 }
 
-/// Which tokenizer made them.
+/// Tokenizer of the data.
 fn tokenizer(data: &DataFacts) -> String {
     format!("{}, vocabulary {}", data.tokenizer, grouped(data.vocab_size))
 }
@@ -308,7 +308,7 @@ fn ranks(summary: &RunSummary) -> Vec<Block> {
 mod tests {
     use super::*;
 
-    /// Rows of the table of settings: what differs, by its key, with digits in groups.
+    /// Rows of the table of settings: the differences by key, with grouped digits.
     #[test]
     fn settings_that_differ_are_listed() {
         let check = |toml: &str, expected: &[(&str, &str)]| {
@@ -330,7 +330,7 @@ mod tests {
                 ("steps", "20,000"),
             ],
         );
-        // Left out of files where it is the default.
+        // Omitted in files if equal to the default.
         check(
             "ranks = 4\nzero = 3\nlearning_rate = 3e-4",
             &[("learning_rate", "0.0003"), ("ranks", "4"), ("zero", "3")],

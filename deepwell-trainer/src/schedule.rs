@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct Schedule {
     /// Largest learning rate.
     pub peak: f64,
-    /// Steps until it is reached.
+    /// Steps of the warmup to the peak.
     pub warmup_steps: u64,
     /// Steps of the whole run.
     pub steps: u64,

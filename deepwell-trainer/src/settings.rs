@@ -1,4 +1,4 @@
-//! Everything that decides a training run, as a run file in TOML.
+//! All settings of a training run, as a run file in TOML.
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +14,23 @@ use serde::{Deserialize, Serialize};
 use crate::plan_file::PlanFile;
 use crate::{Device, Documents, ModelSource, Schedule, TrainError, settings_check};
 
-/// Held-out tokens of an evaluation, unless someone says otherwise.
+/// Default number of held-out tokens of an evaluation.
 ///
-/// Enough for a curve. A comparison asks for more, see [`PARITY_EVAL_TOKENS`].
+/// Sufficient for a curve. A comparison needs more, see [`PARITY_EVAL_TOKENS`].
 const EVAL_TOKENS: u64 = 131_072;
 
-/// Held-out tokens of the last evaluation of a comparison, unless someone says otherwise.
+/// Default number of held-out tokens of a comparison's last evaluation.
 ///
-/// A comparison wants an error by the choice of tokens below 0.05 % of the loss. On an H200
-/// parity-3m had up to 0.096 % with 131,072 tokens; the error falls with the root of their
-/// number, and 483,000 would just do.
+/// A comparison needs an error from the choice of tokens below 0.05 % of the loss. On an H200
+/// parity-3m had up to 0.096 % with 131,072 tokens; the error falls with the root of the number of
+/// tokens, and 483,000 would be just enough.
 pub(crate) const PARITY_EVAL_TOKENS: u64 = 655_360;
 
-/// Evaluations of a comparison before its last one read one in so many of its tokens, so that all
-/// together take no longer than training does on a CPU.
+/// Earlier evaluations of a comparison read one in this number of tokens, so that on a CPU all
+/// evaluations together take no longer than training.
 pub(crate) const PARITY_INTERIM_PART: u64 = 20;
 
-/// Settings of a run. Each has a default; a run file names what differs.
+/// Settings of a run. Each has a default; a run file lists the differences.
 ///
 /// ```
 /// let settings = deepwell_trainer::Settings::from_toml("steps = 50\nseed = 7\n", "run.toml")?;
@@ -44,76 +44,74 @@ pub(crate) const PARITY_INTERIM_PART: u64 = 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// What `deepwell plan MODEL --json` printed; the other settings agree with it.
+    /// Plan file printed by `deepwell plan MODEL --json`; the other settings must agree with the
+    /// plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PathBuf>,
     /// A preset, a `config.json` or a model folder.
     pub model: String,
-    /// Whether parameters that were exported with `requires_grad = false` are trained like any
-    /// other; else a model that has some is refused.
+    /// Whether parameters exported with `requires_grad = false` are trained like any other;
+    /// otherwise a model with such parameters is rejected.
     pub train_frozen: bool,
     /// Files and folders of text or of records, or token files; none takes the default corpus.
     pub data: Vec<PathBuf>,
     /// More of the same to evaluate on; none holds out a share of `data`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub eval_data: Vec<PathBuf>,
-    /// The field of a record that is its text or its messages; none takes the first of `text`,
-    /// `content`, `messages` and `conversations`.
+    /// Field of a record with its text or messages; by default the first of `text`, `content`,
+    /// `messages` and `conversations`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
-    /// A Hugging Face `tokenizer.json`, or `bytes`; none takes that beside the model's
-    /// `config.json`, and bytes where a model that begins from fresh weights has none.
+    /// A Hugging Face `tokenizer.json`, or `bytes`. The default is the file in the folder of the
+    /// model's `config.json`, and bytes for a model with fresh weights and no tokenizer.
     pub tokenizer: Option<PathBuf>,
-    /// Whether the documents that a sequence is cut from see each other, `joined` or `masked`.
+    /// Whether the documents in a sequence attend to each other, `joined` or `masked`.
     #[serde(skip_serializing_if = "is_joined")]
     pub documents: Documents,
     /// Where tokens are cached.
     pub cache_dir: PathBuf,
-    /// Where checkpoints and metrics go.
+    /// Output folder for checkpoints and metrics.
     pub out: PathBuf,
-    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
+    /// `cpu`, `cuda:N`, or `emulated:sm90` and other architectures.
     pub device: Device,
-    /// Ranks that train the model together, each on a `device` of its own; those of a processor
-    /// share it.
+    /// Number of ranks, each on its own `device`; ranks on a CPU share it.
     #[serde(skip_serializing_if = "is_one")]
     pub ranks: usize,
-    /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state,
-    /// 2 gradients too, 3 weights too.
+    /// ZeRO stage: 0 off, 1 shards the optimizer state, 2 also gradients, 3 also weights.
     #[serde(skip_serializing_if = "is_zero")]
     pub zero: u8,
     /// Ranks that split each layer; `ranks` is a multiple of `tensor` times `pipeline`.
     #[serde(skip_serializing_if = "is_one")]
     pub tensor: usize,
-    /// Ranks that split each sequence; groups of so many have sequences of their own.
+    /// Ranks that split each sequence; each group of this many ranks has its own sequences.
     #[serde(skip_serializing_if = "is_one")]
     pub context: usize,
-    /// Ranks that have some of the layers each.
+    /// Number of pipeline stages, each with a part of the layers.
     #[serde(skip_serializing_if = "is_one")]
     pub pipeline: usize,
-    /// Chunks of layers that each rank of the pipeline has: with more than one the schedule is
-    /// interleaved 1F1B.
+    /// Model chunks per pipeline stage: with more than one the schedule is interleaved 1F1B.
     pub chunks: usize,
-    /// In which order the ranks of the pipeline run their passes.
+    /// Order of the passes of the pipeline stages.
     #[serde(skip_serializing_if = "is_one_f_one_b")]
     pub pipeline_schedule: PipelineSchedule,
-    /// Layers of each stage of the pipeline; none balances them by FLOPs.
+    /// Layers of each pipeline stage; none balances the stages by FLOPs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp_layers: Option<Vec<usize>>,
-    /// Seconds that a rank waits for another: longer than a whole step, and than the difference
-    /// in which two ranks come to an exchange.
+    /// Seconds that a rank waits for another: longer than a whole step, and than the skew between
+    /// two ranks at a collective.
     #[serde(skip_serializing_if = "is_rank_timeout")]
     pub rank_timeout_s: u64,
-    /// Ranks that have some of the experts each.
+    /// Expert-parallel ranks, each with a part of the experts.
     #[serde(skip_serializing_if = "is_one")]
     pub expert: usize,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
     pub policy: Option<PathBuf>,
-    /// Whether to train where the device serves nothing of what the precision quantizes.
+    /// Whether to train if the device supports no quantization of the precision.
     #[serde(skip_serializing_if = "is_false")]
     pub allow_fallback: bool,
-    /// How guards answer GEMMs that offend; none leaves it to the policy.
+    /// Reaction of guards to GEMMs that offend; none leaves it to the policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
     /// Steps of the run.
@@ -124,24 +122,24 @@ pub struct Settings {
     pub batch_size: usize,
     /// Sequences per micro-batch; none lets the planner choose.
     pub micro_batch: Option<usize>,
-    /// What the backward makes again instead of keeping it; none lets the planner choose.
+    /// Recomputation in the backward pass; none lets the planner choose.
     pub recompute: Option<Recompute>,
     /// Seed of the initial weights.
     pub seed: u64,
     /// Seed of the order of the data; none takes `seed`.
     pub data_seed: Option<u64>,
-    /// Seed of coins that decide for each initial weight whether its last bit is flipped: what a
-    /// run from such weights ends at differs from the run without by chaos alone. None flips none.
+    /// Seed of random bits that decide for each initial weight whether its last bit is flipped: a
+    /// run from such weights differs from the unperturbed run only by chaos. None flips no bits.
     pub perturb_weights_seed: Option<u64>,
-    /// Largest learning rate; none takes one by the size of the model, see
+    /// Largest learning rate; the default depends on the size of the model, see
     /// [`Settings::default_learning_rate`].
     pub learning_rate: Option<f64>,
-    /// Steps until it is reached; none takes a tenth of the run, or 100 where that is more, and a
-    /// third of the run at most.
+    /// Warmup steps; the default is a tenth of the run, but at least 100 steps, and at most a third
+    /// of the run.
     pub warmup_steps: Option<u64>,
     /// Last learning rate over the largest.
     pub final_learning_rate_ratio: f64,
-    /// Largest gradient norm; larger ones are scaled down to it.
+    /// Largest gradient norm; larger gradients are scaled down to it.
     pub max_grad_norm: f64,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
@@ -152,21 +150,21 @@ pub struct Settings {
     pub eval_every: Option<u64>,
     /// Held-out tokens of the last evaluation, at least.
     pub eval_tokens: u64,
-    /// Whether a held-out part with fewer tokens is an error also where `eval_tokens` is the
-    /// default. Otherwise each evaluation reads all of it then.
+    /// Whether a held-out part with fewer tokens is an error even if `eval_tokens` is the default.
+    /// If not, each evaluation then reads the whole held-out part.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub needs_eval_tokens: bool,
     /// The same of each evaluation before; none takes `eval_tokens`.
     pub interim_eval_tokens: Option<u64>,
     /// Steps between two checkpoints; none takes a fifth of the run.
     pub checkpoint_every: Option<u64>,
-    /// Whether none is written, as in a run that only measures: it cannot go on.
+    /// Whether no checkpoints are written, as in a run for measurements only: it cannot be resumed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_checkpoints: bool,
-    /// Checkpoints that are kept.
+    /// Number of checkpoints to keep.
     pub keep_last: usize,
-    /// Whether checkpoints are written from a copy while training goes on also where the host sees
-    /// the device's memory: shorter stalls for more memory. GPUs have it always.
+    /// Whether checkpoints are written from a copy while training continues, even if the host sees
+    /// the device's memory: shorter stalls for more memory. GPUs always use a copy.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub async_checkpoints: bool,
     /// Whether the first step is checked call by call against slow definitions.
@@ -260,22 +258,22 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The precision that the device decides: `mxfp8-128` on Hopper, whose matrix units do not
-    /// apply block scales and so want few of them, `mxfp8` elsewhere. On a GPU linear layers that
-    /// are not predicted faster with it stay in BF16.
+    /// The precision chosen by the device: `mxfp8-128` on Hopper, whose tensor cores do not apply
+    /// block scales and therefore need few of them, `mxfp8` elsewhere. On a GPU, linear layers
+    /// without a predicted speedup stay in BF16.
     pub const AUTO: &str = "auto";
 
-    /// Seconds that a rank waits for another unless someone says otherwise: a whole step of the
-    /// largest model that trains on a processor, with room to spare.
+    /// Default seconds that a rank waits for another: a whole step of the largest model that trains
+    /// on a CPU, with a margin.
     pub const RANK_TIMEOUT_S: u64 = 1800;
 
-    /// The largest learning rate for a model of so many parameters, when nobody says.
+    /// Returns the default of the largest learning rate for the given number of parameters.
     ///
-    /// For models of 3 and of 134 million parameters it is the one with which BF16 reached the
+    /// For models of 3 and of 134 million parameters this is the rate with which BF16 reached the
     /// lowest held-out loss after 1000 steps, in the sweeps of
     /// `benchmarks/learning_rates_2026-11-22.md`. Rates of larger models have not been swept: they
-    /// are those of GPT-3 (Brown et al., arXiv 2005.14165, table 2.1), which are for batches of
-    /// half a million tokens and more.
+    /// are those of GPT-3 (Brown et al., arXiv 2005.14165, table 2.1), for batches of half a
+    /// million tokens and more.
     ///
     /// ```
     /// use deepwell_trainer::Settings;
@@ -301,10 +299,10 @@ impl Settings {
         self.learning_rate.get_or_insert(rate);
     }
 
-    /// Puts the name of a preset in the place of [`Settings::AUTO`].
+    /// Replaces [`Settings::AUTO`] by the name of a preset.
     ///
     /// # Errors
-    /// A device that `hardware` does not have.
+    /// The device is not in `hardware`.
     pub fn resolve_precision(&mut self, hardware: &Hardware) -> Result<(), TrainError> {
         if self.precision == Settings::AUTO {
             let target = self.device.target(hardware)?;
@@ -313,7 +311,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The preset that [`Settings::AUTO`] stands for on a target of this architecture.
+    /// The preset of [`Settings::AUTO`] on a target of this architecture.
     ///
     /// ```
     /// use deepwell_trainer::Settings;
@@ -325,10 +323,10 @@ impl Settings {
         if is_hopper { "mxfp8-128" } else { "mxfp8" }
     }
 
-    /// Reads a run file. `place` names it in errors, which point at line and column.
+    /// Reads a run file. Errors contain `place`, with line and column.
     ///
     /// # Errors
-    /// Text that is no run file, values that cannot be, or others than those of its plan.
+    /// The text is no run file, a value is invalid, or a value contradicts the plan.
     pub fn from_toml(text: &str, place: &str) -> Result<Settings, TrainError> {
         let mut settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
             setting: "run file",
@@ -346,21 +344,21 @@ impl Settings {
     /// Reads a run file.
     ///
     /// # Errors
-    /// As [`Settings::from_toml`], or a file that cannot be read.
+    /// As [`Settings::from_toml`], or the file cannot be read.
     pub fn from_file(path: &Path) -> Result<Settings, TrainError> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
         Settings::from_toml(&text, &path.display().to_string())
     }
 
-    /// Checks what no other part checks.
+    /// Checks the values that no other part checks.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] naming the first value that cannot be.
+    /// [`TrainError::Setting`] names the first invalid value.
     pub fn check(&self) -> Result<(), TrainError> {
         settings_check::check(self)
     }
 
-    /// Checks what does not depend on how ranks share the model.
+    /// Checks the values that do not depend on the parallelism.
     ///
     /// # Errors
     /// As [`Settings::check`].
@@ -368,7 +366,7 @@ impl Settings {
         settings_check::check_values(self)
     }
 
-    /// Takes the tokenizer that belongs to the model where none is named.
+    /// Uses the model's own tokenizer if none is named.
     ///
     /// # Errors
     /// As [`ModelSource::choose_tokenizer`].
@@ -378,10 +376,10 @@ impl Settings {
         Ok(chosen.note)
     }
 
-    /// The model that is named, as it is found.
+    /// Opens the named model.
     ///
     /// # Errors
-    /// A model that is neither a preset nor something that can be captured.
+    /// The model is neither a preset nor can it be captured.
     pub fn model_source(&self) -> Result<ModelSource, TrainError> {
         ModelSource::open(&self.model)
     }
@@ -404,7 +402,7 @@ impl Settings {
             return Ok(PlanFile::read(path)?.plan.policy);
         }
         match &self.policy {
-            // Before a device is known, the finer blocks stand for both.
+            // Before the device is known, the finer blocks represent both.
             None if self.precision == Settings::AUTO => Ok(PrecisionPolicy::preset("mxfp8")?),
             None => Ok(PrecisionPolicy::preset(&self.precision)?),
             Some(path) => {
@@ -447,13 +445,13 @@ impl Settings {
         self.eval_every.unwrap_or(self.steps / 10).max(1)
     }
 
-    /// Held-out tokens of an evaluation before the last one, at least.
+    /// Minimum number of held-out tokens of an evaluation before the last one.
     pub fn interim_eval_tokens(&self) -> u64 {
         self.interim_eval_tokens.unwrap_or(self.eval_tokens)
     }
 
-    /// Whether an evaluation reads what held-out part there is: the number of its tokens is the
-    /// default, and nobody asked for it.
+    /// Whether an evaluation reads the whole held-out part if it is small: the number of tokens is
+    /// the default, and was not requested.
     pub(crate) fn takes_what_is_there(&self) -> bool {
         !self.needs_eval_tokens
             && self.eval_tokens == EVAL_TOKENS

@@ -1,10 +1,10 @@
-//! Values of settings that cannot be, each refused by its name before anything runs.
+//! Rejects invalid values of settings by name, before anything runs.
 
 use deepwell_plan::Parallel;
 
 use crate::{Documents, Settings, TrainError};
 
-/// What a number must be. Numbers that kernels take are looked at as the `f32` that they get.
+/// Constraint on a number. Numbers used by kernels are checked as `f32`.
 #[derive(Clone, Copy)]
 enum Must {
     BeAtLeastOne,
@@ -26,7 +26,7 @@ impl Must {
             Must::LieFromZeroBelowOne => (0.0..1.0).contains(&value),
             Must::BeAtMost(most) => value <= most as f64,
         };
-        // NaN fits nowhere; infinity fits where there is no upper end, and is no setting either.
+        // NaN fits nowhere; infinity fits without an upper limit, but is invalid too.
         fits && value.is_finite()
     }
 
@@ -44,7 +44,7 @@ impl Must {
 
 type Row = (&'static str, Option<f64>, Must, Option<&'static str>);
 
-/// The first value that cannot be, however ranks share the model.
+/// Rejects the first invalid value that does not depend on the parallelism.
 pub(crate) fn check_values(settings: &Settings) -> Result<(), TrainError> {
     let rows = counts(settings).into_iter().chain(numbers(settings)).chain(guards(settings));
     for (setting, value, must, hint) in rows {
@@ -52,12 +52,12 @@ pub(crate) fn check_values(settings: &Settings) -> Result<(), TrainError> {
         let (got, hint) = (value.to_string(), hint.map(str::to_string));
         return Err(TrainError::Setting { setting, expected: must.expected(), got, hint });
     }
-    // No number of ranks makes another ZeRO stage of it.
+    // The ZeRO stage is invalid with any number of ranks.
     Parallel { zero: settings.zero, ..Parallel::default() }.check()?;
     Ok(())
 }
 
-/// The first value that cannot be.
+/// Rejects the first invalid value.
 pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
     check_values(settings)?;
     let parallel = settings.parallel();
@@ -136,7 +136,7 @@ fn counts(settings: &Settings) -> Vec<Row> {
     ]
 }
 
-/// An `f32` by its own digits, for messages.
+/// An `f32` with its own short digits, for messages.
 fn of(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
 }
@@ -220,7 +220,7 @@ fn guards(settings: &Settings) -> Vec<Row> {
 mod tests {
     use crate::Settings;
 
-    /// A run file with one line; `expected` is the whole error, `None` if it is taken.
+    /// A run file with one line; `expected` is the whole error, `None` for a valid file.
     #[track_caller]
     fn check(toml: &str, expected: Option<&str>) {
         let error = Settings::from_toml(toml, "run.toml").err().map(|error| error.to_string());

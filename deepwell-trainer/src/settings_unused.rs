@@ -1,19 +1,19 @@
-//! Settings that have no effect in a run as it is: told, so that none is dropped in silence.
+//! Warns about settings that have no effect in a run, so that none is ignored silently.
 
 use crate::Settings;
 
-/// The facts of a run by which settings have an effect.
+/// Facts of a run that decide which settings have an effect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunFacts {
     /// Whether any tensor is quantized.
     pub(crate) quantizes: bool,
-    /// Whether the model has parameters that do not train by themselves.
+    /// Whether the model has parameters exported as frozen.
     pub(crate) has_frozen: bool,
     /// Whether the data has records with fields.
     pub(crate) has_records: bool,
 }
 
-/// A line for each setting that is given and has no effect, with the reason.
+/// Returns a line with the reason for each given setting without effect.
 pub(crate) fn without_effect(settings: &Settings, facts: RunFacts) -> Vec<String> {
     let defaults = Settings::default();
     let mut told = Vec::new();

@@ -1,4 +1,4 @@
-//! Where a model comes from: a preset, a `config.json`, a model folder, or a `.pt2` archive.
+//! Sources of a model: a preset, a `config.json`, a model folder, or a `.pt2` archive.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ mod weights_origin;
 pub use special_tokens::SpecialTokens;
 pub use tokenizer::{BYTES, ChosenTokenizer, open_tokenizer};
 
-/// What describes a model.
+/// Description of a model.
 #[derive(Debug)]
 enum Description {
     /// A configuration.
@@ -29,7 +29,7 @@ enum Description {
     Exported(Box<Pt2Model>),
 }
 
-/// A model that was found.
+/// A model from any source.
 ///
 /// ```
 /// use deepwell_trainer::ModelSource;
@@ -47,39 +47,39 @@ pub struct ModelSource {
     name: String,
     description: Description,
     notes: CaptureNotes,
-    /// The file that its configuration is from.
+    /// The file with its configuration.
     config_file: Option<PathBuf>,
     /// The folder, if it holds weights.
     folder: Option<PathBuf>,
     stored: Option<Vec<StoredTensor>>,
-    /// What is to be said of weights beside a `config.json` that are not read.
+    /// Remark about weights next to a `config.json` that are not read.
     unread_weights: Option<String>,
 }
 
-/// A parameter, or a matrix of it, and where it lies in the weight files.
+/// A parameter, or a matrix of a parameter, with its location in the weight files.
 #[derive(Clone, Debug)]
 pub struct StoredParameter {
     /// Name of the parameter.
     pub name: String,
-    /// Its shape.
+    /// Shape of the parameter.
     pub shape: Vec<usize>,
-    /// Its place.
+    /// Location of the parameter.
     pub part: StoredPart,
-    /// Whether it is written in F32 even where others are BF16: the steps of a selection bias are
-    /// smaller than what BF16 tells apart.
+    /// Whether the parameter is written in F32 even if others are BF16: the steps of a selection
+    /// bias are smaller than BF16's resolution.
     pub keeps_f32: bool,
 }
 
 impl ModelSource {
-    /// Finds a model by the name of a preset, or the path of a `config.json`, of a model folder or
-    /// of a `.pt2` archive. A preset goes before a file or folder of the same name.
+    /// Opens a model by the name of a preset, or by the path of a `config.json`, of a model folder
+    /// or of a `.pt2` archive. A preset takes precedence over a file or folder of the same name.
     ///
-    /// A folder gives its weights. Only one without weights in any form begins from fresh weights,
-    /// as a preset does, and a `config.json` that is named itself, whatever lies beside it.
+    /// A folder provides its weights. Fresh weights are used for a preset, a folder without weights
+    /// in any form, and a `config.json` named directly, whatever other files its folder has.
     ///
     /// # Errors
-    /// Nothing of that name, a folder with weights that are not read, and whatever of it cannot be
-    /// captured.
+    /// The name does not exist, the folder has weights in an unsupported form, or the model cannot
+    /// be captured.
     pub fn open(name: &str) -> Result<ModelSource, TrainError> {
         let source = |description, notes, folder, stored| ModelSource {
             name: name.to_string(),
@@ -118,12 +118,12 @@ impl ModelSource {
         Ok(with_file(ModelSource { unread_weights, ..model }))
     }
 
-    /// The file that its configuration is from.
+    /// The file with the configuration.
     pub(crate) fn config_file(&self) -> Option<&Path> {
         self.config_file.as_deref()
     }
 
-    /// Its name, as it was given.
+    /// The name, as given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -136,7 +136,7 @@ impl ModelSource {
         }
     }
 
-    /// Its configuration, if it has one.
+    /// The configuration, if any.
     pub fn config(&self) -> Option<&ModelConfig> {
         match &self.description {
             Description::Config(config) => Some(config),
@@ -144,12 +144,12 @@ impl ModelSource {
         }
     }
 
-    /// Its configuration as a `config.json`, and whether that is its own file; one without
-    /// `architectures` gets them, and one of packed weights loses what says so, as weights are
-    /// written unpacked. None for an exported graph.
+    /// Returns the configuration as a `config.json`, and whether it is the model's own file.
+    /// Missing `architectures` are added, and the entries about packed weights are removed, because
+    /// weights are written unpacked. None for an exported graph.
     ///
     /// # Errors
-    /// A file that can no longer be read.
+    /// The file can no longer be read.
     pub fn config_json(&self) -> Result<Option<(Value, bool)>, TrainError> {
         let Some(config) = self.config() else { return Ok(None) };
         let mut written = config.clone().unpacked().to_json();
@@ -165,18 +165,18 @@ impl ModelSource {
         Ok(Some((Value::Object(object), true)))
     }
 
-    /// The `generation_config.json` of its folder.
+    /// The `generation_config.json` of the model's folder.
     pub fn generation_config(&self) -> Option<PathBuf> {
         let file = self.config_file.as_ref()?.with_file_name("generation_config.json");
         file.is_file().then_some(file)
     }
 
-    /// Its parameters by name with their shapes, and where each lies in the weight files, under the
-    /// names that transformers, or the exported module, has for them: a stack of experts once for
-    /// each of them. Weights are not packed.
+    /// Returns the parameters with their names and shapes, and the location of each in the weight
+    /// files, under the names in transformers or the exported module: a stack of experts has an
+    /// entry for each expert. Weights are not packed.
     ///
     /// # Errors
-    /// A parameter of an exported graph that is nowhere in its archive.
+    /// A parameter of an exported graph is missing in its archive.
     pub fn stored_parts(&self) -> Result<Vec<StoredParameter>, TrainError> {
         let refuse = |name: &str| TrainError::Setting {
             setting: "model",
@@ -213,13 +213,13 @@ impl ModelSource {
         }
     }
 
-    /// The tensors of an archive's weights, whether the graph reads them or not. None for models of
-    /// a configuration.
+    /// The tensors of an archive's weights, read by the graph or not. None for models with a
+    /// configuration.
     pub fn archive_tensors(&self) -> Vec<ArchiveTensor> {
         self.exported().map(Pt2Model::stored).unwrap_or_default()
     }
 
-    /// The values of one of them.
+    /// Reads the values of an archive's tensor.
     pub(crate) fn read_stored(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
         match &mut self.description {
             Description::Exported(model) => Ok(model.read_stored(name)?),
@@ -232,7 +232,7 @@ impl ModelSource {
         }
     }
 
-    /// The exported program, if it is one.
+    /// The exported program, if the model is one.
     pub fn exported(&self) -> Option<&Pt2Model> {
         match &self.description {
             Description::Config(_) => None,
@@ -240,18 +240,18 @@ impl ModelSource {
         }
     }
 
-    /// What reading it brought to light.
+    /// Notes from the capture.
     pub fn notes(&self) -> &CaptureNotes {
         &self.notes
     }
 
-    /// The tensors of its weight files, where it is a folder that has them; names, shapes and types
-    /// are checked.
+    /// The tensors of the weight files, for a folder with weights; names, shapes and types are
+    /// checked.
     pub fn stored(&self) -> Option<&[StoredTensor]> {
         self.stored.as_deref()
     }
 
-    /// Tokens in its vocabulary: rows of its token table.
+    /// Size of the vocabulary: rows of the token table.
     pub fn vocab_size(&self) -> usize {
         match &self.description {
             Description::Config(config) => config.vocab_size(),
@@ -266,7 +266,7 @@ impl ModelSource {
         }
     }
 
-    /// Longest sequence that it is made for, if that is known.
+    /// Longest supported sequence, if known.
     pub fn seq_max(&self) -> Option<usize> {
         match &self.description {
             Description::Config(config) => Some(config.max_position_embeddings()),
@@ -274,23 +274,22 @@ impl ModelSource {
         }
     }
 
-    /// Calls of an exported graph that no op here stands for.
+    /// Calls of an exported graph without a matching op.
     pub fn opaque(&self) -> Vec<OpaqueCall> {
         self.exported().map(Pt2Model::opaque).unwrap_or_default()
     }
 
-    /// Whether the model has parameters that were exported with `requires_grad = false`.
+    /// Whether the model has parameters exported with `requires_grad = false`.
     pub(crate) fn has_frozen(&self) -> bool {
         matches!(&self.description, Description::Exported(model) if !model.frozen.is_empty())
     }
 
-    /// Checks that training this model changes what PyTorch would change. `trains_frozen` allows
-    /// parameters that were exported with `requires_grad = false`, which then train like any
-    /// other.
+    /// Checks that training this model changes the same parameters as PyTorch. `trains_frozen`
+    /// allows parameters exported with `requires_grad = false`, and trains them like any other.
     ///
     /// # Errors
-    /// An exported graph with calls that no op here stands for, without a table of tokens or an
-    /// output head, or with such parameters.
+    /// An exported graph has calls without a matching op, has no token table or output head, or has
+    /// such parameters.
     pub fn check_trainable(&self, trains_frozen: bool) -> Result<(), TrainError> {
         let Description::Exported(model) = &self.description else { return Ok(()) };
         let refuse = |expected: &str, got: String, hint: &str| {
@@ -298,7 +297,7 @@ impl ModelSource {
             Err(TrainError::Setting { setting: "model", expected, got, hint })
         };
         let opaque = model.opaque();
-        // Views that only bring an operand to such a call say nothing of it.
+        // Views that only prepare an operand of such a call are not informative.
         let first = opaque.iter().find(|call| call.target != "view").or(opaque.first());
         if let Some(first) = first {
             let more = match opaque.len() - 1 {
@@ -351,10 +350,10 @@ impl ModelSource {
         }
     }
 
-    /// Its forward graph, for sequences of `seq` tokens where that is known.
+    /// Captures the forward graph, for sequences of `seq` tokens if given.
     ///
     /// # Errors
-    /// A model that cannot be captured, or not for sequences of this length.
+    /// The model cannot be captured, or not for sequences of this length.
     pub fn capture(&self, seq: Option<usize>) -> Result<Graph, TrainError> {
         match &self.description {
             Description::Config(config) => Ok(config.capture(seq)?),
@@ -362,13 +361,12 @@ impl ModelSource {
         }
     }
 
-    /// Loads its weights into an engine of its graph (or what generates from it), if it has any,
-    /// and makes the compute copies.
-    /// Says whether it has.
+    /// Loads the weights, if any, into an engine (or a generating model) of the model's graph, and
+    /// computes the compute copies. Returns whether weights were loaded.
     ///
     /// # Errors
-    /// Weights that cannot be read, or that are stored in a form that is not read: packed, or
-    /// projections of experts in one.
+    /// The weights cannot be read, or are stored in an unsupported form: packed, or with the
+    /// projections of experts in one tensor.
     pub fn load_weights(&mut self, target: &mut dyn MasterWeights) -> Result<bool, TrainError> {
         if let Some(folder) = &self.folder {
             weights::load_model_folder(target, folder)?;
@@ -401,7 +399,7 @@ fn no_such_model(name: &str) -> TrainError {
     }
 }
 
-/// Rows of the table of positions, if a graph has one.
+/// Rows of the position table, if the graph has one.
 fn position_rows(graph: &Graph) -> Option<usize> {
     graph.nodes.iter().find_map(|node| match node.op {
         deepwell_ir::Op::AddPositions(_) => {

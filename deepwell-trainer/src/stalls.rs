@@ -1,10 +1,10 @@
-//! When a run says that training stood still for checkpoints.
+//! Limits how often a run reports stalls for checkpoints.
 
-/// Seconds of stalls that one line of the log covers. A run with steps of milliseconds would
-/// print a line for each checkpoint otherwise.
+/// Seconds of stalls per log line. Without this limit, a run with steps of milliseconds would print
+/// a line for each checkpoint.
 const STALL_LINE_S: f64 = 1.0;
 
-/// Stalls for checkpoints that no line has told of.
+/// Stalls for checkpoints that have not been reported.
 #[derive(Debug, Default)]
 pub(crate) struct StallsUntold {
     count: usize,
@@ -12,8 +12,8 @@ pub(crate) struct StallsUntold {
 }
 
 impl StallsUntold {
-    /// Adds a stall. Once they come to [`STALL_LINE_S`] it is time for a line, which says this of
-    /// those before.
+    /// Adds a stall. Once the stalls sum to [`STALL_LINE_S`], returns the text about the earlier
+    /// stalls for a log line.
     pub(crate) fn add(&mut self, stall_s: f64) -> Option<String> {
         let StallsUntold { count, seconds } = *self;
         if seconds + stall_s < STALL_LINE_S {
@@ -33,7 +33,7 @@ impl StallsUntold {
 mod tests {
     use super::*;
 
-    /// Every checkpoint of a small model had a line of its own.
+    /// Every checkpoint of a small model had its own line.
     #[test]
     fn short_stalls_share_a_line() {
         let check = |stalls_s: &[f64], expected: &[Option<&str>]| {

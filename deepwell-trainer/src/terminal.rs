@@ -1,13 +1,13 @@
-//! What stderr may be written with: colours, and lines that are drawn over.
+//! Capabilities of stderr: colours, and redrawn lines.
 //!
 //! Progress bars are for terminals that can move their cursor; elsewhere progress is plain lines.
 //! Colours are for such terminals too, unless `NO_COLOR` has a value (<https://no-color.org>).
-//! Nothing that goes to stdout has colours, except help on a terminal.
+//! Output on stdout has no colours, except help on a terminal.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
 
-/// Whether stderr is a terminal on which a line can be drawn again.
+/// Whether stderr is a terminal whose lines can be redrawn.
 pub fn stderr_draws() -> bool {
     draws(io::stderr().is_terminal(), std::env::var_os("TERM").as_deref())
 }

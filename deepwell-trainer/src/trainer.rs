@@ -1,4 +1,4 @@
-//! A trainer: an engine, tokens and settings, and what a run of them writes and reports.
+//! A trainer: an engine, tokens and settings, with the logs and report of a run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::rank_times::RankTime;
 use crate::run_folder::{Opened, RunFolder, Start};
 use crate::{Engine, ExpertLoad, ExpertRows, Settings, TrainError};
 
-/// One line of `metrics.jsonl`. A number that is `None` was not taken; one that was taken and is
-/// not finite is there, as the string `"NaN"`, `"inf"` or `"-inf"`.
+/// One line of `metrics.jsonl`. `None` means not measured; a measured number that is not finite is
+/// stored as the string `"NaN"`, `"inf"` or `"-inf"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Steps done.
@@ -35,7 +35,7 @@ pub struct Record {
     /// Tokens per second of the step.
     #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub tokens_per_s: Option<f64>,
-    /// Predicted least time of the step over the time it took.
+    /// Predicted time of the step over its measured time.
     #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub speed_of_light: Option<f64>,
     /// Held-out loss, nats per token.
@@ -44,14 +44,13 @@ pub struct Record {
     /// `exp(val_loss)`.
     #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub val_ppl: Option<f64>,
-    /// Held-out tokens that were predicted for it.
+    /// Number of held-out tokens predicted by the evaluation.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub val_tokens: Option<u64>,
-    /// What a guard did after the step.
+    /// Action of a guard after the step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub guard: Option<GuardEvent>,
-    /// How long each rank worked, and was in exchanges with others; empty where one rank trains, or
-    /// GPUs do.
+    /// Busy and waiting time of each rank; empty for a single rank, and for GPUs.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ranks: Vec<RankTime>,
     /// How the step's tokens were spread over experts, by layer.
@@ -68,9 +67,9 @@ pub struct ExpertRecord {
     /// The counts.
     #[serde(flatten)]
     pub load: ExpertLoad,
-    /// Experts that no token chose.
+    /// Number of experts that no token chose.
     pub dead: usize,
-    /// Entropy of the load over that of an equal one, 0 to 1.
+    /// Entropy of the load over the entropy of a uniform load, 0 to 1.
     pub entropy: f64,
     /// The largest load over the mean.
     pub largest_over_mean: f64,
@@ -85,7 +84,7 @@ impl From<&ExpertLoad> for ExpertRecord {
 }
 
 impl Record {
-    /// A line that says nothing but its step.
+    /// A line with only its step.
     pub(crate) fn at(step: u64) -> Record {
         Record {
             step,
@@ -110,9 +109,9 @@ impl Record {
 pub struct FitReport {
     /// Steps done.
     pub step: u64,
-    /// Whether it was asked to stop before its last step.
+    /// Whether the run stopped on request before its last step.
     pub interrupted: bool,
-    /// Step that it was resumed after.
+    /// Step after which the run was resumed.
     pub resumed_after: Option<u64>,
     /// Median tokens per second of the steps of this process, evaluation and checkpoints left
     /// out.
@@ -123,19 +122,19 @@ pub struct FitReport {
     /// The median of the last steps of each rank; empty as in [`Record::ranks`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankTime>,
-    /// How full the buffers of each layer's experts were in the steps of this process, of the rank
-    /// that tells; empty without experts.
+    /// Fullest use of the buffers of each layer's experts in the steps of this process, on the
+    /// reporting rank; empty without experts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_rows: Vec<ExpertRows>,
-    /// What the audit of the first step found, when it was asked for.
+    /// Findings of the audit of the first step, if requested.
     pub audit: Option<AuditReport>,
-    /// Held-out losses after the last step, batch by batch; empty if one is not finite, and of a
-    /// run that has not come to its end.
+    /// Held-out losses after the last step, batch by batch; empty if a loss is not finite or the
+    /// run is incomplete.
     #[serde(default)]
     pub heldout_losses: Vec<f64>,
 }
 
-/// Told about progress.
+/// Receives the progress of a run.
 pub trait Progress {
     /// A step is done.
     fn step(&mut self, line: &StepLine);
@@ -145,7 +144,7 @@ pub trait Progress {
     fn note(&mut self, text: &str);
 }
 
-/// Says nothing.
+/// Ignores progress.
 impl Progress for () {
     fn step(&mut self, _line: &StepLine) {}
     fn evaluation(&mut self, _step: u64, _val_loss: f64) {}
@@ -178,28 +177,28 @@ impl Trainer {
         }
     }
 
-    /// How the run begins in its output folder. Without this, [`Start::New`].
+    /// Sets how the run starts in its output folder. The default is [`Start::New`].
     #[must_use]
     pub fn starting(mut self, start: Start) -> Trainer {
         self.start = start;
         self
     }
 
-    /// Trains in a folder that was taken before, in place of one that [`Trainer::fit`] takes.
+    /// Trains in a folder that is already claimed; otherwise [`Trainer::fit`] claims one.
     #[must_use]
     pub fn in_folder(mut self, folder: RunFolder) -> Trainer {
         self.folder = Some(folder);
         self
     }
 
-    /// Tells what the run is made from, for its fingerprint.
+    /// Sets the sources of the run, for its fingerprint.
     #[must_use]
     pub fn made_from(mut self, sources: Sources) -> Trainer {
         self.sources = sources;
         self
     }
 
-    /// Stops after the step during which `stop` becomes true: with a checkpoint.
+    /// Stops with a checkpoint after the step during which `stop` becomes true.
     #[must_use]
     pub fn stopping_on(mut self, stop: Arc<AtomicBool>) -> Trainer {
         self.stop = stop;
@@ -211,33 +210,33 @@ impl Trainer {
         &self.engine
     }
 
-    /// The engine, to do something with it between runs.
+    /// The engine, for use between runs.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// Where metrics go.
+    /// Path of the metrics.
     pub fn metrics_path(out: &Path) -> PathBuf {
         out.join("metrics.jsonl")
     }
 
-    /// Where checkpoints go.
+    /// Folder of the checkpoints.
     pub fn checkpoints_path(out: &Path) -> PathBuf {
         out.join("checkpoints")
     }
 
-    /// Trains to the last step, or until asked to stop.
+    /// Trains to the last step, or until stopped.
     ///
     /// # Errors
-    /// Data, disk or guards that stop the run; a folder that belongs to another run. Checkpoints
-    /// written so far stay.
+    /// Data, disk or guards stop the run, or the folder belongs to another run. Checkpoints written
+    /// so far are kept.
     pub fn fit(&mut self, progress: &mut dyn Progress) -> Result<FitReport, TrainError> {
         let opened = self.begin(progress)?;
         let run = Fit::begin(&mut self.engine, &self.settings, &self.tokens, opened, progress)?;
         run.run_to_end(&self.stop)
     }
 
-    /// Takes the output folder, and finds where the run goes on.
+    /// Claims the output folder, and finds the checkpoint to resume from.
     fn begin(&mut self, progress: &mut dyn Progress) -> Result<Opened, TrainError> {
         let folder = match self.folder.take() {
             Some(folder) => folder,
@@ -245,7 +244,7 @@ impl Trainer {
         };
         let fingerprint =
             Fingerprint::of(&self.engine, &self.settings, &self.tokens, &self.sources);
-        // It stays taken for as long as there is a trainer.
+        // The folder stays claimed for the trainer's lifetime.
         self.folder.insert(folder).begin(&fingerprint, progress)
     }
 }

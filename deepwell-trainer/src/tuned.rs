@@ -1,6 +1,6 @@
-//! Which tables of measured times kernels are selected by, and which versions of kernels are here.
+//! Tables of measured times for kernel selection, and versions of the installed kernels.
 //!
-//! [`use_found`] reads those that a user has; without it only those that come with the crate count.
+//! [`use_found`] reads the user's tables; otherwise only the crate's own tables are used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use serde_json::Value;
 
 use crate::TrainError;
 
-/// Environment variable that names a table of `deepwell tune`, or is `off`: then all kernels are
-/// selected by predicted time.
+/// Environment variable with the path of a table from `deepwell tune`, or `off`: then all kernels
+/// are selected by predicted time.
 pub const TUNED_VARIABLE: &str = "DEEPWELL_TUNED";
-/// Where `deepwell tune` writes, and where tables are looked for in the working directory and its
-/// parents.
+/// Output folder of `deepwell tune`; tables are searched in this folder of the working directory
+/// and its parents.
 pub const TUNED_FOLDER: &str = "target/tuned";
-/// Digits of a hash that are kept.
+/// Number of digits kept of a hash.
 const DIGITS: usize = 12;
 
 static TABLES: OnceLock<Arc<[LoadedTable]>> = OnceLock::new();
 static SAID: Once = Once::new();
 
-/// The CUDA kernels, selected by the tables of this process. What is not used of them is logged
+/// The CUDA kernels, selected by the tables of this process. Unused parts of the tables are logged
 /// once.
 pub fn tuned_catalog() -> TunedCatalog {
     let tables = TABLES.get_or_init(|| committed(&kernel_versions()).into());
@@ -38,11 +38,12 @@ pub fn tuned_catalog() -> TunedCatalog {
     TunedCatalog::new(Arc::clone(tables))
 }
 
-/// Reads the user's tables: that of [`TUNED_VARIABLE`], or those of the nearest [`TUNED_FOLDER`].
-/// Those that come with the crate stand behind them. Of no effect once a catalog was asked for.
+/// Reads the user's tables: the table of [`TUNED_VARIABLE`], or the tables of the nearest
+/// [`TUNED_FOLDER`]. The crate's own tables come after them. No effect once a catalog was
+/// requested.
 ///
 /// # Errors
-/// A file that cannot be read, or is no table.
+/// A file cannot be read, or is no table.
 pub fn use_found() -> Result<(), TrainError> {
     let here = std::env::current_dir().unwrap_or_default();
     let named = std::env::var_os(TUNED_VARIABLE).map(PathBuf::from);
@@ -56,7 +57,7 @@ pub fn kernel_versions() -> KernelVersions {
     KernelVersions::new(KernelImages::discover().manifest().and_then(|text| sources(&text)))
 }
 
-/// Hashes of the sources of each file; none of a manifest that does not say.
+/// Hashes of the sources of each file; none if the manifest has no hashes.
 fn sources(manifest: &str) -> Option<BTreeMap<String, String>> {
     let manifest: Value = serde_json::from_str(manifest).ok()?;
     let source = |compiled: &Value| {
@@ -84,7 +85,7 @@ fn found(
     Ok(tables)
 }
 
-/// The tables of the nearest folder that has some.
+/// The tables of the nearest folder with tables.
 fn in_folders(here: &Path) -> Result<Vec<PathBuf>, TrainError> {
     for folder in here.ancestors().map(|folder| folder.join(TUNED_FOLDER)) {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
@@ -100,15 +101,15 @@ fn in_folders(here: &Path) -> Result<Vec<PathBuf>, TrainError> {
     Ok(Vec::new())
 }
 
-/// Reads the table of a file, whatever kernels it is of.
+/// Reads the table of a file, for any versions of kernels.
 ///
 /// # Errors
-/// A file that cannot be read, or is no table.
+/// The file cannot be read, or is no table.
 pub fn read_table(path: &Path) -> Result<TunedTable, TrainError> {
     Ok(load(path, &KernelVersions::default())?.table().clone())
 }
 
-/// A table as it stands in a file: a line for each row, so that what differs can be read.
+/// Text of a table in a file: a line for each row, so that diffs are readable.
 pub fn table_text(table: &TunedTable) -> String {
     let head = TunedTable { rows: Vec::new(), ..table.clone() };
     let data = "a table is plain data";

@@ -1,4 +1,4 @@
-//! Hugging Face weights into an engine, or into a model that only generates.
+//! Loads Hugging Face weights into an engine, or into a model that only generates.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,22 +12,22 @@ use crate::{Engine, TrainError};
 
 mod packed;
 
-/// What has FP32 master weights that can be written.
+/// A target for FP32 master weights.
 pub trait MasterWeights {
-    /// The program whose parameters they are.
+    /// The program with the parameters.
     fn program(&self) -> &Program;
 
-    /// Writes a master weight, a value of [`MasterWeights::program`], given whole: a rank that has
-    /// a slice of it keeps that.
+    /// Writes a master weight, a value of [`MasterWeights::program`], from the whole tensor; a rank
+    /// with a slice stores only the slice.
     ///
     /// # Errors
     /// Bytes of the wrong length.
     fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError>;
 
-    /// Makes the compute copies again from the masters.
+    /// Recomputes the compute copies from the masters.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend fails.
     fn refresh_copies(&mut self) -> Result<(), TrainError>;
 }
 
@@ -45,8 +45,8 @@ impl MasterWeights for Engine {
     }
 }
 
-/// Refuses a stored output head that is not the token table which it is tied to: transformers
-/// would train two tensors there.
+/// Rejects a stored output head that differs from its tied token table: transformers would train
+/// two tensors there.
 fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<(), TrainError> {
     const HEAD: &str = "lm_head.weight";
     let tables = [
@@ -78,10 +78,10 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
     })
 }
 
-/// Loads the master weights from a model folder and makes the compute copies.
+/// Loads the master weights from a model folder and computes the compute copies.
 ///
 /// # Errors
-/// A folder whose tensors are not those of its configuration, and unreadable files.
+/// The folder's tensors do not match its configuration, or a file is unreadable.
 pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
     // Names, shapes and types are checked before anything is read.
     let model = ModelFolder::open_any(path)?;

@@ -1,11 +1,12 @@
-//! Ranks that train one model together: threads of this process, or processes of their own.
+//! Ranks that train one model together: threads of this process, or separate processes.
 //!
-//! Every rank has an [`Engine`] with the program of its own. Tensors are exchanged by calls of that
-//! program; what the ranks decide on the host (to stop, to fall back) they agree on through their
-//! [`Peers`]. Both go through one communicator, in an order that is the same on every rank, so that
-//! a rank that fails, or goes another way, ends all others with one error that names it.
+//! Every rank has an [`Engine`] with its own program. The calls of the program exchange tensors;
+//! decisions on the host (to stop, to fall back) are agreed on through [`Peers`]. Both use one
+//! communicator, in the same order on every rank. If a rank fails, or issues other calls, all other
+//! ranks end with one error that names it.
 //!
-//! Of a run over several processes each has a world of its own rank alone, as a [`Member`].
+//! In a run over several processes, each process has a world with only its own rank, as a
+//! [`Member`].
 
 mod joined;
 mod launched;
@@ -32,46 +33,46 @@ pub(crate) use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
 use crate::{Catalog, CompileOptions, Device, Engine, TrainError};
 
-/// How long a rank that has ended its work, or failed, waits for one that does not end its own.
+/// How long a completed or failed rank waits for another rank to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Of a process whose rank is stuck: as of one that cannot use its inputs.
+/// Exit code of a process with a stuck rank: the same as for unusable inputs.
 const EXIT_CODE_STUCK: i32 = 2;
 
-/// Of the thread of a rank: as much as the first thread of a process has. Kernels that are compiled
-/// without optimization keep their tiles there.
+/// Stack size of a rank's thread, equal to that of a process's main thread. Kernels compiled
+/// without optimization keep their tiles on the stack.
 const RANK_STACK_BYTES: usize = 8 << 20;
 
-/// The ranks of a run, or the one of them that this process is.
+/// The ranks of a run, or the single rank of this process.
 pub struct World {
     engines: Vec<Engine>,
     ties: Ties,
-    /// What to do about ranks that do not end.
+    /// Action for ranks that do not end.
     when_stuck: Option<WhenStuck>,
 }
 
-/// Told of a rank that has not ended within a limit after another one has failed.
+/// Called if a rank has not ended within a limit after another rank has failed.
 struct WhenStuck {
     limit: Duration,
     tell: Box<dyn Fn(&TrainError) + Send + Sync>,
 }
 
-/// What joins a rank to those whose engines it does not have.
+/// Connection of a rank to ranks whose engines are elsewhere.
 enum Ties {
-    /// There are no others.
+    /// A single rank.
     Alone,
-    /// They are threads of this process.
+    /// The ranks are threads of this process.
     Threads(Monitor),
-    /// They are other processes.
+    /// The other ranks are other processes.
     Processes(Arc<Member>),
 }
 
 impl World {
-    /// Plans and lowers a model once, and loads it for each rank that `options` asks for. Weights
-    /// are zero until they are initialized or loaded, on each rank.
+    /// Plans and lowers a model once, and loads it for each rank of `options`. Weights are zero on
+    /// each rank until initialized or loaded.
     ///
     /// # Errors
-    /// As [`crate::compile`], and a batch that the ranks cannot split evenly.
+    /// As [`crate::compile`], and the ranks cannot split the batch evenly.
     pub fn compile(
         graph: Graph,
         hardware: Hardware,
@@ -86,10 +87,10 @@ impl World {
         World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
     }
 
-    /// What a step of the ranks that `options` asks for would be, without a device.
+    /// Predicts a step of the ranks of `options`, without a device.
     ///
     /// # Errors
-    /// As [`World::compile`], but for those of devices.
+    /// As [`World::compile`], without errors of devices.
     pub(crate) fn predict(
         graph: Graph,
         hardware: Hardware,
@@ -99,8 +100,8 @@ impl World {
         Ok(Predicted { step_s: planned.prediction.time_s, rows: planned.plan.micro_batch })
     }
 
-    /// [`World::compile`] for the ranks of these communicators, whose programs exchange tensors
-    /// through what `wrap` makes of each.
+    /// [`World::compile`] for the ranks of these communicators; the programs communicate through
+    /// `wrap` of each communicator.
     ///
     /// # Errors
     /// As [`World::compile`].
@@ -123,11 +124,11 @@ impl World {
         Ok(World { engines, ties, when_stuck: None })
     }
 
-    /// [`World::compile`] for the one rank that this process is. All ranks plan with the memory of
-    /// the one that has the least, and with the micro-batch that rank 0 was given.
+    /// [`World::compile`] for the single rank of this process. All ranks plan with the smallest
+    /// memory of any rank, and with the micro-batch of rank 0.
     ///
     /// # Errors
-    /// As [`World::compile`]; ranks that do not come or have failed; two ranks on one GPU.
+    /// As [`World::compile`]; ranks are missing or have failed; two ranks use one GPU.
     pub(crate) fn join(
         member: &Arc<Member>,
         graph: Graph,
@@ -154,7 +155,7 @@ impl World {
         Ok(World { engines: vec![engine], ties, when_stuck: None })
     }
 
-    /// The first rank of this process: rank 0, unless others are processes.
+    /// The first rank of this process: rank 0, unless ranks are processes.
     pub fn first(&self) -> &Engine {
         &self.engines[0]
     }
@@ -164,7 +165,7 @@ impl World {
         &self.engines
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn size(&self) -> usize {
         match &self.ties {
             Ties::Processes(member) => member.world_size(),
@@ -172,19 +173,19 @@ impl World {
         }
     }
 
-    /// How many of them are in this process, and share its memory.
+    /// Number of ranks in this process, which share its memory.
     pub fn local_size(&self) -> usize {
         self.engines.len()
     }
 
-    /// The engines of this process, in the order of the ranks, for work that exchanges nothing.
+    /// The engines of this process, in the order of the ranks, for work without communication.
     pub fn engines_mut(&mut self) -> &mut [Engine] {
         &mut self.engines
     }
 
-    /// Ranks that are threads cannot be ended from outside. Where one fails and another has not
-    /// ended its work after `limit`, `tell` is told of that rank, and may end the process; without
-    /// this the others wait for it.
+    /// Sets the action for stuck ranks, because threads cannot be stopped from outside. If a rank
+    /// fails and another has not ended after `limit`, `tell` receives an error about that rank, and
+    /// may exit the process; without this action the other ranks wait for it.
     pub fn when_stuck(
         &mut self,
         limit: Duration,
@@ -201,11 +202,11 @@ impl World {
         });
     }
 
-    /// Does the same on every rank, each in a thread of its own, and gives what each of this
-    /// process gave.
+    /// Runs `work` on every rank, each in its own thread, and returns the results of this process's
+    /// ranks.
     ///
     /// # Errors
-    /// That of the rank which failed first, with the rank named; all others have ended then.
+    /// The error of the rank that failed first, with its rank; all other ranks have ended.
     pub fn on_all<T: Send>(
         &mut self,
         work: impl Fn(&mut Engine) -> Result<T, TrainError> + Sync,
@@ -213,8 +214,7 @@ impl World {
         self.with_first(&work, &work)
     }
 
-    /// [`World::on_all`], with rank 0 doing something of its own, in this thread where it is in
-    /// this process.
+    /// [`World::on_all`], but rank 0 runs `first`, in this thread if rank 0 is in this process.
     ///
     /// # Errors
     /// As [`World::on_all`].
@@ -235,14 +235,14 @@ impl World {
         let [own, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
         let running = Running::of(others.len() + 1);
         let when_stuck = self.when_stuck.as_ref();
-        // Whoever fails tells the others, who would wait for it, before anything else.
+        // A failing rank first informs the other ranks, which would wait for it.
         let tell = |rank: usize, result: Result<T, TrainError>| {
             result.inspect_err(|error| monitor.abort(rank as u32, &error.to_string()))
         };
         let joined: Vec<thread::Result<Result<T, TrainError>>> = thread::scope(|scope| {
             let (other, tell, running) = (&other, &tell, &running);
             if let Some(when_stuck) = when_stuck {
-                // Without it a stuck rank is waited for, as it is where nobody asked for more.
+                // Without a watcher, as without `when_stuck`, a stuck rank is waited for.
                 let watch = move || running.watch(monitor, when_stuck);
                 let watcher = thread::Builder::new().name("ranks".to_string());
                 let _ = watcher.spawn_scoped(scope, watch);
@@ -296,7 +296,7 @@ impl World {
     }
 }
 
-/// What a plan says before anything is compiled.
+/// Results of a plan before compilation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Predicted {
     /// Least time of a step, in seconds.
@@ -305,14 +305,14 @@ pub(crate) struct Predicted {
     pub(crate) rows: usize,
 }
 
-/// A plan for the ranks of a world, and the programs of those classes that were asked for.
+/// A plan for the ranks of a world, and the programs of the requested classes.
 struct Lowered {
     graph: Graph,
     hardware: Hardware,
     catalog: Catalog,
     target: Target,
     planned: Planned,
-    /// What the first rank of each class runs, in training and in evaluation.
+    /// Programs of the first rank of each class, for training and evaluation.
     classes: Vec<(Planned, Program)>,
 }
 
@@ -331,7 +331,7 @@ impl Lowered {
         Ok(Lowered { graph, hardware, catalog, target, planned, classes: Vec::new() })
     }
 
-    /// What is loaded for a rank.
+    /// Returns the programs and data to load for a rank.
     fn for_rank(&mut self, rank: usize, peers: Peers) -> Result<Compiled, TrainError> {
         let Lowered { graph, hardware, catalog, target, planned, classes } = self;
         let (catalog, parallel) = (&**catalog, planned.plan.parallel);
@@ -361,7 +361,7 @@ impl Lowered {
     }
 }
 
-/// Tells the other ranks of one whose work panics, and the watcher of one that has ended.
+/// Informs the other ranks of a panic, and the watcher of the end of a rank's work.
 struct Ending<'a> {
     monitor: &'a Monitor,
     running: &'a Running,
@@ -377,7 +377,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Which ranks work.
+/// The ranks still working.
 struct Running {
     ranks: Mutex<Vec<bool>>,
     changed: Condvar,
@@ -393,8 +393,8 @@ impl Running {
         self.changed.notify_all();
     }
 
-    /// Waits until all ranks have ended; tells of the first that has not for too long, once one has
-    /// failed.
+    /// Waits until all ranks have ended. After a failure, reports the first rank that takes too
+    /// long to end.
     fn watch(&self, monitor: &Monitor, when_stuck: &WhenStuck) {
         let mut failed_at: Option<Instant> = None;
         let mut is_told = false;

@@ -22,9 +22,9 @@ const PAIRS_MAX: u64 = 1000;
 /// The deviation of a pair, recorded from other pairs with the same settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KnownDeviation {
-    /// Degrees of freedom: recorded pairs minus the means taken from them.
+    /// Standard deviation of the gap of a pair, relative.
     pub deviation: f64,
-    /// Its degrees of freedom: recorded pairs less the means taken from them.
+    /// Degrees of freedom: recorded pairs minus the means taken from them.
     pub freedom: u64,
 }
 

@@ -16,15 +16,14 @@ use super::tensor::{Files, Places, SourceType, Work, copy};
 use super::uses::uses;
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
-/// Quantizes a model: `options.output` holds every tensor of the input, those that the policy names
-/// as data and scales. Large tensors are split over the threads of the current rayon pool; the
-/// bytes do not depend on their number. The output appears when it is complete.
+/// Quantizes a model: `options.output` gets every tensor of the input, the tensors selected by the
+/// policy as data and scales. Large tensors are split over the threads of the current rayon pool;
+/// the bytes do not depend on the number of threads. The output appears once complete.
 ///
 /// # Errors
 ///
-/// [`QuantizeFileError`] for an input that is no model, is quantized already or has nothing to
-/// quantize, an output that is there, a policy that names what the model does not have, and for
-/// what the system refuses.
+/// [`QuantizeFileError`]: the input is no model, is already quantized or has nothing to quantize;
+/// the output exists; the policy names missing tensors; or the system reports an error.
 pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, QuantizeFileError> {
     let start = Instant::now();
     let model = safetensors::find(&options.input)?;
@@ -56,14 +55,14 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
     Ok(report)
 }
 
-/// What becomes of one tensor, and why.
+/// Decision about one tensor, with the reason.
 struct Decision {
     is_quantized: bool,
     is_inputs_first: bool,
     reason: String,
 }
 
-/// One decision for each tensor of the headers, in their order, and remarks.
+/// A decision for each tensor of the headers, in order, and remarks.
 fn decide<'a>(
     options: &QuantizeFileOptions,
     headers: impl Iterator<Item = &'a Header>,
@@ -83,7 +82,7 @@ fn decide<'a>(
         .collect();
     let policy = match &options.policy {
         Some(policy) => policy.clone(),
-        // A file has no order of execution, so that first and last mean nothing.
+        // A file has no order of execution, so first and last are undefined.
         None => PrecisionPolicy::from_toml("keep_first_last_bf16 = false", "default policy")?,
     };
     let mut assigned = policy.assign(&uses)?.into_iter();
@@ -94,7 +93,7 @@ fn decide<'a>(
         let (is_quantized, reason) = match (assignment, found.kept) {
             (None, _) => (false, format!("type {} is not quantized", tensor.dtype)),
             (Some(_), Some(reason)) => (false, reason.to_owned()),
-            // What a file holds is what the forward pass reads.
+            // The file contains the operands of the forward pass.
             (Some(assignment), None) => (
                 assignment.operand(OperandClass::FpropWeight).is_some() && tensor.bytes > 0,
                 assignment.reason,
@@ -108,16 +107,17 @@ fn decide<'a>(
     }
 }
 
-/// One tensor of the input with what it becomes.
+/// One tensor of the input with its output form.
 struct Job<'a> {
     tensor: &'a StoredTensor,
-    /// None for one that is kept.
+    /// None for a kept tensor.
     matrices: Option<(SourceType, Matrices)>,
     is_inputs_first: bool,
     reason: String,
 }
 
-/// Quantizes one file into `target`, adds to the report, and says what the file holds.
+/// Quantizes one file into `target`, adds to the report, and returns a description of the new
+/// tensors.
 fn quantize_file(
     path: &Path,
     source: &File,
@@ -221,7 +221,8 @@ fn quantize_file(
     Ok(new)
 }
 
-/// Data, scales and, for NVFP4, the tensor scale of one tensor; `shape` has the inputs last.
+/// Data, scales and, for NVFP4, the tensor scale of one tensor; the last dimension of `shape` is
+/// the inputs.
 fn stored_tensors(
     name: &str,
     shape: &[usize],

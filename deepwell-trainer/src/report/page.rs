@@ -4,21 +4,21 @@ use std::fmt::Write as _;
 
 use super::{BarTable, HeatMap, IntervalChart, KeyValueTable, LineChart, Table, escape};
 
-/// What a verdict says.
+/// Outcome of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Everything is within tolerance.
     Pass,
     /// Something is not.
     Fail,
-    /// Nothing can be said, for example because the run was stopped.
+    /// No verdict is possible, for example because the run was stopped.
     Open,
 }
 
-/// The answer to the question that the report is about.
+/// The answer to the report's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerdictBlock {
-    /// What it says.
+    /// Outcome of the verdict.
     pub outcome: Outcome,
     /// The answer in one line.
     pub headline: String,
@@ -26,7 +26,7 @@ pub struct VerdictBlock {
     pub reasons: Vec<String>,
 }
 
-/// A piece of a section.
+/// A block of a section.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Block {
     /// A banner.
@@ -39,24 +39,24 @@ pub enum Block {
     Table(Table),
     /// Names, bars and values.
     Bars(BarTable),
-    /// A chart, with its title above it.
+    /// A chart, with its title as a heading.
     Chart(LineChart),
-    /// A chart of intervals, with its title above it.
+    /// A chart of intervals, with its title as a heading.
     Intervals(IntervalChart),
-    /// A map of rows and columns, with its title above it.
+    /// A map of rows and columns, with its title as a heading.
     Heat(HeatMap),
 }
 
-/// A heading and what belongs to it.
+/// A heading with its blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// The heading; an empty one is left out.
+    /// The heading; omitted if empty.
     pub heading: String,
     /// The content.
     pub blocks: Vec<Block>,
 }
 
-/// One page in one file. It refers to nothing outside itself and runs no script.
+/// Returns a page as one file, without external references or scripts.
 pub fn html_page(title: &str, sections: &[Section]) -> String {
     let title = escape(title);
     let mut out = format!(
@@ -70,7 +70,7 @@ pub fn html_page(title: &str, sections: &[Section]) -> String {
         if !section.heading.is_empty() {
             let _ = writeln!(out, "<h2>{}</h2>", escape(&section.heading));
         }
-        // Charts that follow each other stand side by side where the window is wide enough.
+        // Consecutive charts are placed side by side if the window is wide enough.
         let is_chart =
             |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_) | Block::Heat(_));
         for group in section.blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
@@ -130,8 +130,9 @@ fn push_verdict(out: &mut String, verdict: &VerdictBlock) {
     out.push_str("</div>\n");
 }
 
-/// The colours of the series are those of Okabe and Ito, which people with any colour vision tell
-/// apart; yellow and sky blue are darker on white than theirs, and all are lighter on black.
+/// The colours of the series are those of Okabe and Ito, chosen to be distinguishable with any
+/// colour vision; yellow and sky blue are darker on white than the originals, and all are lighter
+/// on black.
 const STYLE: &str = "\
 :root {
   color-scheme: light dark;
@@ -199,7 +200,7 @@ mod tests {
     use super::super::{Bar, Marker, ReferenceLine, Scale, Series, Stroke};
     use super::*;
 
-    /// A page with every piece, of numbers that look like a run.
+    /// A page with every kind of block, with numbers like those of a run.
     fn sample() -> String {
         let curve = |shift: f64| -> Vec<(f64, f64)> {
             (0..1000)

@@ -7,9 +7,9 @@ type Pixel = Option<(f64, f64)>;
 
 /// The `d` attribute of a path through `pixels`, which go from left to right.
 ///
-/// Of the points of one pixel column only the first, the lowest, the highest and the last stay, in
-/// their order, so that a long run keeps every spike. A point alone becomes a dot, which a stroke
-/// with round ends shows.
+/// Among the points of one pixel column only the first, the lowest, the highest and the last are
+/// kept, in order, so that a long run keeps every spike. A single point becomes a dot, visible with
+/// round line caps.
 pub(crate) fn path_data(pixels: impl Iterator<Item = Pixel>) -> String {
     let mut data = String::new();
     let mut run: Vec<(f64, f64)> = Vec::new();
@@ -36,7 +36,7 @@ fn push_run(data: &mut String, run: &[(f64, f64)]) {
     }
 }
 
-/// A number with one decimal at most.
+/// A number with at most one decimal.
 pub(crate) fn tenths(value: f64) -> String {
     let text = format!("{value:.1}");
     match text.strip_suffix(".0") {

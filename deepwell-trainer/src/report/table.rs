@@ -28,7 +28,7 @@ impl KeyValueTable {
     }
 }
 
-/// Columns with headings. Cells that begin with a digit or a sign are set to the right.
+/// Columns with headings. Cells that begin with a digit or a sign are right-aligned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Headings.
@@ -66,20 +66,20 @@ fn is_number(cell: &str) -> bool {
 /// One row of a [`BarTable`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bar {
-    /// What it is.
+    /// Name of the row.
     pub name: String,
     /// Length of the bar.
     pub value: f64,
-    /// The value as it is printed, with its unit.
+    /// The printed value, with its unit.
     pub text: String,
-    /// Which colour of the palette, from 0.
+    /// Index of the colour in the palette, from 0.
     pub color: usize,
 }
 
 /// Names, bars of comparable length, and values: for memory or time by kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarTable {
-    /// The rows. The largest value fills the width; negative and non-finite ones have no bar.
+    /// The rows. The largest value fills the width; negative and non-finite values have no bar.
     pub bars: Vec<Bar>,
 }
 

@@ -1,4 +1,4 @@
-//! What of a run can be told without its data and without a device: model, ranks, plan.
+//! The part of a run that needs neither data nor a device: model, ranks, plan.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::{
     with_routers,
 };
 
-/// A run whose settings go together.
+/// A run with consistent settings.
 pub(super) struct Prepared {
-    /// With the degrees that its ranks have.
+    /// With the degrees of parallelism of its ranks.
     pub(super) settings: Settings,
     pub(super) graph: Graph,
-    /// All but the end of documents, which the data tells.
+    /// Complete except for the end-of-document token, which depends on the data.
     pub(super) compile_options: CompileOptions,
-    /// What `--precision auto` chose; none where nothing was to be chosen.
+    /// The choice of `--precision auto`; none without a choice.
     pub(super) auto_precision: Option<AutoPrecision>,
     /// Sequences of an evaluation.
     pub(super) rows: usize,
 }
 
 impl Prepared {
-    /// Settles degrees, learning rate and micro-batch of a run, which may go on in a `folder`.
+    /// Decides degrees, learning rate and micro-batch of a run, which may resume in a `folder`.
     ///
     /// # Errors
-    /// A model that cannot be captured, ranks that cannot share it or the batch, and a step that
-    /// does not fit into memory.
+    /// The model cannot be captured, the ranks cannot share the model or the batch, or a step does
+    /// not fit into memory.
     pub(super) fn of(
         mut settings: Settings,
         model: &ModelSource,

@@ -1,4 +1,4 @@
-//! The tokens that a text begins and ends with, as the files of a model name them.
+//! The start and end tokens of a text, as named in the files of a model.
 
 use std::path::Path;
 
@@ -7,24 +7,24 @@ use serde_json::Value;
 use super::ModelSource;
 use crate::TrainError;
 
-/// Where a multimodal configuration keeps that of its decoder.
+/// Keys of the decoder's configuration in a multimodal configuration.
 const DECODERS: [&str; 3] = ["decoder", "generator", "text_config"];
 
-/// The tokens that a generated text begins and ends with.
+/// The start and end tokens of a generated text.
 ///
-/// As in transformers, `generation_config.json` decides. `config.json`, and the `text_config` in
-/// it, are asked where there is no such file or it names none.
+/// As in transformers, `generation_config.json` decides. `config.json`, and its `text_config`, are
+/// used if that file is missing or names no tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// What an empty prompt stands for.
+    /// Token that replaces an empty prompt.
     pub begin: Option<u32>,
-    /// Each of them ends the text.
+    /// Tokens that each end the text.
     pub ends: Vec<u32>,
 }
 
 impl SpecialTokens {
-    /// Those of a model, by the files beside its `config.json`. None where another tokenizer than
-    /// its own is named: the ids mean other tokens there.
+    /// The tokens of a model, from the files in the folder of its `config.json`. None if another
+    /// tokenizer is named: the ids mean other tokens there.
     ///
     /// # Errors
     /// As [`SpecialTokens::of_folder`].
@@ -38,10 +38,10 @@ impl SpecialTokens {
         }
     }
 
-    /// Those of a model folder, or of the folder of a `config.json`.
+    /// The tokens of a model folder, or of the folder of a `config.json`.
     ///
     /// # Errors
-    /// A file that is no JSON, or that names something else than tokens.
+    /// A file is not JSON, or has values that are not tokens.
     pub fn of_folder(folder: &Path) -> Result<SpecialTokens, TrainError> {
         let mut sources = Vec::new();
         for name in ["generation_config.json", "config.json"] {
@@ -70,7 +70,7 @@ impl SpecialTokens {
     }
 }
 
-/// A token, a list of tokens, or null for none. A negative number stands for none, too.
+/// Parses a token, a list of tokens, or null for none. A negative number also means none.
 fn tokens(path: &Path, key: &str, value: &Value) -> Result<Vec<u32>, TrainError> {
     let refuse = || TrainError::Setting {
         setting: "model",
@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// `generation_config.json`, `config.json`, and what comes of the two.
+    /// `generation_config.json`, `config.json`, and the expected result.
     fn check(generation: Value, config: Value, begin: Option<u32>, ends: &[u32]) {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in [("generation_config.json", &generation), ("config.json", &config)] {

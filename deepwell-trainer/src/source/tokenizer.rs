@@ -1,4 +1,4 @@
-//! The tokenizer that belongs to a model: the `tokenizer.json` beside its `config.json`.
+//! The tokenizer of a model: the `tokenizer.json` in the folder of its `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,13 +6,13 @@ use super::ModelSource;
 use crate::TrainError;
 use crate::data::{Tokenizer, are_token_files};
 
-/// The tokenizer whose tokens are bytes, in place of the path of a file.
+/// Name of the byte-level tokenizer, in place of the path of a file.
 pub const BYTES: &str = "bytes";
 
 const FILE: &str = "tokenizer.json";
-/// Tokens of a model that may go without a tokenizer: one for each byte.
+/// Vocabulary size of models that need no tokenizer: one token for each byte.
 const BYTE_TOKENS: usize = 256;
-/// File names of tokenizers in other forms, with a name for the form.
+/// File names of tokenizers in unsupported forms, with a name for the form.
 const OTHER_FORMS: [(&str, &str); 9] = [
     ("tokenizer.model", "a SentencePiece model"),
     ("spiece.model", "a SentencePiece model"),
@@ -25,10 +25,10 @@ const OTHER_FORMS: [(&str, &str); 9] = [
     ("tokenizer_config.json", "the settings of a tokenizer"),
 ];
 
-/// The tokenizer of a setting: bytes where it is none or [`BYTES`].
+/// Opens the tokenizer of a setting: bytes for none or [`BYTES`].
 ///
 /// # Errors
-/// A file that is no tokenizer.
+/// The file is no tokenizer.
 pub fn open_tokenizer(setting: Option<&Path>) -> Result<Tokenizer, TrainError> {
     match setting {
         Some(path) if path.as_os_str() != BYTES => Ok(Tokenizer::from_file(path)?),
@@ -36,28 +36,28 @@ pub fn open_tokenizer(setting: Option<&Path>) -> Result<Tokenizer, TrainError> {
     }
 }
 
-/// A tokenizer that was chosen, and what a user has to know about it.
+/// The chosen tokenizer, with a note for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChosenTokenizer {
-    /// The file, [`BYTES`] where that was asked for, or none for bytes by default.
+    /// The file, [`BYTES`] if requested, or none for bytes by default.
     pub file: Option<PathBuf>,
-    /// A sentence, if something is to be said.
+    /// A sentence for the user, if needed.
     pub note: Option<String>,
 }
 
 impl ModelSource {
-    /// A file of this name beside the model's `config.json`.
+    /// A file of this name in the folder of the model's `config.json`.
     fn beside(&self, name: &str) -> Option<PathBuf> {
         Some(self.config_file()?.with_file_name(name))
     }
 
-    /// The `tokenizer.json` beside the model's `config.json`, if there is one.
+    /// The `tokenizer.json` in the folder of the model's `config.json`, if any.
     pub fn own_tokenizer(&self) -> Option<PathBuf> {
-        // A link that leads nowhere is meant, too: opening it says what is wrong.
+        // A broken link is included: opening it gives a clear error.
         self.beside(FILE).filter(|path| path.symlink_metadata().is_ok())
     }
 
-    /// Whether a tokenizer that a user has named is the model's own, or the model has none.
+    /// Whether a tokenizer named by the user is the model's own, or the model has none.
     pub fn fits_tokenizer(&self, named: Option<&Path>) -> bool {
         let (Some(own), Some(named)) = (self.own_tokenizer(), named) else { return true };
         match (std::fs::read(&own), std::fs::read(named)) {
@@ -67,7 +67,7 @@ impl ModelSource {
         }
     }
 
-    /// A tokenizer beside the model's `config.json` in a form that is not read.
+    /// A tokenizer in the folder of the model's `config.json` in an unsupported form.
     fn other_form(&self) -> Option<(PathBuf, &'static str)> {
         let found = OTHER_FORMS.iter().find_map(|(name, form)| {
             self.beside(name).filter(|path| path.exists()).map(|path| (path, *form))
@@ -82,15 +82,14 @@ impl ModelSource {
         })
     }
 
-    /// The tokenizer that texts for this model are read with: the one that is named, else the
-    /// model's own. A model that has none reads bytes if it begins from fresh weights or has 256
-    /// tokens.
+    /// Chooses the tokenizer of texts for this model: the named one, otherwise the model's own. A
+    /// model without a tokenizer reads bytes if it has fresh weights or 256 tokens.
     ///
-    /// `inputs` are what is read: token files need no tokenizer.
+    /// `inputs` are the data: token files need no tokenizer.
     ///
     /// # Errors
-    /// No `tokenizer.json` where the model has weights that know another vocabulary than bytes, or
-    /// a tokenizer in a form that is not read.
+    /// No `tokenizer.json` for a model whose weights have another vocabulary than bytes, or a
+    /// tokenizer in an unsupported form.
     pub fn choose_tokenizer(
         &self,
         named: Option<&Path>,
@@ -147,11 +146,11 @@ impl ModelSource {
         })
     }
 
-    /// What is to be said where tokens may be beyond the rows of the token table.
+    /// Returns a note if the tokenizer has more tokens than the token table has rows.
     ///
-    /// One rule holds for all commands: a tokenizer may have more tokens than the model has rows,
-    /// as one with a padding token that was added and is never used. A token without a row is an
-    /// error where it occurs: in data, in a prompt.
+    /// All commands follow one rule: a tokenizer may have more tokens than the model has rows, for
+    /// example with an added padding token that is never used. A token without a row is an error
+    /// where it occurs: in data, in a prompt.
     pub fn note_on_vocabulary(&self, tokens: u64) -> Option<String> {
         let rows = self.vocab_size() as u64;
         (tokens > rows).then(|| {
@@ -162,7 +161,7 @@ impl ModelSource {
         })
     }
 
-    /// What is to be said where the model has a tokenizer of its own and another one is named.
+    /// Returns a note if the model has its own tokenizer and another one is named.
     fn note_on_named(&self, named: &Path) -> Option<String> {
         let own = self.own_tokenizer();
         if named.as_os_str() == BYTES {

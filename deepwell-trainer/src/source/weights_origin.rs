@@ -1,4 +1,4 @@
-//! Where the weights come from that a model begins with.
+//! Origin of a model's initial weights.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use deepwell_ir::capture::{CaptureError, WeightFiles};
 use super::{Description, ModelSource};
 
 impl ModelSource {
-    /// Whether it comes with weights: those of a folder or of an archive.
+    /// Whether the model comes with weights, in a folder or an archive.
     pub fn has_weights(&self) -> bool {
         self.stored().is_some() || matches!(self.description, Description::Exported(_))
     }
 
-    /// Where the weights come from that a run with this seed begins with, for people.
+    /// Text about the origin of the initial weights of a run with this seed.
     pub fn weights_origin(&self, seed: u64) -> String {
         if matches!(self.description, Description::Exported(_)) {
             return format!("{}, the archive", self.name);
@@ -34,7 +34,7 @@ impl ModelSource {
     }
 }
 
-/// What is to be said of weights beside a `config.json` that is named itself: they are not read.
+/// Remark about unread weights next to a `config.json` that is named directly.
 pub(super) fn unread_beside(config: &Path) -> Option<String> {
     let folder = config.parent()?;
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

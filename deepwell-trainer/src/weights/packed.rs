@@ -1,7 +1,7 @@
-//! Packed weights to numbers, as published mixtures have them.
+//! Unpacks the packed weights of published mixtures.
 //!
-//! Nothing is rounded: an element of MXFP4 has two significant bits and its scale is a power of
-//! two, so that F32 and BF16 hold each product exactly. An E4M3 element times its F32 factor is
+//! MXFP4 needs no rounding: an element has two significant bits and its scale is a power of two, so
+//! that F32 and BF16 represent each product exactly. An E4M3 element times its F32 factor is
 //! rounded once, to F32.
 
 use deepwell_ckpt::hf;
@@ -10,14 +10,14 @@ use deepwell_precision::{e2m1, e4m3, e8m0};
 
 use crate::TrainError;
 
-/// Elements that share a scale in MXFP4, and the bytes that they take.
+/// Elements per scale in MXFP4, and their number of bytes.
 const MXFP4_BLOCK: usize = 32;
 const MXFP4_BYTES: usize = MXFP4_BLOCK / 2;
 
-/// Fills `values`, of the shape of `part`.
+/// Fills `values`, which have the shape of `part`.
 ///
 /// # Errors
-/// Tensors that are missing or of another shape or type, and values that are not finite.
+/// A tensor is missing or has another shape or type, or a value is not finite.
 pub(super) fn read(
     folder: &hf::ModelFolder,
     part: &StoredPart,
@@ -92,8 +92,8 @@ mod tests {
 
     use super::*;
 
-    /// What transformers makes of the same bytes (`convert_moe_packed_tensors`, see
-    /// `tests/oracle/README.md`), which it turns: bit for bit, and in BF16 too.
+    /// Equals the result of transformers for the same bytes (`convert_moe_packed_tensors`, see
+    /// `tests/oracle/README.md`), which transposes: bit for bit, and in BF16 too.
     #[test]
     fn mxfp4_is_what_transformers_makes_of_it() {
         let file = include_bytes!("../../tests/oracle/mxfp4.safetensors");

@@ -1,4 +1,4 @@
-//! One rank of several processes, connected with the others on its device.
+//! One rank of several processes, connected to the others on its device.
 
 use deepwell_probe::Hardware;
 
@@ -6,10 +6,10 @@ use super::{Member, Peers};
 use crate::device::OpenDevice;
 use crate::{CompileOptions, TrainError};
 
-/// What a rank plans and loads its program with.
+/// Inputs of a rank for planning and loading its program.
 pub(super) struct Joined {
     pub(super) rank: usize,
-    /// Exchanges tensors with those of the other ranks.
+    /// Exchanges tensors with the devices of other ranks.
     pub(super) device: OpenDevice,
     pub(super) peers: Peers,
     /// Of the device's memory.
@@ -18,10 +18,10 @@ pub(super) struct Joined {
 
 #[cfg(feature = "cuda")]
 impl Joined {
-    /// On a GPU, by NCCL.
+    /// Connects a rank on a GPU, by NCCL.
     ///
     /// # Errors
-    /// No such GPU; ranks that do not come or have failed; two ranks on one GPU.
+    /// No such GPU; ranks are missing or have failed; two ranks use one GPU.
     pub(super) fn gpu(
         member: &Member,
         hardware: &Hardware,
@@ -36,7 +36,7 @@ impl Joined {
         nccl.join(&ranks.groups).map_err(KernelError::from)?;
         let peers = Peers::of(Box::new(nccl.host().map_err(KernelError::from)?));
         let peers = peers.counting_in(member.begun());
-        // As it was before this process came: a prediction counts the context and what NCCL takes.
+        // The free memory before this process: a prediction includes the context and NCCL.
         let target = options.device.target(hardware)?;
         let gpu = target.gpu.and_then(|index| hardware.gpus.get(index));
         let free_bytes = gpu.map_or(0, |gpu| gpu.memory_free_bytes);
@@ -49,7 +49,7 @@ impl Joined {
 
 #[cfg(not(feature = "cuda"))]
 impl Joined {
-    /// Without CUDA there is nothing that connects GPUs.
+    /// Without CUDA, GPUs cannot be connected.
     pub(super) fn gpu(
         _member: &Member,
         hardware: &Hardware,
@@ -66,10 +66,10 @@ impl Joined {
 
 #[cfg(feature = "mpi")]
 impl Joined {
-    /// On a processor, by MPI.
+    /// Connects a rank on a CPU, by MPI.
     ///
     /// # Errors
-    /// Ranks that do not come or have failed.
+    /// Ranks are missing or have failed.
     pub(super) fn processor(
         member: &Member,
         hardware: &Hardware,
@@ -87,7 +87,7 @@ impl Joined {
 
 #[cfg(not(feature = "mpi"))]
 impl Joined {
-    /// Without MPI there is nothing that connects processes, which has been said before.
+    /// Without MPI, processes cannot be connected; this was reported before.
     pub(super) fn processor(
         _member: &Member,
         _hardware: &Hardware,

@@ -1,30 +1,30 @@
-//! Which of several processes this is, as the launcher that started them says.
+//! Rank of this process, from the launcher's environment.
 
 use crate::TrainError;
 
-/// The port that torchrun takes where nobody names one.
+/// Default port of torchrun.
 const MASTER_PORT: u16 = 29_500;
 
-/// One process of those that a launcher started.
+/// A process started by a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Who started it.
+    /// Name of the launcher.
     pub launcher: &'static str,
-    /// Which rank it is, counted from 0.
+    /// Rank of the process, counted from 0.
     pub rank: u32,
-    /// Which one among those of its machine.
+    /// Index among the ranks of the same machine.
     pub local_rank: usize,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world_size: u32,
     /// The machine of rank 0.
     pub address: String,
-    /// Where rank 0 listens: one above `MASTER_PORT`, which the launcher may serve itself.
+    /// Port of rank 0: one above `MASTER_PORT`, which the launcher may use itself.
     pub port: u16,
-    /// How often the launcher has started them again.
+    /// Number of restarts by the launcher.
     pub attempt: u32,
 }
 
-/// The variables that a launcher sets.
+/// The environment variables of a launcher.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -32,11 +32,11 @@ struct Launcher {
     world_size: &'static str,
     local_world_size: Option<&'static str>,
     attempt: Option<&'static str>,
-    /// The machines of the ranks, in their order.
+    /// The machines of the ranks, in order.
     nodes: Option<&'static str>,
 }
 
-/// In the order in which they are looked for: within a job of Slurm, mpirun may start the ranks.
+/// In the order of detection: within a job of Slurm, mpirun may start the ranks.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: "torchrun",
@@ -80,17 +80,17 @@ impl Launched {
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] naming the variable that is missing or cannot be.
+    /// [`TrainError::Setting`] names the missing or invalid variable.
     pub fn from_environment() -> Result<Launched, TrainError> {
         Launched::of(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// Whether a launcher has started this process as one of several, which has not been told so.
+    /// Checks that no launcher has started this process as one of several without `--launched`.
     ///
-    /// Slurm's variables say nothing: they are there in a script that runs once for all ranks, too.
+    /// Slurm's variables are ignored: they also exist in a script that runs once for all ranks.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with what to add.
+    /// [`TrainError::Setting`] with the option to add.
     pub fn expect_none() -> Result<(), TrainError> {
         Launched::expect_none_of(&|name| std::env::var(name).ok().filter(|it| !it.is_empty()))
     }
@@ -177,7 +177,7 @@ impl Launched {
         })
     }
 
-    /// Whether this is the rank that speaks for all.
+    /// Whether this is the rank that prints for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }

@@ -1,12 +1,13 @@
-//! Joins the processes of a run before their library does, and tells when one of them fails.
+//! Connects the processes of a run before their collective library does, and detects the failure of
+//! a process.
 //!
-//! Each rank has a TCP connection with rank 0. Over it goes the id by which the collective library
-//! connects the ranks, and from then on nothing but signs of life and the reason of a failure: what
-//! the ranks compute or decide goes through that library. A connection that closes before its rank
-//! has said goodbye is a rank that has died. So is one that is silent for long, as when a machine
-//! loses power. A rank may live and not go on: with its signs of life a rank tells how many things
-//! it has begun that all ranks do (steps, exchanges between hosts). Where that number stands still
-//! on all of them for longer than the limit, the one that has begun least keeps the others waiting.
+//! Each rank has a TCP connection to rank 0. It transmits the id with which the collective library
+//! connects the ranks, and afterwards only heartbeats and the reason of a failure: data and
+//! decisions of the ranks go through the library. If a connection closes before its rank has said
+//! goodbye, or is silent for long, as after a power loss, the rank has died. A living rank may be
+//! stuck: with each heartbeat a rank sends the number of collective operations that it has begun
+//! (steps, collectives between hosts). If this number does not change on any rank for longer than
+//! the limit, the rank with the smallest number keeps the others waiting.
 
 mod wire;
 
@@ -22,37 +23,37 @@ use self::wire::{Hello, kind, message, read_message};
 use super::Launched;
 use crate::TrainError;
 
-/// Between two looks at what is waited for.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long a stranger may take to introduce itself, a message to be taken, and a failure to be
 /// answered.
 const PROMPT: Duration = Duration::from_secs(5);
 
-/// How long what may take, each shorter than the next.
+/// Time limits, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Between two signs of life.
+    /// Interval between two heartbeats.
     pub(super) beat: Duration,
-    /// A connection without one for so long is dead.
+    /// A connection without a heartbeat for this long is dead.
     pub(super) silence: Duration,
-    /// Ranks of which none goes on for so long are stuck.
+    /// Ranks without progress on any rank for this long are stuck.
     pub(super) stuck: Duration,
 }
 
 impl Limits {
-    /// Those of ranks that wait so long for each other in an exchange.
+    /// Limits for ranks that wait for each other for at most `exchange`.
     pub(super) fn of(exchange: Duration) -> Limits {
         let silence = Duration::from_secs(120).min(exchange / 3);
         Limits { beat: silence / 24, silence, stuck: exchange / 10 * 9 }
     }
 }
 
-/// Who failed first, and how.
+/// The first failed rank, and the reason.
 pub(super) type Failure = (u32, String);
-/// Told of the first failure.
+/// Called with the first failure.
 type OnFailure = Box<dyn Fn(u32, &str) + Send>;
 
-/// One rank's end of the connections.
+/// One rank's connections.
 pub(super) struct Lifeline {
     shared: Arc<Shared>,
 }
@@ -60,9 +61,9 @@ pub(super) struct Lifeline {
 struct Shared {
     own: Hello,
     limits: Limits,
-    /// Of this program and of its library, which all ranks have alike.
+    /// Versions of this program and its library, equal on all ranks.
     versions: String,
-    /// What this rank has begun of what all ranks do.
+    /// Number of collective operations that this rank has begun.
     begun: Arc<AtomicU64>,
     state: Mutex<State>,
     changed: Condvar,
@@ -74,12 +75,12 @@ struct State {
     others: Vec<(u32, TcpStream)>,
     id: Option<Vec<u8>>,
     failure: Option<Failure>,
-    /// Rank 0 has been told, or has told, of the failure.
+    /// Whether rank 0 knows the failure.
     is_told: bool,
     on_failure: Option<OnFailure>,
-    /// What each rank has begun, of rank 0, which hears of all.
+    /// Number of begun operations of each rank; on rank 0, which receives all.
     begun: BTreeMap<u32, u64>,
-    /// When that has changed last.
+    /// Time of the last change of `begun`.
     moved: Option<Instant>,
     /// Ranks that have said goodbye.
     done: Vec<u32>,
@@ -88,10 +89,10 @@ struct State {
 }
 
 impl Lifeline {
-    /// Listens where the others look for rank 0, or goes there and tries for so long.
+    /// Listens at rank 0's address, or connects to it, with retries for at most `limit`.
     ///
     /// # Errors
-    /// A port that is taken, and nobody who listens within the limit.
+    /// The port is in use, or nobody listens within the limit.
     pub(super) fn open(
         launched: &Launched,
         limit: Duration,
@@ -160,10 +161,10 @@ impl Lifeline {
         }
     }
 
-    /// Waits until all ranks have come and gives them the library's id.
+    /// Waits until all ranks have connected and sends them the library's id.
     ///
     /// # Errors
-    /// Ranks that do not come in time, or have failed.
+    /// A rank does not connect in time, or has failed.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn publish(&self, id: &[u8], limit: Duration) -> Result<(), TrainError> {
         let world_size = self.shared.own.world_size;
@@ -188,10 +189,10 @@ impl Lifeline {
         Ok(())
     }
 
-    /// Waits for the library's id, which rank 0 gives once it is ready.
+    /// Waits for the library's id, which rank 0 sends once it is ready.
     ///
     /// # Errors
-    /// A rank that has failed, and a rank 0 that is not ready in time.
+    /// A rank has failed, or rank 0 is not ready in time.
     pub(super) fn id(&self, limit: Duration) -> Result<Vec<u8>, TrainError> {
         let id = self.shared.wait(limit, |state| state.id.clone())?;
         id.ok_or_else(|| TrainError::Setting {
@@ -202,17 +203,18 @@ impl Lifeline {
         })
     }
 
-    /// Counts what this rank has begun of what all ranks do; nobody is stuck before the first.
+    /// Counter of the collective operations that this rank has begun; no rank is stuck before its
+    /// first.
     pub(super) fn begun(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.shared.begun)
     }
 
-    /// Who failed first, and how.
+    /// The first failed rank, and the reason.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.shared.lock().failure.clone()
     }
 
-    /// Calls `tell` with the first failure, now or when it comes.
+    /// Calls `tell` with the first failure, now or later.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn on_failure(&self, tell: impl Fn(u32, &str) + Send + 'static) {
         let mut state = self.shared.lock();
@@ -222,12 +224,12 @@ impl Lifeline {
         state.on_failure = Some(Box::new(tell));
     }
 
-    /// Tells all ranks why this one fails, unless one has failed before, and waits a little until
-    /// rank 0 knows.
+    /// Reports this rank's failure to all ranks, unless a rank has failed before, and waits briefly
+    /// until rank 0 knows.
     pub(super) fn fail(&self, reason: &str) {
         let shared = &self.shared;
         shared.failed(shared.own.rank, reason);
-        // Rank 0 tells everybody, also whom it has it from.
+        // Rank 0 forwards a failure to all ranks, including the sender.
         let end = Instant::now() + PROMPT;
         while !shared.lock().is_told && Instant::now() < end {
             thread::sleep(LOOK_EVERY);
@@ -239,7 +241,7 @@ impl Lifeline {
         self.shared.lock().is_told
     }
 
-    /// Says goodbye: what happens to this rank's connections from here on is no failure.
+    /// Says goodbye: later changes of this rank's connections are no failure.
     pub(super) fn finish(&self) {
         self.shared.send_to_all((kind::DONE, self.shared.own.rank), &[]);
         self.shared.lock().is_closed = true;
@@ -251,7 +253,7 @@ impl Drop for Lifeline {
         let mut state = self.shared.lock();
         state.is_closed = true;
         for (_, stream) in state.others.drain(..) {
-            // The threads that read wake up by it; one that is closed already has none.
+            // This wakes the reading threads; a connection that is already closed has none.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -262,7 +264,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` gives something; none where that takes too long.
+    /// Waits until `ready` returns a value; none after `limit`.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -285,7 +287,7 @@ impl Shared {
         }
     }
 
-    /// Takes the ranks that come, until all are there.
+    /// Accepts connections of ranks until all are connected.
     fn accept(self: Arc<Shared>, listener: &TcpListener) {
         loop {
             {
@@ -296,7 +298,7 @@ impl Shared {
             }
             match listener.accept() {
                 Ok((stream, _)) => {
-                    // Who is slow to say who it is keeps nobody else waiting.
+                    // A separate thread, so that a slow client does not delay others.
                     let shared = Arc::clone(&self);
                     let _ = spawn("lifeline-hello", move || shared.admit(stream));
                 }
@@ -305,7 +307,7 @@ impl Shared {
         }
     }
 
-    /// Looks at who has come.
+    /// Checks a new connection.
     fn admit(self: Arc<Shared>, mut stream: TcpStream) {
         let is_ready = stream.set_nonblocking(false).is_ok()
             && stream.set_read_timeout(Some(PROMPT)).is_ok()
@@ -332,7 +334,7 @@ impl Shared {
         }
     }
 
-    /// Keeps a connection, and listens to it.
+    /// Keeps a connection, and reads from it.
     fn add(self: &Arc<Shared>, rank: u32, stream: TcpStream) -> Result<(), TrainError> {
         let mut reader = stream.try_clone().map_err(TrainError::io("a connection"))?;
         let known = {
@@ -348,7 +350,7 @@ impl Shared {
         spawn("lifeline-read", move || shared.read(rank, &mut reader))
     }
 
-    /// Takes what rank `from` sends until the connection ends.
+    /// Processes the messages of rank `from` until the connection ends.
     fn read(&self, from: u32, stream: &mut TcpStream) {
         loop {
             let message = read_message(stream);
@@ -380,7 +382,7 @@ impl Shared {
                     }
                 }
                 Ok((kind::FAILED, rank, reason)) => {
-                    // What rank 0 says, it has said to all.
+                    // Rank 0 sends its messages to all ranks.
                     state.is_told |= from == 0;
                     drop(state);
                     self.failed(rank, &String::from_utf8_lossy(&reason));
@@ -402,7 +404,7 @@ impl Shared {
         }
     }
 
-    /// Keeps the first failure and tells it: rank 0 all others, they rank 0.
+    /// Stores the first failure and sends it: rank 0 to all other ranks, other ranks to rank 0.
     fn failed(&self, rank: u32, reason: &str) {
         {
             let mut state = self.lock();
@@ -419,7 +421,7 @@ impl Shared {
         self.send_to_all((kind::FAILED, rank), reason.as_bytes());
     }
 
-    /// Sends a message over each connection. One that is broken is seen by who reads it.
+    /// Sends a message over each connection. The reading thread detects broken connections.
     fn send_to_all(&self, (kind, rank): (u8, u32), text: &[u8]) {
         let message = message((kind, rank), text);
         for (_, stream) in &mut self.lock().others {
@@ -427,7 +429,7 @@ impl Shared {
         }
     }
 
-    /// Gives signs of life; on rank 0, looks for ranks that are stuck.
+    /// Sends heartbeats; on rank 0, also looks for stuck ranks.
     fn beat(&self) {
         let look_every = LOOK_EVERY.min(self.limits.beat);
         let mut last: Option<Instant> = None;
@@ -454,7 +456,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes what a rank says that it has begun.
+    /// Records the number of begun operations of a rank.
     fn heard(&mut self, rank: u32, begun: u64) {
         let before = self.begun.insert(rank, begun);
         if before != Some(begun) {
@@ -462,7 +464,7 @@ impl State {
         }
     }
 
-    /// The rank that keeps the others waiting, where none has gone on for so long.
+    /// The rank that keeps the others waiting, if no rank has made progress for `limit`.
     fn stuck(&self, world_size: u32, limit: Duration) -> Option<Failure> {
         let waited = self.moved?.elapsed();
         let are_known = self.begun.len() == world_size as usize;

@@ -1,4 +1,4 @@
-//! One rank of several processes, from its start to its end.
+//! One rank of several processes, from start to end.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -12,31 +12,32 @@ use crate::{Device, Settings, TrainError};
 
 /// How long the ranks of a run may take to start.
 const START: Duration = Duration::from_secs(300);
-/// How long rank 0 may read the data of a run, while it gives signs of life.
+/// How long rank 0 may read the data of a run, while it sends heartbeats.
 const READY: Duration = Duration::from_secs(24 * 3600);
 
-/// One rank of several processes, which a launcher has started.
+/// One rank of several processes, started by a launcher.
 ///
-/// Rank 0 is ready when it gives the others the id by which their library connects: it has claimed
-/// the folder and read the data then. The others wait for that, so that nothing is made twice.
+/// Rank 0 is ready when it sends the other ranks the id with which their library connects: by then
+/// it has claimed the folder and read the data. The other ranks wait for the id, so that nothing is
+/// done twice.
 pub(crate) struct Member {
     launched: Launched,
     lifeline: Lifeline,
     /// How long a rank waits for another.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     exchange: Duration,
-    /// By which the library connects, on every rank but the first.
+    /// Id with which the library connects, on every rank except the first.
     id: OnceLock<Vec<u8>>,
-    /// Of ranks that MPI has connected.
+    /// Monitor of ranks connected by MPI.
     #[cfg(feature = "mpi")]
     mpi: OnceLock<deepwell_kernels::MpiMonitor>,
 }
 
 impl Member {
-    /// Finds the other ranks, which wait so long for each other in an exchange.
+    /// Finds the other ranks, which wait for each other for at most `exchange`.
     ///
     /// # Errors
-    /// No library that connects such devices; a rank 0 that cannot be reached.
+    /// No library connects such devices; or rank 0 cannot be reached.
     pub(crate) fn find(
         launched: Launched,
         device: Device,
@@ -54,18 +55,18 @@ impl Member {
             #[cfg(feature = "mpi")]
             mpi: OnceLock::new(),
         };
-        // The others hear of a library that is missing here.
+        // Inform the other ranks of a missing library.
         member.told(found.map(drop))?;
         Ok(member)
     }
 
-    /// Counts what this rank has begun of what all ranks do.
+    /// Counter of the collective operations that this rank has begun.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(crate) fn begun(&self) -> Arc<AtomicU64> {
         self.lifeline.begun()
     }
 
-    /// Whether this is the rank that speaks for all.
+    /// Whether this is the rank that prints for all.
     pub(crate) fn is_first(&self) -> bool {
         self.launched.is_first()
     }
@@ -74,9 +75,8 @@ impl Member {
         self.launched.world_size as usize
     }
 
-    /// Gives this rank a GPU of its own: as far behind that of the settings as it is behind the
-    /// first rank of its machine. A launcher that shows each process one GPU has chosen already.
-    /// Processors are shared.
+    /// Selects this rank's GPU: the GPU of the settings plus the local rank. If the launcher shows
+    /// each process a single GPU, the launcher has selected it. CPUs are shared.
     pub(crate) fn take_device(&self, settings: &mut Settings, hardware: &Hardware) {
         let Device::Cuda(first) = settings.device else { return };
         let shown = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -88,7 +88,7 @@ impl Member {
     /// Waits until rank 0 is ready.
     ///
     /// # Errors
-    /// A rank that has failed, or a rank 0 that is not ready in time.
+    /// A rank has failed, or rank 0 is not ready in time.
     pub(crate) fn wait_for_first(&self) -> Result<(), TrainError> {
         if !self.is_first() && self.id.get().is_none() {
             let id = self.lifeline.id(READY)?;
@@ -97,10 +97,10 @@ impl Member {
         Ok(())
     }
 
-    /// Says goodbye to the others.
+    /// Says goodbye to the other ranks.
     ///
     /// # Errors
-    /// Of ranks that MPI has connected, one that has failed or does not come to the end.
+    /// With MPI, a rank has failed or does not end.
     pub(crate) fn finish(&self) -> Result<(), TrainError> {
         #[cfg(feature = "mpi")]
         if let Some(monitor) = self.mpi.get() {
@@ -110,7 +110,7 @@ impl Member {
         Ok(())
     }
 
-    /// Tells the others of an error. The error that counts is that of the rank which failed first.
+    /// Informs the other ranks of an error. The error of the rank that failed first counts.
     pub(crate) fn told<T>(&self, result: Result<T, TrainError>) -> Result<T, TrainError> {
         let error = match result {
             Ok(done) => return Ok(done),
@@ -131,14 +131,14 @@ impl Member {
         }
     }
 
-    /// Whether another process says to people why the ranks have failed.
+    /// Whether another process prints why the ranks have failed.
     pub(crate) fn is_said_by_first(&self) -> bool {
         !self.is_first() && self.lifeline.is_told()
     }
 }
 
-/// The library that connects such devices. Without it nothing could follow, so it is looked for
-/// before anything that takes long.
+/// Version of the library that connects such devices. Checked before any long work, because nothing
+/// works without it.
 pub(crate) fn library_version(device: Device) -> Result<String, TrainError> {
     match device {
         Device::Cuda(_) => nccl_version(),
@@ -152,13 +152,13 @@ fn nccl_version() -> Result<String, TrainError> {
     Ok(format!("NCCL {}", version.map_err(deepwell_kernels::KernelError::from)?))
 }
 
-/// Without CUDA there is nothing to look for.
+/// Without CUDA nothing is checked.
 #[cfg(not(feature = "cuda"))]
 fn nccl_version() -> Result<String, TrainError> {
     Ok("no CUDA".to_string())
 }
 
-/// This program has been linked with it.
+/// The program is linked with MPI.
 #[cfg(feature = "mpi")]
 fn mpi_version(_device: Device) -> Result<String, TrainError> {
     Ok(deepwell_kernels::mpi_version())
@@ -189,7 +189,7 @@ impl Member {
     /// Connects the GPUs of all ranks.
     ///
     /// # Errors
-    /// No library, ranks that do not come or have failed, two ranks on one GPU.
+    /// The library is missing, ranks are missing or have failed, or two ranks use one GPU.
     pub(crate) fn connect(
         &self,
         driver: &deepwell_kernels::cuda::CudarcDriver,
@@ -227,11 +227,11 @@ impl Member {
     /// Connects the processes of all ranks.
     ///
     /// # Errors
-    /// Ranks that do not come or have failed, a launcher that MPI knows nothing of.
+    /// Ranks are missing or have failed, or MPI does not know the launcher.
     pub(crate) fn connect_processes(&self) -> Result<deepwell_kernels::MpiComm, TrainError> {
         use deepwell_kernels::{MpiComm, MpiLimits};
 
-        // They connect by themselves; what the others wait for is that rank 0 is ready.
+        // MPI connects by itself; the other ranks only wait until rank 0 is ready.
         if self.is_first() {
             self.lifeline.publish(b"MPI", START)?;
         } else {

@@ -1,4 +1,4 @@
-//! What a rank tells the others, and hears of them, on the host.
+//! Communication between ranks on the host.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,60 +10,59 @@ use deepwell_kernels::{Comm, Exchange};
 
 use crate::TrainError;
 
-/// The other ranks of a run, as one of them sees them.
+/// The other ranks of a run, as seen by one rank.
 pub struct Peers {
     comm: Option<Box<dyn Comm>>,
-    /// Counts what this rank has begun of what all ranks do.
+    /// Number of collective operations that this rank has begun.
     begun: Arc<AtomicU64>,
 }
 
 impl Peers {
-    /// No others.
+    /// A single rank, without others.
     pub fn none() -> Peers {
         Peers { comm: None, begun: Arc::default() }
     }
 
-    /// Those at the other ends of a communicator.
+    /// The other ranks of a communicator.
     pub fn of(comm: Box<dyn Comm>) -> Peers {
         Peers { comm: Some(comm), begun: Arc::default() }
     }
 
-    /// Counts in `begun` what this rank begins of what all ranks do, by which one that is stuck is
-    /// found.
+    /// Counts this rank's collective operations in `begun`, to detect a stuck rank.
     #[must_use]
     pub fn counting_in(self, begun: Arc<AtomicU64>) -> Peers {
         Peers { begun, ..self }
     }
 
-    /// Says that this rank has begun something that all ranks do.
+    /// Counts a collective operation of this rank.
     pub(crate) fn has_begun(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How long this rank has been in exchanges so far; none where that is not known.
+    /// Total time of this rank in collectives; none if unknown.
     pub fn waited(&self) -> Option<Duration> {
         self.comm.as_ref().and_then(|comm| comm.waited())
     }
 
-    /// Which rank this is, counted from 0.
+    /// This rank, counted from 0.
     pub fn rank(&self) -> usize {
         self.comm.as_ref().map_or(0, |comm| comm.rank() as usize)
     }
 
-    /// How many ranks there are, this one counted.
+    /// Number of ranks, including this one.
     pub fn world_size(&self) -> usize {
         self.comm.as_ref().map_or(1, |comm| comm.world_size() as usize)
     }
 
-    /// Whether this is the rank that speaks for all.
+    /// Whether this is the rank that prints for all.
     pub fn is_first(&self) -> bool {
         self.rank() == 0
     }
 
-    /// The words of every rank, in the order of the ranks. All of them give equally many.
+    /// All-gathers words, in the order of the ranks. All ranks give the same number of words.
     ///
     /// # Errors
-    /// Ranks that have failed, or do something else.
+    /// Ranks have failed, or issue another call.
     pub fn gather(&mut self, words: &[u64]) -> Result<Vec<Vec<u64>>, TrainError> {
         self.has_begun();
         let Some(comm) = &mut self.comm else { return Ok(vec![words.to_vec()]) };
@@ -77,7 +76,7 @@ impl Peers {
         Ok(all.chunks_exact(words.len()).map(<[u64]>::to_vec).collect())
     }
 
-    /// Words of every rank, in the order of the ranks, of which each may give another number.
+    /// All-gathers words, in the order of the ranks; the number of words may differ between ranks.
     ///
     /// # Errors
     /// As [`Peers::gather`].
@@ -95,7 +94,7 @@ impl Peers {
     /// Checks that all ranks of a class have the same words.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] naming the first rank that differs from an earlier one.
+    /// [`TrainError::Setting`] with the first rank that differs from an earlier rank.
     pub fn expect_equal<C: PartialEq>(
         &mut self,
         what: &'static str,

@@ -1,9 +1,7 @@
-//! The ranks of one machine without a launcher: a process for each GPU, and one that looks after
-//! them.
+//! The ranks of one machine without a launcher: a process for each GPU, and a supervising process.
 //!
-//! The processes are started as torchrun would start them. Their standard input ends with this
-//! process, by which they stop in order, whatever ends it; signals of a terminal reach this process
-//! alone.
+//! The processes are started like by torchrun. Their standard input ends with this process, so that
+//! they always stop in order; signals of a terminal reach only this process.
 
 use std::net::TcpListener;
 use std::process::{Child, ChildStdin, Command, ExitStatus as ProcessStatus, Stdio};
@@ -14,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::commands::ExitStatus;
 use crate::{Device, Settings, TrainError};
 
-/// How long the others may take to end after one has failed.
+/// How long the other ranks may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -29,19 +27,18 @@ struct Rank {
 impl Drop for Rank {
     fn drop(&mut self) {
         if self.status.is_none() {
-            // It has ended meanwhile, or is ended now.
+            // The process has ended meanwhile, or is killed now.
             let _ = self.process.kill();
             let _ = self.process.wait();
         }
     }
 }
 
-/// Runs this program once more for each rank of the settings, with the same arguments and `more`,
-/// until all have ended or `stop` is raised.
+/// Runs this program once for each rank of the settings, with the same arguments and `more`, until
+/// all have ended or `stop` is set.
 ///
 /// # Errors
-/// GPUs or a library that are not there; a process that cannot be started, or whose end nobody has
-/// explained.
+/// GPUs or a library are missing; a process cannot be started, or ended without an explanation.
 pub(crate) fn supervise(
     settings: &Settings,
     more: &[&str],
@@ -77,8 +74,8 @@ pub(crate) fn supervise(
     outcome(&ended)
 }
 
-/// What torchrun sets, and what keeps ranks from getting into each other's way: `port` is where
-/// rank 0 listens.
+/// The environment variables of torchrun, and variables that keep ranks from disturbing each other:
+/// `port` is the port of rank 0.
 fn environment(
     rank: usize,
     ranks: usize,
@@ -107,7 +104,7 @@ fn free_port() -> Result<u16, TrainError> {
     Ok(listener.local_addr().map_err(TrainError::io("a port"))?.port())
 }
 
-/// How the ranks ended, in the order in which that was seen.
+/// Returns the exit statuses of the ranks, in the order of their detection.
 fn wait_for(
     ranks: &mut [Rank],
     stop: &AtomicBool,
@@ -123,7 +120,7 @@ fn wait_for(
                 rank.input = None;
             }
             if failed_at.is_some_and(|at| at.elapsed() > GRACE) {
-                // It has ended meanwhile, or does now.
+                // The process has ended meanwhile, or is killed now.
                 let _ = rank.process.kill();
             }
             rank.status = rank.process.try_wait().map_err(TrainError::io("a rank's process"))?;
@@ -139,7 +136,7 @@ fn wait_for(
     Ok(ended)
 }
 
-/// What the ranks came to: rank 0 speaks for all, unless it could not.
+/// Result of the ranks: that of rank 0, unless it did not report the failure.
 fn outcome(ended: &[(usize, ProcessStatus)]) -> Result<ExitStatus, TrainError> {
     let of_first = ended.iter().find(|(rank, _)| *rank == 0).and_then(|(_, status)| status.code());
     match (of_first, ended.iter().find(|(_, status)| !status.success())) {
@@ -175,7 +172,7 @@ mod tests {
             assert_eq!(got, expected.map_err(str::to_string), "{scripts:?}");
         };
         check(&["exit 0", "exit 0"], Ok(ExitStatus::Success));
-        // Rank 0 has said what happened.
+        // Rank 0 has printed the error.
         check(&["exit 2", "exit 1"], Ok(ExitStatus::Said(2)));
         check(&["exit 130", "exit 130"], Ok(ExitStatus::Said(130)));
         check(

@@ -1,12 +1,12 @@
-//! What ranks send each other.
+//! Messages between ranks.
 //!
-//! A message is its kind (one byte), the rank that it is about (u32), the length of its text (u32),
-//! both little-endian, and the text. A connection begins with a [`Hello`].
+//! A message is its kind (one byte), the rank concerned (u32), the length of its text (u32), both
+//! little-endian, and the text. A connection begins with a [`Hello`].
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
 
-/// What begins a connection, so that strangers are known as such.
+/// First bytes of a connection, to recognize foreign clients.
 const MAGIC: [u8; 8] = *b"deepwell";
 /// Of the messages below.
 const VERSION: u32 = 2;
@@ -16,22 +16,22 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 pub(super) mod kind {
     /// A sign of life.
     pub(in super::super) const BEAT: u8 = 0;
-    /// The library's id; its bytes are the text.
+    /// The library's id, as the text's bytes.
     pub(in super::super) const ID: u8 = 1;
     /// The rank has failed; the reason is the text.
     pub(in super::super) const FAILED: u8 = 2;
     /// The rank has ended well.
     pub(in super::super) const DONE: u8 = 3;
-    /// Which versions the rank has, as its first message; the text.
+    /// Versions of the rank, its first message; as the text.
     pub(in super::super) const VERSIONS: u8 = 4;
 }
 
-/// What a rank says of itself.
+/// Identity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) rank: u32,
     pub(super) world_size: u32,
-    /// Those of another attempt are late.
+    /// Restart count; other attempts are outdated.
     pub(super) attempt: u32,
 }
 
