@@ -1,4 +1,4 @@
-//! Loads, stores, atomics and conversions of addresses.
+//! Loads, stores, atomics and address conversions.
 
 use super::cluster::ClusterState;
 use super::execute::Next;
@@ -14,7 +14,7 @@ use crate::memory::{
 };
 use crate::place::Place;
 
-/// Where one lane's access goes.
+/// Memory location of one lane's access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Where {
     Global(u64),
@@ -22,8 +22,8 @@ pub(crate) enum Where {
     Local(u32),
 }
 
-/// The address of one lane. One without a register is a symbol's: an offset in its space. What is
-/// shared begins behind the system's bytes, and belongs to the own CTA.
+/// Returns the address of one lane. An address without a register is a symbol: an offset in its
+/// space. Shared symbols are in the executing CTA, after the bytes reserved for the system.
 #[inline]
 pub(crate) fn address_of(warp: &Warp, space: Space, address: &Address, lane: usize) -> u64 {
     let sum = warp.registers.lane(address.base, lane).wrapping_add_signed(address.offset);
@@ -34,7 +34,7 @@ pub(crate) fn address_of(warp: &Warp, space: Space, address: &Address, lane: usi
     sum
 }
 
-/// A shared address in the window of the own CTA.
+/// Splits a shared address in the executing CTA's window.
 #[inline]
 pub(crate) fn own_shared(warp: &Warp, address: u64) -> Result<(u32, u32), Fault> {
     let (rank, offset) = split_shared(address as u32);
@@ -51,7 +51,7 @@ pub(crate) fn own_shared(warp: &Warp, address: u64) -> Result<(u32, u32), Fault>
     ))
 }
 
-/// Where an address of `space` points.
+/// Returns the memory location of an address of `space`.
 #[inline]
 pub(crate) fn locate(
     warp: &Warp,
@@ -61,7 +61,7 @@ pub(crate) fn locate(
 ) -> Result<Where, Fault> {
     Ok(match space {
         Space::Global => Where::Global(address),
-        // A symbol's address is its offset, unless it was made generic before.
+        // A symbol's address is an offset, unless it was converted to a generic address.
         Space::Constant if address < 1 << 16 => Where::Global(world.shape.constants + address),
         Space::Constant => Where::Global(address),
         Space::Shared => {
@@ -91,7 +91,7 @@ pub(crate) fn locate(
     })
 }
 
-/// Rank and offset of an address in shared memory.
+/// Returns rank and offset of an address in shared memory.
 pub(crate) fn shared_place(
     warp: &Warp,
     world: &World<'_>,
@@ -107,7 +107,7 @@ pub(crate) fn shared_place(
     }
 }
 
-/// A global address, from a `.global` or generic one.
+/// Returns the global address of a `.global` or generic address.
 pub(crate) fn global_place(
     warp: &Warp,
     world: &World<'_>,
@@ -123,7 +123,7 @@ pub(crate) fn global_place(
     }
 }
 
-/// A CTA of the cluster whose threads have not all exited.
+/// Checks that a CTA of the cluster has live threads, and returns its index.
 #[inline]
 pub(crate) fn live_rank(cluster: &ClusterState, own: u32, rank: u32) -> Result<usize, Fault> {
     match cluster.ctas.get(rank as usize) {
@@ -228,7 +228,7 @@ pub(crate) fn load(
     if matches!(load.semantics, Semantics::Weak) {
         return Ok(Next::Advance);
     }
-    // What polls gives way to the others.
+    // A load that may be polling yields to other warps.
     Ok(Next::Yield)
 }
 
@@ -316,7 +316,7 @@ pub(crate) fn atomic(
     mask: u32,
 ) -> Result<Next, Fault> {
     let size = atomic.element.bytes() as usize;
-    // A value of 128 bits is two words of 64.
+    // A 128-bit value is two 64-bit words.
     let words = if atomic.element == Type::B128 { 2 } else { 1 };
     let elements = atomic.values.len() / words;
     let bytes = size * elements;
@@ -400,7 +400,7 @@ pub(crate) fn atomic(
     Ok(if !returns { Next::Advance } else { Next::Yield })
 }
 
-/// Instructions that only compute addresses.
+/// Executes instructions that only compute addresses.
 pub(crate) fn address(
     instruction: &Instruction,
     warp: &mut Warp,

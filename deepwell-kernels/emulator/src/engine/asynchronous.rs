@@ -1,4 +1,4 @@
-//! Operations that end later: those of the cluster's queue and `cp.async` of single lanes.
+//! Asynchronous operations: the cluster's queue, and `cp.async` of single lanes.
 
 use std::collections::VecDeque;
 
@@ -18,29 +18,29 @@ use crate::hazard::{Group, Unit};
 use crate::launch::Completion;
 use crate::place::{Memory, Place};
 
-/// A bulk operation that did not happen yet.
+/// A bulk operation that has not run yet.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Who issued it: rank and warp of the CTA.
+    /// Rank and warp of the issuing thread.
     pub(crate) warp: (u32, u32),
     pub(crate) lane: usize,
-    /// Where in the program.
+    /// Position in the program.
     pub(crate) pc: u32,
-    /// The group of its thread that it belongs to, if it ends by groups.
+    /// Bulk group, if the operation completes by groups.
     pub(crate) group: Option<u32>,
-    /// The barrier that it ends by.
+    /// The mbarrier on which the operation completes, if any.
     pub(crate) barrier: Option<(u32, u32)>,
     pub(crate) copy: Copy,
-    /// What the tracker knows it by.
+    /// Identity for the tracker.
     pub(crate) tracked: super::track::Tracked,
 }
 
-/// What is pending in a cluster.
+/// Pending operations of a cluster.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// In no order.
+    /// Bulk operations, unordered.
     pub(crate) bulk: Vec<Pending>,
-    /// Of each CTA's tensor core, in order.
+    /// Operations of each CTA's tensor core, in order.
     pub(crate) tensor: Vec<VecDeque<TensorWork>>,
 }
 
@@ -50,7 +50,7 @@ impl Queue {
     }
 }
 
-/// Runs an instruction of this file or of [`copy`].
+/// Executes an instruction of this module or of [`copy`].
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
@@ -126,7 +126,7 @@ pub(crate) fn run(
                         None => true,
                         Some(pending) => copy.group + pending < warp.copy_groups[lane],
                     };
-                // An arrival comes when all before it are there.
+                // An arrival runs only after all earlier copies of its lane.
                 let stuck = |other: &LaneCopy| other.lane == copy.lane;
                 if due && (is_bytes || !left.iter().any(stuck)) {
                     complete_lane_copy((warp.rank, warp.index), &copy, cluster, world)?;
@@ -175,7 +175,7 @@ pub(crate) fn run(
     }
 }
 
-/// Does a `cp.async` or the arrival behind some.
+/// Runs a `cp.async`, or the arrival that follows such copies.
 fn complete_lane_copy(
     warp: (u32, u32),
     copy: &LaneCopy,
@@ -205,7 +205,7 @@ fn complete_lane_copy(
     Ok(())
 }
 
-/// Puts a bulk operation into the queue, or does it.
+/// Queues a bulk operation, or runs it immediately.
 pub(crate) fn submit(
     pending: Pending,
     cluster: &mut ClusterState,
@@ -241,7 +241,7 @@ fn complete_bulk(
     Ok(())
 }
 
-/// Does what groups of the lanes of `mask` hold, all but the last `pending` of each.
+/// Runs the bulk groups of the lanes in `mask`, except the last `pending` groups of each lane.
 pub(crate) fn wait_bulk_groups(
     warp: &Warp,
     cluster: &mut ClusterState,
@@ -266,7 +266,7 @@ pub(crate) fn wait_bulk_groups(
     Ok(())
 }
 
-/// Does what a CTA's tensor core has to do next. Returns whether there was anything.
+/// Runs the next operation of a CTA's tensor core. Returns whether there was one.
 pub(crate) fn complete_tensor(
     cta: usize,
     cluster: &mut ClusterState,
@@ -280,7 +280,7 @@ pub(crate) fn complete_tensor(
     Ok(true)
 }
 
-/// Does one pending operation that the adversary picks, if there is one.
+/// Runs one randomly chosen pending operation. Returns whether it found one.
 pub(crate) fn complete_random(
     cluster: &mut ClusterState,
     warps: &mut [Warp],
@@ -326,8 +326,8 @@ fn complete_first_copy(
     Ok(true)
 }
 
-/// Does a pending operation because nobody can go on: one that leads to a barrier of `waited`,
-/// else any. Returns whether there was one.
+/// Runs a pending operation because no warp can continue: preferably one that completes on an
+/// mbarrier in `waited`. Returns whether there was one.
 pub(crate) fn complete_for(
     cluster: &mut ClusterState,
     warps: &mut [Warp],
@@ -360,7 +360,7 @@ pub(crate) fn complete_for(
     Ok(false)
 }
 
-/// Does all that is pending: the cluster's threads have exited.
+/// Runs all pending operations, after the cluster's threads have exited.
 pub(crate) fn complete_all(
     cluster: &mut ClusterState,
     warps: &mut [Warp],
@@ -370,8 +370,8 @@ pub(crate) fn complete_all(
     Ok(())
 }
 
-/// Lanes of a warp exited: what they have pending in shared memory of a CTA that is gone is
-/// done while it is there.
+/// Called when lanes of a warp exit. If the CTA has ended, runs its pending operations while its
+/// shared memory still exists.
 pub(crate) fn lanes_exited(
     warp: &mut Warp,
     cluster: &mut ClusterState,
@@ -394,7 +394,7 @@ pub(crate) fn lanes_exited(
     cluster.ctas[warp.rank as usize].allocator.check_exit()
 }
 
-/// Where a generic or window address is, as a place of the cluster.
+/// Returns the place of a generic or window address.
 pub(crate) fn place_of(
     warp: &Warp,
     world: &World<'_>,

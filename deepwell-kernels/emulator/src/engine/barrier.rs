@@ -1,23 +1,23 @@
-//! Barriers of a CTA and of a cluster.
+//! Barriers of CTAs and clusters.
 
 use crate::error::Fault;
 
 /// One of a CTA's 16 barriers.
 #[derive(Clone, Debug, Default)]
 struct CtaBarrier {
-    /// Threads that arrived.
+    /// Arrived threads.
     arrived: u32,
-    /// Threads that are to arrive; `None` before the first arrival, and `Some(None)` for all.
+    /// Expected threads; `None` before the first arrival, `Some(None)` for all threads.
     expected: Option<Option<u32>>,
-    /// Uses that are over.
+    /// Number of completed uses.
     generation: u64,
-    /// Predicates that were true, of this use.
+    /// True predicates in the current use.
     count: u32,
-    /// Predicates that were false.
+    /// False predicates in the current use.
     count_false: u32,
-    /// Predicates true and false of the last two uses, by generation modulo 2.
+    /// Counts of true and false predicates in the last two uses, by generation modulo 2.
     results: [(u32, u32); 2],
-    /// Warps and their lanes that wait in this use.
+    /// Waiting warps and lanes of the current use.
     waiters: Vec<(u32, u32)>,
 }
 
@@ -27,16 +27,15 @@ pub(crate) struct CtaBarriers {
     all: [CtaBarrier; 16],
 }
 
-/// What a barrier still lacks.
+/// Arrival counts of a barrier, for reports.
 pub(crate) struct Lacks {
     pub(crate) arrived: u32,
     pub(crate) expected: Option<u32>,
 }
 
 impl CtaBarriers {
-    /// `threads` threads arrive at `barrier`, of which `truths` come with a true predicate and
-    /// `lies` with a false one. Returns the generation that they arrived in, and whether it is
-    /// over.
+    /// `threads` threads arrive at `barrier`; `predicates` counts true and false predicates.
+    /// Returns the generation of the arrival, and whether it has completed.
     pub(crate) fn arrive(
         &mut self,
         barrier: u32,
@@ -92,30 +91,30 @@ impl CtaBarriers {
         Ok((generation, over))
     }
 
-    /// Lanes of a warp wait in this use of `barrier`.
+    /// Adds waiting lanes of a warp to the current use of `barrier`.
     pub(crate) fn waits(&mut self, barrier: u32, warp: u32, lanes: u32) {
         if let Some(state) = self.all.get_mut(barrier as usize) {
             state.waiters.push((warp, lanes));
         }
     }
 
-    /// The warps and lanes that waited in the use that is over now.
+    /// Takes the warps and lanes that waited in the completed use.
     pub(crate) fn take_waiters(&mut self, barrier: u32) -> Vec<(u32, u32)> {
         std::mem::take(&mut self.all[barrier as usize].waiters)
     }
 
-    /// Whether use `generation` of `barrier` is over.
+    /// Whether use `generation` of `barrier` has completed.
     pub(crate) fn is_over(&self, barrier: u32, generation: u64) -> bool {
         self.all[barrier as usize].generation > generation
     }
 
-    /// Predicates that were true and false in use `generation`, which is over.
+    /// Returns the counts of true and false predicates in the completed use `generation`.
     pub(crate) fn predicates(&self, barrier: u32, generation: u64) -> (u32, u32) {
         self.all[barrier as usize].results[(generation % 2) as usize]
     }
 
-    /// Threads exited: barriers for all threads may be complete now. Returns those that are, one
-    /// bit each.
+    /// Called when threads exit, which may complete barriers for all threads. Returns the completed
+    /// barriers, one bit each.
     pub(crate) fn threads_exited(&mut self, live_threads: u32) -> u32 {
         let mut over = 0;
         for (name, barrier) in self.all.iter_mut().enumerate() {
@@ -126,7 +125,7 @@ impl CtaBarriers {
         over
     }
 
-    /// What `barrier` waits for.
+    /// Returns the arrival counts of `barrier`.
     pub(crate) fn lacks(&self, barrier: u32) -> Lacks {
         let state = &self.all[barrier as usize];
         Lacks { arrived: state.arrived, expected: state.expected.flatten() }
@@ -150,12 +149,12 @@ impl CtaBarrier {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterBarrier {
     arrived: u32,
-    /// Uses that are over.
+    /// Number of completed uses.
     pub(crate) generation: u64,
 }
 
 impl ClusterBarrier {
-    /// Threads arrive; returns the generation that they arrived in.
+    /// Counts arrivals. Returns the generation of the arrivals.
     pub(crate) fn arrive(&mut self, threads: u32, live_threads: u32) -> u64 {
         let generation = self.generation;
         self.arrived += threads;
@@ -163,9 +162,9 @@ impl ClusterBarrier {
         generation
     }
 
-    /// Threads exited, `had_arrived` of them after they arrived in this generation: they are among
-    /// neither those that are there nor those that are waited for. The barrier may be complete
-    /// now; returns whether it is.
+    /// Called when threads exit, `had_arrived` of them after their arrival in this generation.
+    /// Exited threads count neither as arrived nor as expected. Returns whether the barrier
+    /// completes.
     pub(crate) fn exit(&mut self, had_arrived: u32, live_threads: u32) -> bool {
         self.arrived -= had_arrived.min(self.arrived);
         self.finish(live_threads)
@@ -180,7 +179,7 @@ impl ClusterBarrier {
         over
     }
 
-    /// Threads that arrived.
+    /// Number of arrived threads.
     pub(crate) fn arrived(&self) -> u32 {
         self.arrived
     }

@@ -1,4 +1,4 @@
-//! A cluster of CTAs: what its warps share.
+//! State of a cluster of CTAs.
 
 use super::asynchronous::Queue;
 use super::barrier::{ClusterBarrier, CtaBarriers};
@@ -8,65 +8,65 @@ use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
 use crate::tcgen05::Allocator;
 
-/// What the warps of one CTA share.
+/// State shared by the warps of one CTA.
 #[derive(Debug)]
 pub(crate) struct Cta {
     /// Position in the grid.
     pub(crate) position: [u32; 3],
-    /// The SM that it is on.
+    /// SM of the CTA.
     pub(crate) sm_id: u32,
     pub(crate) shared: SharedMemory,
     pub(crate) tensor: TensorMemory,
     pub(crate) barriers: CtaBarriers,
     /// Threads that have not exited.
     pub(crate) live_threads: u32,
-    /// Who owns which columns of tensor memory.
+    /// Allocated columns of tensor memory.
     pub(crate) allocator: Allocator,
-    /// MMAs of its warp groups.
+    /// MMAs of the CTA's warp groups.
     pub(crate) warp_groups: WarpGroups,
-    /// Frees of tensor memory so far.
+    /// Number of deallocations of tensor memory.
     pub(crate) tensor_frees: u64,
-    /// Columns that the CTA asks for as one of a pair.
+    /// Columns requested by the CTA as part of a CTA pair.
     pub(crate) tensor_asked: Option<u32>,
-    /// The column that its peer's request brought.
+    /// Column allocated by the request of the peer CTA.
     pub(crate) tensor_granted: Option<u32>,
 }
 
-/// What all warps of a cluster share.
+/// State shared by all warps of a cluster.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
-    /// Position among clusters, in units of clusters.
+    /// Position in the grid, in units of clusters.
     pub(crate) position: [u32; 3],
     pub(crate) ctas: Vec<Cta>,
     pub(crate) barriers: MbarrierTable,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) queue: Queue,
-    /// Its number in the hazard tracker.
+    /// Number in the hazard tracker.
     pub(crate) tracked: u32,
 }
 
 impl ClusterState {
-    /// Threads of all CTAs that have not exited.
+    /// Number of threads that have not exited, over all CTAs.
     pub(crate) fn live_threads(&self) -> u32 {
         self.ctas.iter().map(|cta| cta.live_threads).sum()
     }
 
-    /// Changes of the allocations of a CTA's tensor memory, by which waiters see them.
+    /// Number of deallocations in a CTA's tensor memory; a change wakes waiting warps.
     pub(crate) fn tensor_frees(&self, rank: u32) -> u64 {
         self.ctas[rank as usize].tensor_frees
     }
 }
 
-/// A cluster that runs.
+/// A running cluster.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// CTA by CTA.
+    /// Warps, CTA by CTA.
     pub(crate) warps: Vec<Warp>,
     pub(crate) state: ClusterState,
 }
 
 impl Cluster {
-    /// Whether nothing of it will run again.
+    /// Whether all threads have exited.
     pub(crate) fn done(&self) -> bool {
         self.warps.iter().all(Warp::done)
     }

@@ -1,17 +1,17 @@
-//! Fewer rows of registers.
+//! Register allocation: fewer rows of registers.
 //!
-//! The compiler gives nearly every value a register of its own, thousands of them, and leaves it to
-//! the assembler to let values share. A warp's registers would not fit a cache that way. Here
-//! registers whose lives do not meet share a row: lives are found by the usual dataflow over the
-//! jumps, and taken as one interval each. Lanes that went apart do not disturb each other, since
-//! a lane's value of a row is its own.
+//! The compiler gives nearly every value its own register, thousands of them, and relies on the
+//! assembler to share registers. The registers of a warp would then exceed the cache. This pass
+//! shares rows between registers with disjoint live intervals. Liveness is computed by standard
+//! dataflow over the branches, with one interval per register. Diverged lanes do not interfere,
+//! because each lane has its own value in a row.
 
 use super::registers::visit_registers;
 use super::watch::in_flight;
 use crate::decode::{Instruction, Program, Register};
 
-/// Lets registers of a program share rows. Those of `wgmma` and `tcgen05.ld` keep rows of their
-/// own: they are written some time after the instruction.
+/// Shares rows between the registers of a program. Registers of `wgmma` and `tcgen05.ld` keep rows
+/// of their own, because they are written after the instruction.
 pub(crate) fn share_rows(program: &mut Program) {
     let words = program.word_count as usize;
     let count = words + program.long_count as usize;
@@ -32,7 +32,7 @@ pub(crate) fn share_rows(program: &mut Program) {
     (program.word_count, program.long_count) = (word_count, long_count);
 }
 
-/// Number of a register among all of both classes.
+/// Returns the number of a register over both classes.
 fn number(register: Register, words: usize) -> usize {
     match register {
         Register::Half(index) | Register::Word(index) => index as usize,
@@ -40,7 +40,7 @@ fn number(register: Register, words: usize) -> usize {
     }
 }
 
-/// Where in the program each register is live: first and last place, both inclusive.
+/// Live interval of a register: first and last position, inclusive.
 type Interval = Option<(u32, u32)>;
 
 fn lives(program: &mut Program, words: usize, count: usize) -> Vec<Interval> {
@@ -73,7 +73,8 @@ fn lives(program: &mut Program, words: usize, count: usize) -> Vec<Interval> {
                 if is_write && !guarded {
                     defined[word] |= bit;
                 } else if defined[word] & bit == 0 {
-                    // What a guarded write leaves alone lives on.
+                    // A guarded write keeps the old value in other lanes, so it does not end a
+                    // life.
                     used[word] |= bit;
                 }
             });
@@ -133,7 +134,7 @@ fn lives(program: &mut Program, words: usize, count: usize) -> Vec<Interval> {
     intervals
 }
 
-/// Where straight pieces of the program begin.
+/// Returns the starts of basic blocks.
 fn block_starts(program: &Program) -> Vec<u32> {
     let length = program.steps.len();
     let mut is_start = vec![false; length + 1];
@@ -160,7 +161,8 @@ fn block_starts(program: &Program) -> Vec<u32> {
     (0..length).filter(|at| is_start[*at]).map(|at| at as u32).collect()
 }
 
-/// Gives each interval a row that is free through all of it. Returns the rows and their count.
+/// Gives each interval a row that is free throughout the interval. Returns the rows and their
+/// number.
 fn assign(intervals: &[Interval], kept: &[bool]) -> (Vec<u32>, u32) {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|index| intervals[*index].map_or(u32::MAX, |(first, _)| first));

@@ -1,4 +1,4 @@
-//! Jumps, exits and calls of the device's runtime.
+//! Branches, exits and calls of the device runtime.
 
 use super::cluster::ClusterState;
 use super::execute::Next;
@@ -8,7 +8,7 @@ use crate::decode::{ExternalCall, ExternalFunction, LocalSlot, Source};
 use crate::error::Fault;
 use crate::memory::Window;
 
-/// Lanes of `taken` jump, the other active ones go on.
+/// Lanes in `taken` branch; the other active lanes continue.
 pub(crate) fn diverge(
     warp: &mut Warp,
     target: u32,
@@ -62,14 +62,14 @@ pub(crate) fn branch_indexed(
     Ok(Next::Select)
 }
 
-/// Gives the active lanes outside of `mask` their counters behind the instruction.
+/// Moves active lanes outside of `mask` to the next instruction.
 pub(crate) fn leave(warp: &mut Warp, mask: u32) {
     for lane in lanes(warp.active & !mask) {
         warp.pcs[lane] = warp.pc + 1;
     }
 }
 
-/// Lanes exit; barriers that wait for all threads may be complete now.
+/// Lanes exit, which may complete barriers for all threads.
 pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut World<'_>, mask: u32) {
     world.changes += 1;
     warp.alive &= !mask;
@@ -88,7 +88,7 @@ pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut Worl
     if cluster.barrier.exit(had_arrived as u32, live) {
         world.cluster_passed(cluster);
     }
-    // Lanes that wait for those that are gone need not wait any more: they try again.
+    // Lanes that wait for exited lanes wake and retry.
     let mut woken = 0;
     warp.parked.retain(|parked| {
         let waits = matches!(
@@ -113,8 +113,7 @@ fn argument(warp: &Warp, program_local: usize, slot: LocalSlot, lane: usize) -> 
     u64::from_le_bytes(bytes)
 }
 
-/// Calls of functions that the device's runtime gives. What is printed goes nowhere; an assertion
-/// that fails ends the launch.
+/// Executes a runtime function. Printed text is discarded; a failing assertion ends the launch.
 pub(crate) fn external_call(
     call: &ExternalCall,
     warp: &mut Warp,

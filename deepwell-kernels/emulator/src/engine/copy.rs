@@ -1,4 +1,4 @@
-//! Bulk and tensor copies, `st.async`, cluster launch control: from instruction to operation.
+//! Decoding of bulk copies, tensor copies, `st.async` and cluster launch control to operations.
 
 use super::access::{address_of, live_rank, own_shared, shared_place};
 use super::asynchronous::{Pending, place_of, submit, wait_bulk_groups};
@@ -17,16 +17,16 @@ use crate::error::Fault;
 use crate::hazard::{Group, Unit};
 use crate::place::{Memory, Place};
 
-/// What an operation of the queue does. Pairs are ranks and offsets of shared memory.
+/// An operation of the queue. Pairs are rank and offset in shared memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Copy {
-    /// Bytes from device memory.
+    /// Copies bytes from device memory.
     ToShared { source: u64, target: (u32, u32), bytes: u32 },
-    /// Bytes to device memory.
+    /// Copies bytes to device memory.
     ToGlobal { source: (u32, u32), target: u64, bytes: u32, byte_mask: Option<u16> },
-    /// Bytes to another CTA.
+    /// Copies bytes to another CTA.
     Between { source: (u32, u32), target: (u32, u32), bytes: u32 },
-    /// Values to be combined with those of device memory.
+    /// Reduces values into device memory.
     ReduceGlobal {
         source: (u32, u32),
         target: u64,
@@ -34,7 +34,7 @@ pub(crate) enum Copy {
         operation: ReduceOperation,
         element: ReduceElement,
     },
-    /// Values to be combined with those of another CTA.
+    /// Reduces values into another CTA's shared memory.
     ReduceShared {
         source: (u32, u32),
         target: (u32, u32),
@@ -42,9 +42,9 @@ pub(crate) enum Copy {
         operation: ReduceOperation,
         element: ReduceElement,
     },
-    /// A box from a tensor.
+    /// Loads a box of a tensor.
     Load { map: Box<TensorMap>, coordinates: Vec<i32>, gather: bool, target: (u32, u32) },
-    /// A box into a tensor.
+    /// Stores a box of a tensor.
     Store {
         map: Box<TensorMap>,
         coordinates: Vec<i32>,
@@ -52,18 +52,18 @@ pub(crate) enum Copy {
         source: (u32, u32),
         reduction: Option<ReduceOperation>,
     },
-    /// Elements of one thread.
+    /// Stores the elements of one thread.
     Elements {
         target: (u32, u32),
         element: Type,
         values: Vec<u64>,
         reduction: Option<AtomicOperation>,
     },
-    /// The answer of cluster launch control.
+    /// Writes the response of cluster launch control.
     Answer { target: (u32, u32), bytes: [u8; 16] },
 }
 
-/// Runs an instruction that is about such operations.
+/// Executes a copy or launch-control instruction.
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
@@ -126,7 +126,7 @@ pub(crate) fn run(
                 address_of(warp, Space::Global, target, lane),
             )?;
             let source = own_shared(warp, address_of(warp, Space::Shared, source, lane))?;
-            // The lanes copy together: each must see what others wrote.
+            // The lanes copy together, so each lane must see the writes of the others.
             let tracked = world.by_threads(warp, cluster, mask);
             let mut reach = Reach::operation(cluster, world, warp.rank, tracked);
             reach.by_rows = true;
@@ -140,7 +140,7 @@ pub(crate) fn run(
                 && let Some(tracker) = &mut world.tracker
             {
                 tracker.fence_tensor_map_release(thread, *scope);
-                // The warp copied together, and none of it goes on before that.
+                // All lanes of the warp continue only after the copy.
                 tracker.warp_barrier(thread);
             }
             world.changes += 1;
@@ -187,7 +187,7 @@ pub(crate) fn run(
     }
 }
 
-/// The upper half of the second word of an answer that canceled a cluster.
+/// Upper half of the second word of a response that canceled a cluster.
 const CANCELED: u64 = 1;
 
 fn each(
@@ -254,7 +254,7 @@ fn reduce_element(element: Type) -> Result<ReduceElement, Fault> {
     })
 }
 
-/// The CTAs that a multicast goes to.
+/// Returns the CTA ranks of a multicast.
 fn multicast_ranks(
     warp: &Warp,
     cluster: &ClusterState,
@@ -274,10 +274,10 @@ fn multicast_ranks(
     Ok(Some(ranks))
 }
 
-/// Rank and offset of what a copy writes, and of the barrier that it ends by.
+/// Rank and offset of a copy's target, and of its mbarrier.
 type TargetAndBarrier = ((u32, u32), (u32, u32));
 
-/// Where copies to shared memory go, with the barrier of each.
+/// Returns the targets of a copy to shared memory, each with its mbarrier.
 fn targets(
     warp: &Warp,
     cluster: &ClusterState,
@@ -436,7 +436,7 @@ fn no_barrier() -> Fault {
     Fault::new("bulk-copy-completion", "a copy to shared memory that ends by no mbarrier")
 }
 
-/// Reads the map that a tensor copy names.
+/// Reads the tensor map of a tensor copy.
 fn read_map(
     warp: &Warp,
     world: &World<'_>,
@@ -461,9 +461,9 @@ fn read_map(
     Ok((Box::new(TensorMap::decode(&bytes)?), at))
 }
 
-/// The lanes among `left` that store the same box as `lane`, which is one of them or comes to
-/// nothing. Machines store a box that all lanes of a warp name once: the instruction is the warp's
-/// (CUTLASS's epilogues count on that). Sums and loads are made by each lane, as the ISA has it.
+/// Returns the lanes in `left` that store the same box as `lane`; empty if `lane` is not in `left`.
+/// Hardware stores a box that several lanes of a warp name only once (epilogues of CUTLASS rely on
+/// this). Reductions and loads are executed by each lane, as in the ISA.
 fn same_store(copy: &TensorCopy, warp: &Warp, left: u32, lane: usize) -> u32 {
     if copy.direction != BulkDirection::SharedToGlobal || copy.reduction.is_some() {
         return 1 << lane;
@@ -481,7 +481,7 @@ fn same_store(copy: &TensorCopy, warp: &Warp, left: u32, lane: usize) -> u32 {
     lanes(left).filter(|other| named(*other) == own).fold(0, |mask, other| mask | 1 << other)
 }
 
-/// A copy by the first of some lanes that name the same one.
+/// Executes a copy for the first of several lanes that name the same copy.
 fn tensor_copy(
     copy: &TensorCopy,
     warp: &Warp,

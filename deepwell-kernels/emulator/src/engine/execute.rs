@@ -1,4 +1,4 @@
-//! Runs instructions of one warp until its turn is over.
+//! Executes instructions of one warp during its turn.
 
 use super::cluster::ClusterState;
 use super::warp::{Wait, Warp, lanes};
@@ -7,29 +7,29 @@ use super::{access, asynchronous, control, gather, matrix, special, synchronize,
 use crate::decode::{Instruction, Program};
 use crate::error::Fault;
 
-/// Why a warp stopped.
+/// Reasons for the end of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It used its share of instructions.
+    /// The instruction budget is used up.
     Over,
-    /// It looked at something that others change, and gave way.
+    /// The warp polled state that other warps change, and yields.
     Polled,
-    /// All its lanes wait, or have exited.
+    /// All lanes wait or have exited.
     Blocked,
 }
 
-/// What an instruction did to its warp.
+/// Effect of an instruction on its warp.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Next {
-    /// Nothing: all active lanes go on behind it.
+    /// All active lanes advance to the next instruction.
     Advance,
-    /// The same, but other warps should run before.
+    /// All active lanes advance, but other warps should run first.
     Yield,
-    /// The lanes' counters were written, or lanes were parked: choose again who runs.
+    /// Program counters changed or lanes were parked: select the active lanes again.
     Select,
 }
 
-/// Runs up to `budget` instructions.
+/// Executes up to `budget` instructions.
 pub(crate) fn run(
     warp: &mut Warp,
     cluster: &mut ClusterState,
@@ -49,12 +49,12 @@ pub(crate) fn run(
     }
     let turn = loop {
         if warp.pc >= warp.limit {
-            // Those behind whom the group stopped join it, or run first.
+            // The active lanes reached other lanes: merge with them, or let them run first.
             warp.spread();
             warp.select(None);
         }
         if left == 0 {
-            // Fairness between lanes that went apart: the next turn is that of those ahead.
+            // Fairness between diverged lanes: the lanes ahead get the next turn.
             if warp.limit != u32::MAX || warp.active != warp.alive & !warp.blocked {
                 let pc = warp.pc;
                 warp.spread();
@@ -96,7 +96,7 @@ pub(crate) fn run(
             Instruction::Branch { target, uniform } => {
                 if mask == warp.active {
                     warp.pc = *target;
-                    // A jump back may lead behind other lanes, and one ahead past them.
+                    // The branch may have crossed the position of other lanes.
                     if warp.limit != u32::MAX {
                         warp.spread();
                         warp.select(None);
@@ -174,7 +174,7 @@ fn other_instruction(
         I::SetMaxRegisters { .. } => together(warp, world, mask, |_, _| Ok(())),
         I::LaunchDependents => Ok(Next::Advance),
         I::DependencyWait => {
-            // Launches follow each other: the one before is over.
+            // Launches run one after another, so the previous one has completed.
             if let Some(thread) = world.thread(warp, cluster, mask)
                 && let Some(tracker) = &mut world.tracker
             {
@@ -209,8 +209,8 @@ fn other_instruction(
     }
 }
 
-/// Runs an `.aligned` instruction when all lanes of the warp that live are there; lets those that
-/// are wait for the others.
+/// Executes an `.aligned` instruction when all live lanes of the warp have reached it. Until then,
+/// parks the lanes that have.
 pub(crate) fn together(
     warp: &mut Warp,
     world: &mut World<'_>,
@@ -226,18 +226,18 @@ pub(crate) fn together(
     }
 }
 
-/// Whether the lanes that an instruction needs are at it.
+/// Whether all lanes that an instruction needs have reached it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gathered {
-    /// All are among the active ones, which may be more than they were.
+    /// All needed lanes are active; there may be more active lanes than before.
     All,
-    /// They were let wait; somebody else must run.
+    /// The lanes were parked; other lanes must run.
     Parked,
 }
 
-/// Brings the lanes of `needed` together at the current instruction: those in `mask` are there.
-/// Lanes that were parked here before are woken when the last one comes. The caller may go on with
-/// [`Gathered::All`] only, and must look at `warp.active` again then.
+/// Gathers the lanes of `needed` at the current instruction, which the lanes of `mask` have
+/// reached. Parked lanes wake when the last lane arrives. The caller continues only after
+/// [`Gathered::All`], and must then read `warp.active` again.
 pub(crate) fn gather_lanes(warp: &mut Warp, world: &World<'_>, mask: u32, needed: u32) -> Gathered {
     let needed = needed & warp.alive;
     if mask & needed == needed {
@@ -248,14 +248,14 @@ pub(crate) fn gather_lanes(warp: &mut Warp, world: &World<'_>, mask: u32, needed
         |parked: &super::warp::Parked| parked.pc == pc && matches!(parked.wait, Wait::Lanes { .. });
     let there = (warp.parked.iter()).filter(|p| waiting(p)).fold(0, |all, p| all | p.lanes);
     warp.spread();
-    // Lanes whose guard is false do not take part and go on.
+    // Lanes with a false guard do not take part and continue.
     for lane in lanes(warp.active & !mask) {
         warp.pcs[lane] = pc + 1;
     }
     if (there | mask) & needed == needed {
         warp.parked.retain(|parked| !waiting(parked));
         warp.blocked &= !there;
-        // All of them are at `pc` now and run the instruction again, together.
+        // All needed lanes are at `pc` now and execute the instruction together.
         for lane in lanes(there | mask) {
             warp.pcs[lane] = pc;
         }

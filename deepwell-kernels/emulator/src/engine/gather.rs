@@ -1,4 +1,4 @@
-//! Instructions through which the lanes of a warp see each other.
+//! Instructions that exchange data between lanes of a warp.
 
 use super::cluster::ClusterState;
 use super::execute::{Gathered, Next, gather_lanes};
@@ -9,7 +9,7 @@ use crate::decode::{
 };
 use crate::error::Fault;
 
-/// Runs one of them.
+/// Executes such an instruction.
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
@@ -31,7 +31,7 @@ pub(crate) fn run(
         | Instruction::WarpBarrier { mask } => *mask,
         _ => Source::Immediate(u64::MAX),
     };
-    // Nearly always one mask for all, and all are here.
+    // Common case: one mask for all lanes, and all of them are active.
     let first = mask.trailing_zeros() as usize;
     let needed = warp.registers.lane(members, first) as u32;
     let uniform = matches!(members, Source::Immediate(_))
@@ -54,7 +54,7 @@ pub(crate) fn run(
             Gathered::Parked => Ok(Next::Select),
         };
     }
-    // Several groups: those that are whole run now, the others wait.
+    // Several groups: complete groups run now, the others wait.
     warp.spread();
     super::control::leave(warp, mask);
     let mut left = mask;
@@ -103,7 +103,7 @@ fn excluded(needed: u32, lane: usize) -> Fault {
     )
 }
 
-/// `bar.warp.sync`: the lanes of a mask may come to different instructions.
+/// `bar.warp.sync`: lanes of a mask may arrive at different instructions.
 fn warp_barrier(
     warp: &mut Warp,
     cluster: &ClusterState,
@@ -145,7 +145,7 @@ fn warp_barrier(
             for lane in lanes(here) {
                 warp.pcs[lane] = warp.pc + 1;
             }
-            // Those that waited stand at their barrier still.
+            // Lanes that waited are still at their own `bar.warp.sync`.
             for lane in lanes(there) {
                 warp.pcs[lane] += 1;
             }
@@ -158,7 +158,7 @@ fn warp_barrier(
     Ok(Next::Select)
 }
 
-/// Runs an instruction for the lanes of `group`, which are all there.
+/// Executes an instruction for the lanes of `group`, all of which have arrived.
 fn apply(instruction: &Instruction, warp: &mut Warp, group: u32) -> Result<(), Fault> {
     match instruction {
         Instruction::Shuffle(shuffle) => shuffle_lanes(shuffle, warp, group),
@@ -215,7 +215,7 @@ fn shuffle_lanes(shuffle: &Shuffle, warp: &mut Warp, group: u32) {
             }
         };
         let from = if inside { from } else { lane };
-        // The value of a lane outside of the group is undefined: poison.
+        // The value of a lane outside of the group is undefined: use poison.
         result[lane as usize] =
             if group >> (from & 31) & 1 == 1 { values[(from & 31) as usize] } else { u32::MAX };
         in_range |= u32::from(inside) << lane;

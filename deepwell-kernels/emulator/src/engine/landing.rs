@@ -1,5 +1,5 @@
-//! Copies that take effect, at once or when the completion mode says, and what their targets hold
-//! until then.
+//! Completion of copies, immediately or according to the completion mode, and poisoning of their
+//! targets until then.
 
 use super::access::live_rank;
 use super::asynchronous::Pending;
@@ -12,7 +12,7 @@ use crate::error::Fault;
 use crate::memory::apply_atomic;
 use crate::place::{Memory, Place};
 
-/// Does an operation and tells its barrier.
+/// Runs an operation and updates its mbarrier.
 pub(crate) fn complete(
     pending: &Pending,
     cluster: &mut ClusterState,
@@ -90,7 +90,7 @@ pub(crate) fn complete(
     Ok(())
 }
 
-/// What an operation will write is not to be read before.
+/// Poisons the target of a pending operation, so that early reads are detected.
 pub(crate) fn poison_targets(pending: &Pending, cluster: &mut ClusterState) -> Result<(), Fault> {
     let (target, bytes) = match &pending.copy {
         Copy::ToShared { target, bytes, .. } | Copy::Between { target, bytes, .. } => {

@@ -20,12 +20,12 @@ use crate::warp_mma::{
 };
 use crate::wgmma::{MatrixA, WarpFragments, WgmmaForm};
 
-/// A `wgmma` of one warp that did not happen yet.
+/// A `wgmma` of one warp that has not run yet.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingWgmma {
-    /// Where in the program.
+    /// Position in the program.
     pub(crate) pc: u32,
-    /// Groups that the warp had committed before.
+    /// Number of groups that the warp had committed before.
     group: u32,
     form: WgmmaForm,
     a: MatrixA,
@@ -36,7 +36,7 @@ pub(crate) struct PendingWgmma {
     tracked: Tracked,
 }
 
-/// Runs one of them. All of them are `.aligned`.
+/// Executes a matrix instruction. All of these instructions are `.aligned`.
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
@@ -126,8 +126,7 @@ fn rows_of(warp: &Warp, sources: &[Source]) -> Vec<[u32; 32]> {
     sources.iter().map(|source| warp.registers.row32(*source)).collect()
 }
 
-/// Rank and byte of the matrix row of each lane; of those whose address does not count, the first
-/// lane's.
+/// Returns rank and offset of each lane's matrix row; (0, 0) for lanes beyond `count`.
 fn matrix_rows(
     warp: &Warp,
     world: &World<'_>,
@@ -257,7 +256,7 @@ fn group_mma(
     Ok(())
 }
 
-/// Does the first `wgmma` of a warp that did not happen yet. Returns whether there was one.
+/// Runs the first pending `wgmma` of a warp. Returns whether there was one.
 pub(crate) fn complete_first_wgmma(
     warp: &mut Warp,
     cluster: &mut ClusterState,

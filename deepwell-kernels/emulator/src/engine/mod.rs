@@ -1,14 +1,14 @@
-//! Warps, CTAs, clusters and what runs beside them.
+//! Execution engine: warps, CTAs, clusters and asynchronous units.
 //!
 //! # Brief overview
 //!
-//! A launch runs on one thread: clusters that are resident on the machine take turns, and in each
-//! the warps do, so that CTAs that wait for each other through device memory make progress, and
-//! so that a launch with the same seed runs the same way again. A warp runs the instructions of
-//! those lanes that are furthest behind, until they join others; when its turn ends, lanes that
-//! went apart take turns too. What cannot go on waits ([`warp`](self)) and is woken by looking at
-//! what it waits for; when nothing runs, pending asynchronous operations are completed, then
-//! `try_wait`s give up, and what remains is a deadlock.
+//! A launch runs on one thread. Resident clusters take turns, as do the warps of a cluster. CTAs
+//! that wait for each other through device memory therefore make progress, and a launch with the
+//! same seed is deterministic. A warp executes the lanes that are furthest behind, until they reach
+//! other lanes; at the end of its turn, diverged lanes take turns too. Blocked lanes are parked
+//! ([`warp`](self)) and wake when a check finds their wait fulfilled. When no warp can run, pending
+//! asynchronous operations complete; then `try_wait`s time out. If no warp can run after that, the
+//! launch is in a deadlock.
 
 mod access;
 mod asynchronous;

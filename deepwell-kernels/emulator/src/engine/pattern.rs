@@ -1,9 +1,9 @@
-//! Swizzles of maps and descriptors, for the tracker.
+//! Swizzle patterns of tensor maps and descriptors, for the tracker.
 
 use crate::hazard::Patterns;
 use crate::{bulk, tcgen05, wgmma};
 
-/// That of a tensor map.
+/// Pattern of a tensor map.
 pub(crate) fn of_map(swizzle: bulk::Swizzle) -> Patterns {
     match swizzle {
         bulk::Swizzle::None => Patterns::IN_ORDER,
@@ -15,7 +15,7 @@ pub(crate) fn of_map(swizzle: bulk::Swizzle) -> Patterns {
     }
 }
 
-/// That of a descriptor of `tcgen05`.
+/// Pattern of a `tcgen05` descriptor.
 pub(crate) fn of_tensor(descriptor: u64) -> Patterns {
     let decoded = tcgen05::SharedDescriptor::decode("a matrix", descriptor);
     decoded.map_or(Patterns::default(), |descriptor| match descriptor.swizzle {
@@ -27,7 +27,7 @@ pub(crate) fn of_tensor(descriptor: u64) -> Patterns {
     })
 }
 
-/// That of a descriptor of `wgmma`.
+/// Pattern of a `wgmma` descriptor.
 pub(crate) fn of_group(descriptor: u64) -> Patterns {
     let decoded = wgmma::Descriptor::decode(descriptor);
     decoded.map_or(Patterns::default(), |descriptor| match descriptor.swizzle {

@@ -1,6 +1,6 @@
-//! The choices of the adversary.
+//! Random choices of the lazy completion mode.
 
-/// A sequence of random numbers by SplitMix64.
+/// Random sequence (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }

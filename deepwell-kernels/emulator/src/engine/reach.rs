@@ -1,4 +1,4 @@
-//! Memory as an operation of many bytes reaches it.
+//! Memory access of operations.
 
 use super::access::live_rank;
 use super::cluster::ClusterState;
@@ -8,21 +8,21 @@ use crate::error::Fault;
 use crate::hazard::Thread;
 use crate::place::{Memory, Place};
 
-/// All memory that a cluster reaches, seen by one operation. Bounds, writes to barriers and reads
-/// of what nobody wrote are noticed here.
+/// All memory that a cluster can access, for one operation. Checks bounds, writes to mbarriers and
+/// reads of unwritten bytes.
 pub(crate) struct Reach<'a, 'w> {
     pub(crate) cluster: &'a mut ClusterState,
     pub(crate) world: &'a mut World<'w>,
-    /// The CTA that acts; its own shared memory is there after its threads exited.
+    /// Rank of the executing CTA. Its own shared memory stays accessible after its threads exited.
     own: u32,
     tracked: Tracked,
-    /// Threads are told lane by lane: access `i` is of lane `i`.
+    /// Attribute access `i` to lane `i`, for accesses by threads.
     pub(crate) by_rows: bool,
     next_lane: u32,
 }
 
 impl<'a, 'w> Reach<'a, 'w> {
-    /// For an operation of CTA `own`.
+    /// Creates the view of an operation of CTA `own`.
     pub(crate) fn operation(
         cluster: &'a mut ClusterState,
         world: &'a mut World<'w>,
@@ -34,7 +34,7 @@ impl<'a, 'w> Reach<'a, 'w> {
 }
 
 impl Reach<'_, '_> {
-    /// Who makes the next access.
+    /// Returns the originator of the next access.
     fn next(&mut self) -> Tracked {
         if self.by_rows
             && let Who::Thread(thread) = self.tracked.who

@@ -1,11 +1,11 @@
-//! Which registers an instruction reads and writes.
+//! Registers read and written by instructions.
 
 use crate::decode::{
     Address, BarrierAction, BulkCompletion, Instruction, Mbarrier, MbarrierPhase, Register,
     ScalarInstruction, Source, Tcgen05, Tcgen05Operand, VoteMode, WarpGroupOperand,
 };
 
-/// Calls back for each register; the flag says that it is written.
+/// Calls a function for each register; the flag is true for a write.
 struct Visitor<'v>(&'v mut dyn FnMut(&mut Register, bool));
 
 impl Visitor<'_> {
@@ -32,8 +32,8 @@ impl Visitor<'_> {
     }
 }
 
-/// Visits every register that `instruction` names, those that it reads first. `visit` may put
-/// another one in its place; the flag says that it is written.
+/// Visits every register of `instruction`, first those that it reads. `visit` may replace the
+/// register; the flag is true for a write.
 pub(crate) fn visit_registers(
     instruction: &mut Instruction,
     visit: &mut dyn FnMut(&mut Register, bool),
@@ -182,7 +182,8 @@ pub(crate) fn visit_registers(
                 WarpGroupOperand::Registers(sources) => v.reads(sources.iter_mut()),
             }
             v.read(&mut mma.b);
-            // Read and written; each is visited once, and what is read may not be missed.
+            // Read and written, but visited once. The read must not be missed, because it keeps the
+            // value live.
             mma.d.iter_mut().for_each(|register| (v.0)(register, false));
         }
         I::Tcgen05(operation) => of_tcgen05(operation, v),

@@ -1,4 +1,4 @@
-//! Which warp runs when, and what happens when none can.
+//! Scheduler of warps, and progress when no warp can run.
 
 use super::asynchronous;
 use super::barrier::{ClusterBarrier, CtaBarriers};
@@ -13,16 +13,16 @@ use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
 use crate::tcgen05::Allocator;
 
-/// Instructions of one turn of a warp.
+/// Instructions per turn of a warp.
 const TURN: u32 = 1024;
-/// Turns without a change of memory or barriers after which pending operations are completed for
-/// warps that poll.
+/// Turns without a change of memory or barriers, after which pending operations complete for
+/// polling warps.
 const POLLS: u32 = 64;
 /// Instructions without any change after which a launch counts as hung.
 const HANG: u64 = 200_000_000;
-/// How often [`POLLS`] turns in which all warps only polled may follow each other.
+/// Most consecutive rounds of [`POLLS`] turns in which all warps only polled.
 const POLLS_HANG: u32 = 2_000;
-/// How often `try_wait`s give up before those that wait for them count as dead.
+/// How often `try_wait`s time out before the launch counts as deadlocked.
 const EXPIRIES: u32 = 3;
 
 /// Runs all clusters of the launch.
@@ -92,7 +92,7 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
         if ran && idle < POLLS {
             continue;
         }
-        // Nobody can run, or those that run only look.
+        // No warp can run, or the running warps only poll.
         idle = 0;
         let mut completed = false;
         for cluster in &mut resident {
@@ -165,15 +165,15 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
     Cluster { warps, state }
 }
 
-/// What the warps of a cluster did in a round.
+/// Activity of a cluster's warps in one round.
 struct Turns {
-    /// Some ran.
+    /// Some warp ran.
     ran: bool,
-    /// Some did more than poll.
+    /// Some warp did more than poll.
     worked: bool,
 }
 
-/// Gives each warp of a cluster its turn.
+/// Gives each warp of a cluster a turn.
 fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<Turns, EmulatorError> {
     let count = cluster.warps.len();
     let lazy = matches!(world.settings.completion, Completion::Lazy { .. });
@@ -205,7 +205,7 @@ fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<Turns
     Ok(turns)
 }
 
-/// The mbarriers that lanes of a cluster wait for.
+/// Returns the mbarriers for which lanes of a cluster wait.
 fn waited_for(cluster: &Cluster) -> Vec<(u32, u32)> {
     let mut found = Vec::new();
     for warp in &cluster.warps {
@@ -218,7 +218,7 @@ fn waited_for(cluster: &Cluster) -> Vec<(u32, u32)> {
     found
 }
 
-/// Lets every `try_wait` that waits give up. Returns whether there is one.
+/// Makes every pending `try_wait` time out. Returns whether there was any.
 fn expire(resident: &mut [Cluster]) -> bool {
     let mut any = false;
     for cluster in resident {
@@ -231,7 +231,7 @@ fn expire(resident: &mut [Cluster]) -> bool {
     any
 }
 
-/// Who waits for what.
+/// Returns all waiting lanes and the reasons.
 fn waiters(resident: &[Cluster], world: &World<'_>) -> Vec<Waiter> {
     let mut all = Vec::new();
     for cluster in resident {
@@ -261,7 +261,7 @@ fn waiters(resident: &[Cluster], world: &World<'_>) -> Vec<Waiter> {
     all
 }
 
-/// A fault with where it happened.
+/// Adds the location to a fault.
 fn located(
     fault: Fault,
     warp: Option<usize>,

@@ -6,7 +6,7 @@ use super::world::World;
 use crate::decode::{Register, SpecialRegister};
 use crate::memory::{SHARED_BASE, shared_address};
 
-/// Nanoseconds that one instruction of the machine counts as in the timers.
+/// Nanoseconds per instruction of the machine in the timer registers.
 const NANOSECONDS_PER_INSTRUCTION: u64 = 1;
 
 /// Writes a special register to the lanes of `mask`.

@@ -14,7 +14,7 @@ use crate::error::Fault;
 use crate::hazard::Lanes;
 use crate::mbarrier::{MbarrierTable, PhaseTest};
 
-/// Runs one of them.
+/// Executes a synchronizing instruction.
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
@@ -105,7 +105,7 @@ fn cta_barrier(
         }
         BarrierAction::Sync | BarrierAction::Arrive => (0, 0),
     };
-    // With a count of threads a warp counts as 32, whoever of it has exited.
+    // With an explicit thread count, a warp counts as 32 threads even if lanes have exited.
     let arriving = if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
     let waits = barrier.action != BarrierAction::Arrive;
     world.barrier_arrives(warp, cluster, mask, name);
@@ -134,7 +134,7 @@ fn cta_barrier(
     Ok(Next::Select)
 }
 
-/// Writes what a barrier of the CTA found out to the lanes that waited.
+/// Writes the result of a CTA barrier to the waiting lanes.
 fn finish_barrier(
     warp: &mut Warp,
     cluster: &ClusterState,
@@ -157,7 +157,7 @@ fn finish_barrier(
     }
 }
 
-/// Wakes the lanes of a warp whose wait is over. Returns whether any can run.
+/// Wakes the lanes of a warp whose wait is over. Returns whether any lane can run.
 pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_>) -> bool {
     if warp.parked.is_empty() {
         return !warp.done();
@@ -195,14 +195,14 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
         woken = true;
     }
     if woken {
-        // Who runs next is chosen anew: those that woke may be further behind.
+        // Select again, because woken lanes may be further behind.
         warp.spread();
         warp.active = 0;
     }
     warp.alive & !warp.blocked != 0
 }
 
-/// Where the barrier of one lane is.
+/// Returns rank and offset of a lane's mbarrier.
 fn barrier_place(
     warp: &Warp,
     world: &World<'_>,
@@ -213,7 +213,7 @@ fn barrier_place(
     shared_place(warp, world, barrier.space, address)
 }
 
-/// `expect_tx` and `complete_tx` order nothing.
+/// Order of `expect_tx` and `complete_tx`.
 const RELAXED: (Semantics, Scope) = (Semantics::Relaxed, Scope::Cluster);
 
 fn mbarrier(
@@ -296,7 +296,7 @@ fn mbarrier(
             Mbarrier::Init { barrier, count } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 let count = value(*count);
-                // Lanes that are one thread make one object.
+                // Lanes that count as one thread initialize an mbarrier once.
                 if as_one_thread && made.contains(&(rank, offset, count)) {
                     continue;
                 }
@@ -365,7 +365,7 @@ fn mbarrier(
     Ok(Next::Advance)
 }
 
-/// What a lane waits for, in words.
+/// Describes a wait for reports.
 pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> String {
     match wait {
         Wait::Lanes { needed } => {
@@ -393,7 +393,7 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
     }
 }
 
-/// Fences. Memory is sequentially consistent here: only the tracker learns of them.
+/// Executes fences. Memory is sequentially consistent, so that fences only affect the tracker.
 pub(crate) fn fence(
     fence: &Fence,
     warp: &mut Warp,

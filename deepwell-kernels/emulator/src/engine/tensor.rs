@@ -1,4 +1,4 @@
-//! `tcgen05`: from instruction to request, and what of it is pending.
+//! `tcgen05`: conversion of instructions to requests, and pending operations.
 
 use super::access::{address_of, live_rank, shared_place};
 use super::asynchronous;
@@ -18,12 +18,12 @@ use crate::tcgen05::{
     Allocator, CopyPlan, CopyRequest, MatrixA, MmaPlan, MmaRequest, RegisterAccess, ScaleOperands,
 };
 
-/// Something that a CTA's tensor core has to do, in order.
+/// An operation of a CTA's tensor core; operations run in order.
 #[derive(Debug)]
 pub(crate) struct TensorWork {
-    /// Where in the program.
+    /// Position in the program.
     pub(crate) pc: u32,
-    /// The CTA that issued it.
+    /// Rank of the issuing CTA.
     rank: u32,
     what: TensorWorkKind,
     tracked: Tracked,
@@ -33,14 +33,14 @@ pub(crate) struct TensorWork {
 enum TensorWorkKind {
     Mma(Box<MmaPlan>),
     Copy(Box<CopyPlan>),
-    /// One arrival at each barrier when all before is done.
+    /// One arrival at each mbarrier after all earlier operations.
     Commit {
         barriers: Vec<(u32, u32)>,
         mark: Option<Box<Mark>>,
     },
 }
 
-/// The value of a source that all lanes of `mask` must agree on.
+/// Returns the value of a source that must be equal in all lanes of `mask`.
 fn uniform(warp: &Warp, source: Source, mask: u32, what: &str) -> Result<u32, Fault> {
     let first = warp.registers.lane(source, mask.trailing_zeros() as usize) as u32;
     if lanes(mask).any(|lane| warp.registers.lane(source, lane) as u32 != first) {
@@ -57,7 +57,7 @@ fn tensor_address(warp: &Warp, address: &Address, mask: u32, what: &str) -> Resu
     Ok(base.wrapping_add(address.offset as u32))
 }
 
-/// Runs a `tcgen05` instruction.
+/// Executes a `tcgen05` instruction.
 pub(crate) fn run(
     operation: &Tcgen05,
     warp: &mut Warp,
@@ -301,8 +301,8 @@ pub(crate) fn run(
     }
 }
 
-/// Allocates for a pair when both CTAs have asked; what the second got the first finds when it
-/// asks again.
+/// Allocates for a CTA pair once both CTAs have requested. The second request allocates for both;
+/// the first CTA finds the result when it retries.
 fn allocate_pair(
     cluster: &mut ClusterState,
     own: usize,
@@ -339,7 +339,7 @@ fn allocate_pair(
     Ok(granted)
 }
 
-/// Of an instruction for a CTA pair.
+/// Fault of a pair instruction in a CTA without a peer.
 pub(super) fn no_pair() -> Fault {
     Fault::new(
         "tcgen05-pair",
@@ -347,12 +347,12 @@ pub(super) fn no_pair() -> Fault {
     )
 }
 
-/// The CTAs of a group.
+/// Returns the CTA ranks of a group.
 fn group_ranks(rank: u32, group: u32) -> std::ops::Range<u32> {
     if group == 2 { (rank & !1)..(rank & !1) + 2 } else { rank..rank + 1 }
 }
 
-/// That the CTAs of a group are there.
+/// Checks that the CTAs of a group exist and have live threads.
 fn check_group(cluster: &ClusterState, warp: &Warp, group: u32) -> Result<(), Fault> {
     for rank in group_ranks(warp.rank, group) {
         if rank as usize >= cluster.ctas.len() {
@@ -415,7 +415,7 @@ fn submit(
     Ok(())
 }
 
-/// Does what a tensor core has to do next.
+/// Runs an operation of a tensor core.
 pub(crate) fn complete(
     work: &TensorWork,
     cluster: &mut ClusterState,

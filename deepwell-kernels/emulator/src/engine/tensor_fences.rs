@@ -1,11 +1,11 @@
-//! Kernels that order tensor memory without the fences that are made for it.
+//! Detection of kernels that order tensor memory without `tcgen05.fence::after_thread_sync`.
 
 use crate::decode::{Instruction, Mbarrier, Program, Semantics, Tcgen05};
 
-/// The first MMA and the first load of a kernel that counts on the acquire of its mbarrier waits
-/// alone: behind none of them is a `tcgen05.fence::after_thread_sync`. CUTLASS and ThunderKittens
-/// write such kernels. Where only one MMA is committed the fence is more likely forgotten, and a
-/// kernel that has it in other places means to use it.
+/// Returns the first MMA and the first load of a kernel that relies only on the acquire of its
+/// mbarrier waits: no wait is followed by a `tcgen05.fence::after_thread_sync`. CUTLASS and
+/// ThunderKittens have such kernels. Kernels with a single commit are excluded, because there the
+/// fence was more likely forgotten, as are kernels that use the fence after any wait.
 pub(crate) fn left_out(program: &Program) -> Option<(u32, u32)> {
     let (mut commits, mut waits) = (0, false);
     let (mut mma, mut load) = (None, None);

@@ -1,4 +1,4 @@
-//! What the hazard tracker is told.
+//! Reports of the engine to the hazard tracker.
 
 use super::cluster::ClusterState;
 use super::warp::Warp;
@@ -12,27 +12,27 @@ use crate::hazard::{
 use crate::mbarrier::Arrival;
 use crate::place::Place;
 
-/// An asynchronous operation, or a warp's instruction that touches many bytes.
+/// Identity of an asynchronous operation, or of a warp instruction that accesses many bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tracked {
-    /// The instruction.
+    /// Position of the instruction.
     pub(crate) pc: u32,
-    /// Who touches memory.
+    /// Originator of the accesses.
     pub(crate) who: Who,
 }
 
-/// Who touches memory.
+/// Originators of accesses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Who {
-    /// Threads.
+    /// Threads of a warp.
     Thread(Thread),
-    /// Something that threads issued.
+    /// An operation issued by threads.
     Operation(Operation),
-    /// Nobody follows it.
+    /// Not tracked.
     Nobody,
 }
 
-/// Where the lanes of a warp went, for the tracker; nothing is kept without one.
+/// Places accessed by the lanes of a warp; empty without a tracker.
 pub(crate) struct Places {
     on: bool,
     count: usize,
@@ -57,7 +57,7 @@ impl Places {
     }
 }
 
-/// The order that an instruction's words stand for.
+/// Returns the tracker's order for a memory order.
 pub(crate) fn order_of(semantics: Semantics) -> Order {
     match semantics {
         Semantics::Weak | Semantics::Volatile | Semantics::Mmio | Semantics::Relaxed => {
@@ -69,8 +69,8 @@ pub(crate) fn order_of(semantics: Semantics) -> Order {
     }
 }
 
-/// A tracker for a program. One that does without the fences of tensor memory throughout is told
-/// so once.
+/// Creates the tracker of a program. For a program that never uses tensor-memory fences after
+/// waits, turns off the rule and adds one warning.
 pub(crate) fn tracker_of(program: &Program, rules: Rules) -> Tracker {
     let sites = (program.steps.iter())
         .map(|step| Site { ptx_line: step.ptx_line, source: step.source })
@@ -91,19 +91,19 @@ impl World<'_> {
         Some(tracker.warp(cluster.tracked, warp.rank, warp.index))
     }
 
-    /// Lanes of a warp at its current instruction.
+    /// Returns lanes of a warp at its current instruction, or `None` without a tracker.
     pub(crate) fn thread(&self, warp: &Warp, cluster: &ClusterState, lanes: u32) -> Option<Thread> {
         let id = self.warp_id(warp, cluster)?;
         Some(self.tracker.as_ref()?.thread(id, lanes, warp.pc))
     }
 
-    /// An access of many bytes by threads.
+    /// Returns the identity of an access of many bytes by threads.
     pub(crate) fn by_threads(&self, warp: &Warp, cluster: &ClusterState, lanes: u32) -> Tracked {
         let who = self.thread(warp, cluster, lanes).map_or(Who::Nobody, Who::Thread);
         Tracked { pc: warp.pc, who }
     }
 
-    /// An operation is issued.
+    /// Reports the issue of an operation.
     pub(crate) fn issued(
         &mut self,
         warp: &Warp,
@@ -118,7 +118,7 @@ impl World<'_> {
         Tracked { pc: warp.pc, who }
     }
 
-    /// What lanes have issued so far, for an arrival that comes when it is done.
+    /// Marks the operations that lanes have issued so far, for an arrival at their completion.
     pub(crate) fn marked(
         &mut self,
         warp: &Warp,
@@ -130,7 +130,7 @@ impl World<'_> {
         Some(Box::new(self.tracker.as_mut()?.mark(thread, unit)))
     }
 
-    /// The arrival of a mark came.
+    /// Reports the arrival of a mark.
     pub(crate) fn mark_arrived(
         &mut self,
         mark: Option<&Mark>,
@@ -142,7 +142,7 @@ impl World<'_> {
         }
     }
 
-    /// Bytes of an operation arrived at the barrier that it ends by.
+    /// Reports that an operation completed bytes on its mbarrier.
     pub(crate) fn bytes_arrived(
         &mut self,
         tracked: Tracked,
@@ -154,7 +154,7 @@ impl World<'_> {
         }
     }
 
-    /// An operation reads its tensor map. Those among the parameters do not change.
+    /// Reports that an operation reads its tensor map. Maps in the parameters are immutable.
     pub(crate) fn map_read(&mut self, tracked: Tracked, address: u64) {
         let parameters = self.shape.parameters;
         let inside = parameters..parameters + u64::from(self.program.parameter_bytes);
@@ -165,28 +165,28 @@ impl World<'_> {
         }
     }
 
-    /// An operation is a reduction.
+    /// Reports that an operation is a reduction.
     pub(crate) fn reduces(&mut self, tracked: Tracked) {
         if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
             tracker.is_reduction(operation);
         }
     }
 
-    /// The swizzles of an operation.
+    /// Reports the swizzles of an operation.
     pub(crate) fn permutes(&mut self, tracked: Tracked, patterns: Patterns) {
         if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
             tracker.has_patterns(operation, patterns);
         }
     }
 
-    /// An operation has told all that it touches.
+    /// Reports that all accesses of an operation have been reported.
     pub(crate) fn ran(&mut self, tracked: Tracked) {
         if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
             tracker.ran(operation);
         }
     }
 
-    /// Checks and counts what one lane does to shared memory.
+    /// Checks and counts an access of one lane to shared memory.
     #[inline]
     pub(crate) fn shared_access(
         &mut self,
@@ -206,7 +206,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Tells what lanes loaded or stored.
+    /// Reports loads or stores of lanes.
     pub(crate) fn loaded_or_stored(
         &mut self,
         warp: &Warp,
@@ -225,7 +225,7 @@ impl World<'_> {
         self.tell(warp, cluster, places, bytes, write, strong, access, semantics);
     }
 
-    /// Tells what lanes did by atomic operations.
+    /// Reports atomic operations of lanes.
     pub(crate) fn atomically(
         &mut self,
         warp: &Warp,
@@ -275,7 +275,7 @@ impl World<'_> {
         }
     }
 
-    /// An operation touches memory.
+    /// Checks and reports an access of an operation.
     pub(crate) fn operation_access(
         &mut self,
         cluster: &ClusterState,
@@ -305,7 +305,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Lanes of a warp met at `bar.warp.sync`.
+    /// Reports a `bar.warp.sync` of lanes.
     pub(crate) fn warp_synchronized(&mut self, warp: &Warp, cluster: &ClusterState, lanes: u32) {
         if let Some(thread) = self.thread(warp, cluster, lanes)
             && let Some(tracker) = &mut self.tracker
@@ -314,7 +314,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes arrive at a barrier of the CTA.
+    /// Reports arrivals at a CTA barrier.
     pub(crate) fn barrier_arrives(
         &mut self,
         warp: &Warp,
@@ -329,7 +329,7 @@ impl World<'_> {
         }
     }
 
-    /// A barrier of a CTA is complete.
+    /// Reports the completion of a CTA barrier.
     pub(crate) fn barrier_completes(&mut self, cluster: &mut ClusterState, rank: u32, name: u32) {
         let waiters = cluster.ctas[rank as usize].barriers.take_waiters(name);
         if let Some(tracker) = &mut self.tracker {
@@ -342,7 +342,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes arrive at the cluster's barrier.
+    /// Reports arrivals at the cluster barrier.
     pub(crate) fn cluster_arrives(
         &mut self,
         warp: &Warp,
@@ -357,14 +357,14 @@ impl World<'_> {
         }
     }
 
-    /// All threads arrived at the cluster's barrier.
+    /// Reports that all threads have arrived at the cluster barrier.
     pub(crate) fn cluster_passed(&mut self, cluster: &ClusterState) {
         if let Some(tracker) = &mut self.tracker {
             tracker.cluster_complete(cluster.tracked);
         }
     }
 
-    /// Lanes go on behind the cluster's barrier.
+    /// Reports lanes that passed the cluster barrier.
     pub(crate) fn cluster_waited(&mut self, warp: &Warp, cluster: &ClusterState, lanes: u32) {
         if let Some(thread) = self.thread(warp, cluster, lanes)
             && let Some(tracker) = &mut self.tracker
@@ -373,7 +373,7 @@ impl World<'_> {
         }
     }
 
-    /// A lane makes an mbarrier.
+    /// Reports the initialization of an mbarrier.
     pub(crate) fn mbarrier_init(
         &mut self,
         warp: &Warp,
@@ -388,7 +388,7 @@ impl World<'_> {
         }
     }
 
-    /// A lane ends an mbarrier.
+    /// Reports the invalidation of an mbarrier.
     pub(crate) fn mbarrier_inval(
         &mut self,
         warp: &Warp,
@@ -403,7 +403,7 @@ impl World<'_> {
         }
     }
 
-    /// A lane counted on an mbarrier.
+    /// Reports an arrival, or another counted operation, on an mbarrier.
     pub(crate) fn mbarrier_arrived(
         &mut self,
         warp: &Warp,
@@ -421,7 +421,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes saw a phase of an mbarrier complete.
+    /// Reports lanes that observed the completion of an mbarrier phase.
     pub(crate) fn mbarrier_waited(
         &mut self,
         warp: &Warp,
@@ -438,7 +438,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes commit a group.
+    /// Reports the commit of a group.
     pub(crate) fn group_committed(
         &mut self,
         warp: &Warp,
@@ -453,7 +453,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes waited for all but the last groups.
+    /// Reports a wait for groups.
     pub(crate) fn group_waited(
         &mut self,
         warp: &Warp,
@@ -469,7 +469,7 @@ impl World<'_> {
         }
     }
 
-    /// CTAs start.
+    /// Reports the start of a cluster.
     pub(crate) fn cluster_starts(&mut self, cluster: &mut ClusterState) {
         let warps = self.shape.warps();
         if let Some(tracker) = &mut self.tracker {
@@ -477,7 +477,7 @@ impl World<'_> {
         }
     }
 
-    /// CTAs are gone.
+    /// Reports the end of a cluster.
     pub(crate) fn cluster_gone(&mut self, cluster: &ClusterState) {
         if let Some(tracker) = &mut self.tracker {
             tracker.remove_cluster(cluster.tracked);

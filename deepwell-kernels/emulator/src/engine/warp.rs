@@ -1,4 +1,4 @@
-//! One warp: registers, where its lanes are, and what they wait for.
+//! A warp: registers, program counters of lanes, and waits.
 
 use super::matrix::PendingWgmma;
 use crate::decode::{BarrierAction, Program};
@@ -8,137 +8,137 @@ use crate::scalar::Registers;
 /// All lanes.
 pub(crate) const ALL_LANES: u32 = u32::MAX;
 
-/// What lanes of a warp wait for. Whether the wait is over is looked up when the warp's turn comes.
+/// Reasons for which lanes wait. The scheduler checks at the warp's turn whether the wait is over.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wait {
-    /// Other lanes, which must come to the same instruction.
+    /// Other lanes must reach the same instruction.
     Lanes {
-        /// All that must be there.
+        /// Mask of all needed lanes.
         needed: u32,
     },
-    /// `bar.warp.sync` with this mask, wherever it is.
+    /// `bar.warp.sync` with this mask, at any position.
     WarpBarrier {
-        /// All that must come.
+        /// Mask of all needed lanes.
         needed: u32,
     },
     /// A barrier of the CTA.
     CtaBarrier {
-        /// Its name.
+        /// Number of the barrier.
         barrier: u32,
-        /// The use of it that must be over.
+        /// Use that must complete.
         generation: u64,
-        /// What is to be written then.
+        /// Action, which determines the result to write.
         action: BarrierAction,
     },
     /// The barrier of the cluster.
     Cluster {
-        /// The use of it that must be over.
+        /// Use that must complete.
         generation: u64,
     },
-    /// An mbarrier; the lanes run the instruction again when its phase has changed.
+    /// An mbarrier; the lanes retry the instruction when the phase has changed.
     Mbarrier {
-        /// The CTA whose shared memory holds it.
+        /// Rank of the CTA that holds the mbarrier.
         rank: u32,
-        /// Where.
+        /// Offset in shared memory.
         offset: u32,
-        /// The phase that was not over.
+        /// The incomplete phase.
         phase: u64,
-        /// The parity that is waited for.
+        /// The tested parity.
         parity: u32,
     },
-    /// `wgmma`s of the other warps of the warp group; the lanes run the instruction again when they
+    /// `wgmma`s of the other warps of the warp group; the lanes retry the instruction when these
     /// are complete.
     Wgmmas {
-        /// How many of each warp.
+        /// Number of `wgmma`s of each warp.
         wgmmas: u64,
     },
-    /// Columns of tensor memory; the lanes run the instruction again when some were freed.
+    /// Columns of tensor memory; the lanes retry the instruction after a deallocation.
     TensorColumns {
-        /// Frees seen so far.
+        /// Number of deallocations at the time of the attempt.
         frees: u64,
     },
 }
 
-/// Lanes that wait for the same thing. Their counters are where they go on.
+/// Lanes with a common wait. Their program counters are where they continue.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked {
     pub(crate) lanes: u32,
     pub(crate) wait: Wait,
-    /// Instructions that the machine had run when the wait began.
+    /// Instructions of the machine at the beginning of the wait.
     pub(crate) since: u64,
-    /// Where the wait began.
+    /// Position at the beginning of the wait.
     pub(crate) pc: u32,
 }
 
-/// One `cp.async` of one lane, or an arrival behind it.
+/// A `cp.async` of one lane, or an arrival after such copies.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneCopy {
     pub(crate) lane: u32,
-    /// Groups that the lane had committed before.
+    /// Number of groups that the lane had committed before.
     pub(crate) group: u32,
     pub(crate) pc: u32,
     pub(crate) tracked: super::track::Tracked,
     pub(crate) what: LaneCopyKind,
 }
 
-/// What a [`LaneCopy`] does.
+/// Operations of a [`LaneCopy`].
 #[derive(Clone, Debug)]
 pub(crate) enum LaneCopyKind {
-    /// Bytes, the rest of `bytes` behind `source_bytes` being zeros.
+    /// Copies `source_bytes` bytes and fills up to `bytes` with zeros.
     Bytes { rank: u32, offset: u32, source: u64, bytes: u32, source_bytes: u32 },
-    /// An arrival on an mbarrier when everything before is there.
+    /// Arrives on an mbarrier after all earlier copies of the lane.
     Arrive { rank: u32, offset: u32, mark: Option<Box<Mark>> },
 }
 
 /// One warp.
 #[derive(Debug)]
 pub(crate) struct Warp {
-    /// Rank of its CTA in the cluster.
+    /// Rank of the CTA in the cluster.
     pub(crate) rank: u32,
-    /// Position in its CTA.
+    /// Index in the CTA.
     pub(crate) index: u32,
     pub(crate) registers: Registers,
-    /// Where each lane goes on; for the lanes of `active` it is `pc`.
+    /// Program counter of each lane; not up to date for the active lanes.
     pub(crate) pcs: [u32; 32],
     /// Lanes that have not exited.
     pub(crate) alive: u32,
-    /// Lanes that run together now.
+    /// Lanes that run together.
     pub(crate) active: u32,
-    /// Where they are.
+    /// Program counter of the active lanes.
     pub(crate) pc: u32,
-    /// The nearest lanes that could run too are here: the group stops to join them.
+    /// Program counter of the next runnable lanes ahead, at which the active lanes stop to merge.
     pub(crate) limit: u32,
     pub(crate) parked: Vec<Parked>,
-    /// Union of the lanes of `parked`.
+    /// Union of the lanes in `parked`.
     pub(crate) blocked: u32,
-    /// `try_wait`s of this warp give up now.
+    /// Whether `try_wait`s of this warp time out now.
     pub(crate) expire: bool,
     /// Local memory, lane by lane.
     pub(crate) local: Vec<u8>,
-    /// `cp.async` that did not happen yet, in order.
+    /// `cp.async` operations that have not run yet, in order.
     pub(crate) copies: Vec<LaneCopy>,
-    /// Groups of `cp.async` committed by each lane.
+    /// Number of `cp.async` groups committed by each lane.
     pub(crate) copy_groups: [u32; 32],
-    /// Groups of bulk operations committed by each lane.
+    /// Number of bulk groups committed by each lane.
     pub(crate) bulk_groups: [u32; 32],
-    /// The use of the cluster barrier in which each lane arrived and for which it did not wait.
+    /// Use of the cluster barrier in which each lane arrived, if the lane has not waited yet.
     pub(crate) cluster_arrival: [u64; 32],
-    /// Lanes that arrived at the cluster barrier and did not wait.
+    /// Lanes that arrived at the cluster barrier and have not waited yet.
     pub(crate) cluster_arrived: u32,
-    /// Registers that asynchronous instructions use.
+    /// Registers of asynchronous instructions.
     pub(crate) watch: RegisterWatch,
-    /// `wgmma` that did not happen yet, in order.
+    /// `wgmma`s that have not run yet, in order.
     pub(crate) wgmmas: Vec<PendingWgmma>,
-    /// Groups of `wgmma` committed.
+    /// Number of committed `wgmma` groups.
     pub(crate) wgmma_groups: u32,
     /// Thread index of each lane in its CTA.
     pub(crate) threads: [[u16; 3]; 32],
-    /// Instructions of this warp.
+    /// Number of executed instructions.
     pub(crate) instructions: u64,
 }
 
 impl Warp {
-    /// Warp `index` of a CTA of shape `block`, at the start of `program`.
+    /// Creates warp `index` of a CTA of shape `block`, at the start of `program`.
     pub(crate) fn new(program: &Program, rank: u32, index: u32, block: [u32; 3]) -> Warp {
         let mut warp = Warp {
             rank,
@@ -168,7 +168,7 @@ impl Warp {
         warp
     }
 
-    /// Makes a warp that is done the warp `index` of another CTA of the same program and shape.
+    /// Reuses a finished warp as warp `index` of another CTA of the same program and shape.
     pub(crate) fn restart(&mut self, rank: u32, index: u32, block: [u32; 3]) {
         (self.rank, self.index) = (rank, index);
         let threads = block[0] * block[1] * block[2];
@@ -192,21 +192,21 @@ impl Warp {
         }
     }
 
-    /// Whether all lanes exited.
+    /// Whether all lanes have exited.
     pub(crate) fn done(&self) -> bool {
         self.alive == 0
     }
 
-    /// Writes the counter of the active lanes down, so that they can be told apart.
+    /// Writes the program counter of the active lanes to `pcs`.
     pub(crate) fn spread(&mut self) {
         for lane in lanes(self.active) {
             self.pcs[lane] = self.pc;
         }
     }
 
-    /// Chooses the lanes that run next: those that are furthest behind, or, when `after` is given,
-    /// those behind whom nobody is beyond that place. Returns whether there are any. The active
-    /// lanes must have been [spread](Warp::spread).
+    /// Selects the lanes that run next: the lanes furthest behind, or with `after` the furthest
+    /// behind of those beyond that position. Returns whether there are any. The active lanes must
+    /// have been [spread](Warp::spread).
     pub(crate) fn select(&mut self, after: Option<u32>) -> bool {
         let ready = self.alive & !self.blocked;
         let nearest = |from: u32| {
@@ -232,8 +232,8 @@ impl Warp {
         true
     }
 
-    /// Lets `lanes` of the active ones wait; they go on at `pc`. The others must have been given
-    /// their counters. The caller selects.
+    /// Parks `lanes_waiting` of the active lanes, to continue at `pc`. The program counters of the
+    /// other lanes must be up to date. The caller selects the next lanes.
     pub(crate) fn park(&mut self, lanes_waiting: u32, pc: u32, wait: Wait, since: u64) {
         for lane in lanes(lanes_waiting) {
             self.pcs[lane] = pc;
@@ -243,7 +243,7 @@ impl Warp {
     }
 }
 
-/// The lanes of a mask, lowest first.
+/// Returns the lanes of a mask, lowest first.
 #[inline]
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;

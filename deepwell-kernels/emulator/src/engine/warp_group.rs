@@ -1,10 +1,10 @@
-//! What the four warps of a warp group must do alike.
+//! Consistency of the four warps of a warp group.
 
 use std::collections::VecDeque;
 
 use crate::error::Fault;
 
-/// The `wgmma`s of the warp groups of a CTA, in the order in which their warps came to them.
+/// The `wgmma`s of the warp groups of a CTA, in execution order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WarpGroups {
     groups: Vec<Group>,
@@ -12,22 +12,22 @@ pub(crate) struct WarpGroups {
 
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Instructions that some warps have run and others have not.
+    /// Instructions executed by some warps but not by all.
     ahead: VecDeque<u32>,
-    /// Those before.
+    /// Number of instructions executed by all warps.
     passed: u64,
-    /// How many each warp has run.
+    /// Number of instructions executed by each warp.
     ran: [u64; 4],
-    /// How many of each warp are complete.
+    /// Number of completed instructions of each warp.
     done: [u64; 4],
-    /// How many each warp had run at its commits, as far back as waits may ask.
+    /// Instructions executed by each warp at its commits, as far back as a wait may refer.
     committed: [VecDeque<u64>; 4],
 }
 
 const RULE: &str = "wgmma-warp-group";
 
 impl WarpGroups {
-    /// A warp runs the `wgmma` at `pc`.
+    /// Records that a warp executes the `wgmma` at `pc`.
     pub(crate) fn wgmma(&mut self, warp: u32, pc: u32) -> Result<(), Fault> {
         let (group, member) = ((warp / 4) as usize, (warp % 4) as usize);
         if self.groups.len() <= group {
@@ -57,14 +57,14 @@ impl WarpGroups {
         Ok(())
     }
 
-    /// The first pending `wgmma` of a warp is complete.
+    /// Records the completion of a warp's first pending `wgmma`.
     pub(crate) fn completed(&mut self, warp: u32) {
         if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
             group.done[(warp % 4) as usize] += 1;
         }
     }
 
-    /// A warp runs `wgmma.commit_group`.
+    /// Records a `wgmma.commit_group` of a warp.
     pub(crate) fn committed(&mut self, warp: u32) {
         if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
             let member = (warp % 4) as usize;
@@ -72,8 +72,9 @@ impl WarpGroups {
         }
     }
 
-    /// `wgmma.wait_group pending` of a warp: how many `wgmma`s of each warp of its group must be
-    /// complete. They are one operation of the group, and complete for all or for none.
+    /// Returns the number of `wgmma`s that must be complete in each warp of the group for a
+    /// `wgmma.wait_group pending`. A `wgmma` is one operation of the warp group and completes for
+    /// all four warps together.
     pub(crate) fn awaited(&self, warp: u32, pending: u32) -> u64 {
         let group = self.groups.get((warp / 4) as usize);
         let committed = group.map(|group| &group.committed[(warp % 4) as usize]);
@@ -81,13 +82,13 @@ impl WarpGroups {
         end.copied().unwrap_or(0)
     }
 
-    /// Whether so many are complete in all warps of a warp's group.
+    /// Whether `count` `wgmma`s are complete in all warps of a warp's group.
     pub(crate) fn are_complete(&self, warp: u32, count: u64) -> bool {
         let group = self.groups.get((warp / 4) as usize);
         count == 0 || group.is_some_and(|group| group.done.iter().all(|done| *done >= count))
     }
 
-    /// A wait is over: earlier groups are not asked for again.
+    /// Records the end of a wait; earlier groups are not needed any more.
     pub(crate) fn waited(&mut self, warp: u32, pending: u32) {
         if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
             let ends = &mut group.committed[(warp % 4) as usize];
@@ -95,7 +96,7 @@ impl WarpGroups {
         }
     }
 
-    /// All warps of the CTA have ended.
+    /// Checks, at the end of the CTA, that all warps executed the same `wgmma`s.
     pub(crate) fn check_exit(&self) -> Result<(), Fault> {
         let uneven = self.groups.iter().find(|group| !group.ahead.is_empty());
         uneven.map_or(Ok(()), |group| {

@@ -1,4 +1,4 @@
-//! Registers that asynchronous MMAs and loads of tensor memory use.
+//! Registers of asynchronous MMAs and tensor-memory loads.
 
 use super::cluster::ClusterState;
 use super::warp::Warp;
@@ -8,7 +8,7 @@ use crate::decode::{
 };
 use crate::hazard::{Direction, Unit};
 
-/// What one instruction does to registers of 32 bits.
+/// 32-bit registers that an instruction reads and writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Touches {
     reads: Vec<u32>,
@@ -39,7 +39,8 @@ impl Touches {
     }
 }
 
-/// Registers of an ordinary instruction. MMAs and loads of tensor memory tell theirs themselves.
+/// Returns the registers of an ordinary instruction. MMAs and tensor-memory loads report their own
+/// registers.
 fn touches(instruction: &Instruction) -> Touches {
     use Instruction as I;
     let none = Touches::default();
@@ -103,8 +104,8 @@ fn of_scalar(scalar: &ScalarInstruction) -> Touches {
     }
 }
 
-/// Registers of 32 bits that `wgmma` and `tcgen05.ld` use, and those that are copied from or to
-/// them, which stand for the same ones. Empty if there are none.
+/// Marks the 32-bit registers of `wgmma` and `tcgen05.ld`, and registers copied from or to these.
+/// Empty if there are none.
 pub(crate) fn in_flight(program: &Program) -> Vec<bool> {
     let mut used = vec![false; program.word_count as usize];
     let mut mark = |register: &Register| {
@@ -154,7 +155,7 @@ pub(crate) fn in_flight(program: &Program) -> Vec<bool> {
     used
 }
 
-/// For each instruction that touches a register of an asynchronous one, what it touches of them.
+/// Returns, for each instruction, its accesses to registers of asynchronous instructions.
 pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
     let used = in_flight(program);
     if used.is_empty() {
@@ -171,7 +172,7 @@ pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
         .collect()
 }
 
-/// Tells what the current instruction of a warp touches.
+/// Reports the register accesses of a warp's current instruction.
 #[cold]
 pub(crate) fn touch(
     instruction: &Instruction,
@@ -195,7 +196,7 @@ pub(crate) fn touch(
         source: Source::Immediate(_),
     }) = instruction
     {
-        // A constant is no instruction of its own: the assembler puts it where it is right.
+        // A constant is not an instruction of its own: the assembler places it where it is legal.
         warp.watch.copy(u32::MAX, *to);
         return;
     }
@@ -217,7 +218,7 @@ pub(crate) fn touch(
     }
 }
 
-/// The 32-bit registers among some.
+/// Filters the 32-bit registers.
 pub(crate) fn words<'a>(registers: impl IntoIterator<Item = &'a Register>) -> Vec<u32> {
     (registers.into_iter())
         .filter_map(|register| match register {
