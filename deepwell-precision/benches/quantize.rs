@@ -1,11 +1,11 @@
-//! Speed of each format beside that of memory, with one thread and with two, of a 4096 x 4096
-//! matrix in memory and of a 512 x 512 one in cache:
-//! `cargo bench -p deepwell-precision`; words behind `--` choose the lines that contain them all.
+//! Throughput of each format compared with memory bandwidth, with one and with two threads, for a
+//! 4096 x 4096 matrix in memory and a 512 x 512 matrix in cache: `cargo bench -p
+//! deepwell-precision`. Words after `--` select the lines that contain all of them.
 //!
-//! `read` counts the bytes of the source alone. `of copy` is the share of the bandwidth of memory
-//! that the kernel uses: bytes read and written per second over those of copying the f32 matrix
-//! with as many threads, measured in the same run. Above 100 % means that a kernel writes less than
-//! it reads, which memory likes better than a copy.
+//! `read` counts the bytes of the source alone. `of copy` is the kernel's share of memory
+//! bandwidth: bytes read and written per second, relative to a copy of the f32 matrix with the same
+//! number of threads in the same run. A value above 100 % means that the kernel writes less than it
+//! reads, which memory handles faster than a copy.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use half::bf16;
 const REPEATS: usize = 15;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // `cargo test --benches` runs this too, without the flag: there is nothing to test.
+    // `cargo test --benches` also runs this, without the flag; no tests here.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -46,7 +46,7 @@ fn in_pool(threads: usize, work: impl FnOnce()) -> Result<(), std::convert::Infa
     Ok(())
 }
 
-/// One matrix with the buffers that all measurements share.
+/// A matrix with the buffers shared by all measurements.
 struct Bench {
     rows: usize,
     cols: usize,
@@ -101,7 +101,7 @@ impl Bench {
         self.others(&wide, &narrow);
     }
 
-    /// All three directions of one source.
+    /// Rows, columns and both, of one source.
     fn quantize_mx<S: Source>(&self, name: &str, src: &[S], spec: QuantFormat) {
         let (rows, cols) = (self.rows, self.cols);
         let (mut data, mut data_t) = (vec![0; src.len()], vec![0; src.len()]);
@@ -123,7 +123,7 @@ impl Bench {
 
     fn dequantize_mx(&self, element: ElementFormat) {
         let (rows, cols, format) = (self.rows, self.cols, QuantFormat::mx(element));
-        // All bit patterns that are numbers, whatever they stand for.
+        // All codes except NaN and infinity.
         let limit = if element.bits() == 8 { 0x78 } else { 1 << element.bits() };
         let data: Vec<u8> = (0..rows * cols).map(|i| (i % limit) as u8).collect();
         let scales = vec![127; scales_len(rows, cols)];
@@ -137,7 +137,7 @@ impl Bench {
         });
     }
 
-    /// Both directions, without the search for the largest magnitude.
+    /// Rows and columns, without the search for the largest magnitude.
     fn quantize_nvfp4<S: Source>(&self, name: &str, src: &[S], spec: QuantFormat) {
         let (rows, cols) = (self.rows, self.cols);
         let philox = spec.is_stochastic().then_some(Philox { seed: 1, stream: 2 });
@@ -175,7 +175,7 @@ impl Bench {
         });
     }
 
-    /// What goes with quantization: amax, statistics, packing, tiles, Hadamard, stochastic MX.
+    /// Operations around quantization: amax, statistics, packing, tiles, Hadamard, stochastic MX.
     fn others(&mut self, wide: &[f32], narrow: &[bf16]) {
         let (rows, cols) = (self.rows, self.cols);
         self.report("f32  amax", size_of_val(wide), 0, || nvfp4::amax(wide));
@@ -218,7 +218,7 @@ impl Bench {
         });
     }
 
-    /// Times `work` and prints a line, if the words on the command line ask for it.
+    /// Times `work` and prints a line, if selected on the command line.
     fn report<T>(&self, name: &str, read: usize, written: usize, work: impl FnMut() -> T) {
         if !std::env::args().skip(1).all(|word| word.starts_with('-') || name.contains(&word)) {
             return;
@@ -235,7 +235,7 @@ impl Bench {
     }
 }
 
-/// Copies with a thread for each part.
+/// Copies with one thread per part.
 fn copy_in_parts(source: &[f32], target: &mut [f32], threads: usize) {
     let part = source.len().div_ceil(threads);
     #[cfg(feature = "rayon")]
@@ -252,7 +252,7 @@ fn copy_in_parts(source: &[f32], target: &mut [f32], threads: usize) {
     }
 }
 
-/// The shortest of some runs, the first of which warms up, seconds.
+/// Returns the shortest of `REPEATS` runs in seconds, after a warm-up run.
 fn time_s<T>(mut work: impl FnMut() -> T) -> f64 {
     let mut best_s = f64::INFINITY;
     for _ in 0..=REPEATS {
@@ -263,7 +263,7 @@ fn time_s<T>(mut work: impl FnMut() -> T) -> f64 {
     best_s
 }
 
-/// Numbers spread like those of a trained tensor: a sum of four uniform ones.
+/// Values distributed like a trained tensor: a sum of four uniform numbers.
 fn noise(i: usize) -> f32 {
     let mut state = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     state ^= state >> 29;

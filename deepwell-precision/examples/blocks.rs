@@ -1,6 +1,6 @@
-//! Block-quantized matrices, for other programs: little-endian f32 of whole rows from standard
-//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all quantized data, as
-//! this crate writes them. `scripts/compare_ml_dtypes.py` uses it.
+//! Block-quantizes a matrix for other programs. Input: little-endian f32 of whole rows on standard
+//! input. Output: the tensor scale (NVFP4 only, f32), all scales, all quantized data, in the layout
+//! of this crate. Used by `scripts/compare_ml_dtypes.py`.
 //!
 //! `cargo run -p deepwell-precision --example blocks -- COLS e2m1 rceil < numbers > bytes`,
 //! `cargo run -p deepwell-precision --example blocks -- COLS nvfp4 row 448 < numbers > bytes`

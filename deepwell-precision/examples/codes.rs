@@ -1,5 +1,5 @@
-//! Codes of numbers, for other programs: little-endian f32 from standard input, one byte each to
-//! standard output, rounded to nearest even and saturating. `scripts/compare_ml_dtypes.py` uses it.
+//! Encodes numbers for other programs: little-endian f32 from standard input, one byte each to
+//! standard output, rounded to nearest even and saturating. Used by `scripts/compare_ml_dtypes.py`.
 //!
 //! `cargo run -p deepwell-precision --example codes -- e2m1 < numbers > codes`
 

@@ -1,7 +1,7 @@
-//! What quantization did to a tensor, block by block: signal and noise, saturation, underflow, and
-//! a histogram of block scales.
+//! Block-by-block error statistics of a quantized tensor: signal and noise, saturation, underflow,
+//! and a histogram of block scales.
 //!
-//! [`crate::QuantStats`] is what a quantization counts in passing; this compares a source with its
+//! [`crate::QuantStats`] is counted during quantization. This module compares a source with its
 //! quantized operand afterwards, for a report.
 
 use alloc::vec;
@@ -21,9 +21,9 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-/// Sums for each scale that a block can have. Merging adds floating-point numbers, so the last bits
-/// of signal and noise depend on the order of merging; within one call that order is fixed by the
-/// shape, at any number of threads.
+/// Sums for each possible block scale. Merging adds floating-point numbers, so the last bits of
+/// signal and noise depend on the order of merging. Within one call the order is fixed by the
+/// shape, for any number of threads.
 ///
 /// ```
 /// use deepwell_precision::{BlockStatistics, QuantFormat, quantize_rows, scales_len};
@@ -42,11 +42,11 @@ mod tests;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<BlockSums>", try_from = "Vec<BlockSums>")]
 pub struct BlockStatistics {
-    /// By scale byte.
+    /// Indexed by scale byte.
     bins: Vec<BlockSums>,
 }
 
-/// Scale bytes that there are.
+/// Number of scale bytes.
 const BINS: usize = 1 << 8;
 
 impl From<BlockStatistics> for Vec<BlockSums> {
@@ -71,14 +71,15 @@ impl Default for BlockStatistics {
 }
 
 impl BlockStatistics {
-    /// Of no block.
+    /// Statistics of no block.
     #[must_use]
     pub fn new() -> Self {
         Self { bins: vec![BlockSums::default(); BINS] }
     }
 
-    /// Of a row-major [rows, cols] matrix and what it was quantized to, one element to a byte, as
-    /// [`crate::quantize_rows`] makes it. For a columnwise operand pass the transpose as `src`.
+    /// Compares a row-major [rows, cols] matrix with its quantized operand, one element per byte,
+    /// as written by [`crate::quantize_rows`]. For a columnwise operand pass the transpose as
+    /// `src`.
     ///
     /// # Errors
     ///
@@ -98,8 +99,8 @@ impl BlockStatistics {
         Self::of(Quantized { src, data, scales, cols, storage: Mx(*format) }, (0, rows))
     }
 
-    /// Of a row-major [rows, cols] matrix and what it was quantized to, as [`nvfp4::quantize_rows`]
-    /// makes it.
+    /// Compares a row-major [rows, cols] matrix with its quantized operand, as written by
+    /// [`nvfp4::quantize_rows`].
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl BlockStatistics {
         Self::of(Quantized { src, data: bytes, scales, cols, storage }, (0, rows))
     }
 
-    /// Adds what `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (bin, other) in self.bins.iter_mut().zip(&other.bins) {
             bin.merge(other);
@@ -133,8 +134,8 @@ impl BlockStatistics {
         &self.bins[usize::from(code)]
     }
 
-    /// Scale bytes that occur, in rising order, each with its sums: the histogram. For MX formats
-    /// the scale is 2^(code - 127), for NVFP4 that of [`crate::ue4m3`].
+    /// Histogram: the scale bytes that occur, ascending, each with its sums. The scale is 2^(code -
+    /// 127) for MX formats, and [`crate::ue4m3`] for NVFP4.
     pub fn by_scale(&self) -> impl Iterator<Item = (u8, &BlockSums)> {
         let bins = (0..=u8::MAX).map(|code| (code, self.bin(code)));
         bins.filter(|(_, bin)| bin.blocks + bin.blocks_not_finite > 0)

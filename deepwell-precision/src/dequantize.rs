@@ -1,4 +1,4 @@
-//! From quantized data and scales back to numbers.
+//! Dequantization of MX formats.
 
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
@@ -15,16 +15,16 @@ use crate::{
 /// columnwise operand of a [rows, cols] matrix is itself a [cols, rows] matrix with blocks along
 /// its rows.
 ///
-/// Into `f32` the result is exact, except that it is infinite where the product exceeds f32 (scale
-/// bytes from 247 on for E4M3, 240 for E5M2, 251 for E3M2, 253 for E2M3 and E2M1). Data that was
-/// quantized from finite input gives finite values, see [`e8m0`]. Into `bf16` the result is as
-/// exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and always for the narrower formats; below,
-/// bits under 2^-133 are rounded to nearest even.
+/// With `f32` output the result is exact, except that it is infinite if the product exceeds f32
+/// (scale bytes from 247 on for E4M3, 240 for E5M2, 251 for E3M2, 253 for E2M3 and E2M1). Data
+/// quantized from finite input gives finite values, see [`e8m0`]. With `bf16` output the result is
+/// equally exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and always for the narrower
+/// formats; below, bits under 2^-133 are rounded to nearest even.
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is no MX format.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not MX.
 pub fn dequantize_rows<T: DequantizedValue>(
     data: &[u8],
     scales: &[u8],
@@ -50,7 +50,7 @@ fn dequantize(data: &[u8], scales: &[u8], cols: usize, element: ElementFormat, o
     }
 }
 
-/// Whole rows of a quantized matrix, and where their values go.
+/// Whole rows of a quantized matrix, and the destination of their values.
 struct Task<'a, T> {
     data: &'a [u8],
     scales: &'a [u8],
@@ -127,9 +127,9 @@ impl<T: DequantizedValue> Kernel for Task<'_, T> {
     }
 }
 
-/// [`e4m3::decode`] without branches. Bits above the fraction move to their place in f32; the
-/// exponent of a subnormal is taken as if it were one binade lower than the smallest normal, and
-/// subtracting its implicit one leaves half of the value.
+/// [`e4m3::decode`] without branches. Exponent and fraction bits are shifted to their position in
+/// f32. The exponent of a subnormal is then one binade below the smallest normal, and subtracting
+/// the implicit one leaves half of the value.
 #[inline(always)]
 pub(crate) fn decode_e4m3(code: u8) -> f32 {
     const OFFSET: u32 = (127 - e4m3::BIAS as u32) << 23;
@@ -141,7 +141,7 @@ pub(crate) fn decode_e4m3(code: u8) -> f32 {
     f32::from_bits(bits | (u32::from(code & 0x80) << 24))
 }
 
-/// [`e5m2::decode`] without branches, likewise.
+/// [`e5m2::decode`] without branches, by the same method.
 #[inline(always)]
 fn decode_e5m2(code: u8) -> f32 {
     const OFFSET: u32 = (127 - e5m2::BIAS as u32) << 23;
@@ -155,8 +155,8 @@ fn decode_e5m2(code: u8) -> f32 {
     f32::from_bits(bits | (u32::from(code & 0x80) << 24))
 }
 
-/// The decoders of formats whose values are all finite, likewise. The exponent bits are those
-/// between fraction and sign, and half of their range is the bias.
+/// Decoders of formats whose values are all finite, by the same method. The exponent bits lie
+/// between fraction and sign; the bias is half of their range.
 #[inline(always)]
 pub(crate) fn decode_small<const MANTISSA_BITS: u32, const SIGN_BIT: u32>(code: u8) -> f32 {
     let bias = (1 << (SIGN_BIT - MANTISSA_BITS - 1)) - 1;

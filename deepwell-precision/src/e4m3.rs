@@ -24,7 +24,7 @@ pub const CODE_NAN: u8 = minifloat::CODE_NAN;
 pub const MAX: f32 = 448.0;
 /// Smallest positive normal value, 2^(1 - bias).
 pub const MIN_NORMAL: f32 = 1.0 / 64.0;
-/// Smallest positive value; what is at most half of it rounds to zero.
+/// Smallest positive value; half of it or less rounds to zero.
 pub const MIN_SUBNORMAL: f32 = 1.0 / 512.0;
 
 pub(crate) const LAYOUT: Layout = Layout {
@@ -42,8 +42,8 @@ const _: () = assert!(decode(CODE_MAX) == MAX);
 const _: () = assert!(decode(1 << MANTISSA_BITS) == MIN_NORMAL);
 const _: () = assert!(decode(1) == MIN_SUBNORMAL);
 
-/// Code of `x`, rounded once. Subnormals are kept and the sign of zero too. NaN of either sign
-/// becomes [`CODE_NAN`]; infinities follow `overflow` under every rounding.
+/// Code of `x`, rounded once. Subnormals and the sign of zero are kept. NaN of either sign becomes
+/// [`CODE_NAN`]; infinities follow `overflow` under every rounding.
 ///
 /// ```
 /// use deepwell_precision::{Overflow, Rounding, e4m3};

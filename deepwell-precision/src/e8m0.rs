@@ -10,31 +10,30 @@
 //! [`from_amax`] implements the two rules of [`ScaleRule`]. Both give 0x00 for an amax of zero,
 //! 0xFE for infinity and 0xFF for NaN.
 //!
-//! - **RCEIL**: `s = amax / 448` (for another element format its largest finite value in the place
-//!   of 448, here and below), *divided* in f32 as the cuBLAS documentation has it. The scale is the
-//!   exponent of `s`, one more when its fraction is not zero: the smallest power of two that is not
-//!   below `s`. Multiplying by the rounded reciprocal, as some libraries do, gives other quotients
-//!   but, unless they are subnormal, the same scales (a test goes through all fractions). Because
-//!   the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart, no finite amax is ever
-//!   scaled beyond 448, except that below 448 * 2^-126, where `s` is subnormal, it may be by one
-//!   part in 2^23, which still rounds to 448. So RCEIL never saturates finite input, with one
-//!   exception: elements of a block with an amax above (2 - 2^-m) * 2^127, `m` the fraction bits of
-//!   an element (1.875 * 2^127 for E4M3), would round to 2^128, which f32 does not hold. Such a
-//!   block gets the scale of the floor rule, and what lies above its range becomes the largest
-//!   element (448 * 2^119 for E4M3). These saturations are not counted.
+//! - **RCEIL**: `s = amax / 448` (for another element format, its largest finite value replaces
+//!   448, here and below), *divided* in f32 as the cuBLAS documentation specifies. The scale is the
+//!   exponent of `s`, plus one if its fraction is not zero: the smallest power of two that is at
+//!   least `s`. Multiplying by the rounded reciprocal, as some libraries do, gives other quotients
+//!   but the same scales, unless quotients are subnormal (a test covers all fractions). The f32
+//!   neighbours of 448 * 2^k lie more than half an ulp of `s` apart, so no finite amax is scaled
+//!   beyond 448. Only below 448 * 2^-126, where `s` is subnormal, may it exceed 448 by one part in
+//!   2^23, which still rounds to 448. So RCEIL never saturates finite input, with one exception:
+//!   elements of a block with an amax above (2 - 2^-m) * 2^127, `m` the fraction bits of an element
+//!   (1.875 * 2^127 for E4M3), would round to 2^128, beyond f32. Such a block gets the scale of the
+//!   floor rule, and larger magnitudes become the largest element (448 * 2^119 for E4M3). These
+//!   saturations are not counted.
 //! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2, 4 for E3M2, 2 for E2M3 and E2M1), of the
-//!   OCP MX specification v1.0. The scaled amax lies in [256, 512), so what lies above 448
-//!   saturates.
+//!   OCP MX specification v1.0. The scaled amax lies in [256, 512), so magnitudes above 448
+//!   saturate.
 //!
-//! Under a third rule, **MIN_ERROR**, the scale follows from all elements of a block
-//! ([`from_block`]): it is that of RCEIL or half of it, whichever gives the block the smaller
-//! squared error. A floating-point element has the same relative error under both, so that the
-//! smaller scale pays for blocks with small elements, below the smallest normal one, and above all
-//! in formats of few bits.
+//! Under a third rule, **MIN_ERROR**, the scale depends on all elements of a block
+//! ([`from_block`]): the RCEIL scale or half of it, whichever gives the smaller squared error. Both
+//! give a normal floating-point element the same relative error. The smaller scale helps blocks
+//! with elements below the smallest normal, particularly in formats of few bits.
 
 use crate::{ElementFormat, Overflow, Rounding, ScaleRule, min_error};
 
-/// Code that stands for NaN.
+/// Code of NaN.
 pub const CODE_NAN: u8 = 0xFF;
 /// Code of the largest scale, 2^127.
 pub const CODE_MAX: u8 = 0xFE;
@@ -53,7 +52,7 @@ pub const fn decode(code: u8) -> f32 {
     }
 }
 
-/// 2^(127 - code), the exact factor that undoes a scale; NaN for 0xFF.
+/// 2^(127 - code), the exact factor that removes a scale; NaN for 0xFF.
 #[must_use]
 pub const fn reciprocal(code: u8) -> f32 {
     match code {
@@ -63,8 +62,8 @@ pub const fn reciprocal(code: u8) -> f32 {
 }
 
 /// Code of `x`, rounded to a power of two. `NearestEven` measures distance on the number line and
-/// breaks the tie at 1.5 * 2^k toward the even code. Zero and what lies below 2^-127 become 0x00.
-/// NaN and negative values become NaN. Beyond 2^127: 0xFE when saturating, else NaN.
+/// breaks the tie at 1.5 * 2^k toward the even code. Zero and values below 2^-127 become 0x00. NaN
+/// and negative values become NaN. Values beyond 2^127 become 0xFE when saturating, otherwise NaN.
 ///
 /// ```
 /// use deepwell_precision::{Overflow, Rounding, e8m0};
@@ -83,8 +82,8 @@ pub fn encode(x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
     if x == f32::INFINITY {
         return beyond;
     }
-    // Scaling by 2^32 makes every input normal, so that one rule on the fraction serves; 2^-127
-    // itself has its single bit at 2^22 units of 2^-149.
+    // Scaling by 2^32 makes every subnormal input normal, so that one rule on the fraction serves.
+    // 2^-127 itself has its single bit at 2^22 units of 2^-149.
     if x <= decode(0) {
         return 0;
     }
@@ -112,9 +111,9 @@ pub fn encode(x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
     }
 }
 
-/// Scale of a block of E4M3 elements whose largest magnitude is `amax`. The sign of `amax` is
-/// ignored. See the module documentation for the rules and the edge cases. By
-/// [`ScaleRule::MinError`], which goes by all elements, the larger of the two candidates.
+/// Scale of a block of E4M3 elements whose largest magnitude is `amax`; the sign of `amax` is
+/// ignored. See the module documentation for the rules and the edge cases. [`ScaleRule::MinError`]
+/// depends on all elements; here the rule gives its larger candidate.
 ///
 /// ```
 /// use deepwell_precision::{ScaleRule, e8m0};
@@ -141,10 +140,10 @@ pub fn from_amax_for(amax: f32, element: ElementFormat, rule: ScaleRule) -> u8 {
     }
 }
 
-/// Scale of a block with all its elements, run after run of `run` elements: a block along K is one
-/// run, in a square block each column of the source is one, also where the matrix ends within the
-/// block. By [`ScaleRule::MinError`] a block has to be looked at as a whole; by the others its
-/// largest magnitude is enough.
+/// Scale of a block from all its elements, in runs of `run` elements: a block along K is one run,
+/// in a square block each column of the source is one run, also if the matrix ends within the
+/// block. [`ScaleRule::MinError`] needs all elements; for other rules the largest magnitude is
+/// enough.
 ///
 /// ```
 /// use deepwell_precision::{ElementFormat, ScaleRule, e8m0};
@@ -165,15 +164,15 @@ pub fn from_block(elements: &[f32], run: usize, element: ElementFormat, rule: Sc
     }
 }
 
-/// The numbers by which the scale rules differ between element formats.
+/// Constants of the scale rules that depend on the element format.
 #[derive(Clone, Copy)]
 pub(crate) struct ScaleConstants {
     /// Largest finite element.
     pub(crate) element_max: f32,
     /// Exponent of the largest finite element.
     pub(crate) exponent_max: u32,
-    /// Bits of the largest amax that keeps its scale by RCEIL: an element of a block above it may
-    /// round to 2^128.
+    /// Bits of the largest amax with an RCEIL scale: in a block above it an element may round to
+    /// 2^128.
     pub(crate) amax_bits_max: u32,
 }
 
@@ -187,21 +186,21 @@ impl ScaleConstants {
             ElementFormat::E2M3 => (e2m3::MAX, 2, e2m3::MANTISSA_BITS),
             ElementFormat::E2M1 => (e2m1::MAX, 2, e2m1::MANTISSA_BITS),
         };
-        // Infinity less one unit in the last place of an element.
+        // Infinity minus one unit in the last place of an element.
         let amax_bits_max = INFINITY_BITS - (1 << (23 - mantissa_bits));
         Self { element_max, exponent_max, amax_bits_max }
     }
 }
 
-/// A scale code, widened so that a vector of them needs no packing, and whether the rule asked for
-/// a scale below 2^-127.
+/// A scale code, widened so that vector code needs no packing, and whether the rule gave a scale
+/// below 2^-127.
 pub(crate) struct FiniteScale {
     pub(crate) code: u32,
     pub(crate) clamped: bool,
 }
 
-/// The scale rules on the bits of a finite, non-negative amax, without branches, so that a loop
-/// over it becomes vector code.
+/// The scale rules on the bits of a finite, non-negative amax, without branches, so that loops
+/// vectorize.
 #[inline(always)]
 pub(crate) fn finite_scale(
     amax_bits: u32,
@@ -211,12 +210,12 @@ pub(crate) fn finite_scale(
     match rule {
         ScaleRule::Rceil | ScaleRule::MinError => {
             let s = (f32::from_bits(amax_bits) / constants.element_max).to_bits();
-            // Adding all ones below the exponent carries exactly when the fraction is not zero.
-            // Subnormal: 2^-127 (0x0040_0000) and below keep code 0, above it the code is 1.
+            // Adding all ones below the exponent carries if and only if the fraction is not zero.
+            // Subnormals up to 2^-127 (0x0040_0000) keep code 0; above, the code is 1.
             let normal = (s + 0x007F_FFFF) >> 23;
             let subnormal = u32::from(s > 0x0040_0000);
             let code = if s < 0x0080_0000 { subnormal } else { normal };
-            // The floor of the last binade, 2^127, where an element would round to 2^128.
+            // The floor of the last binade, 2^127, in which an element would round to 2^128.
             let largest = 254 - constants.exponent_max;
             let code = if amax_bits > constants.amax_bits_max { largest } else { code };
             FiniteScale { code, clamped: (s <= 0x0020_0000) & (amax_bits != 0) }

@@ -1,10 +1,10 @@
-//! Why a quantization, dequantization or scale layout change was refused.
+//! Errors of quantization, dequantization and scale layout changes.
 
 use thiserror::Error;
 
 use crate::QuantFormat;
 
-/// A slice does not have the length that the shape asks for.
+/// Invalid arguments of a quantization function.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QuantizeError {
@@ -17,9 +17,9 @@ pub enum QuantizeError {
         rows: usize,
         /// Columns of the matrix.
         cols: usize,
-        /// Elements that the shape asks for.
+        /// Number of elements required by the shape.
         expected: usize,
-        /// Elements that came.
+        /// Actual number of elements.
         got: usize,
     },
     /// rows * cols exceeds the address space.
@@ -30,25 +30,25 @@ pub enum QuantizeError {
         /// Columns of the matrix.
         cols: usize,
     },
-    /// The format is not one that this function makes.
+    /// The function does not support this format.
     #[error("expected {expected}, got `{got}`")]
     Format {
-        /// What it makes.
+        /// Supported formats.
         expected: &'static str,
-        /// What was asked for.
+        /// Requested format.
         got: QuantFormat,
     },
-    /// The width is not a multiple of what is transformed together.
+    /// The width is not a multiple of the transform size.
     #[error("expected rows of a multiple of {multiple} elements, got {cols}")]
     Multiple {
         /// Elements of a row.
         cols: usize,
-        /// Elements that are transformed together.
+        /// Elements per transform.
         multiple: usize,
     },
 }
 
-/// The lengths that one call checks.
+/// Shape of the matrix whose argument lengths a call checks.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,

@@ -1,4 +1,4 @@
-//! The words in which a policy speaks: formats, roles of tensors, what to do on an offence.
+//! Vocabulary of a policy: formats, roles of tensors, reactions to an offence.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::names::named_enum;
 use crate::{Direction, GemmMode, GemmPrecision, OperandClass, QuantFormat, UnknownName};
 
-/// In what format the GEMMs of a tensor are computed.
+/// Format in which the GEMMs of a tensor are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Format {
@@ -20,8 +20,8 @@ pub enum Format {
     F32,
     /// bfloat16 operands, f32 accumulation.
     Bf16,
-    /// Quantized operands, f32 accumulation. Of the format a policy takes elements and scales;
-    /// blocks and rounding it sets for each operand.
+    /// Quantized operands, f32 accumulation. A policy takes elements and scales from this format
+    /// and sets blocks and rounding for each operand.
     Quantized(QuantFormat),
 }
 
@@ -30,10 +30,10 @@ impl Format {
     pub const MXFP8: Self = Self::Quantized(QuantFormat::MXFP8);
     /// [`QuantFormat::NVFP4`].
     pub const NVFP4: Self = Self::Quantized(QuantFormat::NVFP4);
-    /// Those that have a name.
+    /// All formats with a name.
     pub const ALL: &'static [Self] = &[Self::F32, Self::Bf16, Self::MXFP8, Self::NVFP4];
 
-    /// The name that stands for it in files, flags and messages.
+    /// Name in files, flags and messages.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Format {
         }
     }
 
-    /// How operands are quantized; none in high precision.
+    /// Quantization of operands; `None` in high precision.
     #[must_use]
     pub const fn quantized(&self) -> Option<QuantFormat> {
         match self {
@@ -77,7 +77,7 @@ impl FromStr for Format {
     }
 }
 
-/// By name; a quantized format that has none as a table.
+/// Serialized by name, or as a table if a quantized format has no name.
 impl Serialize for Format {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for Format {
 }
 
 named_enum! {
-    /// What a tensor is for; defaults of a policy go by it.
+    /// Role of a tensor, on which the defaults of a policy depend.
     #[non_exhaustive]
     pub enum Role ("role") {
         /// Token embedding table.
@@ -131,56 +131,56 @@ named_enum! {
 }
 
 named_enum! {
-    /// How the guards answer GEMMs that offend.
+    /// Reaction of the guards to GEMMs that offend.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum Fallback ("fallback") {
-        /// Compute it in BF16 for a while, with an event.
+        /// Compute the GEMMs in BF16 for a while, with an event.
         #[default]
         Safe = "safe",
         /// Stop with an error that names the layer.
         Strict = "strict",
-        /// Record the event and go on.
+        /// Record the event and continue.
         Off = "off",
     }
 }
 
-/// One tensor that a policy decides about.
+/// A tensor to which a policy is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorUse<'a> {
     /// Full name, such as `layers.3.mlp.down_proj.weight`.
     pub name: &'a str,
-    /// What it is for.
+    /// Role of the tensor.
     pub role: Role,
 }
 
-/// What a policy decided about one tensor.
+/// Decision of a policy about one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Format of the GEMMs. A tensor of which only some operands are quantized is
-    /// [`Format::Quantized`], one of which none is quantized is not.
+    /// Format of the GEMMs: [`Format::Quantized`] if any operand is quantized, otherwise in high
+    /// precision.
     pub format: Format,
-    /// How each operand is quantized, in the order of [`OperandClass::ALL`]; none where the GEMM
-    /// reads it in high precision.
+    /// Quantization of each operand, in the order of [`OperandClass::ALL`]; `None` if the GEMM
+    /// reads the operand in high precision.
     pub operands: [Option<QuantFormat>; 6],
-    /// What computes a GEMM whose operands are both quantized.
+    /// How a GEMM is computed if both operands are quantized.
     pub gemm: GemmMode,
-    /// Why, in words for a report.
+    /// Reason, for a report.
     pub reason: String,
 }
 
 impl Assignment {
-    /// How an operand is quantized; none where the GEMM reads it in high precision.
+    /// Quantization of an operand; `None` if the GEMM reads it in high precision.
     #[must_use]
     pub fn operand(&self, class: OperandClass) -> Option<QuantFormat> {
         self.operands[class as usize]
     }
 
-    /// How a GEMM of the tensor is computed.
+    /// Precision of a GEMM of the tensor.
     #[must_use]
     pub fn gemm(&self, direction: Direction) -> GemmPrecision {
         let formats = OperandClass::of(direction).map(|class| self.operand(class));
-        // Operands of two kinds no instruction multiplies.
+        // No instruction multiplies operands of two format families.
         let of_one_family = matches!(formats, [Some(a), Some(b)] if a.is_of_family(&b));
         GemmPrecision {
             quantized: formats.map(|format| format.is_some()),

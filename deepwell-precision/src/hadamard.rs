@@ -1,11 +1,11 @@
 //! The 16-point random Hadamard transform: signs, then an orthogonal butterfly.
 //!
-//! `y = H (s * x) / 4` with the Walsh-Hadamard matrix H of natural order and a sign per place. Both
-//! operands of a GEMM that contracts over the transformed axis get the same signs, and the its
-//! result is what it was; outliers are spread over their group of 16 before quantization. NVFP4
-//! training does so with the two operands of the weight gradient.
+//! `y = H (s * x) / 4` with the Walsh-Hadamard matrix H of natural order and a sign `s` per
+//! position. Both operands of a GEMM that contracts over the transformed axis get the same signs,
+//! so the result of the GEMM does not change; outliers are spread over their group of 16 before
+//! quantization. NVFP4 training applies it to both operands of the weight gradient.
 //!
-//! Additions run in one fixed order (distance 1, 2, 4, 8) and the division by 4 is exact, unless it
+//! Additions run in one fixed order (distance 1, 2, 4, 8) and the division by 4 is exact unless it
 //! underflows, so the bits are the same everywhere.
 
 use crate::Philox;
@@ -19,7 +19,7 @@ pub const POINTS: usize = 16;
 /// The transform with one vector of signs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hadamard16 {
-    /// Bit i set: element i changes its sign. Zero is the plain transform.
+    /// Bit i set: the sign of element i is flipped. Zero is the plain transform.
     pub negative: u16,
 }
 
@@ -60,7 +60,7 @@ impl Hadamard16 {
     /// # Errors
     ///
     /// [`QuantizeError::Length`] when `x` does not fit the shape, [`QuantizeError::Multiple`] when
-    /// `cols` is no multiple of 16; nothing is written then.
+    /// `cols` is not a multiple of 16; nothing is written in these cases.
     pub fn forward_rows(
         &self,
         x: &mut [f32],
@@ -108,7 +108,7 @@ fn butterfly(x: &mut [f32; POINTS]) {
     x.iter_mut().for_each(|x| *x *= 0.25);
 }
 
-/// The groups of a matrix.
+/// Splits a matrix into groups.
 fn groups(x: &mut [f32], rows: usize, cols: usize) -> Result<&mut [[f32; 16]], QuantizeError> {
     Shape::new(rows, cols)?.expect("x", rows * cols, x.len())?;
     match cols.is_multiple_of(POINTS) {
@@ -117,7 +117,7 @@ fn groups(x: &mut [f32], rows: usize, cols: usize) -> Result<&mut [[f32; 16]], Q
     }
 }
 
-/// Many groups of one transform.
+/// Groups to transform.
 struct Rows<'a> {
     transform: Hadamard16,
     inverse: bool,
@@ -157,7 +157,7 @@ impl Kernel for Rows<'_> {
 mod tests {
     use super::*;
 
-    /// Entry (row, column) of H is -1 to the number of places where both indices have a one.
+    /// Entry (row, column) of H is (-1)^n, with n the number of bits set in both indices.
     #[test]
     fn transform_is_the_matrix() {
         for negative in [0, 1, 0x8001, 0xBEEF, u16::MAX] {
@@ -182,7 +182,7 @@ mod tests {
         }
     }
 
-    /// Products over the transformed axis stay; of integers exactly.
+    /// Dot products over the transformed axis are preserved, exactly for integers.
     #[test]
     fn products_stay() {
         let (rows, cols) = (5000, 48);

@@ -3,41 +3,41 @@
 //!
 //! # Brief overview
 //!
-//! Parts that are usable without one another:
+//! The parts can be used separately:
 //!
 //! **Numbers.** [`e4m3`], [`e5m2`], [`e3m2`], [`e2m3`], [`e2m1`] and, for scales, [`e8m0`] and
-//! [`ue4m3`] turn one number into one code and back, with explicit [`Rounding`] and [`Overflow`],
-//! or stochastically with bits from [`Philox`], which counts: the same seed and index give the same
-//! bits everywhere.
+//! [`ue4m3`] convert one number to a code and back, with explicit [`Rounding`] and [`Overflow`], or
+//! stochastically with bits from [`Philox`]. Philox is counter based: the same seed and index give
+//! the same bits everywhere.
 //!
-//! **Formats.** A [`QuantFormat`] says how a matrix is quantized: the format of its elements, the
-//! [`Block`] of them that shares a scale, how scales are stored and follow from magnitudes
-//! ([`ScaleFormat`]), whether the tensor has a scale of its own, and how elements are rounded.
+//! **Formats.** A [`QuantFormat`] describes the quantization of a matrix: the element format, the
+//! [`Block`] of elements with a common scale, how scales are stored and computed from magnitudes
+//! ([`ScaleFormat`]), whether there is a tensor scale, and the rounding of elements.
 //! [`QuantFormat::MXFP8`], [`QuantFormat::MXFP8_128`] and [`QuantFormat::NVFP4`] are presets.
 //!
-//! **MX blocks.** Of an MX format, [`quantize_rows`], [`quantize_columns`] and [`quantize_both`]
+//! **MX blocks.** For MX formats, [`quantize_rows`], [`quantize_columns`] and [`quantize_both`]
 //! write quantized data and scales from `f32` or `bf16` and return [`QuantStats`];
-//! [`dequantize_rows`] goes back. A GEMM needs each operand quantized along its contraction, so a
-//! tensor that is used in two GEMMs has two quantized operands, each made from the source.
+//! [`dequantize_rows`] is the inverse. A GEMM needs each operand quantized along its contraction,
+//! so a tensor of two GEMMs has two quantized operands, each made from the source.
 //!
-//! **NVFP4.** [`nvfp4`] does the same with two levels of scales, in blocks of 16, and writes
-//! packed data.
+//! **NVFP4.** [`nvfp4`] quantizes with two levels of scales, in blocks of 16, and writes packed
+//! data.
 //!
 //! **Around quantization.** [`packed`] stores elements of four and six bits without gaps,
-//! [`scale_tiles`] brings scales into the layout that tensor cores read, [`hadamard`] spreads
-//! outliers before quantization, and [`BlockStatistics`] says afterwards what was lost: signal to
+//! [`scale_tiles`] converts scales to the layout that tensor cores read, [`hadamard`] spreads
+//! outliers before quantization, and [`BlockStatistics`] measures the loss afterwards: signal to
 //! noise, saturation, underflow, for each block scale.
 //!
 //! **Policy** (feature `policy`, on by default). A `PrecisionPolicy`, from a preset or from TOML,
 //! gives each tensor of a model an [`Assignment`]: its [`Format`], its specs and the reason.
 //!
-//! **Guards.** [`Guards`] watch a run: they count, keep histories, notice loss spikes, and move a
-//! layer that offends to BF16 and back. Their whole state serializes.
+//! **Guards.** [`Guards`] watch a run: they count, keep histories, detect loss spikes, and move
+//! GEMMs that offend to BF16 and back. Their whole state serializes.
 //!
 //! Quantization uses the vector instructions of the machine (feature `std`) and the threads of the
-//! current rayon pool (feature `rayon`); both are on by default. Neither changes a bit of the
-//! result. Without default features the crate is `no_std` and needs
-//! `alloc`; everything but the policy and decibels is there.
+//! current rayon pool (feature `rayon`); both are on by default and do not change any bit of the
+//! result. Without default features the crate is `no_std` and needs `alloc`; only the policy and
+//! decibels are missing.
 //!
 //! # Example
 //!
@@ -88,13 +88,13 @@
 //!
 //! | feature | default | what it adds |
 //! |---|---|---|
-//! | `std` | yes | vector instructions chosen at run time, decibels; without it `no_std` + `alloc` |
+//! | `std` | yes | vector instructions chosen at run time, decibels; else `no_std` + `alloc` |
 //! | `rayon` | yes | quantization of large matrices on all threads of the current pool |
 //! | `policy` | yes | `PrecisionPolicy`: glob rules from TOML |
 //!
 //! The last two turn `std` on. None of them changes a result.
 //!
-//! # What has its place but is not here yet
+//! # Not implemented yet
 //!
 //! Six bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 and NVFP4.
 

@@ -1,22 +1,21 @@
-//! The arithmetic that all element formats share: one encoder and one decoder over a description
-//! of the bits. Written for clarity; the vector kernels in `quantize` have their own, tested
-//! against this.
+//! Arithmetic shared by all element formats: one encoder and one decoder, parametrized by the bit
+//! layout. Written for clarity; the vector kernels in `quantize` are tested against this code.
 
 use crate::{Overflow, Rounding};
 
-/// What tells one small float from another.
+/// Bit layout and special values of a small float.
 pub(crate) struct Layout {
     /// Stored fraction bits.
     pub(crate) mantissa_bits: u32,
     /// Exponent bias; the smallest normal is 2^(1 - bias).
     pub(crate) bias: i32,
-    /// Place of the sign bit; bits above it are not part of the code.
+    /// Position of the sign bit; higher bits are not part of the code.
     pub(crate) sign_bit: u32,
     /// Code of the largest finite magnitude.
     pub(crate) code_max: u8,
-    /// Code that NaN of either sign takes.
+    /// Code of NaN of either sign.
     pub(crate) code_nan: u8,
-    /// Code that a magnitude beyond the range takes under `Overflow::NonFinite`.
+    /// Code of a magnitude beyond the range under `Overflow::NonFinite`.
     pub(crate) code_overflow: u8,
     /// Whether the format has NaN.
     pub(crate) has_nan: bool,
@@ -24,7 +23,7 @@ pub(crate) struct Layout {
     pub(crate) has_infinity: bool,
 }
 
-/// The one NaN that encoding gives in eight bits; sign clear.
+/// The NaN of eight-bit encoders; sign clear.
 pub(crate) const CODE_NAN: u8 = 0x7F;
 /// Bits of f32 infinity; magnitudes above are NaN.
 const INFINITY_BITS: u32 = 0x7F80_0000;
@@ -46,25 +45,26 @@ pub(crate) fn encode(x: f32, layout: &Layout, rounding: Rounding, overflow: Over
     })
 }
 
-/// Code of `x`, saturating, rounded away from zero with a probability that is the share of the way
-/// to the next code: when that share exceeds `bits` / 2^32. Exact values stay.
+/// Code of `x`, saturating, rounded away from zero with a probability equal to the fraction of the
+/// distance to the next code: if this fraction exceeds `bits` / 2^32. Exact values stay.
 pub(crate) fn encode_stochastic(x: f32, layout: &Layout, bits: u32) -> u8 {
     encode_with(x, layout, Overflow::Saturate, true, |cut| {
         (cut.remainder << 32) >> cut.shift > u64::from(bits)
     })
 }
 
-/// What lies below the last bit that a code keeps.
+/// The part of a magnitude below the last bit of its code.
 struct Cut {
-    /// `remainder` / 2^`shift` is the way to the next code, from 0 to below 1; under 2^24.
+    /// `remainder` / 2^`shift` is the fraction of the distance to the next code, in [0, 1); under
+    /// 2^24.
     remainder: u64,
     /// 20 to 60.
     shift: u32,
-    /// Whether the code that the magnitude is cut to is odd.
+    /// Whether the truncated code is odd.
     is_odd: bool,
 }
 
-/// Code of `x`, which `round_away` decides about. `stays_finite`: a finite `x` beyond the range
+/// Code of `x`; `round_away` decides the rounding. `stays_finite`: a finite `x` beyond the range
 /// does not overflow.
 fn encode_with(
     x: f32,
@@ -95,16 +95,16 @@ fn encode_with(
     let significand = if exponent_field == 0 { fraction } else { fraction | 0x0080_0000 };
     let exponent = exponent_field.max(1) as i32 - 127;
 
-    // Below the smallest normal all codes share one spacing, hence the max.
+    // Below the smallest normal all codes have the same spacing, hence the max.
     let exponent_min = 1 - layout.bias;
     let exponent_code = exponent.max(exponent_min);
-    // 25 bits and more shift all of it into the remainder; the cap keeps the shifts legal.
+    // 25 bits and more shift everything into the remainder; the cap keeps the shifts legal.
     let shift = (23 - layout.mantissa_bits as i32 + exponent_code - exponent).min(60) as u32;
     let units = u64::from(significand) >> shift;
     let remainder = u64::from(significand) & ((1 << shift) - 1);
     let cut = Cut { remainder, shift, is_odd: units & 1 == 1 };
     let units = units as u32 + u32::from(round_away(cut));
-    // `units` holds the implicit one, so adding it to the exponent less one carries by itself.
+    // `units` includes the implicit one, so the sum with the exponent minus one carries correctly.
     let code = (((exponent_code - exponent_min) as u32) << layout.mantissa_bits) + units;
     if code <= u32::from(layout.code_max) {
         return sign | code as u8;

@@ -1,4 +1,4 @@
-//! Enums whose variants have one name each, for files, flags and messages alike.
+//! Enums with one name per variant, for files, flags and messages.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -7,16 +7,16 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-/// A name that stands for no variant.
+/// A name that matches no variant.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("expected one of {expected} as {kind}, got `{got}`")]
 #[non_exhaustive]
 pub struct UnknownName {
-    /// What was being named, such as "scale rule".
+    /// Kind of the name, such as "scale rule".
     pub kind: &'static str,
-    /// The name that came.
+    /// The unknown name.
     pub got: String,
-    /// The names that exist, each in backticks.
+    /// The valid names, each in backticks.
     pub expected: String,
 }
 
@@ -47,7 +47,7 @@ macro_rules! named_enum {
             /// All variants, in the order of declaration.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )+];
 
-            /// The name that stands for this variant in files, flags and messages.
+            /// Name of this variant in files, flags and messages.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $name, )+ }

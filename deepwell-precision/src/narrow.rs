@@ -1,7 +1,7 @@
-//! The element formats with neither infinity nor NaN: E3M2, E2M3 and E2M1.
+//! Element formats without infinity and NaN: E3M2, E2M3 and E2M1.
 
-/// A module with the constants and both directions of one format, given by its fields and by what
-/// 2.4 rounds to, for the example.
+/// Defines a module with the constants, encoder and decoder of a format. Arguments are the fields,
+/// and the rounded value of 2.4 for the example.
 macro_rules! finite_format {
     (
         $(#[$documentation:meta])*
@@ -18,15 +18,15 @@ macro_rules! finite_format {
             pub const MANTISSA_BITS: u32 = $mantissa_bits;
             /// Exponent bias.
             pub const BIAS: i32 = $bias;
-            /// Place of the sign bit.
+            /// Position of the sign bit.
             pub const SIGN_BIT: u32 = $sign_bit;
             /// Code of [`MAX`].
             pub const CODE_MAX: u8 = (1 << SIGN_BIT) - 1;
-            /// Largest finite value, the largest of all.
+            /// Largest value.
             pub const MAX: f32 = $max;
             /// Smallest positive normal value, 2^(1 - bias).
             pub const MIN_NORMAL: f32 = $min_normal;
-            /// Smallest positive value; what is at most half of it rounds to zero.
+            /// Smallest positive value; half of it or less rounds to zero.
             pub const MIN_SUBNORMAL: f32 = $min_subnormal;
 
             pub(crate) const LAYOUT: Layout = Layout {
@@ -44,10 +44,9 @@ macro_rules! finite_format {
             const _: () = assert!(decode(1 << MANTISSA_BITS) == MIN_NORMAL);
             const _: () = assert!(decode(1) == MIN_SUBNORMAL);
 
-            /// Code of `x`, rounded once. Subnormals are kept and the sign of zero too. The format
-            /// has nothing beyond [`MAX`], so both kinds of `overflow` saturate, infinities
-            /// included; NaN of either sign becomes [`CODE_MAX`], as `cvt.satfinite` of the PTX
-            /// ISA has it.
+            /// Code of `x`, rounded once. Subnormals and the sign of zero are kept. The format has
+            /// no value beyond [`MAX`], so both kinds of `overflow` saturate, infinities included;
+            /// NaN of either sign becomes [`CODE_MAX`], as with `cvt.satfinite` of the PTX ISA.
             ///
             /// ```
             #[doc = concat!(

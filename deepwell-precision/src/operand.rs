@@ -1,8 +1,8 @@
-//! The operands of a linear layer's GEMMs, and how each of them is quantized.
+//! The operands of a linear layer's GEMMs, and their quantization.
 //!
-//! A linear layer has three GEMMs of two operands each, which makes six [`OperandClass`]es. A
-//! weight, an activation or a gradient is an operand of two of them, along different axes, and each
-//! use has a quantization of its own.
+//! A linear layer has three GEMMs of two operands each, which gives six [`OperandClass`]es. A
+//! weight, an activation or a gradient is an operand of two of the GEMMs, along different axes, and
+//! each use has its own quantization.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ named_enum! {
 }
 
 impl OperandClass {
-    /// The operands of a GEMM, in the order in which it reads them.
+    /// The operands of a GEMM, in argument order.
     ///
     /// ```
     /// use deepwell_precision::{Direction, OperandClass};
@@ -77,40 +77,40 @@ impl OperandClass {
 }
 
 named_enum! {
-    /// How a scaled value becomes an element.
+    /// Rounding of a scaled value to an element.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum ElementRounding ("rounding") {
         /// To the nearest element, ties to even.
         #[default]
         Nearest = "nearest",
-        /// To one of the two neighbours at random, so that the expectation is the value.
+        /// To one of the two neighbours at random, so that the expectation equals the value.
         Stochastic = "stochastic",
     }
 }
 
 named_enum! {
-    /// What computes a GEMM whose operands are both quantized.
+    /// How a GEMM is computed if both operands are quantized.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum GemmMode ("gemm") {
-        /// Tensor cores that take scales, or what stands for them.
+        /// Tensor cores with block scales, or an equivalent.
         #[default]
         Native = "native",
-        /// A BF16 GEMM on the dequantized operands. It has the error of quantization and not that
-        /// of the accumulator of FP8 tensor cores.
+        /// A BF16 GEMM on the dequantized operands. It has the error of quantization but not the
+        /// error of the accumulator of FP8 tensor cores.
         Emulated = "emulated",
     }
 }
 
-/// How one GEMM of a tensor is computed.
+/// Precision of one GEMM of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmPrecision {
-    /// Which of its operands are quantized, in the order of [`OperandClass::of`].
+    /// Whether each operand is quantized, in the order of [`OperandClass::of`].
     pub quantized: [bool; 2],
-    /// Whether it multiplies quantized data with scales. Otherwise quantized operands are
-    /// dequantized, and it is a BF16 GEMM.
+    /// Whether the GEMM multiplies quantized data with scales. Otherwise quantized operands are
+    /// dequantized for a BF16 GEMM.
     #[serde(alias = "is_mxfp8")]
     pub is_scaled: bool,
 }
@@ -121,14 +121,14 @@ impl GemmPrecision {
     /// A GEMM without quantized operands.
     pub const PLAIN: Self = Self { quantized: [false, false], is_scaled: false };
 
-    /// Whether quantized operands are dequantized for it.
+    /// Whether quantized operands are dequantized for the GEMM.
     #[must_use]
     pub fn is_emulated(self) -> bool {
         !self.is_scaled && self.quantized != [false, false]
     }
 
-    /// What differs from a GEMM with scales in words for a report, with `direction` named first;
-    /// none for such a GEMM. `format` is the name of the format of the quantized operands.
+    /// Describes the difference from a GEMM with scales for a report, beginning with `direction`;
+    /// `None` for a GEMM with scales. `format` is the name of the quantized operands' format.
     ///
     /// ```
     /// use deepwell_precision::{Direction, GemmPrecision};

@@ -1,13 +1,13 @@
 //! Elements of four and six bits stored without gaps.
 //!
-//! - **FP4**: two to a byte, the element of the lower index in the low nibble.
+//! - **FP4**: two per byte, the element of the lower index in the low nibble.
 //! - **FP6**: four to three bytes, little-endian: element i of a row occupies bits 6 i to 6 i + 5
 //!   of the row, bit b being bit b % 8 of byte b / 8. So byte 0 holds element 0 and the two low
 //!   bits of element 1.
 //!
-//! Each row starts at a byte of its own; bits after its last element are zero. FP6 is the dense
-//! form for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements,
-//! then as many bytes as fill 16), which a copy to shared memory makes.
+//! Each row starts at a byte boundary; bits after its last element are zero. FP6 is the dense form
+//! for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements, then
+//! padding to 16 bytes), which a copy to shared memory creates.
 
 use crate::error::{QuantizeError, Shape};
 
@@ -68,7 +68,7 @@ pub fn pack_fp4(
 pub(crate) fn pack_pairs(data: &[u8; 32]) -> [u8; 16] {
     let mut bytes = [0; 16];
     for (byte, pair) in bytes.iter_mut().zip(data.as_chunks::<2>().0) {
-        // As a word of sixteen bits, so that a vector of pairs narrows to one of bytes.
+        // As 16-bit words, so that a vector of pairs narrows to a vector of bytes.
         let word = u16::from_le_bytes(*pair);
         *byte = ((word & 0xF) | (word >> 4)) as u8;
     }
@@ -172,8 +172,8 @@ pub fn unpack_fp6(
     Ok(())
 }
 
-/// The low six bits of eight bytes, next to each other in the low 48 bits: pairs, then pairs of
-/// pairs, then halves move together.
+/// Packs the low six bits of eight bytes contiguously into the low 48 bits, merging pairs, then
+/// pairs of pairs, then halves.
 const fn gather_six_bits(word: u64) -> u64 {
     let word = (word & 0x003F_003F_003F_003F) | ((word & 0x3F00_3F00_3F00_3F00) >> 2);
     let word = (word & 0x0000_0FFF_0000_0FFF) | ((word & 0x0FFF_0000_0FFF_0000) >> 4);

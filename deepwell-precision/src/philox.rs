@@ -1,14 +1,14 @@
-//! Random bits by counting: Philox 4x32-10, the generator behind stochastic rounding.
+//! Counter-based random bits: Philox 4x32-10, the generator of stochastic rounding.
 //!
-//! A block of four words is a function of key and counter and of nothing else, so element i of a
-//! tensor gets the same bits on every backend and in any order of threads. Source: Salmon, Moraes,
-//! Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+//! A block of four words is a function of key and counter alone, so element i of a tensor gets the
+//! same bits on every backend and in any order of threads. Source: Salmon, Moraes, Dror, Shaw,
+//! "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: u32 = 10;
 
-/// The four words of one counter under one key.
+/// The four words of a counter under a key.
 ///
 /// ```
 /// let words = deepwell_precision::philox::block([0; 4], [0; 2]);
@@ -45,20 +45,20 @@ const fn next_key(key: [u32; 2]) -> [u32; 2] {
     [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])]
 }
 
-/// A stream of random words addressed by index: the word of index i is word i % 4 of the block
-/// whose counter is i / 4 (low word first) followed by the stream (low word first), and whose key
-/// is the seed (low word first).
+/// A stream of random words addressed by index: the word of index i is word i % 4 of a block. The
+/// block's counter is i / 4 (low word first) followed by the stream (low word first); its key is
+/// the seed (low word first).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Philox {
     /// Seed of a run.
     pub seed: u64,
-    /// What tells tensors and steps of one run apart.
+    /// Distinguishes tensors and steps of one run.
     pub stream: u64,
 }
 
 /// Blocks that are computed at a time, in the lanes of two AVX-512 registers.
 const LANES: usize = 16;
-/// Words that [`Philox::fill`] makes at a time.
+/// Words that [`Philox::fill`] computes at a time.
 const WORDS: usize = 4 * LANES;
 
 impl Philox {
@@ -68,8 +68,7 @@ impl Philox {
         block(self.counter(index / 4), self.key())[(index % 4) as usize]
     }
 
-    /// The words from index `start` on, of which `words` takes as many as it has room for. After
-    /// the largest index comes 0.
+    /// Fills `words` with the words from index `start` on. Index 0 follows the largest index.
     ///
     /// ```
     /// use deepwell_precision::Philox;
@@ -95,7 +94,7 @@ impl Philox {
     }
 
     const fn counter(&self, at: u64) -> [u32; 4] {
-        // Indices end at 2^64, so that blocks count to 2^62.
+        // Indices end at 2^64, so blocks are counted up to 2^62.
         let at = at & (u64::MAX >> 2);
         [at as u32, (at >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32]
     }
@@ -104,7 +103,7 @@ impl Philox {
         [self.seed as u32, (self.seed >> 32) as u32]
     }
 
-    /// The words of [`LANES`] blocks, a lane each.
+    /// The words of [`LANES`] blocks, one per lane.
     #[inline(always)]
     fn blocks(&self, first: u64) -> [u32; WORDS] {
         let mut counters: [[u32; LANES]; 4] = [[0; LANES]; 4];

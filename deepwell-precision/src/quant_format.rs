@@ -1,4 +1,4 @@
-//! How a matrix is quantized, as one value: elements, blocks, scales, rounding.
+//! Quantization of a matrix as one value: elements, blocks, scales, rounding.
 
 use core::fmt;
 
@@ -12,7 +12,7 @@ use crate::{
     BLOCK, BlockShape, ElementFormat, ElementRounding, Granularity, QuantizeError, ScaleRule,
 };
 
-/// A rectangle of elements that share one scale.
+/// A rectangle of elements with a common scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Block {
@@ -29,20 +29,20 @@ impl Block {
         Self { rows: 1, k }
     }
 
-    /// As many rows as elements along K: quantized rowwise and columnwise, a matrix then holds the
-    /// same values. For weights.
+    /// As many rows as elements along K: rowwise and columnwise quantization then give the same
+    /// values. For weights.
     #[must_use]
     pub const fn square(k: u16) -> Self {
         Self { rows: k, k }
     }
 
-    /// Whether it has as many rows as elements along K.
+    /// Whether the number of rows equals the number of elements along K.
     #[must_use]
     pub const fn is_square(self) -> bool {
         self.rows == self.k
     }
 
-    /// The elements, row or square.
+    /// The shape, row or square.
     #[must_use]
     pub const fn shape(self) -> BlockShape {
         if self.is_square() { BlockShape::Square } else { BlockShape::Row }
@@ -56,21 +56,20 @@ impl fmt::Display for Block {
     }
 }
 
-/// In what the scales of blocks are stored, and how they follow from magnitudes.
+/// Storage format of block scales, and their computation from magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum ScaleFormat {
-    /// A power of two, one byte for each 32 elements along K, whatever the block: [`crate::e8m0`].
+    /// A power of two, one byte for each 32 elements along K, for every block: [`crate::e8m0`].
     E8m0(ScaleRule),
-    /// A number of four exponent and three fraction bits without a sign, one byte for each 16
-    /// elements along K: [`crate::ue4m3`].
+    /// An unsigned number with four exponent and three fraction bits, one byte for each 16 elements
+    /// along K: [`crate::ue4m3`].
     Ue4m3(ScaleBound),
 }
 
 impl ScaleFormat {
-    /// Elements along K for which one scale is stored. A larger block stores its scale several
-    /// times.
+    /// Elements along K per stored scale. A larger block stores its scale several times.
     #[must_use]
     pub const fn stored_every(self) -> usize {
         match self {
@@ -90,11 +89,11 @@ impl ScaleFormat {
 }
 
 named_enum! {
-    /// A scale for the tensor as a whole, beside those of its blocks.
+    /// A scale for the whole tensor, besides the scales of blocks.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum TensorScale ("tensor scale") {
-        /// There is none.
+        /// No tensor scale.
         #[default]
         None = "none",
         /// IEEE 754 binary32, from the largest magnitude of the tensor.
@@ -102,8 +101,8 @@ named_enum! {
     }
 }
 
-/// How a matrix is quantized. Plain data: what quantizes, dequantizes, plans, stores or multiplies
-/// reads it from here.
+/// Quantization of a matrix, as plain data for quantization, dequantization, planning, storage and
+/// GEMMs.
 ///
 /// ```
 /// use deepwell_precision::{Block, QuantFormat};
@@ -116,13 +115,13 @@ named_enum! {
 pub struct QuantFormat {
     /// Format of the elements.
     pub element: ElementFormat,
-    /// Elements that share a scale.
+    /// Elements with a common scale.
     pub block: Block,
     /// Format of the scales.
     pub scale: ScaleFormat,
-    /// Whether the tensor has a scale of its own.
+    /// Whether there is a tensor scale.
     pub tensor_scale: TensorScale,
-    /// How elements are rounded.
+    /// Rounding of elements.
     pub rounding: ElementRounding,
 }
 
@@ -151,7 +150,7 @@ impl QuantFormat {
         tensor_scale: TensorScale::F32,
         rounding: ElementRounding::Nearest,
     };
-    /// Formats that a policy can name: each stands for its family.
+    /// Formats that a policy can name, one per family.
     pub const FAMILIES: &'static [Self] = &[Self::MXFP8, Self::NVFP4];
 
     /// The MX format of these elements: blocks of 1x32, scales by RCEIL.
@@ -160,7 +159,7 @@ impl QuantFormat {
         Self { element, ..Self::MXFP8 }
     }
 
-    /// Name of the family: elements and scales, whatever the blocks and the rounding.
+    /// Name of the family: elements and scales, regardless of blocks and rounding.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match (self.element, self.scale) {
@@ -174,13 +173,13 @@ impl QuantFormat {
         }
     }
 
-    /// The family of a name, as [`QuantFormat::FAMILIES`] has it.
+    /// The family with this name, from [`QuantFormat::FAMILIES`].
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::FAMILIES.iter().copied().find(|format| format.name() == name)
     }
 
-    /// Whether both are elements and scales of the same kind: what one GEMM takes.
+    /// Whether both have the same kind of elements and scales, as one GEMM requires.
     #[must_use]
     pub fn is_of_family(&self, other: &Self) -> bool {
         let same_scale =
@@ -188,19 +187,19 @@ impl QuantFormat {
         self.element == other.element && same_scale
     }
 
-    /// Name of the family in the capitals in which it is written in a sentence.
+    /// Name of the family in capitals, for sentences.
     #[must_use]
     pub fn title(&self) -> String {
         self.name().to_ascii_uppercase()
     }
 
-    /// The same with square blocks.
+    /// Sets square blocks.
     #[must_use]
     pub const fn square(self) -> Self {
         Self { block: Block::square(self.block.k), ..self }
     }
 
-    /// The same with blocks of this shape.
+    /// Sets the block shape.
     #[must_use]
     pub const fn with_shape(self, shape: BlockShape) -> Self {
         match shape {
@@ -209,7 +208,7 @@ impl QuantFormat {
         }
     }
 
-    /// The same with one exponent for so many elements; as it is where scales are no exponents.
+    /// Sets the granularity of exponents; no effect if scales are not exponents.
     #[must_use]
     pub const fn with_granularity(self, granularity: Granularity) -> Self {
         let ScaleFormat::E8m0(_) = self.scale else { return self };
@@ -218,7 +217,7 @@ impl QuantFormat {
         Self { block: Block::row(k), ..self }.with_shape(shape)
     }
 
-    /// The same with another rule for exponents; as it is where scales are no exponents.
+    /// Sets the rule for exponents; no effect if scales are not exponents.
     #[must_use]
     pub const fn with_scale_rule(self, rule: ScaleRule) -> Self {
         match self.scale {
@@ -227,24 +226,24 @@ impl QuantFormat {
         }
     }
 
-    /// The same with another rounding.
+    /// Sets the rounding.
     #[must_use]
     pub const fn with_rounding(self, rounding: ElementRounding) -> Self {
         Self { rounding, ..self }
     }
 
-    /// Whether elements are rounded at random.
+    /// Whether elements are rounded stochastically.
     #[must_use]
     pub fn is_stochastic(&self) -> bool {
         self.rounding == ElementRounding::Stochastic
     }
 
-    /// The refusal of a function that does not make this format.
+    /// The error of a function that does not support this format.
     pub(crate) fn refused(&self, expected: &'static str) -> QuantizeError {
         QuantizeError::Format { expected, got: *self }
     }
 
-    /// As the kernels of MX formats take it.
+    /// The form used by the kernels of MX formats.
     pub(crate) fn mx_spec(&self) -> Result<MxSpec, QuantizeError> {
         const EXPECTED: &str = "an MX format with blocks of 1x32, 32x32, 1x128 or 128x128";
         let (ScaleFormat::E8m0(scale_rule), TensorScale::None) = (self.scale, self.tensor_scale)
@@ -265,7 +264,7 @@ impl QuantFormat {
 }
 
 impl fmt::Display for QuantFormat {
-    /// `mxfp8 1x32`, and the rounding where it is not to nearest.
+    /// `mxfp8 1x32`, followed by the rounding unless it is to nearest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name(), self.block)?;
         match self.rounding {

@@ -1,10 +1,11 @@
-//! Small generators for initial weights, the order of data, benchmarks and tests. What training
-//! rounds at random is [`philox`](crate::philox)'s.
+//! Small generators for initial weights, data order, benchmarks and tests. Stochastic rounding uses
+//! [`philox`](crate::philox).
 //!
-//! Their numbers are part of what a run is: a generator that changed would change every loss.
+//! The generators must not change: their numbers determine every loss of a run.
 
 /// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every
-/// input bit moves about half of the output bits. Of a counter it makes a generator without state.
+/// input bit flips about half of the output bits. Applied to a counter, it is a stateless
+/// generator.
 ///
 /// ```
 /// use deepwell_precision::random::split_mix64;
@@ -19,10 +20,10 @@ pub const fn split_mix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What SplitMix64 adds to its state for each number: 2^64 over the golden ratio.
+/// Increment of the state of SplitMix64: 2^64 over the golden ratio.
 const SPLIT_MIX64_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The numbers of SplitMix64 from a state on.
+/// SplitMix64, with its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitMix64(pub u64);
 
@@ -35,8 +36,7 @@ impl SplitMix64 {
     }
 }
 
-/// The numbers of Marsaglia's xorshift with shifts of 13, 7 and 17 (2003) from a state on, which is
-/// not 0.
+/// Marsaglia's xorshift with shifts of 13, 7 and 17 (2003), with its state, which must not be 0.
 ///
 /// ```
 /// use deepwell_precision::random::XorShift64;
@@ -61,7 +61,7 @@ impl XorShift64 {
 mod tests {
     use super::*;
 
-    /// The numbers that Vigna's `splitmix64.c` gives from the state 1234567.
+    /// The sequence of Vigna's `splitmix64.c` from the state 1234567.
     #[test]
     fn a_state_gives_the_published_sequence() {
         let mut random = SplitMix64(1_234_567);

@@ -1,25 +1,25 @@
-//! How a value that a format cannot hold becomes one that it can.
+//! Conversion of values that a format cannot represent.
 
 use serde::{Deserialize, Serialize};
 
-/// Which neighbour a value between two representable ones takes.
+/// Rounding of a value between two representable neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Rounding {
-    /// The nearer one; of two equally near ones the one with the even code. What casts use.
+    /// To the nearer neighbour, ties to the even code. Used by casts.
     #[default]
     NearestEven,
-    /// The one of smaller magnitude.
+    /// To the neighbour of smaller magnitude.
     TowardZero,
-    /// The larger one. How the RCEIL rule rounds a scale (`cvt.rp` in PTX).
+    /// To the larger neighbour. Used by the RCEIL rule for scales (`cvt.rp` in PTX).
     TowardPositive,
 }
 
-/// What a magnitude beyond the largest finite one becomes.
+/// Conversion of a magnitude beyond the largest finite magnitude.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Overflow {
-    /// The largest finite magnitude, for infinities too (`.satfinite` in PTX). What casts use.
+    /// The largest finite magnitude, for infinities too (`.satfinite` in PTX). Used by casts.
     #[default]
     Saturate,
     /// NaN in E4M3 and E8M0, which have no infinity; infinity in E5M2. A finite value that is

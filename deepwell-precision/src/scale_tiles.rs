@@ -1,23 +1,23 @@
-//! The layout in which tensor cores and cuBLAS read block scales: tiles of 128 rows x 4 scales.
+//! Layout of block scales for tensor cores and cuBLAS: tiles of 128 rows x 4 scales.
 //!
-//! One tile holds 512 scales in 512 bytes: of 128 rows x 128 elements where 32 share a scale (E8M0,
-//! MX formats) and of 128 rows x 64 elements where 16 do (UE4M3, NVFP4). The layout counts blocks,
-//! not elements, and is the same for both. Inside a tile the scale of row `r` and block `k` lies at
+//! One tile holds 512 scales in 512 bytes: of 128 rows x 128 elements if 32 share a scale (E8M0, MX
+//! formats), and of 128 rows x 64 elements if 16 do (UE4M3, NVFP4). The layout counts blocks, not
+//! elements, and is the same for both. Inside a tile the scale of row `r` and block `k` is at
 //!
 //! ```text
 //! (r % 32) * 16 + (r / 32) * 4 + k        r in 0..128, k in 0..4
 //! ```
 //!
-//! and tiles follow each other along the blocks first: tile (R, K) starts at
-//! `(R * ceil(blocks / 4) + K) * 512`. Rows and blocks that the matrix does not have are padded
-//! with 0x00, never 0xFF: 0xFF is NaN in E8M0 (as 0x7F is in UE4M3), and NaN times a zero element
-//! poisons an accumulator. Sources: cuBLAS documentation, "1D block scaling factors layout"; the
-//! PTX ISA on `tcgen05.mma` with block scaling.
+//! and tiles are ordered along the blocks first: tile (R, K) starts at `(R * ceil(blocks / 4) + K)
+//! * 512`. Missing rows and blocks are padded with 0x00, never 0xFF: 0xFF is NaN in E8M0 (as is
+//! 0x7F in UE4M3), and NaN times a zero element makes an accumulator NaN. Sources: cuBLAS
+//! documentation, "1D block scaling factors layout"; the PTX ISA on `tcgen05.mma` with block
+//! scaling.
 //!
-//! A block of threads that quantizes 128 x 128 elements writes one whole tile, where plain scales
-//! would be a few bytes of a line for each of its rows. So all values of a program have this
-//! layout, on every device; the quantizers of this crate write plain scales, which
-//! [`tile_in_place`] brings into it, and files have plain ones unless tiles are asked for.
+//! A CTA that quantizes 128 x 128 elements writes one whole tile, whereas plain scales would be a
+//! few bytes of a line for each of its rows. So all values of a program have this layout, on every
+//! device. The quantizers of this crate write plain scales, which [`tile_in_place`] converts, and
+//! files contain plain scales unless tiles are requested.
 
 use crate::error::{QuantizeError, Shape};
 
@@ -25,7 +25,7 @@ use crate::error::{QuantizeError, Shape};
 pub const TILE_ROWS: usize = 128;
 /// Scales along the contraction in one tile.
 pub const TILE_BLOCKS: usize = 4;
-/// Bytes of one tile. A buffer of tiles must start at a multiple of 16 bytes on the device.
+/// Bytes of one tile. On a device, a buffer of tiles must be aligned to 16 bytes.
 pub const TILE_BYTES: usize = TILE_ROWS * TILE_BLOCKS;
 
 const _: () = assert!(offset(127, 3, 4) == TILE_BYTES - 1);
@@ -43,7 +43,7 @@ pub const fn shape(rows: usize, blocks: usize) -> [usize; 3] {
     [rows.div_ceil(TILE_ROWS), blocks.div_ceil(TILE_BLOCKS), TILE_BYTES]
 }
 
-/// Where the scale of `row` and `block` lies in the tiled form of [rows, blocks] scales, bytes.
+/// Byte offset of the scale of `row` and `block` in the tiled form of [rows, blocks] scales.
 #[must_use]
 pub const fn offset(row: usize, block: usize, blocks: usize) -> usize {
     let tile = (row / TILE_ROWS) * blocks.div_ceil(TILE_BLOCKS) + block / TILE_BLOCKS;
@@ -51,8 +51,8 @@ pub const fn offset(row: usize, block: usize, blocks: usize) -> usize {
     tile * TILE_BYTES + (row % 32) * 16 + (row / 32) * 4 + block % TILE_BLOCKS
 }
 
-/// Brings plain row-major [rows, blocks] scales into tiles of [`tiled_len`] bytes. Every byte of
-/// `tiles` is written, padding with 0x00.
+/// Converts plain row-major [rows, blocks] scales to tiles of [`tiled_len`] bytes. Every byte of
+/// `tiles` is written; padding is 0x00.
 ///
 /// ```
 /// use deepwell_precision::scale_tiles;
@@ -94,7 +94,7 @@ pub fn to_tiles(
     Ok(())
 }
 
-/// As [`to_tiles`] within one buffer of [`tiled_len`] bytes, which begins with the plain scales.
+/// [`to_tiles`] within one buffer of [`tiled_len`] bytes, which begins with the plain scales.
 ///
 /// ```
 /// use deepwell_precision::scale_tiles;
@@ -113,8 +113,8 @@ pub fn tile_in_place(scales: &mut [u8], rows: usize, blocks: usize) -> Result<()
     if rows == 0 || blocks == 0 {
         return Ok(());
     }
-    // From the last 128 rows to the first: tiles of rows lie at or behind their plain scales, and
-    // behind those of all rows before.
+    // From the last 128 rows to the first: tiles never precede their plain scales, nor the plain
+    // scales of earlier rows.
     let mut plain = alloc::vec![0; TILE_ROWS * blocks];
     for first in (0..rows).step_by(TILE_ROWS).rev() {
         let count = (rows - first).min(TILE_ROWS);

@@ -1,14 +1,14 @@
-//! Running a kernel with the widest vector instructions of the machine.
+//! Runs a kernel with the widest vector instructions of the machine.
 //!
-//! Kernels are ordinary loops over arrays of fixed length. Inlined into a function that is compiled
-//! for AVX-512 they become vector code of that width; every operation is exact or rounds as IEEE
-//! 754 says, so the bits do not depend on the width. Without the feature `std` there is no asking
-//! what the machine has, and kernels are compiled for what the compiler assumes of it.
+//! Kernels are ordinary loops over arrays of fixed length. Inlined into a function compiled for
+//! AVX-512, loops become vector code of this width; every operation is exact or rounds according to
+//! IEEE 754, so the bits do not depend on the width. Without the feature `std` there is no run-time
+//! detection, and kernels are compiled for the target's baseline.
 
-/// A loop that is worth the widest instructions. `call` has to be `#[inline(always)]`, as does all
-/// that it calls.
+/// A loop that benefits from wide instructions. `call` and all functions that it calls must be
+/// `#[inline(always)]`.
 pub(crate) trait Kernel {
-    /// What comes out of the loop.
+    /// Result of the loop.
     type Output;
 
     /// Runs the loop.
@@ -18,15 +18,15 @@ pub(crate) trait Kernel {
 /// Instruction set that a kernel runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// The widest that this machine has.
+    /// The widest set of this machine.
     Native,
-    /// What the compiler assumes of any machine.
+    /// The compiler's baseline.
     #[cfg(test)]
     Baseline,
 }
 
 impl Level {
-    /// Runs `kernel`. Each instruction set's code of it is there once, whichever level asks for it.
+    /// Runs `kernel`. Its code for each instruction set is compiled once, for all levels.
     #[cfg(feature = "std")]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         self.arch().dispatch(Dispatched(kernel))
@@ -48,7 +48,7 @@ impl Level {
     }
 }
 
-/// A kernel in the form that is handed to functions compiled for one instruction set.
+/// A kernel in the form expected by functions compiled for one instruction set.
 #[cfg(feature = "std")]
 struct Dispatched<K>(K);
 

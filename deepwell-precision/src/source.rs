@@ -30,15 +30,15 @@ mod sealed {
         }
     }
 
-    /// Values of either type. What takes these is compiled once, in this crate, and not again in
-    /// each that calls it: the vector code of all formats is two megabytes.
+    /// Values of either type. Functions of these are compiled once, in this crate, and not in each
+    /// calling crate: the vector code of all formats is two megabytes.
     #[derive(Clone, Copy, Debug)]
     pub enum Values<'a> {
         F32(&'a [f32]),
         Bf16(&'a [bf16]),
     }
 
-    /// As [`Values`], to be written.
+    /// Mutable [`Values`].
     pub enum ValuesMut<'a> {
         F32(&'a mut [f32]),
         Bf16(&'a mut [bf16]),
@@ -62,7 +62,7 @@ pub(crate) use sealed::{Values, ValuesMut};
 
 /// A type that can be quantized: `f32` and `half::bf16`. Sealed.
 pub trait Source: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// The same value as f32.
+    /// Converts to f32, exactly.
     fn to_f32(self) -> f32;
 }
 
@@ -76,15 +76,15 @@ impl Source for f32 {
 impl Source for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // Not `bf16::to_f32`: that branches to quiet NaNs.
+        // Not `bf16::to_f32`, which branches to quiet NaNs.
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 }
 
 /// A type that can be dequantized into: `f32` and `half::bf16`. Sealed.
 pub trait DequantizedValue: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// `value`, rounded to nearest even where this type cannot hold it. A finite value beyond the
-    /// largest of this type becomes the largest.
+    /// Converts `value`, rounded to nearest even if this type cannot represent it. A finite value
+    /// beyond the largest of this type becomes the largest.
     fn from_f32(value: f32) -> Self;
 }
 
@@ -98,7 +98,7 @@ impl DequantizedValue for f32 {
 impl DequantizedValue for bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        // Not `bf16::from_f32`: that branches on NaN and does not become vector code.
+        // Not `bf16::from_f32`, which branches on NaN and does not vectorize.
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1))) >> 16;
         let quiet = (bits >> 16) | 0x0040;

@@ -1,9 +1,9 @@
-//! What formats are made of, and what policies say about them: elements, scale rules, blocks.
+//! Parts of formats and settings of policies: elements, scale rules, blocks.
 
 use crate::names::named_enum;
 use crate::{Overflow, Rounding, e2m1, e2m3, e3m2, e4m3, e5m2, minifloat};
 
-/// Elements that share one stored scale byte, along the contraction.
+/// Elements per stored scale byte, along the contraction.
 pub const BLOCK: usize = 32;
 
 named_enum! {
@@ -26,8 +26,8 @@ named_enum! {
 }
 
 impl ElementFormat {
-    /// Bits of one code: 8, 6 or 4. Quantization writes one code per byte;
-    /// [`crate::packed`] stores elements of fewer bits without gaps.
+    /// Bits of one code: 8, 6 or 4. Quantization writes one code per byte; [`crate::packed`] stores
+    /// elements of fewer bits without gaps.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {
@@ -37,8 +37,8 @@ impl ElementFormat {
         }
     }
 
-    /// Code of `x` in this format, in the low bits of a byte; see [`crate::e4m3::encode`] and its
-    /// like.
+    /// Code of `x` in this format, in the low bits of a byte; see [`crate::e4m3::encode`] for the
+    /// conventions.
     #[must_use]
     pub fn encode(self, x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
         match self {
@@ -50,10 +50,10 @@ impl ElementFormat {
         }
     }
 
-    /// Code of `x` in this format, rounded away from zero when the share of the way to the next
-    /// code exceeds `bits` / 2^32: with uniform `bits`, such as [`crate::Philox`] gives, the
-    /// expectation is `x`, to 2^-32 of the spacing. Values of the format stay; what lies beyond
-    /// saturates.
+    /// Code of `x` in this format, rounded away from zero if the fraction of the distance to the
+    /// next code exceeds `bits` / 2^32: with uniform `bits`, for example from [`crate::Philox`],
+    /// the expectation is `x`, to 2^-32 of the spacing. Representable values stay; values beyond
+    /// the range saturate.
     ///
     /// ```
     /// use deepwell_precision::ElementFormat::E2M1;
@@ -99,33 +99,33 @@ impl ElementFormat {
 }
 
 named_enum! {
-    /// How the scale of a block follows from its largest magnitude; see [`crate::e8m0`].
+    /// Computation of a block's scale from its largest magnitude; see [`crate::e8m0`].
     #[derive(Default)]
     #[non_exhaustive]
     pub enum ScaleRule ("scale rule") {
-        /// amax / 448 (or what is the largest element) rounded up to a power of two. Never
+        /// amax / 448 (or the format's largest element) rounded up to a power of two. Never
         /// saturates finite input.
         #[default]
         Rceil = "rceil",
-        /// 2^(floor(log2 amax) - 8) (or what is the largest exponent of an element), of the
-        /// OCP MX specification. Saturates when the fraction of amax lies above that of the largest
+        /// 2^(floor(log2 amax) - 8) (or the largest exponent of an element), of the OCP MX
+        /// specification. Saturates if the fraction of amax exceeds the fraction of the largest
         /// element, 1.75 for E4M3.
         OcpFloor = "floor",
-        /// The scale of `Rceil` or the next smaller one, whichever gives the block the smaller
-        /// squared error. Under the smaller one what is largest may saturate.
+        /// The scale of `Rceil` or half of it, whichever gives the block the smaller squared error.
+        /// With the smaller scale the largest elements may saturate.
         MinError = "min_error",
     }
 }
 
 named_enum! {
-    /// How many neighbouring elements along the contraction share one exponent. Storage does not
-    /// depend on it: there is one scale byte for each [`BLOCK`] elements.
+    /// Number of neighbouring elements along the contraction with one exponent. Storage is
+    /// independent of it: there is one scale byte for each [`BLOCK`] elements.
     #[derive(Default)]
     pub enum Granularity ("granularity") {
         /// Each block has its own exponent.
         #[default]
         G32 = "32",
-        /// Four neighbouring blocks share one, its byte stored four times.
+        /// Four neighbouring blocks share an exponent, stored four times.
         G128 = "128",
     }
 }
@@ -142,14 +142,14 @@ impl Granularity {
 }
 
 named_enum! {
-    /// Extent of a block; how long it is along the contraction, the format says.
+    /// Extent of a block; its length along the contraction is part of the format.
     #[derive(Default)]
     pub enum BlockShape ("block shape") {
         /// One row: 1 x 32, 1 x 128, 1 x 16.
         #[default]
         Row = "row",
-        /// As many rows as elements along the contraction, 32 x 32, 128 x 128 or 16 x 16: quantized
-        /// rowwise and columnwise, a matrix then holds the same values. For weights.
+        /// As many rows as elements along the contraction, 32 x 32, 128 x 128 or 16 x 16: rowwise
+        /// and columnwise quantization then give the same values. For weights.
         Square = "square",
     }
 }

@@ -1,10 +1,10 @@
-//! Splitting work over the threads of the global rayon pool, where the feature is on.
+//! Splits work over the threads of the current rayon pool (feature `rayon`).
 
-/// Elements below which a task is not split any further: some tens of microseconds of work, which
-/// is tens of times what handing it to another thread costs.
+/// Largest task, in elements, that is not split further: some tens of microseconds of work, tens of
+/// times the cost of moving it to another thread.
 pub(crate) const ELEMENTS_PER_TASK: usize = 1 << 16;
 
-/// Runs both, at the same time where there are threads for it.
+/// Runs both, in parallel if threads are available.
 pub(crate) fn join<A: Send, B: Send>(
     a: impl FnOnce() -> A + Send,
     b: impl FnOnce() -> B + Send,
@@ -16,7 +16,7 @@ pub(crate) fn join<A: Send, B: Send>(
     (a(), b())
 }
 
-/// Threads that [`join`] may use.
+/// Number of threads that [`join`] may use.
 pub(crate) fn threads() -> usize {
     #[cfg(feature = "rayon")]
     return rayon::current_num_threads();

@@ -30,8 +30,8 @@ constexpr uint32 kLastOfCodeZero = 0x04600001u;  // 1.75 * 2^-119 and one ulp
 constexpr uint32 kLastClamped = 0x03e00003u;     // 1.75 * 2^-120 and three
 constexpr uint32 kLastBelowFloor = 0x03ffffffu;  // below 2^-119
 
-// 1.875 * 2^127, the largest amax for which no element rounds to 2^128, beyond FP32. A group with a
-// larger amax gets the scale of the floor rule, so that its elements saturate.
+// 1.875 * 2^127. With a larger amax an element may round to 2^128, beyond FP32, so the group gets
+// the scale of the floor rule, and its elements saturate.
 constexpr uint32 kLastOfRange = 0x7f700000u;
 constexpr uint32 kLargestOfRange = 254 - 8;  // 2^119
 

@@ -1,4 +1,4 @@
-//! A source beside its quantized matrix, and the pass over both.
+//! Comparison of a source with its quantized matrix, in a single pass over both.
 
 use super::sums::{BlockSums, add_block};
 use crate::error::QuantizeError;
@@ -12,9 +12,9 @@ pub(super) trait Storage: Copy + Sync {
 
     /// Bytes of the data of `cols` elements from the start of a row.
     fn code_bytes(cols: usize) -> usize;
-    /// The largest value of a block, by its scale byte.
+    /// The largest representable magnitude of a block, given its scale byte.
     fn largest(self, scale: u8) -> f32;
-    /// The values of a part of one row that begins with a block.
+    /// Dequantizes a part of one row that begins at a block boundary.
     fn dequantize(
         self,
         data: &[u8],
@@ -23,7 +23,7 @@ pub(super) trait Storage: Copy + Sync {
     ) -> Result<(), QuantizeError>;
 }
 
-/// Elements with one code to a byte, blocks of 32 with a power of two.
+/// MX formats: one element per byte, blocks of 32 with a power-of-two scale.
 #[derive(Clone, Copy)]
 pub(super) struct Mx(pub(super) QuantFormat);
 
@@ -75,7 +75,7 @@ impl Storage for Nvfp4 {
     }
 }
 
-/// A source beside its quantized matrix; the lengths fit each other.
+/// A source and its quantized matrix, of matching lengths.
 #[derive(Clone, Copy)]
 pub(super) struct Quantized<'a, S, F> {
     pub(super) src: &'a [S],
@@ -85,11 +85,11 @@ pub(super) struct Quantized<'a, S, F> {
     pub(super) storage: F,
 }
 
-/// Some rows and where their sums go.
+/// A range of rows and the destination of its sums.
 pub(super) struct Task<'a, S, F> {
     pub(super) matrix: Quantized<'a, S, F>,
     pub(super) rows: (usize, usize),
-    /// One for each scale byte.
+    /// One per scale byte.
     pub(super) bins: &'a mut [BlockSums],
 }
 

@@ -1,23 +1,23 @@
-//! The sums of one block, and how a block is added to them.
+//! The sums of blocks, and the addition of one block.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Source;
 
-/// Sums over the elements of some blocks. Only blocks in which source and quantized values are
-/// finite are measured; [`BlockSums::blocks_not_finite`] counts the others.
+/// Sums over the elements of some blocks. A block is measured only if its source and quantized
+/// values are finite; [`BlockSums::blocks_not_finite`] counts the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockSums {
-    /// Blocks that were measured.
+    /// Measured blocks.
     pub blocks: u64,
-    /// Blocks that hold a NaN or an infinity, in the source or in the quantized values.
+    /// Blocks with a NaN or an infinity, in the source or in the quantized values.
     pub blocks_not_finite: u64,
     /// Elements of the measured blocks.
     pub elements: u64,
-    /// Non-zero elements that came back as zero.
+    /// Non-zero elements that became zero.
     pub underflows: u64,
-    /// Elements that came back as the largest value of their block and are larger than it, by more
-    /// than the roundings of the scales explain (one part in 2^20).
+    /// Elements that became the largest value of their block but exceed this value by more than the
+    /// rounding of scales explains (one part in 2^20).
     pub saturations: u64,
     /// Sum of the squares of the source.
     pub signal: f64,
@@ -26,7 +26,7 @@ pub struct BlockSums {
 }
 
 impl BlockSums {
-    /// Adds what `other` counted.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.blocks += other.blocks;
         self.blocks_not_finite += other.blocks_not_finite;
@@ -37,7 +37,7 @@ impl BlockSums {
         self.noise += other.noise;
     }
 
-    /// Signal over noise, as a ratio of powers. Infinite without error, also of zeros.
+    /// Signal over noise, as a ratio of powers. Infinite without error, also for zeros.
     #[must_use]
     pub fn signal_to_noise(&self) -> f64 {
         if self.noise == 0.0 { f64::INFINITY } else { self.signal / self.noise }
@@ -50,7 +50,7 @@ impl BlockSums {
         10.0 * self.signal_to_noise().log10()
     }
 
-    /// Share of the measured elements that became zero without being zero, 0 to 1.
+    /// Share of the measured elements that underflowed to zero, 0 to 1.
     #[must_use]
     pub fn underflow_fraction(&self) -> f64 {
         self.underflows as f64 / self.elements.max(1) as f64
@@ -63,7 +63,7 @@ impl BlockSums {
     }
 }
 
-/// Elements that are summed in lanes: a block of NVFP4, half of one of MX.
+/// Elements that are summed in lanes: an NVFP4 block, or half an MX block.
 const LANES: usize = 16;
 
 /// Adds a block to the sums of its scale.
@@ -81,7 +81,7 @@ pub(super) fn add_block<S: Source>(src: &[S], values: &[f32], largest: f32, bin:
         finite &= add(&x, values, largest, &mut sums);
     }
     if !src_rest.is_empty() {
-        // Zeros that are still zero add nothing.
+        // Padding zeros add nothing.
         let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
         for (x, src) in x.iter_mut().zip(src_rest) {
             *x = src.to_f32();
@@ -96,15 +96,15 @@ pub(super) fn add_block<S: Source>(src: &[S], values: &[f32], largest: f32, bin:
     }
 }
 
-/// Adds some elements to `sums` and says whether all of them are finite.
+/// Adds some elements to `sums` and returns whether all of them are finite.
 ///
-/// Squares are formed and sixteen of them summed in f32, of elements scaled by a power of two so
-/// that the largest lies between 1 and 2: nothing overflows, and what underflows is too small to
-/// matter beside it.
+/// Elements are scaled by a power of two so that the largest lies between 1 and 2; then squares are
+/// formed, and sixteen of them are summed, in f32. Nothing overflows, and squares that underflow
+/// are negligible compared with the largest.
 #[inline(always)]
 fn add(x: &[f32; LANES], y: &[f32; LANES], largest: f32, sums: &mut BlockSums) -> bool {
     const INFINITY_BITS: u32 = 0x7F80_0000;
-    // Above this an element that came back as the largest value has saturated.
+    // An element above this limit has saturated if it became the largest value.
     let limit = largest * (1.0 + 1.0 / (1 << 20) as f32);
     let (mut underflows, mut saturations, mut magnitude) = (0_u32, 0_u32, 0_u32);
     for lane in 0..LANES {
@@ -123,7 +123,7 @@ fn add(x: &[f32; LANES], y: &[f32; LANES], largest: f32, sums: &mut BlockSums) -
         noise[lane] = (x - y) * (x - y);
     }
     let square = f64::from_bits(u64::from(2 * exponent + 1023 - 254) << 52);
-    // A block whose scale is zero holds nothing that could saturate: all of it underflows.
+    // If the scale of a block is zero, its elements underflow and none saturates.
     sums.saturations += if largest > 0.0 { u64::from(saturations) } else { 0 };
     sums.underflows += u64::from(underflows);
     sums.signal += f64::from(sum_of_lanes(signal)) * square;
@@ -131,7 +131,7 @@ fn add(x: &[f32; LANES], y: &[f32; LANES], largest: f32, sums: &mut BlockSums) -
     magnitude < INFINITY_BITS
 }
 
-/// In halves, so that a sum waits for four additions and not for sixteen.
+/// Pairwise, so that the critical path has four additions instead of sixteen.
 #[inline(always)]
 fn sum_of_lanes(mut x: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {

@@ -1,8 +1,8 @@
-//! How far a step departs from the history of the GEMMs of one weight. A loss spike is laid to the
-//! GEMMs that depart most.
+//! Departure of a step from the history of one weight's GEMMs. A loss spike is attributed to the
+//! GEMMs with the largest departures.
 //!
 //! Each measure is divided by its median over the last steps, so that measures and GEMMs of any
-//! size compare. The departure is the largest of these ratios.
+//! size are comparable. The departure is the largest of these ratios.
 
 use alloc::format;
 use alloc::string::String;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::gemm::Evidence;
 use super::window::Window;
 
-/// Added to shares before they are compared: less than a thousandth of a tensor is noise.
+/// Added to shares before comparison: less than a thousandth of a tensor is noise.
 const SHARE_NOISE: f32 = 1.0 / 1024.0;
 
-/// The measures of the last steps, but for amax, which [`super::gemm::Gemm`] keeps.
+/// The measures of the last steps, except amax, which [`super::gemm::Gemm`] keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct History {
     backward_amax: Window,
@@ -31,10 +31,10 @@ impl Default for History {
     }
 }
 
-/// What stands out most.
+/// The measure with the largest departure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Departure {
-    /// Over the median of the last steps.
+    /// Ratio to the median of the last steps.
     pub(super) ratio: f32,
     measure: &'static str,
     now: f32,
@@ -43,7 +43,7 @@ pub(super) struct Departure {
 }
 
 impl Departure {
-    /// In words.
+    /// Description for a report.
     pub(super) fn reason(&self) -> String {
         let Departure { measure, now, median, .. } = self;
         match self.is_share {
@@ -57,7 +57,7 @@ impl Departure {
 }
 
 impl History {
-    /// Adds a step to the last `len`.
+    /// Appends a step to the last `len` steps.
     pub(super) fn push(&mut self, evidence: &Evidence, len: usize) {
         let History { backward_amax, underflow, saturation, scale_clamp } = self;
         for (window, value) in [
@@ -71,8 +71,8 @@ impl History {
         }
     }
 
-    /// How far a step departs from those before, by its worst measure; none while the history is
-    /// not full.
+    /// Departure of a step from its history, by the largest ratio; `None` until the history is
+    /// full.
     pub(super) fn departure(&self, evidence: &Evidence, amax: &Window) -> Option<Departure> {
         let History { backward_amax, underflow, saturation, scale_clamp } = self;
         let rows = [
@@ -82,7 +82,7 @@ impl History {
             ("saturation", saturation, evidence.saturation_fraction as f32, true),
             ("clamped scales", scale_clamp, evidence.scale_clamp_fraction as f32, true),
         ];
-        // GEMMs that an earlier version watched have one full history and four new ones.
+        // State saved by an earlier version has one full history and four empty ones.
         if !amax.is_full() || amax.len() != underflow.len() {
             return None;
         }
@@ -92,7 +92,7 @@ impl History {
             let ratio = (now + noise) / (median + noise);
             ratio.is_finite().then_some(Departure { ratio, measure, now, median, is_share })
         };
-        // The first of equal ones.
+        // The first of equal ratios.
         rows.into_iter().filter_map(of_row).reduce(|a, b| if b.ratio > a.ratio { b } else { a })
     }
 }

@@ -1,22 +1,22 @@
-//! What the guards saw and did.
+//! Events and errors of the guards.
 
 use alloc::string::String;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// One entry of the guards' record: for the log, the report and the checkpoint.
+/// An entry of the guards' record, for the log, the report and the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuardEvent {
-    /// Step after which it happened.
+    /// Step after which the event happened.
     pub step: u64,
-    /// Name of the weight whose GEMMs it is about; empty where it is about the whole run. Records
-    /// of earlier versions name a `layer`.
+    /// Name of the weight whose GEMMs the event concerns; empty for the whole run. Records of
+    /// earlier versions name a `layer`.
     #[serde(alias = "layer")]
     pub gemm: String,
-    /// What happened.
+    /// Kind of event.
     pub kind: GuardEventKind,
-    /// Why, in words.
+    /// Reason, in words.
     pub reason: String,
 }
 
@@ -25,36 +25,36 @@ pub struct GuardEvent {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum GuardEventKind {
-    /// From the next step on the GEMMs are computed in BF16.
+    /// From the next step on, the GEMMs are computed in BF16.
     ToBf16 {
-        /// Step after which they are tried in low precision again; `None`: they stay in BF16.
+        /// Step after which low precision is tried again; `None`: never.
         until_step: Option<u64>,
-        /// How often they have fallen back so far, this time included.
+        /// Number of fallbacks so far, including this one.
         fallbacks: u32,
     },
-    /// From the next step on the GEMMs are computed in low precision again, on probation.
+    /// From the next step on, the GEMMs are computed in low precision again, on probation.
     BackToLow {
         /// Step after which probation ends.
         probation_until_step: u64,
     },
-    /// The GEMMs got through probation.
+    /// The GEMMs passed probation.
     ProbationPassed,
-    /// The GEMMs offended and nothing was switched, because the fallback is `off`.
+    /// The GEMMs offended, without a fallback, because `fallback` is `off`.
     Offence,
     /// The loss rose far above its recent values.
     LossSpike {
         /// The loss.
         loss: f32,
-        /// Median of the window before it.
+        /// Median of the preceding window.
         median: f32,
-        /// Loss from which on it counts as a spike.
+        /// Threshold for a spike.
         limit: f32,
     },
-    /// Loss or gradient norm were not finite; the step is skipped.
+    /// Loss or gradient norm was not finite; the step is skipped.
     NonFiniteStep,
 }
 
-/// Why training has to stop.
+/// Reasons to stop training.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GuardError {
@@ -64,14 +64,14 @@ pub enum GuardError {
          hint: `fallback = \"safe\"` computes them in `bf16` instead, or give the weight a rule"
     )]
     Offence {
-        /// Step after which it was found.
+        /// Step after which the offence was found.
         step: u64,
         /// Name of the weight.
         gemm: String,
-        /// Which threshold was crossed, and how far.
+        /// Which threshold was crossed, and by how much.
         reason: String,
     },
-    /// A step was not finite, no GEMM is to blame, and the fallback is `strict`.
+    /// A step was not finite, no GEMM is at fault, and the fallback is `strict`.
     #[error("step {step}: {reason}, and no quantized tensor was to blame")]
     NonFiniteStep {
         /// The step.
@@ -87,9 +87,9 @@ pub enum GuardError {
     Diverged {
         /// The last of the steps.
         step: u64,
-        /// How many in a row.
+        /// Number of consecutive steps.
         count: u32,
-        /// Which value was not finite in the last one.
+        /// The non-finite value of the last step.
         reason: String,
     },
 }

@@ -1,5 +1,5 @@
-//! The GEMMs of one weight under guard: their counters, their evidence of the current step, and
-//! whether they are in BF16.
+//! Guard state of one weight's GEMMs: counters, evidence of the current step, and whether the GEMMs
+//! are in BF16.
 //!
 //! ```text
 //!           offence                 back-off over              probation over
@@ -20,58 +20,58 @@ use super::departure::{Departure, History};
 use super::window::Window;
 use crate::{BLOCK, QuantStats};
 
-/// The precision that the guards give the GEMMs of a weight.
+/// Precision that the guards assign to the GEMMs of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum GemmState {
-    /// Computed as the policy says.
+    /// As the policy specifies.
     Low,
     /// Computed in BF16.
     Bf16 {
-        /// Step after which it is tried again; `None`: for good.
+        /// Step after which low precision is tried again; `None`: never.
         until_step: Option<u64>,
     },
-    /// Computed as the policy says, after a return.
+    /// As the policy specifies, after a return.
     Probation {
-        /// Step after which it counts as well again.
+        /// Step after which probation ends.
         until_step: u64,
     },
 }
 
-/// Evidence of the current step, the worst over the operands of the GEMMs.
+/// Evidence of the current step: the worst value over the operands of the GEMMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Evidence {
     pub(super) observed: bool,
     pub(super) amax: f32,
-    /// Of what the backward pass quantizes: gradients, and what is computed again.
+    /// Amax of tensors quantized in the backward pass: gradients and recomputed activations.
     #[serde(default)]
     pub(super) backward_amax: f32,
     pub(super) underflow_fraction: f64,
     pub(super) saturation_fraction: f64,
     pub(super) scale_clamp_fraction: f64,
     pub(super) nonfinite: u64,
-    /// Whether the first operand with non-finite values in the step is one of theirs.
+    /// Whether the GEMMs read the step's first operand with non-finite values.
     #[serde(default)]
     pub(super) is_first_nonfinite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Gemm {
-    /// Of the weight.
+    /// Name of the weight.
     pub(super) name: String,
     pub(super) state: GemmState,
     /// Sum over the run.
     pub(super) counters: QuantStats,
     pub(super) amax_history: Window,
-    /// The other measures of the same steps.
+    /// History of the other measures, over the same steps.
     #[serde(default)]
     pub(super) history: History,
     pub(super) evidence: Evidence,
-    /// Steps in a row that counted against the GEMMs.
+    /// Consecutive steps that counted against the GEMMs.
     pub(super) strikes: u32,
     pub(super) fallbacks: u32,
-    /// How long the next fallback lasts, steps.
+    /// Duration of the next fallback, steps.
     pub(super) backoff_steps: u64,
 }
 
@@ -90,8 +90,8 @@ impl Gemm {
         }
     }
 
-    /// GEMMs that begin in the state of `before`. Counters and histories begin anew, as those of
-    /// `before` are of other operands.
+    /// GEMMs that start in the state of `before`. Counters and histories start empty, as the
+    /// operands differ from those of `before`.
     pub(super) fn after(name: String, before: &Gemm, config: &GuardConfig) -> Self {
         let Gemm { state, strikes, fallbacks, backoff_steps, .. } = *before;
         Self { state, strikes, fallbacks, backoff_steps, ..Self::new(name, config) }
@@ -117,7 +117,7 @@ impl Gemm {
         evidence.nonfinite += stats.nonfinite;
     }
 
-    /// Why the step counts against the GEMMs, if it does. Adds the step to the history.
+    /// Returns why the step counts against the GEMMs, if it does. Appends the step to the history.
     pub(super) fn judge(&mut self, config: &GuardConfig) -> Option<String> {
         let evidence = self.evidence;
         if !evidence.observed {
@@ -160,8 +160,8 @@ impl Gemm {
             .or_else(growth)
     }
 
-    /// What of the step stands out most from those before; nothing where it was not computed in low
-    /// precision, or too few steps are known.
+    /// Largest departure of the step from its history; `None` if the GEMMs were not computed in low
+    /// precision, or the history is too short.
     pub(super) fn departure(&self) -> Option<Departure> {
         let is_judged = self.is_low() && self.evidence.observed;
         is_judged.then(|| self.history.departure(&self.evidence, &self.amax_history))?

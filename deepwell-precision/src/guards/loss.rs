@@ -1,4 +1,4 @@
-//! Loss spikes, by a robust measure: median and median absolute deviation of a window.
+//! Detection of loss spikes by a robust measure: median and median absolute deviation of a window.
 
 use alloc::format;
 use alloc::string::String;
@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 use super::GuardConfig;
 use super::window::Window;
 
-/// Standard deviation of a normal distribution over its median absolute deviation.
+/// Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 const DEVIATION_PER_MAD: f32 = 1.4826;
 
-/// What one loss meant.
+/// Verdict about one loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum LossVerdict {
     /// Nothing to report.
     Calm,
     /// Far above the window.
     Spike { loss: f32, median: f32, limit: f32 },
-    /// Loss or gradient norm not finite, in words: JSON holds no NaN.
+    /// Loss or gradient norm is not finite, in words, as JSON has no NaN.
     NonFinite { reason: String },
 }
 
-/// Judges `loss` by `window`, then adds it. Spikes are added too: the median shrugs them off, and
-/// when the loss has really moved, the window moves with it and the alarm ends by itself.
+/// Judges `loss` by `window`, then appends it. Spikes are appended too: the median is robust
+/// against them. If the loss has really moved, the window follows and the alarm ends by itself.
 pub(super) fn judge(
     window: &mut Window,
     config: &GuardConfig,

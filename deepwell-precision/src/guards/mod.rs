@@ -1,29 +1,30 @@
-//! Guards over a low-precision run: which operands underflow, saturate or hold NaN, when the loss
-//! spikes, and which GEMMs go to BF16 for it and come back.
+//! Guards over a low-precision run. Guards detect operands that underflow, saturate or hold NaN,
+//! and loss spikes, and decide when GEMMs fall back to BF16 and return.
 //!
-//! The unit is the weight: its fprop, dgrad and wgrad GEMMs move together, and no others with them.
-//! A stack of experts is one weight, and its grouped GEMMs are one unit.
+//! The unit is the weight: its fprop, dgrad and wgrad GEMMs move together and independently of
+//! other weights. A stack of experts is a weight, and its grouped GEMMs form a unit.
 //!
-//! During a step the trainer reports what each quantization counted, and the GEMMs that read the
-//! operand ([`Guards::observe_tensor`], in execution order). At the end it reports the loss
-//! ([`Guards::observe_loss`]). At the boundary [`Guards::decide`] says what changes before the next
-//! step. All state is plain data: a checkpoint that holds it continues with the same decisions.
+//! During a step the trainer reports the counters of each quantization and the GEMMs that read the
+//! operand ([`Guards::observe_tensor`], in execution order). At the end of the step it reports the
+//! loss ([`Guards::observe_loss`]). [`Guards::decide`] then returns the changes before the next
+//! step. All state is plain data: a run resumed from a checkpoint continues with the same
+//! decisions.
 //!
-//! - A step counts against a GEMM when one of its operands crosses a threshold of
-//!   [`GuardConfig`]; several such steps in a row are an *offence*. A loss spike makes every GEMM
-//!   with a step against it offend at once.
-//! - A loss spike also makes the GEMMs offend that stand out from their own history most, whether
-//!   a threshold was crossed or not. The measures are amax, amax of the backward pass, and the
-//!   shares of underflow, saturation and clamped scales, each over its median in the last
+//! - A step counts against a GEMM if an operand crosses a threshold of [`GuardConfig`]; several
+//!   such steps in a row are an *offence*. After a loss spike every GEMM with a step against it
+//!   offends at once.
+//! - A loss spike also makes the GEMMs offend that depart most from their own history, even if no
+//!   threshold was crossed. The measures are amax, amax of the backward pass, and the shares of
+//!   underflow, saturation and clamped scales, each divided by its median in the last
 //!   [`GuardConfig::amax_history_len`] steps. The departure of a GEMM is the largest of these
-//!   ratios. GEMMs offend whose departure is at least [`GuardConfig::spike_departure_min`] and at
-//!   least the square root of the largest one. Where no GEMM departs so far, none moves.
-//! - Non-finite values are an offence of the GEMMs that read the first operand with such values in
-//!   the step, and of no others: they spread through everything computed afterwards. Nothing else
-//!   is judged in such a step.
+//!   ratios. GEMMs offend if their departure is at least [`GuardConfig::spike_departure_min`] and
+//!   at least the square root of the largest departure. If no GEMM departs that much, none moves.
+//! - Non-finite values are an offence of the GEMMs that read the step's first operand with such
+//!   values, and of no other GEMMs, because non-finite values spread to everything computed later.
+//!   Nothing else is judged in such a step.
 //!
-//! Queries, keys and values read one activation. An operand with several readers counts for each of
-//! them: nothing tells which one it harms.
+//! Queries, keys and values read one activation. The counters of an operand with several readers
+//! count for each reader, as nothing tells which reader is harmed.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -49,7 +50,7 @@ use gemm::{Evidence, Gemm};
 use loss::LossVerdict;
 use window::Window;
 
-/// Events kept; a run in which more happen has been told enough.
+/// Maximum number of recorded events; further events are only counted.
 const EVENTS_MAX: usize = 10_000;
 
 /// The guards of one run. See the module documentation.
@@ -76,7 +77,7 @@ const EVENTS_MAX: usize = 10_000;
 pub struct Guards {
     config: GuardConfig,
     fallback: Fallback,
-    /// Those of each weight. Earlier versions had guards over layers.
+    /// The GEMMs of each weight. Earlier versions had guards over layers.
     #[serde(alias = "layers")]
     gemms: Vec<Gemm>,
     losses: Window,
@@ -90,7 +91,7 @@ pub struct Guards {
 }
 
 impl Guards {
-    /// Guards over the GEMMs of the weights `names`, which are referred to by index from here on.
+    /// Creates guards over the GEMMs of the weights `names`; later calls refer to weights by index.
     #[must_use]
     pub fn new(config: GuardConfig, names: Vec<String>, fallback: Fallback) -> Self {
         Self {
@@ -106,8 +107,8 @@ impl Guards {
         }
     }
 
-    /// The same guards over other units: a name, and the index here of the unit whose state its
-    /// GEMMs begin with. Without an index they begin anew. Losses and events stay.
+    /// Converts the guards to other units: for each, a name and the index of the present unit whose
+    /// state its GEMMs take over. Units without an index start anew. Losses and events are kept.
     #[must_use]
     pub fn regrouped(self, gemms: impl IntoIterator<Item = (String, Option<usize>)>) -> Self {
         let of = |(name, before): (String, Option<usize>)| match before
@@ -120,15 +121,15 @@ impl Guards {
         Self { gemms, ..self }
     }
 
-    /// Takes note of what quantizing one operand of `gemms` counted. Call it in execution order:
-    /// the readers of the first operand with non-finite values are held responsible. An index for
-    /// which [`Guards::new`] got no name is ignored. Does not allocate.
+    /// Records the counters of quantizing one operand of `gemms`. Call it in execution order: the
+    /// readers of the first operand with non-finite values are held responsible. Unknown indices
+    /// are ignored. Does not allocate.
     pub fn observe_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
         self.observe(step, gemms, stats, false);
     }
 
-    /// [`Guards::observe_tensor`] of a tensor that the backward pass quantizes: its amax has a
-    /// history of its own, as gradients are smaller than activations.
+    /// [`Guards::observe_tensor`] for a tensor that the backward pass quantizes. Its amax has a
+    /// separate history, as gradients are smaller than activations.
     pub fn observe_backward_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
         self.observe(step, gemms, stats, true);
     }
@@ -143,13 +144,13 @@ impl Guards {
         }
     }
 
-    /// Takes note of the loss of the step and of the global gradient norm before clipping.
+    /// Records the loss of the step and the global gradient norm before clipping.
     pub fn observe_loss(&mut self, _step: u64, loss: f32, grad_norm: f32) {
         self.verdict = loss::judge(&mut self.losses, &self.config, loss, grad_norm);
     }
 
-    /// Called at the boundary after `step`: the events of this step, [`GuardEventKind::ToBf16`] and
-    /// [`GuardEventKind::BackToLow`] being changes to make before the next.
+    /// Called after `step`; returns the events of this step. [`GuardEventKind::ToBf16`] and
+    /// [`GuardEventKind::BackToLow`] are changes to make before the next step.
     ///
     /// # Errors
     ///
@@ -199,7 +200,7 @@ impl Guards {
         outcome.map(|()| fresh)
     }
 
-    /// Reports what the loss said about the run as a whole.
+    /// Reports the verdict about the loss for the run as a whole.
     fn run_event(
         &mut self,
         step: u64,
@@ -237,19 +238,19 @@ impl Guards {
         Ok(())
     }
 
-    /// The departure of each GEMM in a step whose loss spiked; none for a GEMM that departs little.
+    /// The departure of each GEMM in a step whose loss spiked; `None` if a GEMM departs little.
     fn departed(&self) -> Vec<Option<Departure>> {
         let found: Vec<_> = self.gemms.iter().map(Gemm::departure).collect();
         let ratios = found.iter().flatten().map(|departure| departure.ratio);
         let most = ratios.fold(0.0, f32::max);
         let least = self.config.spike_departure_min;
-        // In binades, at least half of the largest.
+        // In binades, at least half of the largest departure.
         let stands_out = |it: &Departure| it.ratio >= least && it.ratio * it.ratio >= most;
         found.into_iter().map(|departure| departure.filter(stands_out)).collect()
     }
 
-    /// Why the GEMMs offend, if they do: by their thresholds, or as they stand out in a step whose
-    /// loss spiked.
+    /// Returns why the GEMMs offend, if they do: a threshold was crossed, or the departure is large
+    /// in a step whose loss spiked.
     fn offence(
         &mut self,
         index: usize,
@@ -267,7 +268,7 @@ impl Guards {
         }
     }
 
-    /// One step of the state machine of a gemm.
+    /// One transition of the state machine of a weight's GEMMs.
     fn move_gemm(
         &mut self,
         step: u64,
@@ -318,51 +319,51 @@ impl Guards {
         Ok(())
     }
 
-    /// Indices of the GEMMs that are to be computed in BF16, ascending.
+    /// Indices of the weights whose GEMMs are to be computed in BF16, ascending.
     #[must_use]
     pub fn in_fallback(&self) -> Vec<usize> {
         let low = |&index: &usize| !self.gemms[index].is_low();
         (0..self.gemms.len()).filter(low).collect()
     }
 
-    /// All events of the run, oldest first; after 10,000 only counted, see
+    /// Events of the run, oldest first; beyond 10,000 events are only counted, see
     /// [`Guards::events_dropped`].
     #[must_use]
     pub fn events(&self) -> &[GuardEvent] {
         &self.events
     }
 
-    /// Events beyond those that [`Guards::events`] keeps.
+    /// Number of events that are not in [`Guards::events`].
     #[must_use]
     pub fn events_dropped(&self) -> u64 {
         self.events_dropped
     }
 
-    /// Names of the weights, in the order of their indices.
+    /// Names of the weights, in index order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.gemms.iter().map(|gemm| gemm.name.as_str())
     }
 
-    /// The thresholds in force.
+    /// The configuration in use.
     #[must_use]
     pub fn config(&self) -> &GuardConfig {
         &self.config
     }
 
-    /// The precision of `gemm`; `None` for an index without a name.
+    /// The state of `gemm`; `None` for an unknown index.
     #[must_use]
     pub fn state(&self, gemm: usize) -> Option<GemmState> {
         self.gemms.get(gemm).map(|gemm| gemm.state)
     }
 
-    /// What was counted for `gemm` over the whole run; `None` for an index without a name.
+    /// Counters of `gemm` over the whole run; `None` for an unknown index.
     #[must_use]
     pub fn counters(&self, gemm: usize) -> Option<&QuantStats> {
         self.gemms.get(gemm).map(|gemm| &gemm.counters)
     }
 
-    /// The largest magnitude of each of the last steps of `gemm`, oldest first; empty for an index
-    /// without a name.
+    /// The largest magnitudes of `gemm` in each of the last steps, oldest first; empty for an
+    /// unknown index.
     pub fn amax_history(&self, gemm: usize) -> impl Iterator<Item = f32> + '_ {
         self.gemms.get(gemm).into_iter().flat_map(|gemm| gemm.amax_history.iter())
     }

@@ -1,16 +1,16 @@
-//! The last N values of a series, and robust statistics over them.
+//! A window of the last N values of a series, with robust statistics.
 
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-/// Ring of the last `capacity` finite values. Serializes as it lies, so that a resumed run
+/// Ring buffer of the last `capacity` finite values. Serialized as stored, so that a resumed run
 /// continues bit for bit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Window {
     values: Vec<f32>,
     capacity: usize,
-    /// Where the next value goes once the ring is full.
+    /// Position of the next value once the ring is full.
     next: usize,
 }
 
@@ -20,7 +20,7 @@ impl Window {
         Self { values: Vec::with_capacity(capacity), capacity, next: 0 }
     }
 
-    /// Holds so many values from here on; what it had is gone where it held another number.
+    /// Changes the capacity; discards all values if the capacity differs.
     pub(super) fn reserve(&mut self, capacity: usize) {
         if self.capacity != capacity.max(1) {
             *self = Window::new(capacity);
@@ -51,7 +51,7 @@ impl Window {
         older.iter().chain(newer).copied()
     }
 
-    /// The middle value, the lower of two; `None` when empty.
+    /// The median, the lower of two middle values; `None` when empty.
     pub(super) fn median(&self) -> Option<f32> {
         let mut values = self.values.clone();
         let middle = values.len().checked_sub(1)? / 2;
@@ -70,7 +70,7 @@ impl Window {
     }
 }
 
-/// Sorts `values` and gives the middle one, the lower of two.
+/// Sorts `values` and returns the median, the lower of two middle values.
 fn median_of(values: &mut [f32]) -> Option<f32> {
     values.sort_by(f32::total_cmp);
     values.get(values.len().checked_sub(1)? / 2).copied()

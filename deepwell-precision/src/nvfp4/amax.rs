@@ -1,15 +1,15 @@
-//! The largest magnitude of a tensor, from which its f32 scale follows.
+//! The largest magnitude of a tensor, which determines its f32 scale.
 
 use crate::Source;
 use crate::simd::{Kernel, Level};
 use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 
-/// Lanes over which the maximum runs: four AVX-512 registers.
+/// Lanes of the maximum: four AVX-512 registers.
 const LANES: usize = 64;
 const INFINITY_BITS: u32 = 0x7F80_0000;
 
-/// The largest finite magnitude of `src`, 0 when it has none. Large slices are split over the
+/// The largest finite magnitude of `src`, 0 if there is none. Large slices are split over the
 /// threads of the current rayon pool.
 ///
 /// ```

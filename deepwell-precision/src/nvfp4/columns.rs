@@ -9,20 +9,20 @@ use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{QuantStats, Source};
 
-/// Columns that are transposed together: a line of cache of f32.
+/// Columns that are transposed together: a cache line of f32.
 const STRIP_COLS: usize = BLOCK;
 
-/// Some columns of a matrix, and where they go.
+/// A range of columns of a matrix, and their destination.
 pub(super) struct ColumnsTask<'a> {
     /// The whole matrix, [rows, cols].
     pub(super) src: Values<'a>,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Columns to work off, from a multiple of [`STRIP_COLS`] on.
+    /// Columns to process, from a multiple of [`STRIP_COLS`] on.
     pub(super) col_range: (usize, usize),
     pub(super) encode_scale: f32,
     pub(super) spec: Nvfp4Spec,
-    /// Rows of the operand that are these columns.
+    /// Rows of the operand for these columns.
     pub(super) bytes_t: &'a mut [u8],
     pub(super) scales_t: &'a mut [u8],
 }
@@ -98,7 +98,7 @@ impl ColumnsTask<'_> {
     }
 }
 
-/// Copies a line of the source to place `r` of each column.
+/// Copies a line of the source to position `r` of each column.
 #[inline(always)]
 fn copy_line<S: Source>(line: &[S], strip: &mut [[f32; SEGMENT]; STRIP_COLS], r: usize) {
     for (column, x) in strip.iter_mut().zip(line) {

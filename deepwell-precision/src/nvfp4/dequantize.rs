@@ -1,4 +1,4 @@
-//! From packed data and two levels of scales back to numbers.
+//! Dequantization of NVFP4.
 
 use super::{BLOCK, check};
 use crate::dequantize::{decode_e4m3, decode_small};
@@ -8,16 +8,16 @@ use crate::source::ValuesMut;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{DequantizedValue, e2m1, ue4m3};
 
-/// Writes the values of a quantized matrix: `(e2m1 * ue4m3) * tensor_scale`, the inner product
-/// exact, the outer rounded once, and once more into `bf16`.
+/// Writes the values of a quantized matrix: `(e2m1 * ue4m3) * tensor_scale`. The inner product is
+/// exact, the outer product is rounded once, and once more into `bf16`.
 ///
-/// `out` is row-major [rows, cols]; `bytes` and `scales` are as [`super::quantize_rows`] writes
-/// them. A columnwise operand of a [rows, cols] matrix is itself a [cols, rows] matrix. Scale bytes
-/// above 0x7E give NaN.
+/// `out` is row-major [rows, cols]; `bytes` and `scales` are in the layout of
+/// [`super::quantize_rows`]. A columnwise operand of a [rows, cols] matrix is itself a [cols, rows]
+/// matrix. Scale bytes above 0x7E give NaN.
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written in this case.
 pub fn dequantize_rows<T: DequantizedValue>(
     bytes: &[u8],
     scales: &[u8],
@@ -40,7 +40,7 @@ fn dequantize(bytes: &[u8], scales: &[u8], tensor_scale: f32, cols: usize, out: 
     }
 }
 
-/// Whole rows of a quantized matrix, and where their values go.
+/// Whole rows of a quantized matrix, and the destination of their values.
 struct Task<'a, T> {
     bytes: &'a [u8],
     scales: &'a [u8],
@@ -84,7 +84,7 @@ impl<T: DequantizedValue> Kernel for Task<'_, T> {
         for ((bytes, scales), out) in rows {
             let blocks = bytes.chunks(BLOCK / 2).zip(scales).zip(out.chunks_mut(BLOCK));
             for ((bytes, &scale), out) in blocks {
-                // A byte with its top bit set is no element of the format.
+                // A byte with its top bit set is not a UE4M3 scale.
                 let scale =
                     decode_e4m3(if scale > ue4m3::CODE_NAN { ue4m3::CODE_NAN } else { scale });
                 let decode = |bits: u8| {

@@ -8,9 +8,9 @@ use crate::quantize::lanes::{
 use crate::quantize::stochastic::encode_stochastic_lane;
 use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, packed, ue4m3};
 
-/// Blocks along the contraction that are worked off together, in one AVX-512 register of scales.
+/// Blocks along the contraction that are processed together, with scales in one AVX-512 register.
 const SEGMENT_BLOCKS: usize = 16;
-/// Elements along the contraction that are worked off together.
+/// Elements along the contraction that are processed together.
 pub(super) const SEGMENT: usize = SEGMENT_BLOCKS * BLOCK;
 
 /// Blocks whose elements are encoded together.
@@ -18,7 +18,7 @@ const PAIR: usize = LANES / BLOCK;
 
 const _: () = assert!(PAIR == 2);
 
-/// What is the same for all of a tensor.
+/// Constants of a tensor.
 #[derive(Clone, Copy)]
 pub(super) struct Constants {
     pub(super) encode_scale: f32,
@@ -27,22 +27,22 @@ pub(super) struct Constants {
     pub(super) cols: usize,
 }
 
-/// Where a segment goes, in an operand or in whole rows of one.
+/// Destination of a segment, in an operand or in whole rows of one.
 pub(super) struct Out<'a> {
     pub(super) bytes: &'a mut [u8],
     pub(super) scales: &'a mut [u8],
-    /// Row of the operand that the slices start with.
+    /// Row of the operand at which the slices start.
     pub(super) first_row: usize,
 }
 
-/// The scales of a segment and what they make of its elements.
+/// Scale bytes of a segment, and the factors of its elements.
 struct Scales {
     bytes: [u8; SEGMENT_BLOCKS],
     factors: [f32; SEGMENT_BLOCKS],
 }
 
 /// Quantizes a segment: `rows` holds the same columns, from `col` on, of neighbouring rows of the
-/// operand, which share their scales; `row` is the first of them, counted from that of `out`.
+/// operand with common scales. `row` is the first of these rows, relative to the start of `out`.
 #[inline(always)]
 pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
     rows: &[&[S]],
@@ -56,7 +56,7 @@ pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
     for src in rows {
         let (blocks, rest) = src.as_chunks::<BLOCK>();
         for (amax, block) in amax.iter_mut().zip(blocks) {
-            // Hidden for the reason that `quantize::lanes::block_amax` gives.
+            // `black_box` for the reason given at `quantize::lanes::block_amax`.
             *amax = (*amax).max(block_amax(core::hint::black_box(block)));
         }
         if !rest.is_empty() {
@@ -89,13 +89,13 @@ pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
     }
 }
 
-/// Largest magnitude, as bits: NaN above infinity above all else.
+/// Largest magnitude, as bits; the order is finite, infinity, NaN.
 #[inline(always)]
 fn block_amax<S: Source>(block: &[S]) -> u32 {
     block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
 }
 
-/// Scales of blocks that are finite.
+/// Scales of finite blocks.
 #[inline(always)]
 fn finite_scales(
     amax: &[u32; SEGMENT_BLOCKS],
@@ -107,7 +107,7 @@ fn finite_scales(
     let outs = scales.bytes.iter_mut().zip(&mut scales.factors);
     for (&amax, (code, factor)) in amax.iter().zip(outs) {
         let wanted = f32::from_bits(amax) / e2m1::MAX * encode_scale;
-        // As numbers without sign are ordered as their bits are, infinity included.
+        // Non-negative numbers, including infinity, have the order of their bits.
         let wanted = f32::from_bits(wanted.to_bits().min(ue4m3::MAX.to_bits()));
         *code = encode_lane::<E4m3, false>(wanted, 1.0, &mut 0, &mut 0);
         let quotient = encode_scale / decode_e4m3(*code);
@@ -119,7 +119,7 @@ fn finite_scales(
     scales
 }
 
-/// [`finite_scales`] with NaN or infinities among them.
+/// [`finite_scales`] for blocks with NaN or infinities.
 #[inline(never)]
 #[cold]
 fn any_scales(amax: &[u32; SEGMENT_BLOCKS], encode_scale: f32, totals: &mut QuantStats) -> Scales {
@@ -192,7 +192,7 @@ fn encode_row<S: Source, const STOCHASTIC: bool>(
     }
 }
 
-/// [`encode_row`] with NaN or infinities in it.
+/// [`encode_row`] for rows with NaN or infinities.
 #[inline(never)]
 #[cold]
 fn encode_row_any<S: Source>(

@@ -1,4 +1,4 @@
-//! NVFP4: E2M1 elements, a UE4M3 scale per 16 of them and one f32 scale per tensor.
+//! NVFP4: E2M1 elements, a UE4M3 scale per 16 elements and one f32 scale per tensor.
 //!
 //! A value is `e2m1 * ue4m3 * tensor_scale`. With `bound` the largest block scale in use
 //! ([`ScaleBound`]) and `amax` the largest magnitude of the whole tensor, all in f32 and each
@@ -12,18 +12,18 @@
 //! element      = e2m1(x * factor)                           stored, saturating
 //! ```
 //!
-//! The block scale is rounded to the nearest, not up. Where it was rounded down, the largest
-//! elements of the block lie above 6 after scaling, by one part in 16 at most, and become 6: that
-//! counts as saturation and is part of the format. So does an element that vanishes because its
-//! block is so small beside the tensor that the block scale is zero.
+//! The block scale is rounded to nearest, not up. If it was rounded down, the largest elements of
+//! the block exceed 6 after scaling, by at most one part in 16, and become 6: this counts as
+//! saturation and is part of the format. So is the underflow of elements whose block is so small
+//! compared with the tensor that the block scale is zero.
 //!
-//! A tensor that is cut into shards needs the amax of all of them. A block that holds a NaN or an
-//! infinity gets the scale NaN and the largest code for each of its elements: the format has no
-//! infinity, and nothing that is not finite is to look as if it were.
+//! A sharded tensor needs the amax over all shards. A block with a NaN or an infinity gets a NaN
+//! scale and the largest code for each element: the format has no infinity, and non-finite values
+//! must not look finite.
 //!
 //! Source of the two levels and of 16 x 16 blocks for weights: "Pretraining Large Language Models
-//! with NVFP4", arXiv 2509.25149. Other implementations differ from this one in the last place of
-//! a quotient, because they multiply by a rounded reciprocal of 6 or of the block scale.
+//! with NVFP4", arXiv 2509.25149. Implementations that multiply by a rounded reciprocal of 6 or of
+//! the block scale differ in the last place of a quotient.
 
 use crate::error::{QuantizeError, Shape};
 use crate::names::named_enum;
@@ -51,15 +51,15 @@ use rows::RowsTask;
 pub const BLOCK: usize = 16;
 
 named_enum! {
-    /// The largest block scale that a tensor uses.
+    /// The largest block scale of a tensor.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum ScaleBound ("scale bound") {
-        /// The largest of UE4M3.
+        /// The largest UE4M3.
         #[default]
         Max448 = "448",
-        /// A power of two that leaves room above: every block scale can be made half as large
-        /// again, which maps its largest magnitude to 4 instead of 6, and is not above 448.
+        /// A power of two with headroom: every block scale can be increased by half, which maps its
+        /// largest magnitude to 4 instead of 6, without exceeding 448.
         Max256 = "256",
     }
 }
@@ -75,25 +75,25 @@ impl ScaleBound {
     }
 }
 
-/// What is the same for the whole of a tensor, shards included.
+/// Parameters of a whole tensor, including all shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Common {
-    /// The largest finite magnitude, as [`amax()`] finds it.
+    /// The largest finite magnitude, from [`amax()`].
     pub amax: f32,
-    /// Where the words come from with which elements are rounded at random, at their row-major
-    /// indices in what is written; for a format that rounds so, and for no other.
+    /// Source of random words for stochastic rounding, at the elements' row-major indices in the
+    /// output. Required by formats with stochastic rounding, and allowed for no other.
     pub philox: Option<Philox>,
 }
 
 impl Common {
-    /// For a format that rounds to nearest.
+    /// Parameters of a format that rounds to nearest.
     #[must_use]
     pub const fn nearest(amax: f32) -> Self {
         Self { amax, philox: None }
     }
 }
 
-/// A [`QuantFormat`] as the kernels take it.
+/// A [`QuantFormat`] in the form used by the kernels.
 #[derive(Clone, Copy, Debug, Default)]
 struct Nvfp4Spec {
     /// 1 x 16 (`Row`), or 16 x 16 (`Square`), whose scale is stored for each of its rows.
@@ -121,8 +121,8 @@ impl Nvfp4Spec {
     }
 }
 
-/// Factor from values to what block scales and elements represent; see the module documentation.
-/// The sign of `amax` is ignored; NaN and infinity count as `f32::MAX`.
+/// Factor from values to the product of block scale and element; see the module documentation. The
+/// sign of `amax` is ignored; NaN and infinity count as `f32::MAX`.
 #[must_use]
 pub const fn encode_scale(amax: f32, bound: ScaleBound) -> f32 {
     let amax = amax.abs();
@@ -142,13 +142,13 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 
 /// Quantizes a matrix with blocks along its rows and returns its tensor scale.
 ///
-/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] elements, two to a byte
+/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] elements, two per byte
 /// ([`fp4_len`]), `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last
 /// block of a row may be shorter. Large matrices are split over the threads of the current rayon
 /// pool. Does not allocate.
 ///
-/// In the statistics a saturation is a finite element beyond 6 after scaling and a clamp a non-zero
-/// block whose scale became zero.
+/// In the statistics a saturation is a finite element beyond 6 after scaling, and a clamp is a
+/// non-zero block whose scale became zero.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, nvfp4};
@@ -167,8 +167,8 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is not NVFP4; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not NVFP4; nothing is written in these cases.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
@@ -189,8 +189,8 @@ pub fn quantize_rows<S: Source>(
 /// returns its tensor scale.
 ///
 /// `src` is row-major [rows, cols]. The operand is stored transposed, since the tensor cores read
-/// FP4 only with the contraction contiguous: `bytes_t` and `scales_t` are what [`quantize_rows`]
-/// writes for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
+/// FP4 only with the contraction contiguous: `bytes_t` and `scales_t` equal the output of
+/// [`quantize_rows`] for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, nvfp4, packed::fp4_len};
@@ -206,8 +206,8 @@ pub fn quantize_rows<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is not NVFP4; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not NVFP4; nothing is written in these cases.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,

@@ -7,11 +7,11 @@ use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BlockShape, QuantStats, Source};
 
-/// Whole rows of a matrix, and where its operand goes.
+/// Whole rows of a matrix, and the destination of its operand.
 pub(super) struct RowsTask<'a, S> {
     pub(super) src: &'a [S],
     pub(super) cols: usize,
-    /// Row of the matrix that the slices start with.
+    /// Row of the matrix at which the slices start.
     pub(super) first_row: usize,
     pub(super) encode_scale: f32,
     pub(super) spec: Nvfp4Spec,
@@ -66,7 +66,7 @@ impl<S: Source> RowsTask<'_, S> {
     }
 }
 
-/// Rows that share their scales.
+/// Number of rows with common scales.
 pub(super) fn height(spec: Nvfp4Spec) -> usize {
     match spec.block {
         BlockShape::Row => 1,

@@ -1,21 +1,21 @@
-//! Why a policy was refused.
+//! Errors of a policy.
 
 use thiserror::Error;
 
-/// A policy that cannot be read, or that does not fit the tensors it is applied to.
+/// A policy that cannot be read, or that does not fit the tensors of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
     /// The TOML text is wrong at one place.
     #[error("{source_name}:{line}:{column}: {message}{hint}")]
     Toml {
-        /// What the text came from, a file name as a rule.
+        /// Name of the source, usually a file name.
         source_name: String,
         /// Line, from 1.
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
         /// Empty, or a line that starts with `hint:`.
         hint: String,
@@ -27,44 +27,44 @@ pub enum PolicyError {
         other(got)
     )]
     UnknownPreset {
-        /// The name that came.
+        /// The unknown name.
         got: String,
     },
     /// A glob pattern does not parse.
     #[error("{place}glob `{glob}` is malformed: {message}")]
     Glob {
-        /// Where the rule was written, with a colon and a space behind it, or empty.
+        /// Position of the rule, followed by a colon and a space, or empty.
         place: String,
         /// The pattern.
         glob: String,
-        /// What is wrong with it.
+        /// Description of the error.
         message: String,
     },
-    /// A rule decides about nothing.
+    /// A rule matches no tensor.
     #[error("{place}rule `{glob}` matches none of the {tensor_count} tensors{hint}")]
     NoMatch {
-        /// Where the rule was written, with a colon and a space behind it, or empty.
+        /// Position of the rule, followed by a colon and a space, or empty.
         place: String,
         /// The pattern.
         glob: String,
-        /// Tensors that it was tried on.
+        /// Number of tensors tested.
         tensor_count: usize,
         /// A line that starts with `hint:` and names the nearest tensors; empty without tensors.
         hint: String,
     },
-    /// A tensor that is to be forced to BF16 does not exist.
+    /// A tensor to be forced to BF16 does not exist.
     #[error("tensor `{name}`, to be forced to `bf16`, is none of the {tensor_count} tensors{hint}")]
     UnknownTensor {
-        /// The name that came.
+        /// The unknown name.
         name: String,
-        /// Tensors that it was looked for in.
+        /// Number of tensors searched.
         tensor_count: usize,
         /// A line that starts with `hint:` and names the nearest tensors; empty without tensors.
         hint: String,
     },
 }
 
-/// A `hint:` line for names that other programs have for formats.
+/// A `hint:` line for names of formats in other programs.
 fn other(name: &str) -> &'static str {
     match name.to_ascii_lowercase().as_str() {
         "fp8" | "float8" | "e4m3" | "fp8_e4m3" | "mxfp8-32" => {
@@ -96,8 +96,8 @@ pub(super) fn nearest_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str
     }
 }
 
-/// A `hint:` line for the parser's message about an unknown key, if one of the keys that it lists
-/// is a misspelling away.
+/// A `hint:` line for the parser's message about an unknown key, if a listed key is a likely
+/// misspelling.
 pub(super) fn unknown_key_hint(message: &str) -> String {
     let mut words = message.split('`').skip(1).step_by(2);
     let Some(wanted) = words.next().filter(|_| message.starts_with("unknown field")) else {
@@ -110,7 +110,7 @@ pub(super) fn unknown_key_hint(message: &str) -> String {
     }
 }
 
-/// Levenshtein distance in characters; a `*` of the pattern swallows any run at no cost.
+/// Levenshtein distance in characters; a `*` of the pattern matches any run at no cost.
 fn edit_distance(pattern: &str, name: &str) -> usize {
     let name: Vec<char> = name.chars().collect();
     let mut row: Vec<usize> = (0..=name.len()).collect();

@@ -1,8 +1,7 @@
-//! Which tensor is computed in which format.
+//! Format of each tensor's GEMMs.
 //!
 //! A policy is a preset, a few settings and a list of glob rules; [`PrecisionPolicy::assign`] turns
-//! it into one [`Assignment`] per tensor of a model. In a file it looks like this, every key being
-//! optional:
+//! it into one [`Assignment`] per tensor of a model. The file form, in which every key is optional:
 //!
 //! ```toml
 //! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d | nvfp4
@@ -31,9 +30,8 @@
 //! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
 //! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`,
 //! `granularity`, `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized
-//! operand is a BF16 GEMM on that operand dequantized, which shows what its quantization does to
-//! the loss and saves no time. A rule with a format decides about its tensors anew, from the
-//! defaults on.
+//! operand is a BF16 GEMM on that operand dequantized: it shows the effect of this quantization on
+//! the loss and saves no time. A rule with a format starts again from the defaults for its tensors.
 //!
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.
@@ -56,11 +54,11 @@ use error::nearest_hint;
 pub use operands::OperandSetting;
 use operands::{OperandSettings, overlay};
 
-/// Names that [`PrecisionPolicy::preset`] knows.
+/// Names accepted by [`PrecisionPolicy::preset`].
 pub const PRESETS: &[&str] =
     &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d", "nvfp4"];
 
-/// Formats by role, by place and by glob. See the module documentation for its TOML form.
+/// Formats by role, by position and by glob. See the module documentation for the TOML form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrecisionPolicy {
@@ -78,20 +76,20 @@ pub struct PrecisionPolicy {
     forced_bf16: Vec<Forced>,
 }
 
-/// Tensors whose names match `tensors` get `format`, and from it on what `operands` says.
+/// Tensors whose names match `tensors` get `format`, then the settings of `operands`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
     tensors: String,
-    /// None leaves the format as it is.
+    /// `None` keeps the format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     format: Option<Format>,
     #[serde(default, skip_serializing_if = "is_default")]
     operands: OperandSettings,
-    /// Where it was written, "file:line:column", for messages.
+    /// Position in the source, "file:line:column", for messages.
     #[serde(default)]
     place: Option<String>,
-    /// What reports say of its tensors; the rule itself where there is none.
+    /// Reason in reports; if absent, the rule itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -102,7 +100,7 @@ struct Forced {
     reason: String,
 }
 
-/// What is decided about a tensor so far.
+/// Intermediate decision about a tensor.
 struct Decision {
     format: Format,
     operands: OperandSettings,
@@ -114,9 +112,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl PrecisionPolicy {
-    /// MXFP8 for every linear tensor of the blocks and the experts, except that the single first
-    /// and the single last of them, in execution order, stay BF16; BF16 for embeddings, output
-    /// head, norms and router. E4M3, RCEIL, one exponent per 1 x 32 block.
+    /// MXFP8 for every linear tensor of the blocks and the experts, except for the first and the
+    /// last such tensor in execution order, which stay BF16; BF16 for embeddings, output head,
+    /// norms and router. E4M3, RCEIL, one exponent per 1 x 32 block.
     #[must_use]
     pub fn mxfp8() -> Self {
         Self {
@@ -145,8 +143,8 @@ impl PrecisionPolicy {
         Self { format: Format::F32, ..Self::mxfp8() }
     }
 
-    /// As [`PrecisionPolicy::mxfp8`] in NVFP4: weights in blocks of 16 x 16, gradients rounded at
-    /// random.
+    /// As [`PrecisionPolicy::mxfp8`] in NVFP4: weights in blocks of 16 x 16, gradients with
+    /// stochastic rounding.
     #[must_use]
     pub fn nvfp4() -> Self {
         let gradients = [OperandClass::DgradGradient, OperandClass::WgradGradient];
@@ -162,7 +160,7 @@ impl PrecisionPolicy {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::UnknownPreset`] lists the names that exist.
+    /// [`PolicyError::UnknownPreset`] lists the valid names.
     pub fn preset(name: &str) -> Result<Self, PolicyError> {
         let mxfp8 = Self::mxfp8();
         Ok(match name {
@@ -179,38 +177,37 @@ impl PrecisionPolicy {
         })
     }
 
-    /// How the guards answer GEMMs that offend.
+    /// Reaction of the guards to GEMMs that offend.
     #[must_use]
     pub fn fallback(&self) -> Fallback {
         self.fallback
     }
 
-    /// The same policy with another answer to offences.
+    /// Sets the reaction to offences.
     #[must_use]
     pub fn with_fallback(self, fallback: Fallback) -> Self {
         Self { fallback, ..self }
     }
 
-    /// The same policy with another granularity.
+    /// Sets the granularity.
     #[must_use]
     pub fn with_granularity(self, granularity: Granularity) -> Self {
         Self { granularity, ..self }
     }
 
-    /// The format that linear tensors get unless a default, a rule or a guard says otherwise.
+    /// Format of linear tensors without a default, a rule or a guard for the tensor.
     #[must_use]
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// How weights are quantized unless something is said about one of their GEMMs.
+    /// Quantization of weights without settings for one of their GEMMs.
     #[must_use]
     pub fn weight_format(&self) -> QuantFormat {
         self.of_weights(self.format.quantized().unwrap_or_default())
     }
 
-    /// How activations and gradients are quantized unless something is said about one of their
-    /// GEMMs.
+    /// Quantization of activations and gradients without settings for one of their GEMMs.
     #[must_use]
     pub fn activation_format(&self) -> QuantFormat {
         self.of_activations(self.format.quantized().unwrap_or_default())
@@ -224,7 +221,7 @@ impl PrecisionPolicy {
         format.with_scale_rule(self.scale_rule).with_granularity(self.granularity)
     }
 
-    /// The same policy with one more rule, which wins over those before it.
+    /// Adds a rule, which takes precedence over earlier rules.
     ///
     /// # Errors
     ///
@@ -233,7 +230,7 @@ impl PrecisionPolicy {
         self.with_rule_of(tensors, format, None)
     }
 
-    /// The same with what reports say of its tensors in place of the rule.
+    /// Adds a rule with a reason for reports.
     ///
     /// # Errors
     ///
@@ -260,9 +257,9 @@ impl PrecisionPolicy {
         Ok(self)
     }
 
-    /// The same policy with `tensors`, pairs of a full name and a reason, in BF16 where they would
-    /// be in a lower precision, whatever rules say. Of two reasons for a name the newer stays.
-    /// This is how guards act.
+    /// Forces `tensors`, pairs of a full name and a reason, to BF16 from any lower precision,
+    /// regardless of rules. A newer reason for a name replaces the older reason. Used by the
+    /// guards.
     #[must_use]
     pub fn force_bf16<N, R>(mut self, tensors: impl IntoIterator<Item = (N, R)>) -> Self
     where
@@ -277,15 +274,15 @@ impl PrecisionPolicy {
         self
     }
 
-    /// The same policy with nothing forced.
+    /// Removes all forced tensors.
     #[must_use]
     pub fn without_forced(mut self) -> Self {
         self.forced_bf16.clear();
         self
     }
 
-    /// The same policy for a model with some of the tensors, of which it has the names: without the
-    /// rules and forced names that are of none of them.
+    /// Restricts the policy to a part of a model with tensors `names`: removes rules and forced
+    /// names that match none of the tensors.
     ///
     /// # Errors
     ///
@@ -303,8 +300,8 @@ impl PrecisionPolicy {
         Ok(self)
     }
 
-    /// One decision per tensor. `tensors` come in execution order, which says which linear tensor
-    /// is the first and which the last. Precedence: forced, then the last rule that matches, then
+    /// Returns one decision per tensor. `tensors` are in execution order, which determines the
+    /// first and the last linear tensor. Precedence: forced, then the last rule that matches, then
     /// first and last, then the role.
     ///
     /// # Errors
@@ -373,7 +370,7 @@ impl PrecisionPolicy {
         Assignment { format, operands, gemm: self.gemm, reason }
     }
 
-    /// Indices of the first and the last tensor that would be MXFP8, where those are kept BF16.
+    /// Indices of the first and the last tensor of a quantized role, if these are kept in BF16.
     fn first_and_last(&self, tensors: &[TensorUse<'_>]) -> Option<(usize, usize)> {
         if !self.keep_first_last_bf16 {
             return None;
@@ -410,13 +407,13 @@ impl PrecisionPolicy {
     }
 }
 
-/// Whether a block-scaled policy quantizes tensors of this role unasked.
+/// Whether a block-scaled policy quantizes tensors of this role by default.
 fn is_low_precision_role(role: Role) -> bool {
     matches!(role, Role::Linear | Role::Expert)
 }
 
 impl Rule {
-    /// Decides about a tensor that the rule matches. `defaults` are the policy's own settings.
+    /// Applies the rule to a tensor that it matches. `defaults` are the policy's own settings.
     fn refine(&self, decision: &mut Decision, defaults: &OperandSettings) {
         if let Some(format) = self.format {
             let by_rule = || format!("rule `{}`", self.tensors);

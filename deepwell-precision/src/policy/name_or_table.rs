@@ -1,4 +1,4 @@
-//! A value of a file that is a table, or a name that stands for one.
+//! A value of a file, given as a table or by name.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::UnknownName;
 
-/// Reads a `T` from its table, or from a name by `from_name`. Unlike serde's untagged enums it
-/// keeps the place and the reason of what is wrong within a table.
+/// Reads a `T` from its table, or from a name by `from_name`. Unlike serde's untagged enums this
+/// keeps the position and the reason of errors within a table.
 pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     from_name: impl FnOnce(&str) -> Result<T, UnknownName>,

@@ -1,4 +1,4 @@
-//! What a policy says about the operands of GEMMs, and the builders that an ablation wants.
+//! Settings of a policy for operands of GEMMs, and builders for ablations.
 
 use std::collections::BTreeMap;
 
@@ -10,29 +10,28 @@ use crate::{
     QuantFormat, ScaleRule,
 };
 
-/// What a policy or a rule says about one operand; what it leaves out stays as it was. In a file
-/// it is a table, or the name of the format where it says nothing else.
+/// Settings of a policy or a rule for one operand; `None` keeps the previous setting. In a file it
+/// is a table, or the name of the format if no other key is set.
 ///
-/// A key for the Hadamard transform that NVFP4 wants before the operands of wgrad gets its place
-/// here.
+/// A key for the Hadamard transform of NVFP4's wgrad operands belongs here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperandSetting {
-    /// Whether it is quantized, and to what kind of elements and scales.
+    /// Whether the operand is quantized, and the kind of elements and scales.
     pub format: Option<Format>,
     /// Format of the elements.
     pub element: Option<ElementFormat>,
-    /// How scales follow from magnitudes.
+    /// How scales are computed from magnitudes.
     pub scale_rule: Option<ScaleRule>,
-    /// How many elements share an exponent.
+    /// Number of elements with one exponent.
     pub granularity: Option<Granularity>,
     /// Extent of a block.
     pub block: Option<BlockShape>,
-    /// How elements are rounded.
+    /// Rounding of elements.
     pub rounding: Option<ElementRounding>,
 }
 
-/// Settings of those operands about which something is said.
+/// Settings of the operands that have any.
 pub(super) type OperandSettings = BTreeMap<OperandClass, OperandSetting>;
 
 impl OperandSetting {
@@ -54,7 +53,7 @@ impl OperandSetting {
         Self { scale_rule: Some(scale_rule), ..Self::default() }
     }
 
-    /// Takes over what `newer` says.
+    /// Overrides settings with those of `newer`.
     fn overlay(&mut self, newer: &Self) {
         self.format = newer.format.or(self.format);
         self.element = newer.element.or(self.element);
@@ -64,7 +63,7 @@ impl OperandSetting {
         self.rounding = newer.rounding.or(self.rounding);
     }
 
-    /// How an operand is quantized that is `base` where nothing is said; none if it is not.
+    /// Quantization of an operand whose default is `base`; `None` if the operand is not quantized.
     fn resolve(&self, base: QuantFormat) -> Option<QuantFormat> {
         let mut format = match self.format {
             Some(Format::Quantized(format)) if !format.is_of_family(&base) => {
@@ -87,7 +86,7 @@ impl OperandSetting {
     }
 }
 
-/// [`OperandSetting::overlay`] of several operands.
+/// [`OperandSetting::overlay`] for several operands.
 pub(super) fn overlay(settings: &mut OperandSettings, newer: &OperandSettings) {
     for (&class, newer) in newer {
         settings.entry(class).or_default().overlay(newer);
@@ -95,7 +94,7 @@ pub(super) fn overlay(settings: &mut OperandSettings, newer: &OperandSettings) {
 }
 
 impl PrecisionPolicy {
-    /// How each operand of a tensor in `format` with these settings is quantized.
+    /// Quantization of each operand of a tensor in `format` with these settings.
     pub(super) fn resolve(
         &self,
         format: QuantFormat,
@@ -111,27 +110,27 @@ impl PrecisionPolicy {
         })
     }
 
-    /// What computes GEMMs whose operands are both quantized.
+    /// How GEMMs are computed if both operands are quantized.
     #[must_use]
     pub fn gemm(&self) -> GemmMode {
         self.gemm
     }
 
-    /// The same policy with its GEMMs computed otherwise.
+    /// Sets how GEMMs are computed.
     #[must_use]
     pub fn with_gemm(self, gemm: GemmMode) -> Self {
         Self { gemm, ..self }
     }
 
-    /// The same policy with operands of every quantized tensor set by default; rules win.
+    /// Sets the defaults of operands of every quantized tensor; rules take precedence.
     #[must_use]
     pub fn with_operands(mut self, classes: &[OperandClass], setting: &OperandSetting) -> Self {
         overlay(&mut self.operands, &settings_of(classes, setting));
         self
     }
 
-    /// The same policy with operands of those quantized tensors set that `tensors`, a glob,
-    /// matches. Wins over everything said before.
+    /// Sets operands of the quantized tensors that match the glob `tensors`. Takes precedence over
+    /// all earlier settings.
     ///
     /// # Errors
     ///
@@ -150,8 +149,8 @@ impl PrecisionPolicy {
         Ok(self)
     }
 
-    /// The same policy with nothing quantized but `classes`, of all the tensors that it quantizes.
-    /// Wins over everything said before about formats; how the rest is quantized stays.
+    /// Quantizes only `classes`, of all the tensors that the policy quantizes. Takes precedence
+    /// over all earlier formats; how operands are quantized does not change.
     ///
     /// ```
     /// use deepwell_precision::{OperandClass, PrecisionPolicy, Role, TensorUse};
@@ -172,8 +171,8 @@ impl PrecisionPolicy {
         self.without(&others)
     }
 
-    /// The same policy with `classes` in high precision, of all tensors. Wins over everything said
-    /// before.
+    /// Keeps `classes` of all tensors in high precision. Takes precedence over all earlier
+    /// settings.
     #[must_use]
     pub fn without(mut self, classes: &[OperandClass]) -> Self {
         let operands = settings_of(classes, &OperandSetting::of_format(Format::Bf16));
@@ -187,8 +186,7 @@ impl PrecisionPolicy {
         self
     }
 
-    /// [`PrecisionPolicy::only`], and of no other tensors than those that `tensors`, a glob,
-    /// matches.
+    /// [`PrecisionPolicy::only`], restricted to tensors that match the glob `tensors`.
     ///
     /// # Errors
     ///
@@ -199,7 +197,7 @@ impl PrecisionPolicy {
         self.without(OperandClass::ALL).with_operands_in(tensors, classes, &quantized)
     }
 
-    /// [`PrecisionPolicy::without`] for those tensors that `tensors`, a glob, matches.
+    /// [`PrecisionPolicy::without`] for the tensors that match the glob `tensors`.
     ///
     /// # Errors
     ///

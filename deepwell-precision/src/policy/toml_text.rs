@@ -1,4 +1,4 @@
-//! The TOML form of a policy, with errors that point at line and column.
+//! The TOML form of a policy, with line and column in errors.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ struct RuleFile {
     wgrad: Option<Operands<Wgrad>>,
 }
 
-/// The operands of one GEMM, in the order in which it reads them.
+/// The operands of one GEMM, in argument order.
 type Pair = [Option<OperandSetting>; 2];
 
 /// A table of operands, or a format for both.
@@ -100,7 +100,7 @@ fn settings(
     settings
 }
 
-/// Settings of the operands of one GEMM by the names of the operands.
+/// Settings of the operands of one GEMM, by operand name.
 type Table<'a> = BTreeMap<&'static str, &'a OperandSetting>;
 
 /// The tables of fprop, dgrad and wgrad.
@@ -144,7 +144,7 @@ struct RuleOut<'a> {
 }
 
 impl PrecisionPolicy {
-    /// Reads the TOML form that the module documentation shows. `precision` defaults to `mxfp8`
+    /// Reads the TOML form described in the module documentation. `precision` defaults to `mxfp8`
     /// and sets the defaults of the other keys. `source_name` names the text in errors.
     ///
     /// ```
@@ -158,8 +158,8 @@ impl PrecisionPolicy {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Toml`] for text that is not TOML, for unknown keys and for values out of
-    /// their set; [`PolicyError::Glob`] for a malformed pattern.
+    /// [`PolicyError::Toml`] for invalid TOML, unknown keys and invalid values;
+    /// [`PolicyError::Glob`] for a malformed pattern.
     pub fn from_toml(text: &str, source_name: &str) -> Result<Self, PolicyError> {
         let at = |span_start: usize| line_and_column(text, span_start);
         let refuse = |span_start: usize, message: String, hint: &str| {
@@ -169,7 +169,7 @@ impl PrecisionPolicy {
         };
         let file: PolicyFile = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
-            // The parser puts its own hints on lines of their own; a message is one line here.
+            // The parser's hints are on separate lines; a message is a single line here.
             let message = error.message().trim().replace('\n', ", ");
             let hint = unknown_key_hint(&message);
             refuse(start, message, &hint)
@@ -229,8 +229,8 @@ impl PrecisionPolicy {
         Ok(policy)
     }
 
-    /// The TOML form with every key written out. What guards forced is not part of it: it is the
-    /// state of a run, kept in the checkpoint.
+    /// The TOML form with all keys. Tensors forced by guards are not included: they are state of a
+    /// run and stored in the checkpoint.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let rule = self

@@ -1,22 +1,21 @@
-//! What happens to one element of a block, without branches, so that a loop over it becomes vector
-//! code.
+//! Operations on one element of a block, without branches, so that loops vectorize.
 //!
 //! # Rounding by one addition
 //!
-//! Codes of one binade are spaced evenly, and subnormal codes as those of the smallest normal
-//! binade. Let 2^e be the binade of |x|, or the smallest normal one when |x| lies below it. Adding
-//! 2^(e + 23 - m), with m the fraction bits of the format, to |x| makes one unit in the last place
-//! of the sum one unit of the code, and the addition rounds to nearest even by itself. The low bits
+//! Codes of one binade are evenly spaced, and subnormal codes have the spacing of the smallest
+//! normal binade. Let 2^e be the binade of |x|, or the smallest normal binade if |x| lies below it.
+//! Adding 2^(e + 23 - m) to |x|, with m the fraction bits of the format, makes one unit in the last
+//! place of the sum one unit of the code, so that the addition rounds to nearest even. The low bits
 //! of the sum then count units n, and the code is `n + ((e - e_min) << m)`; a carry into the next
-//! binade comes out right. The constant part of the shifted exponent is added to the magic number
-//! beforehand: it is even, hence leaves ties alone.
+//! binade is correct. The constant part of the shifted exponent is added to the magic number
+//! beforehand: this part is even, so ties are not affected.
 
 use crate::e8m0::ScaleConstants;
 use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, e2m3, e3m2, e4m3, e5m2};
 
-/// Bits of f32 infinity. Magnitudes at or above need [`encode_any`]; see [`largest_of_lanes`].
+/// Bits of f32 infinity. Larger magnitudes need [`encode_any`]; see [`largest_of_lanes`].
 pub(crate) const INFINITY_BITS: u32 = 0x7F80_0000;
-/// Lanes over which counters run: one block, two AVX-512 registers.
+/// Lanes of the counters: one block, two AVX-512 registers.
 pub(crate) const LANES: usize = 32;
 
 /// An element format as constants.
@@ -27,13 +26,13 @@ pub(crate) trait Element: Copy {
     const MIN_NORMAL_BITS: u32;
     /// Bits of the largest finite value, as f32.
     const MAX_BITS: u32;
-    /// Place of the sign bit in the code.
+    /// Position of the sign bit in the code.
     const SIGN_BIT: u32 = 7;
     /// Code bits without the sign.
     const MAGNITUDE: u8 = (1 << Self::SIGN_BIT) - 1;
 
     const CONSTANTS: ScaleConstants = ScaleConstants::new(Self::FORMAT);
-    /// Right shift that leaves the exponent above the place of the code's fraction.
+    /// Right shift that moves the exponent above the code's fraction.
     const SHIFT: u32 = 23 - Self::MANTISSA_BITS;
     /// Added to the bits of 2^e: 23 - m binades up, plus the constant part of the code.
     const MAGIC: u32 =
@@ -121,13 +120,13 @@ const _: () = assert!(f32::from_bits(E2m1::ZERO_BITS) == e2m1::MIN_SUBNORMAL / 2
 const _: () = assert!(E4m3::MAGIC & 1 == 0 && E5m2::MAGIC & 1 == 0);
 const _: () = assert!(E3m2::MAGIC & 1 == 0 && E2m3::MAGIC & 1 == 0 && E2m1::MAGIC & 1 == 0);
 
-/// Counters of one task: a vector of them per kind, so that counting costs an addition and no sum
-/// across lanes.
+/// Counters of one task: a lane per counter element, so that counting takes an addition without a
+/// reduction across lanes.
 #[derive(Clone)]
 pub(crate) struct Counters {
     pub(crate) underflows: [u32; LANES],
     pub(crate) saturations: [u32; LANES],
-    /// Everything that is counted rarely, or already in a single number.
+    /// Rare events, and counts that are already a single number.
     pub(crate) totals: QuantStats,
 }
 
@@ -137,7 +136,7 @@ impl Counters {
         Self { underflows: [0; LANES], saturations: [0; LANES], totals: QuantStats::default() }
     }
 
-    /// Moves the lanes into the totals. Has to be called before a lane has counted 2^32 elements.
+    /// Moves the lanes into the totals. Must be called before a lane has counted 2^32 elements.
     #[inline(always)]
     pub(crate) fn flush(&mut self) {
         let sum = |lanes: &[u32; LANES]| lanes.iter().map(|&n| u64::from(n)).sum::<u64>();
@@ -148,19 +147,19 @@ impl Counters {
     }
 }
 
-/// Largest magnitude of a block, as bits: NaN above infinity above all else.
+/// Largest magnitude of a block, as bits; the order is finite, infinity, NaN.
 #[inline(always)]
 pub(crate) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
-    // Hidden from the optimizer, which otherwise computes the maxima of sixteen blocks at once by
-    // gathering their elements from sixteen places. On data in cache, where training works, that
-    // made rows slower: 13.4 instead of 18.3 GB/s from f32, 4.1 instead of 7.9 from bf16. From
-    // memory the gathers read f32 sooner (8.9 to 10.7 against 5.6 to 7.6) and bf16 later.
+    // `black_box` keeps the optimizer from computing the maxima of sixteen blocks at once with
+    // gathers. For data in cache, as in training, gathers made rows slower: 13.4 instead of 18.3
+    // GB/s from f32, 4.1 instead of 7.9 from bf16. From memory gathers are faster for f32 (8.9 to
+    // 10.7 against 5.6 to 7.6) and slower for bf16.
     let block = core::hint::black_box(block);
     block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
 }
 
-/// Encodes one lane of finite `x` after multiplication by a power of two. The scaled value must
-/// not round beyond the largest finite element, unless `CLIP`, which also counts.
+/// Encodes one lane of finite `x` after multiplication by a power of two. The scaled value must not
+/// round beyond the largest finite element, unless `CLIP`, which also counts saturations.
 #[inline(always)]
 pub(crate) fn encode_lane<E: Element, const CLIP: bool>(
     x: f32,
@@ -170,7 +169,7 @@ pub(crate) fn encode_lane<E: Element, const CLIP: bool>(
 ) -> u8 {
     let bits = (x * reciprocal).to_bits();
     let mut magnitude = bits & 0x7FFF_FFFF;
-    // The comparison with x, not with the product, which may have underflowed itself.
+    // Compares with x, not with the product, which may have underflowed itself.
     *underflows += u32::from((magnitude <= E::ZERO_BITS) & (x != 0.0));
     if CLIP {
         *saturations += u32::from(magnitude > E::MAX_BITS);
@@ -183,14 +182,14 @@ pub(crate) fn encode_lane<E: Element, const CLIP: bool>(
     ((code & u32::from(E::MAGNITUDE)) | ((bits >> 31) << E::SIGN_BIT)) as u8
 }
 
-/// Bits of the largest magnitude that [`encode_lane`] takes. What is not to be clipped ends where
-/// RCEIL lets elements saturate; what lies above needs [`encode_any`].
+/// Bits of the largest magnitude that [`encode_lane`] accepts. Without `CLIP` the limit is where
+/// RCEIL lets elements saturate; larger magnitudes need [`encode_any`].
 #[inline(always)]
 pub(crate) fn largest_of_lanes<E: Element, const CLIP: bool>() -> u32 {
     if CLIP { INFINITY_BITS - 1 } else { E::CONSTANTS.amax_bits_max }
 }
 
-/// Encodes one block of finite elements that share a factor.
+/// Encodes one block of finite elements with a common factor.
 #[inline(always)]
 pub(crate) fn encode_block<E: Element, const CLIP: bool>(
     x: &[f32; LANES],
@@ -201,7 +200,7 @@ pub(crate) fn encode_block<E: Element, const CLIP: bool>(
     encode_lanes::<E, CLIP>(x, &[reciprocal; LANES], out, counters);
 }
 
-/// Encodes finite elements with a factor each.
+/// Encodes finite elements with individual factors.
 #[inline(always)]
 pub(crate) fn encode_lanes<E: Element, const CLIP: bool>(
     x: &[f32; LANES],
@@ -219,8 +218,8 @@ pub(crate) fn encode_lanes<E: Element, const CLIP: bool>(
     }
 }
 
-/// Encodes elements of which some are NaN, infinite or too large for their scale;
-/// `count_saturations` under the floor rule.
+/// Encodes elements that may be NaN, infinite or too large for their scale; `count_saturations`
+/// under the floor rule.
 #[inline(never)]
 #[cold]
 pub(crate) fn encode_any<E: Element>(

@@ -1,4 +1,4 @@
-//! Many scales at once by [`ScaleRule::MinError`]: what [`crate::min_error`] defines, on vectors.
+//! Vector code for [`ScaleRule::MinError`], as defined in [`crate::min_error`], for many scales.
 //!
 //! [`ScaleRule::MinError`]: crate::ScaleRule::MinError
 
@@ -9,13 +9,13 @@ use crate::{BLOCK, Source};
 
 const _: () = assert!(LANES == BLOCK);
 
-/// The factor of a scale below `code`, which is itself where there is none below.
+/// Factor of the scale one below `code`, or of `code` itself if it is 0.
 #[inline(always)]
 fn factor_below(code: u8) -> f32 {
     f32::from_bits((254 - u32::from(code.saturating_sub(1))) << 23)
 }
 
-/// Squared error of one element under a factor. Adding and taking away 2^(e + 23 - m) rounds to a
+/// Squared error of one element under a factor. Adding and subtracting 2^(e + 23 - m) rounds to a
 /// unit of the code, see [`super::lanes`].
 #[inline(always)]
 fn error_lane<E: Element>(x: f32, factor: f32) -> f32 {
@@ -28,9 +28,9 @@ fn error_lane<E: Element>(x: f32, factor: f32) -> f32 {
     difference * difference
 }
 
-/// Chooses for groups of `group_blocks` neighbouring blocks of one row, whose scales by RCEIL and
-/// their factors are given. What is not finite stays: its sums are not finite either, and no
-/// comparison holds.
+/// Chooses the scales of groups of `group_blocks` neighbouring blocks of one row, given their RCEIL
+/// scales and factors. Non-finite groups keep their scale: their sums are not finite, and
+/// comparisons are false.
 #[inline(always)]
 pub(super) fn refine_row<S: Source, E: Element>(
     blocks: &[[S; BLOCK]],
@@ -57,7 +57,7 @@ pub(super) fn refine_row<S: Source, E: Element>(
     }
 }
 
-/// Chooses for the columns of a tile, or for its squares of as many columns as rows.
+/// Chooses the scales of the columns of a tile, or of its squares.
 #[inline(always)]
 pub(super) fn refine_columns<E: Element, const G: usize>(
     values: &[[f32; TILE_COLS]; G],
@@ -115,7 +115,7 @@ fn errors_of_columns<E: Element, const G: usize>(
     lanes[0]
 }
 
-/// Terms whose number is a multiple of the lanes, added as a run.
+/// Adds terms, a multiple of the lanes in number, as a run.
 #[inline(always)]
 fn sum_of_run(terms: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -138,7 +138,7 @@ mod tests {
     const ROWS: usize = 256;
     const COLS: usize = 1024;
 
-    /// Normal numbers; one in `outlier_every`, if any, 100 times as large.
+    /// Normally distributed numbers; one in `outlier_every`, if any, is 100 times as large.
     fn gaussian(outlier_every: Option<usize>) -> Vec<f32> {
         let mut random = SplitMix64(7);
         let mut unit = || ((random.draw() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
@@ -161,7 +161,7 @@ mod tests {
         src.iter().zip(&back).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2)).sum()
     }
 
-    /// What the rule saves, against RCEIL and against the floor rule. In E4M3 nothing to speak of:
+    /// Error reduction of the rule, against RCEIL and against the floor rule. In E4M3 negligible:
     /// an element has the same relative error under both scales unless it is subnormal.
     #[test]
     fn what_it_saves_on_normal_numbers() {

@@ -1,16 +1,15 @@
 //! Block quantization along rows, along columns, or both in one pass over the source.
 //!
 //! Every operand is quantized from the high-precision source, never from another operand:
-//! quantizing twice loses bits. Elements are rounded to nearest even and saturate. The bytes and
-//! the counters do not depend on the number of threads or on the vector instructions of the
-//! machine.
+//! quantizing twice loses bits. Elements are rounded to nearest even and saturate. Bytes and
+//! counters do not depend on the number of threads or on the vector instructions of the machine.
 //!
-//! # Values that are not finite
+//! # Non-finite values
 //!
-//! A group of elements with one exponent that holds a NaN gets the scale 0xFF, which makes all of
-//! it NaN; the elements are NaN too. A group with an infinity and no NaN gets the scale 0xFE
-//! (2^127), with the infinity as the largest finite element, so that it dequantizes to infinity;
-//! its finite elements all but vanish. Each such element counts in [`QuantStats::nonfinite`].
+//! If a group of elements with one exponent contains a NaN, its scale is 0xFF and all elements are
+//! NaN. If it contains an infinity and no NaN, its scale is 0xFE (2^127), with infinities as the
+//! largest finite element, which dequantizes to infinity; finite elements of the group nearly all
+//! underflow. Each non-finite element counts in [`QuantStats::nonfinite`].
 
 use alloc::vec::Vec;
 
@@ -38,13 +37,13 @@ use rows::RowsTask;
 pub use stochastic::quantize_rows_stochastic;
 use tile::{Column, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
 
-/// Columns that one thread works off from the first row to the last. Each column of the transposed
-/// operand lies on memory pages of its own; of 1024 the processor remembers where they are.
+/// Columns that one thread processes from the first row to the last. Each column of the transposed
+/// operand is on separate memory pages; the TLB holds about 1024.
 const BAND_COLS: usize = 1024;
 
 const _: () = assert!(BAND_COLS.is_multiple_of(TILE_COLS));
 
-/// A [`QuantFormat`] as the kernels of MX formats take it.
+/// A [`QuantFormat`] in the form used by the kernels of MX formats.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MxSpec {
     pub(crate) element: ElementFormat,
@@ -73,9 +72,9 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 /// Quantizes a matrix with blocks along its rows, for a GEMM that contracts over columns.
 ///
 /// `src` is row-major [rows, cols]; `data` receives the elements in the same shape and `scales`
-/// their [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row that is not a multiple of
-/// 32 long ends with a shorter block. Large matrices are split over the threads of the current
-/// rayon pool. Square blocks take some 100 KiB of stack.
+/// their [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row whose length is not a
+/// multiple of 32 ends with a shorter block. Large matrices are split over the threads of the
+/// current rayon pool. Square blocks take some 100 KiB of stack.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, dequantize_rows, quantize_rows};
@@ -92,8 +91,8 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is no MX format; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not MX; nothing is written in these cases.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
@@ -115,8 +114,8 @@ pub fn quantize_rows<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is no MX format; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not MX; nothing is written in these cases.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,
@@ -130,9 +129,10 @@ pub fn quantize_columns<S: Source>(
     Ok(columns_at(Level::Native, S::values(src), rows, cols, spec, data_t, scales_t))
 }
 
-/// Both operands in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
-/// (data_t, scales_t) as [`quantize_columns`] does, byte for byte. The statistics are those of the
-/// two calls merged. With [`BlockShape::Square`] both operands hold the same values.
+/// Quantizes both operands in one pass over the source: (data, scales) as written by
+/// [`quantize_rows`] and (data_t, scales_t) as written by [`quantize_columns`], byte for byte. The
+/// statistics are those of the two calls merged. With [`BlockShape::Square`] both operands hold the
+/// same values.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, quantize_both, scales_len};
@@ -148,8 +148,8 @@ pub fn quantize_columns<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
-/// what is no MX format; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
+/// format that is not MX; nothing is written in these cases.
 pub fn quantize_both<S: Source>(
     src: &[S],
     rows: usize,
@@ -207,7 +207,7 @@ fn rows_at(
         let (row_range, row_out) = ((0, rows), Some((data, scales)));
         RowsPart { src, cols, row_range, spec, row_out, columns: None }.run(level)
     } else {
-        // Where groups end with the row, the matrix is one long row to the kernel.
+        // If groups end at row ends, the kernel treats the matrix as one long row.
         let joined = cols.is_multiple_of(spec.granularity.elements());
         let cols = if joined { src.len() } else { cols };
         match src {
@@ -270,11 +270,11 @@ fn columns_of<'a>(rows: usize, data_t: &'a mut [u8], scales_t: &'a mut [u8]) -> 
         .collect()
 }
 
-/// Some rows of a matrix, from the first column to the last, and where their operands go.
+/// A range of rows of a matrix, over all columns, and the destination of its operands.
 struct RowsPart<'a, 'c> {
     src: Values<'a>,
     cols: usize,
-    /// Starts with a stripe.
+    /// Begins at a stripe.
     row_range: (usize, usize),
     spec: MxSpec,
     /// Elements and scales of these rows.
@@ -284,7 +284,7 @@ struct RowsPart<'a, 'c> {
 }
 
 impl RowsPart<'_, '_> {
-    /// Splits a narrow matrix by rows until parts are small. The parts of a wide one are columns.
+    /// Splits a narrow matrix by rows until parts are small. A wide matrix is split by columns.
     fn run(self, level: Level) -> QuantStats {
         let (start, end) = self.row_range;
         let is_small = (end - start) * self.cols <= ELEMENTS_PER_TASK || threads() == 1;
@@ -322,16 +322,15 @@ impl RowsPart<'_, '_> {
         above.merged(below)
     }
 
-    /// Bands of columns one after the other, each stripe by stripe of rows. A stripe is split by
-    /// columns: the columnwise operands of two halves are two halves of a list, and the rowwise
-    /// operand falls into as many slices as the stripe has rows, an array of which fits on the
-    /// stack.
+    /// Processes bands of columns in sequence, each stripe by stripe of rows. A stripe is split by
+    /// columns: the columnwise operands of two halves are two halves of a list. The rowwise operand
+    /// becomes as many slices as the stripe has rows, an array that fits on the stack.
     fn in_bands(self, level: Level) -> QuantStats {
         let RowsPart { src, cols, row_range: (start, end), spec, mut row_out, mut columns } = self;
         let mut stats = QuantStats::default();
         let band_cols = BAND_COLS * threads();
         let blocks = cols.div_ceil(BLOCK);
-        // Without a rowwise operand a task may have any number of rows.
+        // Without a rowwise operand the number of rows of a task is not limited.
         let task_rows = if row_out.is_some() { STRIPE_ROWS } else { (end - start).max(1) };
         for col in (0..if start == end { 0 } else { cols }).step_by(band_cols) {
             let col_end = (col + band_cols).min(cols);
@@ -413,7 +412,7 @@ fn split_row_out(out: RowOut<'_>, cols: usize) -> (RowOut<'_>, RowOut<'_>) {
     )
 }
 
-/// Splits every slice at `at`; empty ones, which stand for rows that do not exist, stay empty.
+/// Splits every slice at `at`; empty slices, for missing rows, stay empty.
 fn split_slices(slices: RowSlices<'_>, at: usize) -> (RowSlices<'_>, RowSlices<'_>) {
     let mut left: RowSlices<'_> = core::array::from_fn(|_| Default::default());
     let mut right: RowSlices<'_> = core::array::from_fn(|_| Default::default());

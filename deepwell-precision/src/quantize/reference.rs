@@ -1,12 +1,11 @@
-//! Quantization as its definition reads, one element at a time: what the vector kernels are
-//! tested against.
+//! Reference quantization, one element at a time, for tests of the vector kernels.
 
 use crate::quantize::MxSpec;
 use crate::{BlockShape, ElementFormat, Overflow, QuantStats, Rounding, ScaleRule};
 use crate::{e4m3, e5m2, e8m0};
 
-/// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`, the source
-/// itself or, `by_column`, its transpose.
+/// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`: the source or,
+/// if `by_column`, its transpose.
 pub(super) fn quantize(
     at: impl Fn(usize, usize) -> f32,
     (outer, contraction): (usize, usize),
@@ -37,7 +36,7 @@ pub(super) fn quantize(
             let indices = || {
                 (outer_start..outer_end).flat_map(move |o| (k_start..k_end).map(move |k| (o, k)))
             };
-            // NaN above infinity above all else, as their bits are ordered.
+            // The order of bits is finite, infinity, NaN.
             let mut amax_bits = 0;
             for (o, k) in indices() {
                 let x = at(o, k).abs();
@@ -49,7 +48,7 @@ pub(super) fn quantize(
                 }
             }
             let amax = f32::from_bits(amax_bits);
-            // The columns of the source, one after the other, or a single row along K.
+            // The columns of the source in sequence, or a single row along K.
             let (height, width) = (outer_end - outer_start, k_end - k_start);
             let (elements, run): (Vec<f32>, usize) = if by_column || height == 1 {
                 (indices().map(|(o, k)| at(o, k)).collect(), width)

@@ -18,10 +18,10 @@ const SEGMENT: usize = SEGMENT_BLOCKS * BLOCK;
 
 const _: () = assert!(LANES == BLOCK);
 
-/// Whole rows of a matrix, and where its operand goes.
+/// Whole rows of a matrix, and the destination of its operand.
 pub(super) struct RowsTask<'a, S> {
     pub(super) src: &'a [S],
-    /// Elements of one row. Rows that end where a group of blocks ends may be joined into one.
+    /// Elements per row. Rows that end at a group of blocks may be joined into one row.
     pub(super) cols: usize,
     pub(super) spec: MxSpec,
     pub(super) data: &'a mut [u8],
@@ -85,7 +85,7 @@ impl<S: Source> RowsTask<'_, S> {
         }
         counters.flush();
         if spec.scale_rule == ScaleRule::Rceil {
-            // What lies beyond by one part in 2^23, see `e8m0`, has not saturated.
+            // Magnitudes that exceed the limit by one part in 2^23, see `e8m0`, have not saturated.
             counters.totals.saturations = 0;
         }
         counters.totals
@@ -97,8 +97,9 @@ impl<S: Source> Kernel for RowsTask<'_, S> {
 
     #[inline(always)]
     fn call(self) -> QuantStats {
-        // What costs a comparison for each element is left out where training spends its time, and
-        // not compiled twice for the other formats, which do as well with it.
+        // E4M3 with RCEIL, the usual format of training, is compiled without a comparison per
+        // element. Other formats, for which the cost does not matter, are compiled only with the
+        // comparison.
         match (self.spec.element, self.spec.scale_rule) {
             (ElementFormat::E4M3, ScaleRule::Rceil) => self.kernel::<E4m3, false>(),
             (ElementFormat::E4M3, _) => self.kernel::<E4m3, true>(),
@@ -110,7 +111,7 @@ impl<S: Source> Kernel for RowsTask<'_, S> {
     }
 }
 
-/// The last segment of a row that does not end with a whole block, padded with zeros, which change
+/// Quantizes the last segment of a row that does not end with a whole block. Padding zeros change
 /// neither amax nor counters.
 #[inline(never)]
 fn ragged_segment<S: Source, E: Element, const CLIP: bool>(
@@ -130,7 +131,7 @@ fn ragged_segment<S: Source, E: Element, const CLIP: bool>(
     data.copy_from_slice(&codes[..src.len()]);
 }
 
-/// Up to [`SEGMENT_BLOCKS`] whole blocks, starting where a group starts.
+/// Quantizes up to [`SEGMENT_BLOCKS`] whole blocks, from the start of a group on.
 #[inline(always)]
 fn segment<S: Source, E: Element, const CLIP: bool>(
     src: &[S],
@@ -182,7 +183,7 @@ fn segment<S: Source, E: Element, const CLIP: bool>(
     }
 }
 
-/// [`segment`] with NaN, infinities or what saturates in it.
+/// [`segment`] for blocks with NaN, infinities or saturating elements.
 #[inline(never)]
 #[cold]
 fn segment_any<S: Source, E: Element, const CLIP: bool>(

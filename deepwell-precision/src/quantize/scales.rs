@@ -1,10 +1,10 @@
-//! Many scales at once: from the largest magnitudes of groups to codes and factors.
+//! Computes scale codes and factors of many groups from their largest magnitudes.
 
 use super::lanes::{Element, INFINITY_BITS};
 use crate::ScaleRule;
 use crate::e8m0::{self, finite_scale};
 
-/// Scales and factors of many amax; returns how many were clamped.
+/// Scales and factors of many amaxes; returns the number of clamped scales.
 #[inline(always)]
 pub(super) fn finite_scales<E: Element>(
     amax: &[u32],
@@ -23,7 +23,7 @@ pub(super) fn finite_scales<E: Element>(
     u64::from(clamps)
 }
 
-/// [`finite_scales`] with NaN or infinities among them.
+/// [`finite_scales`] for amaxes with NaN or infinities.
 #[inline(never)]
 #[cold]
 pub(super) fn any_scales<E: Element>(

@@ -13,9 +13,9 @@ use crate::{BLOCK, Block, ElementFormat, Philox, QuantFormat, QuantStats, ScaleR
 
 /// [`ElementFormat::encode_stochastic`] of one lane of finite `x` after multiplication.
 ///
-/// The magnitude is cut where the last bit of its code lies. `share` takes the 32 bits below that
-/// place, which is what the random word is compared with; below the smallest normal value the place
-/// does not move any more, and the significand is shifted down instead.
+/// The magnitude is truncated at the last bit of its code. `share` holds the 32 bits below this
+/// position, which are compared with the random word. Below the smallest normal value the position
+/// is fixed, and the significand is shifted down instead.
 #[inline(always)]
 pub(crate) fn encode_stochastic_lane<E: Element>(
     x: f32,
@@ -30,12 +30,12 @@ pub(crate) fn encode_stochastic_lane<E: Element>(
     let magnitude = magnitude.min(E::MAX_BITS);
     let exponent_min = E::MIN_NORMAL_BITS >> 23;
     let exponent = (magnitude >> 23).max(exponent_min);
-    // How far the place is above that of a normal value of this exponent.
+    // How far the magnitude's exponent lies below the smallest normal exponent.
     let below = exponent - (magnitude >> 23);
-    // A subnormal f32 gets a bit that it does not have, far below all 32 of `share`.
+    // A subnormal f32 gets a wrong implicit bit, far below all 32 bits of `share`.
     let significand = (magnitude & 0x007F_FFFF) | 0x0080_0000;
     let units = significand >> (E::SHIFT + below).min(31);
-    // Bits that stick out above are those of `units`.
+    // Bits above `share` belong to `units`.
     let up = 32 - E::SHIFT;
     let shifted = significand << (up - below.min(up));
     let share = shifted >> (below - below.min(up)).min(31);
@@ -44,11 +44,11 @@ pub(crate) fn encode_stochastic_lane<E: Element>(
     (code | ((bits >> 31) << E::SIGN_BIT)) as u8
 }
 
-/// Quantizes a matrix with blocks of 1 x 32 along its rows, as [`crate::quantize_rows`] does except
+/// Quantizes a matrix with blocks of 1 x 32 along its rows, as [`crate::quantize_rows`], except
 /// that elements are rounded by [`ElementFormat::encode_stochastic`] with the words of `philox` at
-/// their row-major indices. For gradients: rounding adds noise, but its mean is zero.
+/// their row-major indices. For gradients: rounding adds noise with zero mean.
 ///
-/// Scales follow from magnitudes as in [`crate::quantize_rows`], without chance.
+/// Scales are computed as in [`crate::quantize_rows`], without randomness.
 ///
 /// ```
 /// use deepwell_precision::{ElementFormat, Philox, QuantFormat, quantize_rows_stochastic};
@@ -65,7 +65,7 @@ pub(crate) fn encode_stochastic_lane<E: Element>(
 /// # Errors
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] unless
-/// it is an MX format with 1 x 32 blocks; nothing is written then.
+/// the format is MX with 1 x 32 blocks; nothing is written in these cases.
 pub fn quantize_rows_stochastic<S: Source>(
     src: &[S],
     rows: usize,
@@ -109,10 +109,10 @@ fn rows_at_random(
     }
 }
 
-/// Words that are made together; a whole number of blocks of them.
+/// Words generated together, for a whole number of blocks.
 const WORDS: usize = 8 * BLOCK;
 
-/// Whole rows of a matrix, and where its operand goes.
+/// Whole rows of a matrix, and the destination of its operand.
 struct StochasticTask<'a, S> {
     src: &'a [S],
     cols: usize,
@@ -198,14 +198,14 @@ impl<S: Source> StochasticTask<'_, S> {
         }
         counters.flush();
         if self.spec.scale_rule == ScaleRule::Rceil {
-            // What lies beyond by one part in 2^23, see `e8m0`, has not saturated.
+            // Magnitudes that exceed the limit by one part in 2^23, see `e8m0`, have not saturated.
             counters.totals.saturations = 0;
         }
         counters.totals
     }
 }
 
-/// Encodes a block in which some elements are NaN or infinite.
+/// Encodes a block with NaN or infinite elements.
 #[inline(never)]
 #[cold]
 fn encode_any<E: Element>(
@@ -242,7 +242,7 @@ impl<S: Source> Kernel for StochasticTask<'_, S> {
 mod tests {
     use super::*;
 
-    /// The lanes and the scalar encoder on all bf16 inputs, with words at and beside their shares.
+    /// The lanes and the scalar encoder on all bf16 inputs, with words at and next to their shares.
     #[test]
     fn lanes_follow_the_scalar_encoder() {
         fn check<E: Element>() {

@@ -1,15 +1,14 @@
-//! Tiles of 128 columns, for all that needs more than one row at a time: blocks along columns,
-//! square blocks, and both operands in one pass.
+//! Tiles of 128 columns, for kernels that need several rows at a time: blocks along columns, square
+//! blocks, and both operands in one pass.
 //!
-//! A stripe is 128 rows. Its tiles go from left to right, so that the source is read in 128 long
-//! streams and the transposed operand is written in whole cache lines. In a tile, `G` rows at a
-//! time (32 or 128, what shares an exponent) go through these steps, all in the first or second
-//! level of cache:
+//! A stripe is 128 rows. Its tiles are processed from left to right, so that the source is read in
+//! 128 long streams and the transposed operand is written in whole cache lines. Within a tile, `G`
+//! rows at a time (32 or 128, the granularity) pass through these steps, all in L1 or L2 cache:
 //!
 //! 1. copy to `values` as f32, padded with zeros at ragged edges; amax of each column;
 //! 2. scales, for the columns, the rows or the squares;
-//! 3. codes of the rowwise operand, straight to their place;
-//! 4. codes of the columnwise operand, then 8 x 8 bytes at a time transposed in registers into
+//! 3. codes of the rowwise operand, written directly to the destination;
+//! 4. codes of the columnwise operand, transposed 8 x 8 bytes at a time in registers into
 //!    `transposed`, which holds the whole stripe and is copied out at its end.
 
 use super::lanes::{
@@ -31,10 +30,10 @@ pub(super) const STRIPE_ROWS: usize = 128;
 /// Blocks of 32 along either side of a tile.
 const TILE_BLOCKS: usize = TILE_COLS / BLOCK;
 
-/// One mutable slice per row of a stripe; rows that do not exist have empty ones.
+/// One mutable slice per row of a stripe, empty for missing rows.
 pub(super) type RowSlices<'a> = [&'a mut [u8]; STRIPE_ROWS];
 
-/// Where the rowwise operand of one stripe goes: for each row its columns of the task.
+/// Destination of the rowwise operand of one stripe: for each row, the columns of the task.
 pub(super) struct RowOut<'a> {
     pub(super) data: RowSlices<'a>,
     pub(super) scales: RowSlices<'a>,
@@ -43,12 +42,12 @@ pub(super) struct RowOut<'a> {
 /// One column of the columnwise operand, from [`TileTask::first_row`] on.
 pub(super) struct Column<'a> {
     pub(super) data: &'a mut [u8],
-    /// One for each 32 rows.
+    /// One per 32 rows.
     pub(super) scales: &'a mut [u8],
 }
 
 impl Column<'_> {
-    /// Its first `rows` rows, a multiple of the block, and the others.
+    /// The first `rows` rows, a multiple of the block, and the rest.
     pub(super) fn split(&mut self, rows: usize) -> (Column<'_>, Column<'_>) {
         let (data, data_below) = self.data.split_at_mut(rows);
         let (scales, scales_below) = self.scales.split_at_mut(rows / BLOCK);
@@ -56,20 +55,20 @@ impl Column<'_> {
     }
 }
 
-/// Some rows and columns of a matrix, and where their operands go.
+/// A range of rows and columns of a matrix, and the destination of its operands.
 pub(super) struct TileTask<'a, 'c> {
     /// The whole matrix, row-major.
     pub(super) src: Values<'a>,
     pub(super) cols: usize,
-    /// The row of the first element of each of `columns`; starts a stripe.
+    /// The row of the first element of each of `columns`; the first of a stripe.
     pub(super) first_row: usize,
-    /// Rows of the task; starts with a stripe. With a rowwise operand, at most one stripe.
+    /// Rows of the task, from the first of a stripe on. With a rowwise operand, at most one stripe.
     pub(super) row_range: (usize, usize),
-    /// Columns of the task; starts with a tile.
+    /// Columns of the task, from the first of a tile on.
     pub(super) col_range: (usize, usize),
     pub(super) spec: MxSpec,
     pub(super) row_out: Option<RowOut<'a>>,
-    /// One for each column of the task.
+    /// One per column of the task.
     pub(super) columns: Option<&'a mut [Column<'c>]>,
 }
 
@@ -85,7 +84,7 @@ struct Scratch<const G: usize> {
     row_reciprocals: [[f32; TILE_BLOCKS]; G],
 }
 
-/// Scales of one group of rows, one lane per column.
+/// Scales of a group of rows, with a lane per column.
 struct ColumnScales {
     codes: [u8; TILE_COLS],
     reciprocals: [f32; TILE_COLS],
@@ -96,8 +95,9 @@ impl Kernel for TileTask<'_, '_> {
 
     #[inline(always)]
     fn call(self) -> QuantStats {
-        // What costs a comparison for each element is left out where training spends its time, and
-        // not compiled twice for the other formats, which do as well with it.
+        // E4M3 with RCEIL, the usual format of training, is compiled without a comparison per
+        // element. Other formats, for which the cost does not matter, are compiled only with the
+        // comparison.
         match (self.spec.element, self.spec.scale_rule) {
             (ElementFormat::E4M3, ScaleRule::Rceil) => self.with_group::<E4m3, false>(),
             (ElementFormat::E4M3, _) => self.with_group::<E4m3, true>(),
@@ -147,11 +147,11 @@ impl TileTask<'_, '_> {
         }
         let mut totals = counters.totals;
         if self.spec.scale_rule == ScaleRule::Rceil {
-            // What lies beyond by one part in 2^23, see `e8m0`, has not saturated.
+            // Magnitudes that exceed the limit by one part in 2^23, see `e8m0`, have not saturated.
             totals.saturations = 0;
         }
         if self.spec.block == BlockShape::Square && self.operands() == 2 {
-            // Square blocks are encoded once for both operands, and counted once.
+            // Square blocks are encoded once for both operands, so counts are doubled.
             totals.underflows *= 2;
             totals.saturations *= 2;
             totals.scale_clamps *= 2;
@@ -160,7 +160,7 @@ impl TileTask<'_, '_> {
         totals
     }
 
-    /// 1 or 2.
+    /// Number of operands: 1 or 2.
     fn operands(&self) -> u64 {
         u64::from(self.row_out.is_some()) + u64::from(self.columns.is_some())
     }
@@ -176,7 +176,7 @@ impl TileTask<'_, '_> {
         let square = self.spec.block == BlockShape::Square;
         let rule = self.spec.scale_rule;
         let (cols, values) = (self.cols, &mut scratch.values);
-        // Here and not around the kernel, which would be there twice.
+        // Dispatch here and not around the kernel, which would be compiled twice.
         let mut amax = match self.src {
             Values::F32(src) => load(src, cols, at, values),
             Values::Bf16(src) => load(src, cols, at, values),
@@ -230,7 +230,7 @@ impl TileTask<'_, '_> {
         }
     }
 
-    /// Copies the transposed codes of one tile, a whole stripe high, to their place.
+    /// Copies the transposed codes of one tile, a whole stripe high, to the columnwise operand.
     #[inline(always)]
     fn store_columns<const G: usize>(
         &mut self,
@@ -265,15 +265,15 @@ struct Group {
     row: usize,
     /// First row in the stripe.
     in_stripe: usize,
-    /// Rows that exist.
+    /// Rows within the matrix.
     height: usize,
     /// First column in the matrix.
     col: usize,
-    /// Columns that exist.
+    /// Columns within the matrix.
     width: usize,
 }
 
-/// Step 1. Returns the amax of each column, as bits: NaN above infinity above all else.
+/// Step 1. Returns the amax of each column, as bits; the order is finite, infinity, NaN.
 #[inline(always)]
 fn load<S: Source, const G: usize>(
     src: &[S],
@@ -305,7 +305,7 @@ fn load<S: Source, const G: usize>(
     amax
 }
 
-/// Step 2 for columns and squares: one scale per lane, of which `per_scale` neighbours are one.
+/// Step 2 for columns and squares: one scale per lane; `per_scale` neighbouring lanes share one.
 #[inline(always)]
 fn scales_of_columns<E: Element>(
     amax: &[u32; TILE_COLS],
@@ -321,7 +321,7 @@ fn scales_of_columns<E: Element>(
     } else {
         any_scales::<E>(amax, rule, codes, reciprocals)
     };
-    // Lanes beyond the matrix have an amax of zero, or that of their square, which counts once.
+    // Lanes beyond the matrix have an amax of zero, or the amax of their square, which counts once.
     totals.scale_clamps += clamps / per_scale as u64;
     scales
 }
@@ -373,8 +373,8 @@ fn encode_rows<E: Element, const CLIP: bool, const G: usize>(
         let values = scratch.values[i].as_chunks::<BLOCK>().0;
         let reciprocals = &scratch.row_reciprocals[i];
         let data = &mut out.data[row][col..col + at.width];
-        // Straight to their place where a whole tile fits: a copy of bytes just written would wait
-        // for them to leave the store buffer.
+        // Writes a whole tile directly: a copy of bytes just written would wait for them to leave
+        // the store buffer.
         if let Ok(data) = <&mut [u8; TILE_COLS]>::try_from(&mut *data) {
             encode_row::<E, CLIP>(values, finite, reciprocals, data, counters);
         } else {

@@ -1,6 +1,6 @@
-//! Transposing bytes with shifts and masks on 64-bit words, eight 8 x 8 squares at a time.
+//! Transposes bytes with shifts and masks on 64-bit words, eight 8 x 8 squares at a time.
 
-/// One row of 128 bytes, as words, so that its bytes can be moved by the eight.
+/// One row of 128 bytes, as 64-bit words, so that eight bytes move at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Words([u64; 16]);
 
@@ -18,11 +18,11 @@ impl Words {
     }
 }
 
-/// Writes 8 rows of 128 bytes as the bytes 8 * `word` and following of 128 columns.
+/// Writes 8 rows of 128 bytes as the bytes from 8 * `word` on of 128 columns.
 #[inline(always)]
 pub(super) fn transpose_8_rows(rows: &[Words; 8], columns: &mut [Words; 128], word: usize) {
     for half in 0..2 {
-        // Lane l of `square[r]` holds row r of the l-th square; byte c of it is column c.
+        // Lane l of `square[r]` holds row r of the l-th square; byte c of the lane is column c.
         let mut square = [[0_u64; 8]; 8];
         for r in 0..8 {
             let words = &rows[r].0[half * 8..half * 8 + 8];
