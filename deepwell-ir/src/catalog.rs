@@ -85,7 +85,7 @@ pub struct Tile {
     pub m: usize,
     /// Columns of the output tile, N.
     pub n: usize,
-    /// Elements along K per step.
+    /// Elements along K.
     pub k: usize,
     /// Tiles of a cluster along M and along N, computed at the same time with shared operand loads;
     /// `[1, 1]` without clusters.

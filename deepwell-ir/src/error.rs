@@ -60,7 +60,7 @@ pub enum IrError {
         /// Name of the op; for an opaque call, the name in the source framework.
         op: String,
     },
-    /// A gradient ends where it must be passed on, so a tensor before it would not train.
+    /// A gradient ends where it must be passed on, so earlier layers would not train.
     #[error("node `{node}`: op `{op}` loses the gradient of `{tensor}`: {what}")]
     LostGradient {
         /// The node.
@@ -90,7 +90,7 @@ pub enum IrError {
         name: String,
         /// Number of ranks.
         ranks: usize,
-        /// What was expected and what was found.
+        /// The expected and the actual value.
         what: String,
     },
     /// The program breaks a rule.

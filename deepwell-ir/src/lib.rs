@@ -5,12 +5,12 @@
 //!
 //! A [`Graph`] holds typed ops over tensors in execution order. It is captured from a model
 //! ([`capture`]) or built by hand ([`GraphBuilder`]). [`differentiate`] adds the backward,
-//! [`recompute`] trades time for memory, [`apply_precision`] turns a precision policy into explicit
-//! casts and quantizations, and [`fuse`] merges neighbouring ops. [`verify`] checks the result of
-//! each pass. A planner lowers a graph to a [`Program`]: kernel calls over byte ranges of one
-//! arena, as plain data with a text form and a verifier ([`verify_program`]). The planner queries
-//! the available kernels through the [`KernelCatalog`] trait; this crate knows no kernel and no
-//! device.
+//! [`recompute`] saves memory at the cost of time, [`apply_precision`] turns a precision policy
+//! into explicit casts and quantizations, and [`fuse`] merges neighbouring ops. [`verify`] checks
+//! the result of each pass. A planner lowers a graph to a [`Program`]: kernel calls over byte
+//! ranges of one arena, as plain data with a text form and a verifier ([`verify_program`]). The
+//! planner queries the available kernels through the [`KernelCatalog`] trait; this crate knows no
+//! kernel and no device.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};

@@ -10,7 +10,7 @@ use crate::storage::Plane;
 /// The source of a derived tensor, and how the tensor was derived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link {
-    /// The source tensor, an id of the graph that the program was lowered from.
+    /// The source tensor. A program also uses ids of the graph that the program was lowered from.
     pub of: TensorId,
     /// How the tensor was derived.
     pub part: Part,

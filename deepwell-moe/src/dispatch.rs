@@ -222,7 +222,7 @@ impl Dispatch {
     }
 
     /// [`Dispatch::write_grouped`] for the experts `here`, one group each. Pairs of other experts
-    /// have no row and are counted as dropped.
+    /// have no row, and the counts of these experts in the second row of `load` are zero.
     ///
     /// # Errors
     ///

@@ -22,9 +22,9 @@ pub enum CaptureError {
     /// A required file is missing.
     #[error("`{}`: expected {expected}\nhint: {hint}", path.display())]
     NotFound {
-        /// The expected path.
+        /// Where the file was expected.
         path: PathBuf,
-        /// The expected content.
+        /// What was expected there.
         expected: String,
         /// How to fix the problem.
         hint: String,

@@ -37,8 +37,8 @@ use crate::{DType, Dim, IrError, Node, OpError, Shape};
 pub struct GroupedRows {
     /// Groups: the experts of a layer, `E`.
     pub groups: usize,
-    /// Row alignment: every group has a multiple of `align` rows, the number of rows that share a
-    /// scale along the columns.
+    /// Row alignment: every group has a multiple of `align` rows, the number of consecutive rows
+    /// that share a scale.
     pub align: usize,
     /// Whether the capacity of the groups, rather than the number of pairs, sizes a buffer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -120,8 +120,8 @@ pub enum RowsOf {
     /// All pairs; each expert is a group.
     #[default]
     All,
-    /// Tokens are rows received from other ranks ([`super::DispatchToRanks`]): a row has at most
-    /// one expert of this rank; its other `K` entries are -1, pairs without a row. `R` covers `T`
+    /// Tokens are rows received from all ranks ([`super::DispatchToRanks`]): a row has at most one
+    /// expert of this rank; its other `K` entries are -1, pairs without a row. `R` covers `T`
     /// pairs.
     Sent {
         /// Maximum number of rows that all ranks together send for one expert.

@@ -1,4 +1,4 @@
-//! Trades time for memory: the backward recomputes the outputs of marked forward nodes.
+//! Saves memory at the cost of time: the backward recomputes the outputs of marked forward nodes.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
