@@ -171,7 +171,7 @@ impl Dispatch {
         }
     }
 
-    /// Experts whose pairs have rows, one group each.
+    /// Range of the experts with rows in this buffer; each expert is a group.
     pub const fn here(&self) -> std::ops::Range<usize> {
         match self.rows_of {
             RowsOf::Here { first, .. } => first..first + self.grouped.groups,

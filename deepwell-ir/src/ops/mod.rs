@@ -105,7 +105,7 @@ pub(crate) struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Checks that there is one input per name.
+    /// Checks that the number of inputs equals the number of names.
     pub(crate) fn count(
         op: &'static str,
         inputs: &'a [TensorType],
