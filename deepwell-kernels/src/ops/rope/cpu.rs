@@ -136,7 +136,7 @@ fn row_elements(len: usize, shape: RopeShape, cos: &[f32], sin: &[f32]) -> usize
     heads * head_dim
 }
 
-/// Rotates one pair by its angle, or back.
+/// Rotates a pair by its angle, or back.
 #[inline(always)]
 fn rotate_pair<const BACK: bool>(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
     let sin = if BACK { -sin } else { sin };

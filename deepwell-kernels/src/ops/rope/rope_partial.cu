@@ -8,8 +8,8 @@
 // Roofline: 4 rows heads (plain + 2 half) bytes at memcpy bandwidth.
 //
 // A thread has one unit of up to four heads of one row. A unit is 16 copied bytes, 16 bytes of four
-// pairs of neighbors, or twice 16 bytes of eight pairs; in `_scalar` kernels one element or one
-// pair.
+// pairs of neighbors, or twice 16 bytes of eight pairs; in `_scalar` kernels a single element
+// or pair.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"

@@ -12,7 +12,7 @@
 
 constexpr uint32 kThreads = 128;
 constexpr uint32 kWarps = kThreads / 32;
-// Experts per lane: one bit per expert marks it as available.
+// Experts per lane: a set bit marks an available expert.
 constexpr uint32 kOfLane = 32;
 // Added to the sum by which scores are divided, as in the definition.
 constexpr double kSumFloor = 1e-20;

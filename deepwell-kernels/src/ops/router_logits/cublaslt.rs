@@ -1,9 +1,9 @@
-//! A router's projection and its backward by cuBLASLt: GEMMs of BF16 parts of the FP32 operands,
-//! which `router_parts.cu` makes and whose results it adds.
+//! A router's projection and its backward on cuBLASLt: GEMMs of BF16 parts of the FP32 operands.
+//! `router_parts.cu` splits the operands and sums the results.
 //!
-//! Logits and weights' gradients are FP32 and sums of GEMMs with all three parts. The inputs'
-//! gradient is rounded to BF16, and sums the three GEMMs of parts that are 2^-16 of the whole or
-//! more, as one in whose contraction parts stand beside each other.
+//! Logits and weight gradients are FP32, and are sums of GEMMs with all three parts. The gradient
+//! of the inputs is rounded to BF16; it sums the three GEMMs of parts of at least 2^-16 of the
+//! whole, as one GEMM whose contraction concatenates the parts.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
@@ -23,14 +23,14 @@ use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_BF16, Rates};
 
 const FILE: &str = "router_parts";
-/// Threads of a CTA, and elements of one of them, as in the source.
+/// Threads of a CTA, and elements per thread, as in the source.
 const THREADS: usize = 256;
 const WIDTH: usize = 8;
-/// CTAs of a launch at most.
+/// Largest number of CTAs of a launch.
 const CTAS_MAX: usize = 1024;
-/// Parts of an FP32 element, and GEMMs of parts for each of FP32.
+/// BF16 parts of an FP32 element, and GEMMs of parts per FP32 GEMM.
 const PARTS: usize = 3;
-/// What operands in scratch begin at a multiple of.
+/// Alignment of operands in scratch.
 const ALIGNMENT: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -63,7 +63,7 @@ const SPEC: CudaKernelSpec = CudaKernelSpec {
     prepare: prepare_forward,
 };
 
-/// Wants whole vectors, which are also what the library's operands are aligned to.
+/// Requires whole vectors, which also satisfies the library's alignment.
 fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> {
     all_bf16(request, activations)
         .or_else(|| extents_fit(request, &[0, 1]))
@@ -84,14 +84,14 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     rates.bf16_gemm_s(request, CUBLASLT_BF16 / PARTS as f64) + launches * rates.launch_s()
 }
 
-/// Where scratch has what, in bytes from its beginning.
+/// Layout of the scratch, in bytes from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     /// Parts of the weights, `[3 experts, width]`.
     w: usize,
-    /// Of the backward: parts of the logits' gradient, `[tokens, 4 experts]`.
+    /// For the backward: parts of the logits' gradient, `[tokens, 4 experts]`.
     dlogits: usize,
-    /// What the library made of parts.
+    /// The library's results for the parts.
     made: usize,
     library: usize,
     bytes: usize,
@@ -114,28 +114,28 @@ impl Layout {
     }
 }
 
-/// Slots of the logits' gradient, beside each other: the weights' gradient takes the first three,
-/// the inputs' the last three.
+/// Slots of the logits' gradient, side by side: the weight gradient uses the first three, the
+/// gradient of the inputs the last three.
 const SLOTS: usize = 4;
 const SLOTS_OF_DLOGITS: [u32; SLOTS] = [2, 1, 0, 0];
-/// What the last three are multiplied by, below each other.
+/// Parts of w by which the last three slots are multiplied, stacked along the contraction.
 const FACTORS_OF_DLOGITS: [u32; PARTS] = [0, 0, 1];
-/// Of the logits, the smallest first, as they are added.
+/// Parts of w for the logits, smallest first, which is the order of addition.
 const SLOTS_OF_W: [u32; PARTS] = [2, 1, 0];
 
-/// Slots in memory, of matrices `[rows, columns]`.
+/// A sequence of slots in memory, each a matrix `[rows, columns]`.
 #[derive(Clone, Copy)]
 struct Slots {
     pointer: DevicePtr,
     rows: usize,
     columns: usize,
     count: usize,
-    /// Whether they stand beside each other, not below.
+    /// Whether slots are side by side, instead of stacked.
     are_beside: bool,
 }
 
 impl Slots {
-    /// One below the other.
+    /// Stacked slots.
     fn below(pointer: DevicePtr, rows: usize, columns: usize, count: usize) -> Slots {
         Slots { pointer, rows, columns, count, are_beside: false }
     }
@@ -157,7 +157,7 @@ impl Slots {
         ]
     }
 
-    /// All of them, or from slot `first` on those that stand beside each other.
+    /// All slots as one matrix or, if side by side, `count` slots from slot `first` on.
     fn matrix(&self, dtype: DType, first: usize, count: usize) -> Matrix {
         let Slots { rows, columns, .. } = *self;
         let (rows, columns, leading) = match self.are_beside {
@@ -180,7 +180,7 @@ impl Slots {
         Ok(Device::launch(function, ctas as u32, THREADS as u32, 0, arguments))
     }
 
-    /// Fills them with parts of `x`, one for each of `parts`.
+    /// Fills the slots with parts of `x`, one slot for each of `parts`.
     fn split(
         &self,
         device: &mut Device<'_>,
@@ -194,7 +194,7 @@ impl Slots {
         self.launch(device, "router_parts_split", arguments)
     }
 
-    /// Adds them up.
+    /// Sums the slots.
     fn sum(
         &self,
         device: &mut Device<'_>,
@@ -210,7 +210,7 @@ impl Slots {
     }
 }
 
-/// A GEMM, with scratch for the library from `library` on.
+/// A GEMM, with the library's scratch from `library` on.
 fn gemm(
     device: &mut Device<'_>,
     library: DevicePtr,

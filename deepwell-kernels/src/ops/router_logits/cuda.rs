@@ -13,21 +13,21 @@ use crate::predict::{MMA_SYNC_BF16, Rates};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Rows and columns of a tile of logits, and of one of the inputs' gradients.
+/// Rows and columns of a tile of logits, and of a tile of the inputs' gradient.
 const TILE: [usize; 2] = [64, 64];
-/// Experts and columns of a tile of the weights' gradients.
+/// Experts and columns of a tile of the weight gradient.
 const WEIGHT_TILE: [usize; 2] = [64, MANY];
-/// Experts of a tile of the kernels for few of them, and what is along its other side.
+/// Experts of a tile in the kernels for few experts, and the extent of the tile's other side.
 const FEW: usize = 32;
 const MANY: usize = 128;
-/// What a CTA multiplies at a time of the contraction: runs are multiples of it.
+/// K of a step; the lengths of runs are multiples of it.
 const STEP: usize = 32;
-/// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for all
-/// devices.
+/// CTAs that fill a large GPU. The number determines the order of summation, and so is the same for
+/// all devices.
 const CTAS_WANTED: usize = 512;
-/// Runs that the last CTA can join in little time.
+/// Largest number of runs that the last CTA can join quickly.
 const RUNS_MAX: usize = 32;
-/// What is worth a run.
+/// Smallest length of a run.
 const RUN_MIN: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -57,52 +57,52 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// By so many GEMMs of BF16 parts for one of FP32: three, and of dx six. 16,384 tokens of 2048
-/// and 64 experts are predicted to take 79 and 232 us; 98 and 253 were measured on an H200
+/// Predicts an FP32 GEMM as `gemms` GEMMs of BF16 parts: three, and for dx six. Predicted 79 and
+/// 232 us for 16,384 tokens of 2048 elements and 64 experts; measured 98 and 253 on an H200
 /// (`benchmarks/moe_layer_h200_2026-11-27.md`).
 fn predict(request: &KernelRequest<'_>, target: &Target, gemms: f64) -> f64 {
     Rates::of(target).bf16_gemm_s(request, MMA_SYNC_BF16 / gemms)
 }
 
-/// Wants activations in BF16: what else there is is FP32 by the op.
+/// Requires BF16 activations; the op fixes all other operands as FP32.
 fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> {
     all_bf16(request, activations).or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// An operand of a tile in shared memory, as `Buffer` of `mma/split_tile.cuh`: two buffers for each
-/// of its BF16 parts, of `rows` rows that are padded by 16 bytes.
+/// Bytes of an operand's tile in shared memory, as `Buffer` of `mma/split_tile.cuh`: two buffers
+/// per BF16 part, with `rows` rows padded by 16 bytes.
 const fn buffers(parts: usize, rows: usize, elements: usize) -> usize {
     2 * parts * rows * (elements * 2 + 16)
 }
 
-/// Parts of an FP32 element.
+/// BF16 parts of an FP32 element.
 const PARTS: usize = 3;
 
-/// Shared memory for a tile of logits: x and w, both stored along the contraction.
+/// Shared memory of a tile of logits: x and w, both stored along the contraction.
 const fn logits_shared_bytes([tokens, experts]: [usize; 2]) -> u32 {
     (buffers(1, tokens, STEP) + buffers(PARTS, experts, STEP)) as u32
 }
 
-/// For a tile of weights' gradients: dlogits and x, both stored along the other axis.
+/// Shared memory of a tile of the weight gradient: dlogits and x, both stored along the other axis.
 const fn weight_shared_bytes([experts, columns]: [usize; 2]) -> u32 {
     (buffers(PARTS, STEP, experts) + buffers(1, STEP, columns)) as u32
 }
 
-/// For a tile of inputs' gradients: dlogits, stored along the contraction, and w.
+/// Shared memory of a tile of the inputs' gradient: dlogits, stored along the contraction, and w.
 const INPUT_SHARED_BYTES: u32 =
     (buffers(PARTS, TILE[0], STEP) + buffers(PARTS, STEP, TILE[1])) as u32;
 
-/// Experts whose parts of w stay in shared memory beside a second CTA's.
+/// Most experts for which parts of w fit into shared memory with two CTAs per SM.
 const WALKED_EXPERTS_MAX: usize = 160;
 
-/// For a column of tiles of inputs' gradients: two buffers of dlogits, and one of w for each step
-/// along the experts.
+/// Shared memory of a column of tiles of the inputs' gradient: two buffers of dlogits, and one
+/// buffer of w per step along the experts.
 fn walked_shared_bytes(experts: usize) -> u32 {
     let of_w = buffers(PARTS, STEP, TILE[1]) / 2 * experts.div_ceil(STEP);
     (buffers(PARTS, TILE[0], STEP) + of_w) as u32
 }
 
-/// The launch that makes the gradient of the inputs.
+/// Launches the gradient of the inputs.
 fn launch_input_grad(
     device: &mut Device<'_>,
     [tokens, experts, width]: [usize; 3],
@@ -117,31 +117,31 @@ fn launch_input_grad(
     let shared_bytes = walked_shared_bytes(experts);
     let function = device.function(FILE, "router_logits_input_grad_few", shared_bytes)?;
     let resident = device.resident_ctas(function, THREADS, shared_bytes)? as usize;
-    // As many for each column of tiles.
+    // The same number of CTAs for each column of tiles.
     let across = width.div_ceil(TILE[1]);
     let down = (resident / across).clamp(1, tokens.div_ceil(TILE[0]).max(1));
     let ctas = (across * down) as u32;
     Ok(Device::launch(function, ctas, THREADS, shared_bytes, arguments))
 }
 
-/// CTAs for the tiles of a result.
+/// Number of tiles of a result.
 fn tiles([rows, columns]: [usize; 2], [m, n]: [usize; 2]) -> usize {
     rows.div_ceil(m) * columns.div_ceil(n)
 }
 
-/// A GEMM with a result of few rows or columns, and how it is divided among CTAs.
+/// A GEMM with a result of few rows or columns, and its division among CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Division {
     /// Elements of the result.
     elements: usize,
-    /// Whether the kernel for few experts takes it.
+    /// Whether to use the kernel for few experts.
     is_few: bool,
-    /// Tiles of the result, one at least.
+    /// Tiles of the result, at least one.
     tiles: usize,
-    /// Runs that the contraction is cut into, and the length of each.
+    /// Number of runs of the contraction, and the length of each.
     runs: usize,
     run: usize,
-    /// Of a CTA.
+    /// Shared memory per CTA.
     shared_bytes: u32,
 }
 
@@ -160,14 +160,14 @@ impl Division {
         Division { elements: result[0] * result[1], is_few, tiles, runs, run, shared_bytes }
     }
 
-    /// Of logits.
+    /// Division of the logits' GEMM.
     fn of_logits([tokens, experts, width]: [usize; 3]) -> Division {
         let is_few = experts <= FEW;
         let tile = if is_few { [MANY, FEW] } else { TILE };
         Division::new([tokens, experts], tile, is_few, width, logits_shared_bytes(tile))
     }
 
-    /// Of the gradient of the weights.
+    /// Division of the weight gradient's GEMM.
     fn of_weights([tokens, experts, width]: [usize; 3]) -> Division {
         let is_few = experts <= FEW;
         let tile = if is_few { [FEW, MANY] } else { WEIGHT_TILE };
@@ -178,8 +178,8 @@ impl Division {
         if self.runs > 1 { self.runs * self.elements * size_of::<f32>() } else { 0 }
     }
 
-    /// The launch of `<entry>` or `<entry>_few`, which take operands, partial sums, arrival
-    /// counters, sizes, runs, and what `rest` says.
+    /// Launches `<entry>` or `<entry>_few`, whose arguments are operands, partial sums, arrival
+    /// counters, sizes, runs, and `rest`.
     fn launch(
         &self,
         call: &CallView<'_>,
@@ -203,7 +203,7 @@ impl Division {
     }
 }
 
-/// Tokens, experts and width.
+/// Returns tokens, experts and width.
 pub(super) fn sizes_of(request: &KernelRequest<'_>) -> [usize; 3] {
     let shape = |index: usize| &request.operands[index].shape;
     let (x, w) = match request.op {

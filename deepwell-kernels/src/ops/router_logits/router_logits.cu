@@ -1,11 +1,11 @@
-// The projection of a router and its backward: GEMMs of FP32 accuracy with x in BF16, on
-// the tensor cores by BF16 parts of FP32 operands, see mma/split_tile.cuh.
+// The projection of a router and its backward: GEMMs of FP32 accuracy with x in BF16, on tensor
+// cores, with FP32 operands split into BF16 parts, see mma/split_tile.cuh.
 //   router_logits               logits [T, E] = x [T, D] w [E, D]^T (+ bias [E])
 //   router_logits_input_grad    dx [T, D] = dlogits [T, E] w [E, D], rounded to BF16
 //   router_logits_weight_grad   dw [E, D] (+)= dlogits [T, E]^T x [T, D]
-// A result of few experts has few tiles. Its contraction is cut into runs, which several CTAs sum;
-// the last CTA of a tile adds the runs' sums in order. `_few` kernels have tiles for at most 32
-// experts.
+// With few experts a result has few tiles. The contraction is therefore split into runs, which
+// several CTAs sum; the last CTA of a tile adds the runs' sums in order. `_few` kernels have tiles
+// for at most 32 experts.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -16,15 +16,15 @@ constexpr int kThreads = split_tile::kThreads;
 
 extern __shared__ __align__(16) unsigned char dynamic[];
 
-// The runs of a contraction.
+// Runs of a contraction (split-K).
 struct Runs {
-    float* partials;   // [runs, rows, columns] of the result, not used with one run
-    uint32* arrivals;  // a counter for each tile
-    int32 length;      // of a run, a multiple of 32
+    float* partials;   // [runs, rows, columns] of the result, unused with one run
+    uint32* arrivals;  // one counter per tile
+    int32 length;      // length of a run, a multiple of 32
     uint32 count;
 };
 
-// The first element of a CTA's tile, tiles of a row one after the other.
+// The first element of a CTA's tile; tiles are numbered row by row.
 struct Tile {
     int32 row;
     int32 column;
@@ -36,19 +36,19 @@ __device__ __forceinline__ Tile tile_of(uint32 index, int32 columns) {
     return Tile{static_cast<int32>(index / across) * kM, static_cast<int32>(index % across) * kN};
 }
 
-// Neighbouring elements of a row, the first in an even column.
+// Two neighbouring elements of a row, the first in an even column.
 struct Pair {
-    int64 place;  // of the first in a matrix of the result's shape
+    int64 place;  // index of the first in a matrix of the result's shape
     int32 column;
-    int32 count;      // how many of the two are inside of the result
-    bool is_aligned;  // whether both can be written at once
+    int32 count;      // how many of the two are in the result
+    bool is_aligned;  // whether both can be stored at once
 };
 
 struct Values {
     float of[2];
 };
 
-// Writes what there is of a pair.
+// Stores the elements of a pair that are in the result.
 __device__ __forceinline__ void store(float* to, const Pair& at, const float (&values)[2]) {
     if (at.count == 2 && at.is_aligned) {
         *reinterpret_cast<float2*>(to + at.place) = make_float2(values[0], values[1]);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store(bf16* to, const Pair& at, const float (&va
     }
 }
 
-// Calls `each(pair, values)` for the elements of a tile that are inside of the result.
+// Calls `each(pair, values)` for the elements of a tile that are in the result.
 template <int kM, int kN, typename Each>
 __device__ __forceinline__ void each_pair(const split_tile::Accumulators<kM, kN>& accumulators,
                                           const Tile& tile, int32 rows, int32 columns,
@@ -97,8 +97,8 @@ __device__ __forceinline__ void each_pair(const split_tile::Accumulators<kM, kN>
     }
 }
 
-// As each_pair with the sums over all of K: a CTA computes one run of one tile, and the last one
-// of a tile writes.
+// As each_pair, with the sums over all of K: a CTA computes one run of one tile, and the last CTA
+// of a tile calls `write`.
 template <bool kAKMajor, bool kBKMajor, int kM, int kN, typename A, typename B, typename Write>
 __device__ __forceinline__ void gemm(TileOperand<A> a, TileOperand<B> b, const Runs& runs,
                                      const Write& write) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void gemm(TileOperand<A> a, TileOperand<B> b, const R
     }
     const uint64 elements = static_cast<uint64>(rows) * columns;
     float* const own = runs.partials + run * elements;
-    // Runs of an odd number of elements begin anywhere.
+    // A run with an odd number of elements makes the next run misaligned.
     const bool is_even = elements % 2 == 0;
     each_pair<kM, kN>(accumulators, tile, rows, columns, [&](Pair at, const Values& values) {
         at.is_aligned = at.is_aligned && is_even;
@@ -140,8 +140,8 @@ __device__ __forceinline__ void gemm(TileOperand<A> a, TileOperand<B> b, const R
     });
 }
 
-// bias [e] or null; partials, arrivals, run and runs as in `Runs`, over d. A CTA for each tile of
-// logits and each run.
+// bias [e] or null; partials, arrivals, run and runs as in `Runs`, over d. One CTA per tile of
+// logits and run.
 #define ROUTER_LOGITS(name, m, n)                                                                \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         name(const bf16* __restrict__ x, const float* __restrict__ w,                            \
@@ -157,7 +157,7 @@ __device__ __forceinline__ void gemm(TileOperand<A> a, TileOperand<B> b, const R
                                });                                                               \
     }
 
-// partials, arrivals, run and runs as in `Runs`, over t. A CTA for each tile of dw and each run.
+// partials, arrivals, run and runs as in `Runs`, over t. One CTA per tile of dw and run.
 #define ROUTER_LOGITS_WEIGHT_GRAD(name, m, n)                                                    \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                    \
         name(const float* __restrict__ dlogits, const bf16* __restrict__ x, float* dw,           \
@@ -179,11 +179,11 @@ ROUTER_LOGITS(router_logits_few, 128, 32)
 ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad, 64, 128)
 ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad_few, 32, 128)
 
-// dx of at most 160 experts: a CTA goes down a column of tiles of dx, a grid apart, with the parts
-// of its columns of w in shared memory. 16,384 tokens of 2048 and 64 experts are 26 GFLOP, six
-// products of parts for one, 45 us at what mma.sync reaches on an H200, and 67 MB written; a CTA
-// for each tile waits for both operands and makes the parts of both for two steps along K. Dynamic
-// shared memory is `WalkShared`, with a buffer of b for each 32 experts.
+// dx for at most 160 experts: a CTA processes tiles of one column of dx, a grid apart, with the
+// parts of the column's w in shared memory. 16,384 tokens of 2048 elements and 64 experts are 26
+// GFLOP as six GEMMs of parts, 45 us at the rate of mma.sync on an H200, with 67 MB written. A CTA
+// per tile would wait for both operands and split both, for only two steps along K. Dynamic shared
+// memory is `WalkShared`, with a buffer of b per 32 experts.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     router_logits_input_grad_few(const float* __restrict__ dlogits, const float* __restrict__ w,
                                  bf16* __restrict__ dx, int32 t, int32 e, int32 d) {
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         });
 }
 
-// A CTA for each tile of dx.
+// One CTA per tile of dx.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     router_logits_input_grad(const float* __restrict__ dlogits, const float* __restrict__ w,
                              bf16* __restrict__ dx, int32 t, int32 e, int32 d) {

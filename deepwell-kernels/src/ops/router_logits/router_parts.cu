@@ -1,11 +1,12 @@
-// FP32 matrices as sums of BF16 ones, for a library's GEMMs of FP32 accuracy, and the sum of what
-// it makes of each: what parts are is said in mma/split_tile.cuh.
+// Splits FP32 matrices into BF16 parts, for GEMMs of FP32 accuracy by a library, and sums the
+// results: mma/split_tile.cuh defines the parts.
 //
-//   router_parts_split  slots [slot][r, c] = the part of x [R, C] that the slot has, in BF16
+//   router_parts_split  slots [slot][r, c] = the slot's part of x [R, C], in BF16
 //   router_parts_sum    out [R, C] (+)= sum of slots [slot][r, c] in their order (+ bias [C])
 //
-// Slots lie `slot_stride` elements apart and their rows `row_stride`, so that they stand below or
-// beside each other. A thread has eight elements of a row at a time; columns are a multiple of 8.
+// Slots are `slot_stride` elements apart and their rows `row_stride`, so that slots may be stacked
+// or side by side. A thread processes eight elements of a row at a time; columns are a multiple of
+// 8.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -26,7 +27,7 @@ __device__ __forceinline__ void load_eight(const float* from, float (&values)[kW
     }
 }
 
-// Bits 4 s and following of `parts` are the part of slot s: 0 is what is largest.
+// Bits 4 s to 4 s + 3 of `parts` select the part in slot s: 0 is the largest.
 extern "C" __global__ void __launch_bounds__(kThreads)
     router_parts_split(const float* __restrict__ x, bf16* __restrict__ slots, uint32 rows,
                        uint32 columns, uint64 slot_stride, uint64 row_stride, uint32 count,

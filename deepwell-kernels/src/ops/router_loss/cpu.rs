@@ -1,5 +1,5 @@
-//! The auxiliary losses of a router, by [`deepwell_moe`]'s definition, which is its oracle too and
-//! is checked by finite differences there.
+//! The auxiliary losses of a router, as [`deepwell_moe`] defines. This definition is also the
+//! oracle, and is checked there by finite differences.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::{IGNORED_TARGET, RouterLoss};
@@ -8,7 +8,7 @@ use deepwell_moe::{MoeError, router_losses};
 use crate::KernelError;
 use crate::cpu::calls::{Operands, Run};
 
-/// What the losses are of.
+/// Inputs of the losses.
 #[derive(Clone, Copy, Debug)]
 pub struct Routed<'a> {
     /// `[tokens, experts]`.
@@ -17,16 +17,16 @@ pub struct Routed<'a> {
     pub chosen: &'a [i32],
     /// `[tokens]`.
     pub targets: &'a [i32],
-    /// One over the targets of the step that count.
+    /// One over the number of the step's counted targets.
     pub loss_scale: f32,
 }
 
-/// Adds the losses of a micro-batch, times its share of the step's tokens, to `loss`, or writes
-/// them there; writes their gradient `[tokens, experts]`, if it is asked for.
+/// Writes the losses of a micro-batch, times the micro-batch's share of the step's tokens, to
+/// `loss`, or accumulates; writes the losses' gradient `[tokens, experts]`, if `dlogits` is given.
 ///
 /// # Errors
 ///
-/// Lengths that do not fit, or an expert that does not exist.
+/// If lengths do not fit, or an expert does not exist.
 pub fn router_loss(
     op: &RouterLoss,
     [experts, top_k]: [usize; 2],
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
     use crate::cpu::test_support::Random;
 
-    /// A step's loss is that of its micro-batches on the average, however many there are, and those
-    /// without targets do not count.
+    /// A step's loss is the average over micro-batches, for any number of these; micro-batches
+    /// without targets are excluded.
     #[test]
     fn micro_batches_are_averaged() {
         let op = RouterLoss { score: RouteScore::Softmax, balance: 0.1, z: 0.01, ranks: 1 };
@@ -103,7 +103,7 @@ mod tests {
                 let of_loss = (&mut loss, index > 0);
                 router_loss(&op, [experts, top_k], routed, of_loss, Some(&mut dlogits)).unwrap();
             }
-            // A rounding for each micro-batch, and one of the scale.
+            // One rounding per micro-batch, and one of the scale.
             let allowed = 4.0 * 6e-8 * once.loss;
             assert!((f64::from(loss) - once.loss).abs() < allowed, "{loss} {}", once.loss);
             for (got, expected) in dlogits.iter().zip(&once.dlogits) {

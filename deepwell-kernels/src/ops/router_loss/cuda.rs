@@ -12,13 +12,14 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Warps of a CTA, each with a token at a time.
+/// Warps of a CTA, with one token each at a time.
 const WARPS: usize = THREADS as usize / 32;
-/// CTAs at most, which is part of the order of the sum, and so the same for all devices.
+/// Largest number of CTAs. The number determines the order of summation, and so is the same for all
+/// devices.
 const CTAS_MAX: usize = 512;
-/// CTAs that count at most: every other CTA adds up what they counted.
+/// Largest number of counting CTAs: every CTA of the second launch adds all of their counts.
 const COUNTING_CTAS_MAX: usize = 32;
-/// Experts whose numbers fit shared memory, 17 FP64 for each.
+/// Most experts that fit shared memory, with 17 FP64 numbers per expert.
 const EXPERTS_MAX: usize = 512;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -39,17 +40,17 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     (experts > EXPERTS_MAX).then(|| format!("takes at most {EXPERTS_MAX} experts, not {experts}"))
 }
 
-/// CTAs for so many tokens.
+/// Number of CTAs for this many tokens.
 fn ctas(tokens: usize) -> usize {
     tokens.div_ceil(WARPS).clamp(1, CTAS_MAX)
 }
 
-/// CTAs that count so many pairs.
+/// Number of CTAs that count this many pairs.
 fn counting_ctas(pairs: usize) -> usize {
     pairs.div_ceil(4 * THREADS as usize).clamp(1, COUNTING_CTAS_MAX)
 }
 
-/// Bytes of the CTAs' sums, before the counts.
+/// Bytes of the CTAs' sums, which precede the counts.
 fn partial_bytes(tokens: usize) -> usize {
     ctas(tokens) * size_of::<f64>()
 }
@@ -88,7 +89,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
     let shared_bytes = ((1 + 2 * WARPS) * experts * size_of::<f64>()) as u32;
     let function = device.function("router_loss", "router_loss", shared_bytes)?;
-    // Without tokens there is nothing to weigh.
+    // Avoids a division by zero without tokens.
     let balance = op.balance * experts as f64 / (tokens.max(1) * pairs.max(1)) as f64;
     let z = op.z / tokens.max(1) as f64;
     let arguments = vec![

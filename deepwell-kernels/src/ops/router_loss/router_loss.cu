@@ -1,15 +1,16 @@
-// The auxiliary losses of a router with the gradient of its logits, in FP64 by the definition of
+// The auxiliary losses of a router with the gradient of the logits, in FP64 as defined by
 // `deepwell_moe::router_losses`:
 //
 //   loss (+)= share * (sum over tokens and experts of weight[e] * p + z / T * sum of lse^2)
 //
-// with weight[e] = balance * E / (T * T * K) * count[e], the pairs that chose an expert; p the
-// probability of an expert for a token, which of sigmoid scores is their part of the token's sum;
-// lse the logarithm of the sum of a token's exponentials; share = loss_scale * targets that count.
-// The gradient is divided by the ranks that compute it of the same tokens and add theirs up.
+// with weight[e] = balance * E / (T * T * K) * count[e], where count[e] is the number of pairs that
+// chose an expert; p the probability of an expert for a token (with sigmoid scores, the score's
+// share of the token's sum); lse the logarithm of the sum of a token's exponentials; share =
+// loss_scale * number of counted targets. The gradient is divided by the number of ranks that
+// compute it for the same tokens and then sum their gradients.
 //
-// `router_loss_count` counts, some CTAs a part each; `router_loss` adds the parts up in every CTA,
-// takes a warp for each token, and the last CTA joins the losses in order.
+// `router_loss_count` counts, in one part per CTA. In `router_loss` every CTA adds up these parts,
+// each warp processes one token at a time, and the last CTA sums the losses in order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -19,13 +20,13 @@
 
 constexpr uint32 kThreads = 256;
 constexpr uint32 kWarps = kThreads / 32;
-// Added to a sum that scores are divided by, as in the definition.
+// Added to the sum by which scores are divided, as in the definition.
 constexpr double kSumFloor = 1e-20;
 
 extern __shared__ double scratch[];
 
-// counts [gridDim.x, experts + 1]: pairs of each expert, and targets that are not `ignored`, among
-// those that the CTA looked at. Dynamic shared memory: experts + 1 counts.
+// counts [gridDim.x, experts + 1]: number of pairs of each expert, and of targets other than
+// `ignored`, in the CTA's part. Dynamic shared memory: experts + 1 counts.
 extern "C" __global__ void __launch_bounds__(kThreads)
     router_loss_count(const int32* __restrict__ chosen, const int32* __restrict__ targets,
                       uint32* __restrict__ counts, uint32 pair_count, uint32 tokens,
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     const uint32 thread = blockIdx.x * kThreads + threadIdx.x;
     const uint32 threads = gridDim.x * kThreads;
-    // Integers, so no order shows.
+    // Integer sums do not depend on the order.
     for (uint32 pair = thread; pair < pair_count; pair += threads) {
         const uint32 expert = chosen[pair];
         if (expert < experts) {
@@ -57,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // logits [tokens, experts], loss_scale [1], loss [1], dlogits [tokens, experts] or null, counts of
 // `counting_ctas`, partials [gridDim.x], arrivals [1]. `balance_bits` are balance * E / (T * T * K)
-// and `z_bits` z / T. Dynamic shared memory: for each expert the weight, and for each warp two
-// numbers.
+// and `z_bits` z / T. Dynamic shared memory: one weight per expert, and two numbers per warp and
+// expert.
 extern "C" __global__ void __launch_bounds__(kThreads)
     router_loss(const float* __restrict__ logits, const float* __restrict__ loss_scale,
                 float* loss, float* __restrict__ dlogits, const uint32* __restrict__ counts,
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             }
             sum = sum_of_warp_f64(of_lane) + kSumFloor;
         }
-        // A lane reads what it wrote alone.
+        // A lane reads only its own writes.
         const double* const of_balance = is_sigmoid ? scores : probabilities;
         for (uint32 expert = lane; expert < experts; expert += 32) {
             weighted += of_balance[expert] / sum * weights[expert];

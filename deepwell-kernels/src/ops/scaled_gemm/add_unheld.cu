@@ -1,10 +1,12 @@
-// What a GEMM of operands that dequantize_operands.cu made lacks: the products with an element that
-// a BF16 does not hold, in FP32, added to its result. Where each operand has been held, which is
-// nearly always, a warp looks at the words of the scale tiles of its 128 x 128 results and is done.
-// Where one has not, speed does not matter, and each element of the result is added to once.
+// Completes a GEMM of operands dequantized by dequantize_operands.cu: adds the products with
+// elements that BF16 cannot represent ("unheld" elements), in FP32, to the GEMM's result. If every
+// element was representable, which is nearly always the case, a warp checks the words of the scale
+// tiles of its 128 x 128 results and is done. Otherwise speed does not matter, and each element of
+// the result is updated once.
 //
-// Factors of products need not be FP32 though the products are: the sum of a block is multiplied by
-// two factors of about the root. Sums run over K in ascending order.
+// The product of two scales may be outside of FP32's range even if the scaled products are inside:
+// the sum of a block is therefore multiplied by two factors of about the square root. Sums run over
+// K in ascending order.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -14,15 +16,15 @@
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr uint32 kTile = 128;  // rows and columns of the result, as of scale tiles
-constexpr uint32 kBlock = 32;  // elements of a scale
+constexpr uint32 kTile = 128;  // rows and columns of a tile of results, as of scale tiles
+constexpr uint32 kBlock = 32;  // elements per scale
 constexpr uint32 kBlocks = kScaleTileElements / kBlock;
 
 // A row of an operand.
 struct Row {
     const uint8* elements;
-    const uint8* scales;   // those of its first scale tile
-    const uint32* unheld;  // the word of its first scale tile
+    const uint8* scales;   // scales of the row's first scale tile
+    const uint32* unheld;  // word of the row's first scale tile
 };
 
 // A stack of matrices [rows, k].
@@ -32,7 +34,7 @@ struct Operand {
     const uint32* unheld;
     uint32 rows;
 
-    // The words of the scale tiles with row `row` of a matrix, and the number of the first.
+    // Index of the first scale tile, and of its word, that contains row `row` of a matrix.
     __device__ __forceinline__ uint64 first_tile(uint32 matrix, uint32 row, uint32 k) const {
         const uint32 down = (rows + kScaleTileRows - 1) / kScaleTileRows;
         return (static_cast<uint64>(matrix) * down + row / kScaleTileRows) * scale_tiles_across(k);
@@ -45,8 +47,8 @@ struct Operand {
                    unheld + tile};
     }
 
-    // Whether one of those words of tiles `from` to `to` along K is set, as one lane sees it that
-    // looks at each 32nd of them.
+    // Whether a word of tiles `from` to `to` along K is set, as far as one lane sees: each lane
+    // checks every 32nd word.
     __device__ __forceinline__ bool any(uint32 matrix, uint32 row, uint32 k, uint32 from, uint32 to,
                                         uint32 lane) const {
         const uint32* words = unheld + first_tile(matrix, row, k);
@@ -58,7 +60,7 @@ struct Operand {
     }
 };
 
-// 2^(a + b - 254) times a value.
+// Multiplies a value by 2^(a + b - 254).
 __device__ __forceinline__ float scaled(float value, uint32 a, uint32 b) {
     const int32 exponent = static_cast<int32>(a + b) - 254;
     const int32 half = exponent >> 1;
@@ -66,8 +68,8 @@ __device__ __forceinline__ float scaled(float value, uint32 a, uint32 b) {
            __uint_as_float(static_cast<uint32>(exponent - half + 127) << 23);
 }
 
-// The products of two rows of `k` elements within the blocks `from` to `to` of which one factor is
-// not held.
+// The products of two rows of `k` elements in the blocks `from` to `to` for which one factor is
+// unheld.
 __device__ __forceinline__ float sum_unheld(const Row& a, const Row& b, uint32 from, uint32 to,
                                             uint32 k) {
     float sum = 0.0f;
@@ -79,7 +81,7 @@ __device__ __forceinline__ float sum_unheld(const Row& a, const Row& b, uint32 f
         const uint32 at = tile * kScaleTileBytes + block % kBlocks;
         const uint32 of_a = a.scales[at], of_b = b.scales[at];
         if ((holds_all(of_a) && holds_all(of_b)) || of_a == 255 || of_b == 255) {
-            // Nothing is missing, or the sum is NaN already.
+            // No product is missing, or the sum is already NaN.
             continue;
         }
         const uint32 end = min((block + 1) * kBlock, k);
@@ -107,8 +109,8 @@ __device__ __forceinline__ uint32 blocks_of(uint32 k) {
     return (k + kBlock - 1) / kBlock;
 }
 
-// A tile of 128 x 128 of a result [a_rows, b_rows] for each warp in turn; those of several results
-// one after the other.
+// Processes tiles of 128 x 128 of results [a_rows, b_rows], with one tile per warp at a time;
+// several results are processed in order.
 struct Tile {
     uint32 result;
     uint32 row;
@@ -159,7 +161,7 @@ __device__ __forceinline__ void add_unheld(const Operand& a, const Operand& b, E
         const uint32 *__restrict__ a_unheld, uint32 a_rows, const uint8 *__restrict__ b,         \
         const uint8 *__restrict__ b_scales, const uint32 *__restrict__ b_unheld, uint32 b_rows
 
-// a [a_rows, k], b [b_rows, k] with scales in tiles and a word for each tile; out [a_rows, b_rows].
+// a [a_rows, k], b [b_rows, k] with scales in tiles and one word per tile; out [a_rows, b_rows].
 #define ADD_UNHELD(name, Element)                                                                \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(OPERANDS, Element* __restrict__ out, uint32 k) {                                    \
@@ -170,8 +172,8 @@ __device__ __forceinline__ void add_unheld(const Operand& a, const Operand& b, E
 ADD_UNHELD(add_unheld_bf16, bf16)
 ADD_UNHELD(add_unheld_f32, float)
 
-// Rows of groups: row i of group g by matrix g of a stack b [groups, b_rows, k]. Nothing is missing
-// from the last offset on, where the result is zero.
+// Rows of groups: row i of group g times matrix g of a stack b [groups, b_rows, k]. From the last
+// offset on the result is zero, and no product is missing.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_unheld_of_rows_bf16(OPERANDS, bf16* __restrict__ out, uint32 k,
                             const int32* __restrict__ offsets, uint32 groups) {
@@ -207,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         });
 }
 
-// A result [a_rows, b_rows] of each group over its part of K, multiples of 32.
+// One result [a_rows, b_rows] per group, over the group's part of K, multiples of 32.
 extern "C" __global__ void __launch_bounds__(kThreads)
     add_unheld_of_groups_f32(OPERANDS, float* __restrict__ out, uint32 k,
                              const int32* __restrict__ offsets, uint32 groups) {

@@ -10,7 +10,7 @@ use crate::cpu::calls::gemm_output::{self, Bias, GemmTarget};
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::gemm::{Operand, Output, Tier, gemm};
 
-/// An operand's planes.
+/// Planes of an operand.
 struct PlanesIn {
     data: In<u8>,
     scales: In<u8>,
@@ -19,7 +19,7 @@ struct PlanesIn {
 }
 
 impl PlanesIn {
-    /// Those from operand `first` on.
+    /// The planes whose operands start at `first`.
     fn new(
         operands: &Operands<'_>,
         format: &QuantFormat,
@@ -34,7 +34,7 @@ impl PlanesIn {
     }
 }
 
-/// Which GEMM of planes.
+/// Runs the GEMM of the operands' format.
 fn multiply(
     tier: Tier,
     [m, n]: [usize; 2],
@@ -60,7 +60,7 @@ fn multiply(
     gemm(tier, m, n, a.k, mx(a), mx(b), out, workspace).map_err(|error| error.to_string())
 }
 
-/// `[M,K]·[N,K]ᵀ` of quantized data and scales.
+/// Prepares `[M,K]·[N,K]ᵀ` of quantized data and scales.
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::ScaledGemm(op) = op else { return Err(operands.unknown_kernel()) };
     let tier = operands.tier()?;
@@ -84,7 +84,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }))
 }
 
-/// Scratch of the GEMM.
+/// Scratch bytes of the GEMM.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
     let Op::ScaledGemm(op) = request.op else { return 0 };
     let b_input = op.b_input();

@@ -1,8 +1,8 @@
-//! MXFP8 GEMMs at granularity 128 by cuBLASLt, on Hopper.
+//! MXFP8 GEMMs at granularity 128 on cuBLASLt, on Hopper.
 //!
-//! The library multiplies FP8 with one FP32 scale for 128 elements of a row, or for 128 x 128
-//! elements, on each side, not for squares on both. The call has two steps: the scales as the
-//! library reads them, then the GEMM.
+//! On each side the library supports one FP32 scale per 128 elements of a row, or per 128 x 128
+//! elements, but not squares on both sides. The call has two steps: the scales in the library's
+//! layout, then the GEMM.
 //!
 //! Source of the limits: NVIDIA's cuBLAS documentation, "Tensor Core Usage", "128-element 1D and
 //! 128x128 2D Block Scaling For FP8 Data Types" and "cublasLtMatmul()".
@@ -23,10 +23,10 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::{EpilogueSet, no_epilogue};
 use crate::predict::{CUBLASLT_FP8, Rates};
 
-/// Rows of FP8 begin at multiples of 16 bytes.
+/// Rows of FP8 are aligned to 16 bytes.
 const K_MULTIPLE: usize = 16;
-/// Rows of the result begin at multiples of 16 bytes, in BF16 too; FP32 scales of rows want
-/// multiples of 4.
+/// Rows of the result are aligned to 16 bytes, also in BF16; FP32 scales per row require multiples
+/// of 4.
 const SIDE_MULTIPLE: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -92,7 +92,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
 }
 
-/// Scales of both sides in front, then the library's scratch.
+/// Workspace: the scales of both sides, then the library's scratch.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
     let [of_a, of_b] = gemm_of(request.op).map(|op| [op.a, op.b]).unwrap_or_default();

@@ -1,13 +1,14 @@
-// Both operands of an MXFP8 GEMM as BF16 matrices, for a GEMM in BF16: E4M3 times a power of two,
-// which a BF16 holds for scales from 2^-124 to 2^119 and with most elements beyond. What it does
-// not hold (layout/mx_value.cuh) becomes zero, and the word of its scale tile says that there is
-// such an element; add_unheld.cu adds what is then missing. So nothing is rounded.
+// Dequantizes both operands of an MXFP8 GEMM to BF16 matrices, for a GEMM in BF16: E4M3 times a
+// power of two. BF16 represents all such values for scales from 2^-124 to 2^119, and most values
+// for other scales. A value that BF16 cannot represent (layout/mx_value.cuh) becomes zero and sets
+// the word of its scale tile; add_unheld.cu then adds the missing products. No value is rounded.
 //
-// An operand is a stack of matrices [rows, k] with scales in tiles; its rows become as long as a
-// multiple of 8, filled up with zeros. A CTA takes the elements of a scale tile, 128 x 128; those
-// of the second operand come behind those of the first. A thread reads 8 elements of a row, whose
-// neighbors read the next, and writes 16 bytes; all of its loads begin before it converts. Vectors
-// with NaN or a scale at an end of the range, and rows of no multiple of 8, go element by element.
+// An operand is a stack of matrices [rows, k] with scales in tiles; rows are zero-padded to a
+// multiple of 8. A CTA converts the elements of a scale tile, 128 x 128; the tiles of the second
+// operand follow those of the first. A thread reads 8 elements of a row, next to its neighbors'
+// elements, and writes 16 bytes; all of its loads are issued before the first conversion. Vectors
+// with NaN or a scale at an end of the range, and rows that are not a multiple of 8, are converted
+// by element.
 //
 // architectures: sm_90a
 #include "common/bf16x8.cuh"
@@ -17,18 +18,18 @@
 #include "layout/scale_tile.cuh"
 
 constexpr int kThreads = 256;
-constexpr uint32 kVector = 8;                               // elements of a thread
-constexpr uint32 kVectors = kScaleTileElements / kVector;   // of a row of a tile
+constexpr uint32 kVector = 8;                               // elements per thread
+constexpr uint32 kVectors = kScaleTileElements / kVector;   // per row of a tile
 constexpr uint32 kRowsAtOnce = kThreads / kVectors;
 constexpr uint32 kVisits = kScaleTileRows / kRowsAtOnce;
-constexpr uint32 kScaleElements = 32;  // of a scale
+constexpr uint32 kScaleElements = 32;  // elements per scale
 
 struct Operand {
     const uint8* elements;
     const uint8* scales;
     bf16* target;
-    uint32* unheld;  // a word for each scale tile
-    uint32 rows;     // of a matrix
+    uint32* unheld;  // one word per scale tile
+    uint32 rows;     // rows per matrix
 };
 
 // Whether one of four elements is NaN.
@@ -36,12 +37,12 @@ __device__ __forceinline__ bool has_nan(uint32 four) {
     return (((four & 0x7f7f7f7f) + 0x01010101) & 0x80808080) != 0;
 }
 
-// Four elements with a scale, as one multiplication by 2^120 and one by the scale.
+// Multiplies four elements by 2^120, then by their scale.
 __device__ __forceinline__ void convert_four(uint32 four, float scale, float* values) {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-        // An element in the upper byte of each half; sign, exponent and fraction then go where
-        // those of a BF16 are, whose exponents are 120 more.
+        // Places an element into the upper byte of each half. Sign, exponent and fraction then move
+        // to the positions of a BF16, whose exponent bias is larger by 120.
         const uint32 upper = __byte_perm(four, 0, pair == 0 ? 0x1404 : 0x3424);
         const uint32 halves = (upper >> 4 & 0x07f007f0) | (upper & 0x80008000);
         values[pair * 2] = low_to_f32(halves) * 0x1p120f * scale;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void convert_four(uint32 four, float scale, float* va
     }
 }
 
-// Eight elements with a scale, of which a BF16 holds each.
+// Converts eight elements with a scale for which BF16 represents all values.
 __device__ __forceinline__ uint4 convert_vector(uint2 elements, uint32 scale) {
     float values[kVector];
     const float factor = e8m0_to_f32(scale);
@@ -58,8 +59,8 @@ __device__ __forceinline__ uint4 convert_vector(uint2 elements, uint32 scale) {
     return pack_bf16x8(values);
 }
 
-// Up to eight elements from `first` on of a row that ends at `k`, one by one; whether one is not
-// held.
+// Converts up to eight elements, one by one, from `first` on, of a row that ends at `k`. Returns
+// whether some element is not representable in BF16.
 __device__ __forceinline__ bool convert_slowly(const uint8* row, uint32 first, uint32 k,
                                                uint32 scale, bf16* target) {
     bool unheld = false;
@@ -86,12 +87,12 @@ __device__ __forceinline__ void dequantize(const Operand& operand, uint32 tile, 
     const uint64 stack_row = static_cast<uint64>(matrix) * operand.rows + first_row;
     const uint8* from = operand.elements + stack_row * k;
     bf16* target = operand.target + stack_row * width + first;
-    // Visits that this thread makes: to rows that there are.
+    // Number of existing rows for this thread.
     uint32 visits = 0;
     if (first < k && first_row < operand.rows) {
         visits = min((operand.rows - first_row + kRowsAtOnce - 1) / kRowsAtOnce, kVisits);
     }
-    uint32 slow = (1u << visits) - 1;  // one bit for each
+    uint32 slow = (1u << visits) - 1;  // one bit per row
     if (k % kVector == 0) {
         uint2 elements[kVisits];
         uint32 found[kVisits];
@@ -132,8 +133,8 @@ __device__ __forceinline__ void dequantize(const Operand& operand, uint32 tile, 
     }
 }
 
-// a, a stack of matrices [a_rows, k] with `a_tiles` scale tiles, 16-byte aligned; b likewise. A CTA
-// for each tile of both.
+// a, a stack of matrices [a_rows, k] with `a_tiles` scale tiles, 16-byte aligned; b likewise. One
+// CTA per tile of both.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dequantize_operands(const uint8* __restrict__ a, const uint8* __restrict__ a_scales,
                         bf16* __restrict__ a_target, uint32* __restrict__ a_unheld,

@@ -1,5 +1,5 @@
 //! `dequantize_operands.cu` and `add_unheld.cu`: the operands of an MXFP8 GEMM as BF16 matrices in
-//! the call's workspace, and what a GEMM of these lacks.
+//! the call's workspace, and the products that a GEMM of these matrices lacks.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Target};
 
@@ -11,14 +11,14 @@ use crate::predict::Rates;
 
 /// Threads of a CTA, as in both sources.
 const THREADS: u32 = 256;
-/// CTAs of so many threads that an SM holds.
+/// Resident CTAs per SM.
 const CTAS_PER_SM: usize = 8;
-/// Sides of a scale tile.
+/// Rows and columns of a scale tile.
 const TILE: usize = 128;
-/// Elements of which rows of BF16 are a multiple.
+/// Rows of BF16 are multiples of this many elements.
 const WIDTH: usize = 8;
-/// Share of the datasheet's bandwidth of what dequantizes: assumed, 85 % of a copy's, which reaches
-/// 89 % on an H200.
+/// Dequantization's share of the datasheet's bandwidth: assumed, 85 % of memcpy bandwidth, which is
+/// 89 % of the datasheet's on an H200.
 const SHARE: f64 = 0.75;
 
 /// Elements of a row of BF16.
@@ -40,7 +40,7 @@ pub(crate) struct OperandSizes {
 }
 
 impl OperandSizes {
-    /// Of the shape of a matrix or of a stack.
+    /// The sizes of a matrix or a stack with this shape.
     pub(crate) fn of(shape: &[usize]) -> OperandSizes {
         let (k, rows) = (shape[shape.len() - 1], shape[shape.len() - 2]);
         OperandSizes { matrices: shape[..shape.len() - 2].iter().product(), rows, k }
@@ -50,24 +50,24 @@ impl OperandSizes {
         tiles(self.matrices, self.rows, self.k)
     }
 
-    /// Bytes in BF16, and of a word for each scale tile, each a multiple of the alignment.
+    /// Bytes of the BF16 matrices and of the words per scale tile, each padded to the alignment.
     fn bytes(self) -> [usize; 2] {
         [self.matrices * self.rows * width(self.k) * 2, self.tiles() * size_of::<u32>()]
             .map(|bytes| bytes.next_multiple_of(LIBRARY_ALIGNMENT_BYTES))
     }
 }
 
-/// Bytes of the workspace that both operands take.
+/// Workspace bytes of both operands.
 pub(crate) fn bytes(operands: [OperandSizes; 2]) -> usize {
     operands.iter().flat_map(|operand| operand.bytes()).sum()
 }
 
-/// Seconds of what comes before the GEMM and behind it.
+/// Predicted seconds of the steps before and after the GEMM.
 pub(crate) fn predicted_s(operands: [OperandSizes; 2], target: &Target) -> f64 {
     let rates = Rates::of(target);
     let elements: usize =
         operands.iter().map(|operand| operand.matrices * operand.rows * operand.k).sum();
-    // Read with a scale for 32, and written with two bytes.
+    // Each element is read with 1/32 of a scale, and written as two bytes.
     let bytes = elements as f64 * (1.0 + 1.0 / 32.0 + 2.0);
     rates.bytes_s(bytes) / SHARE + 2.0 * rates.launch_s()
 }
@@ -77,19 +77,19 @@ pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> [OperandSizes; 2] {
     [0, 2].map(|index| OperandSizes::of(&request.operands[index].shape))
 }
 
-/// An operand and where it goes.
+/// An operand and its dequantized target.
 #[derive(Clone, Debug)]
 pub(crate) struct Operand {
     data: DevicePtr,
     scales: DevicePtr,
     sizes: OperandSizes,
     target: DevicePtr,
-    /// A word for each scale tile: whether there is an element that BF16 does not hold.
+    /// One word per scale tile: whether BF16 cannot represent some element.
     unheld: DevicePtr,
 }
 
 impl Operand {
-    /// The BF16 matrix, those of a stack one below the other.
+    /// The BF16 matrix; the matrices of a stack are stacked along the rows.
     pub(crate) fn matrix(&self) -> DeviceTensor {
         let OperandSizes { matrices, rows, k } = self.sizes;
         let shape = vec![matrices * rows, width(k)];
@@ -97,7 +97,7 @@ impl Operand {
     }
 }
 
-/// Both operands of a call, from an aligned address on; and the next free one.
+/// Lays out both operands of a call from an aligned address on; also returns the next free address.
 pub(crate) fn operands(call: &CallView<'_>, from: DevicePtr) -> ([Operand; 2], DevicePtr) {
     let mut free = from;
     let operands = [0, 2].map(|index| {
@@ -111,7 +111,7 @@ pub(crate) fn operands(call: &CallView<'_>, from: DevicePtr) -> ([Operand; 2], D
     (operands, free)
 }
 
-/// One launch for both operands.
+/// Dequantizes both operands in one launch.
 pub(crate) fn dequantize(
     device: &mut Device<'_>,
     [a, b]: &[Operand; 2],
@@ -129,7 +129,7 @@ pub(crate) fn dequantize(
     Ok(Device::launch(function, ctas as u32, THREADS, 0, arguments))
 }
 
-/// Adds what a GEMM of the two, `[rows of a, rows of b]`, lacks.
+/// Adds the products that a GEMM of both operands, `[rows of a, rows of b]`, lacks.
 pub(crate) fn add_unheld(
     device: &mut Device<'_>,
     operands: &[Operand; 2],
@@ -149,8 +149,8 @@ pub(crate) struct Groups {
     pub(crate) offsets: DevicePtr,
 }
 
-/// The same of a grouped GEMM: rows of a group by its matrix, or, for wgrad, a result of each group
-/// over its part of K.
+/// [`add_unheld`] for a grouped GEMM: each group's rows times the group's matrix or, for wgrad, one
+/// result per group over the group's part of K.
 pub(crate) fn add_unheld_of_groups(
     device: &mut Device<'_>,
     operands: &[Operand; 2],
@@ -166,13 +166,13 @@ pub(crate) fn add_unheld_of_groups(
     add_by(device, name, operands, out, (tiles, more))
 }
 
-/// Tiles of so many results `[rows of a, rows of b]`.
+/// Tiles of `results` results `[rows of a, rows of b]`.
 fn tiles_of_result([a, b]: &[Operand; 2], results: usize) -> usize {
     results * a.sizes.rows.div_ceil(TILE) * b.sizes.rows.div_ceil(TILE)
 }
 
-/// A warp for each of the tiles, of another CTA while there are some; `more` arguments come behind
-/// the others.
+/// Launches one warp per tile, spread over CTAs first; `more` arguments follow the common
+/// arguments.
 fn add_by(
     device: &mut Device<'_>,
     name: &str,
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn room_for_matrices_and_words() {
         for (shape, matrices, tiles, expected) in [
-            // Rows of 40 elements, 64 of them; one scale tile.
+            // 64 rows of 40 elements; one scale tile.
             (&[64usize, 37][..], 1, 1, [64 * 40 * 2, 256]),
             (&[129, 256], 1, 4, [129 * 256 * 2, 256]),
             (&[1, 8], 1, 1, [256, 256]),

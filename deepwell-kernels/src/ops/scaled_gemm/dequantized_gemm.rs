@@ -1,9 +1,9 @@
-//! MXFP8 GEMMs of any granularity on Hopper as GEMMs in BF16: both operands dequantized into the
-//! workspace, exactly, then cuBLASLt or `sm90_bf16_gemm.cu`.
+//! MXFP8 GEMMs of any granularity on Hopper as GEMMs in BF16: both operands are dequantized,
+//! exactly, into the workspace, then cuBLASLt or `sm90_bf16_gemm.cu` runs.
 //!
-//! wgmma knows no scales, and sums at granularity 32 that are rescaled in registers reach half of
-//! the FP8 peak at best, which is the BF16 peak. What BF16 does not hold is added behind the GEMM
-//! (`dequantize_operands.cu`, `add_unheld.cu`).
+//! wgmma has no block scales, and at granularity 32 sums that are rescaled in registers reach at
+//! most half of the FP8 peak, which is the BF16 peak. Products with elements that BF16 cannot
+//! represent are added after the GEMM (`dequantize_operands.cu`, `add_unheld.cu`).
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 
@@ -62,7 +62,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
 ];
 
-/// Of the GEMM in BF16.
+/// Sizes of the GEMM in BF16.
 fn gemm_sizes(request: &KernelRequest<'_>) -> GemmSizes {
     let [a, b] = sizes_of(request);
     GemmSizes { m: a.rows, n: b.rows, k: width(a.k) }
@@ -81,7 +81,7 @@ fn reject_by_library(request: &KernelRequest<'_>) -> Option<String> {
     reject(request)
 }
 
-/// The bias of a call, or null.
+/// The bias of a call; null without bias.
 fn bias_of(call: &CallView<'_>) -> DevicePtr {
     match &call.call.op {
         Op::ScaledGemm(op) if op.bias => call.input(4).pointer,

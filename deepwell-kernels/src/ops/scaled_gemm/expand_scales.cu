@@ -1,12 +1,12 @@
-// From E8M0 scales, one for each 32 elements along a row, in tiles (layout/scale_tile.cuh), to FP32
-// scales for 128, as the vendor's library reads them, of both operands of a GEMM at once:
-//   by rows     [ceil(K / 128), rows] row-major: one for each row and 128 elements;
-//   by squares  [ceil(rows / 128), ceil(K / 128) rounded up to 4] row-major: one for each 128 rows
-//               and 128 elements; what rounding adds is zero.
-// The four bytes of 128 elements are equal (of a square all its bytes): the first is taken. By
-// rows, a warp takes a tile: a lane reads the 16 bytes of four rows, 32 apart, and lanes next to
-// each other write next to each other. By squares, a thread takes a tile. Operands stand along the
-// grid's second axis.
+// Converts E8M0 scales in tiles (layout/scale_tile.cuh), one per 32 elements along a row, to FP32
+// scales per 128 elements, in cuBLASLt's layout, for both operands of a GEMM:
+//   by rows     [ceil(K / 128), rows] row-major: one scale per row and 128 elements;
+//   by squares  [ceil(rows / 128), ceil(K / 128) rounded up to 4] row-major: one scale per 128 rows
+//               and 128 elements; the padding is zero.
+// The four bytes of 128 elements are equal (in a square all bytes are), so the first byte is used.
+// By rows, a warp converts a tile: a lane reads the 16 bytes of four rows, 32 apart, and
+// neighbouring lanes write neighbouring scales. By squares, a thread converts a tile. The operands
+// are indexed by the grid's second axis.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -14,8 +14,8 @@
 #include "layout/scale_tile.cuh"
 
 constexpr int kThreads = 256;
-constexpr int kSquareGroups = 4;  // to which squares are padded along a row
-constexpr int kLaneRows = 4;      // of a tile
+constexpr int kSquareGroups = 4;  // multiple of groups to which rows of squares are padded
+constexpr int kLaneRows = 4;      // rows of a tile per lane
 
 struct Scales {
     const uint8* source;

@@ -1,5 +1,5 @@
-//! `expand_scales.cu`: E8M0 scales of both operands of a GEMM to the FP32 layouts that the vendor's
-//! library reads.
+//! `expand_scales.cu`: E8M0 scales of both operands of a GEMM, converted to cuBLASLt's FP32
+//! layouts.
 
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
@@ -16,22 +16,22 @@ const THREADS: u32 = 256;
 const SQUARE: usize = 128;
 /// Groups of 128 elements to which rows of squares are padded.
 const GROUPS: usize = 4;
-/// Threads that take a tile of scales by rows.
+/// Threads that convert a tile of scales by rows.
 const WARP: usize = 32;
 
-/// The scales of an operand `[rows, k]`, and where they go.
+/// The scales of an operand `[rows, k]`, and their target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expansion {
     /// E8M0, in tiles.
     pub(crate) source: DevicePtr,
-    /// [`expanded_bytes`] of space.
+    /// A buffer of [`expanded_bytes`].
     pub(crate) target: DevicePtr,
     pub(crate) rows: usize,
     pub(crate) spec: QuantFormat,
 }
 
 impl Expansion {
-    /// The target as the library wants it described.
+    /// Describes the target to the library.
     pub(crate) fn scales(&self) -> BlockScales {
         match self.spec.block.shape() {
             BlockShape::Square => BlockScales::Square128(self.target),
@@ -40,7 +40,7 @@ impl Expansion {
     }
 }
 
-/// Rows of scales or of squares, and groups of 128 elements along each.
+/// Rows of scales or of squares, and groups of 128 elements along each row.
 fn extents(rows: usize, k: usize, spec: QuantFormat) -> (usize, usize) {
     let groups = k.div_ceil(Granularity::G128.elements());
     match spec.block.shape() {
@@ -55,7 +55,7 @@ pub(crate) fn expanded_bytes(rows: usize, k: usize, spec: QuantFormat) -> usize 
     (rows * groups * size_of::<f32>()).next_multiple_of(LIBRARY_ALIGNMENT_BYTES)
 }
 
-/// One launch for both operands.
+/// Converts the scales of both operands in one launch.
 pub(crate) fn expand(
     device: &mut Device<'_>,
     [a, b]: [&Expansion; 2],
@@ -101,11 +101,11 @@ mod tests {
         let rows = QuantFormat::MXFP8_128;
         let squares = rows.square();
         for (spec, row_count, k, expected) in [
-            // One FP32 for each row and 128 elements.
+            // One FP32 per row and 128 elements.
             (rows, 64, 128, 256),
             (rows, 128, 129, 1024),
             (rows, 4096, 2048, 4096 * 16 * 4),
-            // One for each square, rows of squares padded to four.
+            // One FP32 per square, with rows of squares padded to four.
             (squares, 128, 128, 256),
             (squares, 4096, 2048, 32 * 16 * 4),
             (squares, 4096, 704, 32 * 8 * 4),

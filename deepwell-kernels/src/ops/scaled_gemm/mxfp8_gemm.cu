@@ -1,9 +1,9 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
-// for each 32 of them along K. All three GEMMs of a linear layer have this form.
+// per 32 elements along K. All three GEMMs of a linear layer have this form.
 //
-// For any architecture that has mma.sync on E4M3, and for any scales; see mma/mxfp8_factors.cuh. A
-// CTA computes one 128 x 128 tile; see epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by
-// code, for K that is not a multiple of 16.
+// Supports any architecture with mma.sync on E4M3, and any scales; see mma/mxfp8_factors.cuh. A CTA
+// computes one 128 x 128 tile; see epilogue/mxfp8_gemm.cuh. `_scalar` kernels read single elements,
+// for K that is not a multiple of 16.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"

@@ -30,7 +30,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Why the kernel, or `sm120_mxfp8_gemm`, does not take a GEMM.
+/// Reason for refusing a GEMM in this kernel or in `sm120_mxfp8_gemm`.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
@@ -55,8 +55,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     prepare_from("mxfp8_gemm", call, device)
 }
 
-/// The launch of a kernel of `<stem>.cu`; all that are made of `epilogue/mxfp8_gemm.cuh` have the
-/// same names behind the stem, parameters and CTAs.
+/// Launches a kernel of `<stem>.cu`. All kernels built from `epilogue/mxfp8_gemm.cuh` share the
+/// names after the stem, the parameters and the grid.
 pub(crate) fn prepare_from(
     stem: &'static str,
     call: &CallView<'_>,

@@ -1,8 +1,8 @@
-//! NVFP4 operands, scales in tiles, back to numbers, and their GEMM.
+//! Dequantization of NVFP4 operands with scales in tiles, and their GEMM.
 //!
-//! The product of an element and its block scale has six significant bits at most, so BF16 holds
-//! it; the GEMM multiplies those on the BF16 tiers and applies both tensor scales to the FP32 sums,
-//! as tensor cores do.
+//! The product of an element and its block scale has at most six significant bits, so BF16
+//! represents it exactly. The GEMM multiplies these products on the BF16 tiers and applies both
+//! tensor scales to the FP32 sums, as tensor cores do.
 
 use deepwell_precision::nvfp4::BLOCK;
 use deepwell_precision::{e2m1, scale_tiles, ue4m3};
@@ -27,11 +27,11 @@ const VALUES: [f32; 16] = {
 /// The planes of an operand quantized along K.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes<'a> {
-    /// Two E2M1 elements to a byte, `[outer, K]`, each row from a byte of its own.
+    /// Two E2M1 elements per byte, `[outer, K]`; each row starts at a new byte.
     pub data: &'a [u8],
     /// UE4M3 scales of `[outer, ceil(K / 16)]` blocks, in tiles.
     pub scales: &'a [u8],
-    /// What all values are multiplied by.
+    /// Factor on all values.
     pub tensor_scale: f32,
     /// Elements of a row.
     pub k: usize,
@@ -47,7 +47,7 @@ impl Planes<'_> {
         VALUES[usize::from(bits)] * ue4m3::decode(self.scales[place])
     }
 
-    /// [`Planes::scaled`] of every element, `[outer, K]`.
+    /// Computes [`Planes::scaled`] of every element, `[outer, K]`.
     fn expand(&self, target: &mut [bf16]) {
         let k = self.k.max(1);
         target.par_chunks_mut(k).enumerate().for_each(|(outer, row)| {
@@ -59,11 +59,11 @@ impl Planes<'_> {
         });
     }
 
-    /// The numbers of a rowwise operand, `[outer, K]`.
+    /// Dequantizes a rowwise operand, `[outer, K]`.
     ///
     /// # Panics
     ///
-    /// When a plane is too short.
+    /// If a plane is too short.
     pub fn dequantize_rows<E: Element>(&self, target: &mut [E]) {
         let k = self.k.max(1);
         let rows_of_chunk = (chunk_elements(k) / k).max(1);
@@ -77,12 +77,11 @@ impl Planes<'_> {
         });
     }
 
-    /// The numbers of a columnwise operand, `[columns, K]`, the right way round again:
-    /// `[K, columns]`.
+    /// Dequantizes a columnwise operand, `[columns, K]`, and transposes it back to `[K, columns]`.
     ///
     /// # Panics
     ///
-    /// When a plane is too short.
+    /// If a plane is too short.
     pub fn dequantize_columns<E: Element>(&self, columns: usize, target: &mut [E]) {
         if columns == 0 {
             return;
@@ -98,19 +97,19 @@ impl Planes<'_> {
     }
 }
 
-/// A number of the type; a finite value beyond its largest becomes that, as in
+/// Rounds to the type; a finite value beyond the type's largest number becomes this number, as in
 /// [`deepwell_precision::nvfp4::dequantize_rows`].
 fn within<E: Element>(value: f32) -> E {
     let nearest = E::from_f32(value);
     let is_beyond = value.is_finite() && nearest.to_f32().is_infinite();
-    // The largest of BF16, the only type that FP32 goes beyond.
+    // The largest BF16: only for BF16 can an FP32 value be out of range.
     if is_beyond { E::from_f32(bf16::MAX.to_f32().copysign(value)) } else { nearest }
 }
 
-/// Scratch of [`scaled_gemm`].
+/// Workspace bytes of [`scaled_gemm`].
 #[must_use]
 pub fn workspace_bytes(tier: Tier, m: usize, n: usize, k: usize) -> usize {
-    // Each of four buffers may begin a cache line later than the workspace.
+    // Each of four buffers may begin up to a cache line after an aligned start.
     4 * 64
         + carved_bytes::<bf16>(m * k)
         + carved_bytes::<bf16>(n * k)
@@ -123,7 +122,7 @@ pub fn workspace_bytes(tier: Tier, m: usize, n: usize, k: usize) -> usize {
 ///
 /// # Errors
 ///
-/// [`GemmError`] as [`gemm::gemm`], where a plane, the output or the workspace is too short.
+/// [`GemmError`] as for [`gemm::gemm`], if a plane, the output or the workspace is too short.
 pub fn scaled_gemm(
     tier: Tier,
     [m, n]: [usize; 2],
@@ -175,7 +174,7 @@ mod tests {
     use crate::cpu::test_support::{Random, for_thread_counts, poisoned};
     use crate::ops::scaled_gemm::nvfp4_oracle as oracle;
 
-    /// A quantized matrix as `deepwell-precision` makes it.
+    /// A matrix quantized by `deepwell-precision`.
     struct Quantized {
         data: Vec<u8>,
         plain: Vec<u8>,

@@ -1,29 +1,29 @@
-//! NVFP4 operands back to numbers, decoded by definition.
+//! Dequantizes NVFP4 operands by definition.
 //!
-//! Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149: E2M1 elements, two to
-//! a byte with the first in the low bits, an E4M3 scale without a sign for each 16 along the
-//! contraction, and an FP32 scale for the tensor. Written without `deepwell-precision`, so that a
-//! mistake there does not hide here.
+//! Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149: E2M1 elements, two per
+//! byte with the first in the low bits, an unsigned E4M3 scale per 16 elements along the
+//! contraction, and an FP32 scale per tensor. Independent of `deepwell-precision`, so that a
+//! mistake in that crate is not repeated here.
 
 use crate::ops::dequantize::oracle::decode_e4m3;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 16;
 
-/// The number that the bits of an E2M1 element stand for: sign, 2 exponent bits with bias 1, 1
-/// mantissa bit; no infinities, no NaN.
+/// Decodes an E2M1 element: sign, 2 exponent bits with bias 1, 1 mantissa bit; no infinities, no
+/// NaN.
 pub fn decode_e2m1(bits: u8) -> f64 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(bits & 7)];
     if bits & 8 == 0 { magnitude } else { -magnitude }
 }
 
-/// The number that a block scale stands for; a byte with its top bit set is none.
+/// Decodes a block scale; NaN for a byte whose top bit is set.
 pub fn decode_ue4m3(bits: u8) -> f64 {
     if bits & 0x80 == 0 { decode_e4m3(bits) } else { f64::NAN }
 }
 
-/// An operand quantized along its rows: `data` `[rows, ceil(columns / 2)]` bytes, `scales`
-/// `[rows, ceil(columns / 16)]` row-major. Gives `[rows, columns]`.
+/// Dequantizes a rowwise operand: `data` `[rows, ceil(columns / 2)]` bytes, `scales`
+/// `[rows, ceil(columns / 16)]` row-major. Returns `[rows, columns]`.
 pub fn dequantize_rows(
     data: &[u8],
     scales: &[u8],

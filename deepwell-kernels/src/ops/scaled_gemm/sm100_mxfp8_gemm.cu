@@ -1,11 +1,11 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
-// for each 32 of them along K, both by rows. All three GEMMs of a linear layer have this form.
+// per 32 elements along K, both by rows. All three GEMMs of a linear layer have this form.
 //
-// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2
-// cache. Its warps have roles, see mma/sm100_tile.cuh: one has data and scales copied, one
-// multiplies, four write results while the next tile is multiplied. What lies outside of the
-// operands reads as zeros. K is a multiple of 16, as tensor copies need, and nothing is empty.
-// Sums run over K in ascending order whatever the grid.
+// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2 cache.
+// Warps have roles, see mma/sm100_tile.cuh: one warp issues copies of data and scales, one issues
+// MMAs, four store results while the next tile is multiplied. Out-of-bounds elements of the
+// operands read as zeros. K is a multiple of 16, as tensor copies require, and no operand is empty.
+// Sums run over K in ascending order for any grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -26,10 +26,10 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 }
 
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / ctas rows, both of 128 columns and
-// swizzled by 128 bytes; of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster
-// share, boxes have that part. Their scales in boxes of a tile (layout/scale_tile.cuh), bias [n] or
-// null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is a cluster of two, if
-// no tiles share.
+// swizzled by 128 bytes. If `down` tiles (for b) or `across` tiles (for a) of a cluster share rows,
+// each box has one tile's share. Scales in boxes of a tile (layout/scale_tile.cuh), bias [n] or
+// null, out [m, n]; `accumulate` adds to an FP32 result. A CTA pair is a cluster of two, unless
+// tiles share operands.
 #define MXFP8_GEMM(name, ctas, tile_n, down, across, Element)                                    \
     extern "C" __global__ void __cluster_dims__((ctas) * (down) * (across), 1, 1)                \
         __launch_bounds__(kThreads, 1)                                                           \
@@ -51,6 +51,6 @@ GEMMS(128x256, 1, 256, 1, 1)
 GEMMS(256x128, 2, 128, 1, 1)
 GEMMS(256x256, 2, 256, 1, 1)
 
-// Two pairs that share rows of a, or of b.
+// Two CTA pairs that share rows of a, or of b.
 GEMMS(256x128_1x2, 2, 128, 1, 2)
 GEMMS(256x256_2x1, 2, 256, 2, 1)

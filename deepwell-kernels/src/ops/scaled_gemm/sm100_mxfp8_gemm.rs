@@ -1,7 +1,7 @@
 //! `sm100_mxfp8_gemm.cu`: MXFP8 GEMMs of any granularity, on tcgen05.
 //!
-//! Operands are what quantizing gives: data by rows, and scales in the tiles that tensor cores
-//! read.
+//! Operands are in the layout of quantization: data by rows, and scales in the tiles that tensor
+//! cores read.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
@@ -14,7 +14,7 @@ use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 
-/// Elements by which rows of operands are apart, as tensor copies want.
+/// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -54,7 +54,7 @@ pub(crate) fn sizes(a: &[usize], b: &[usize]) -> GemmSizes {
     GemmSizes { m: a[0], n: b[0], k: a[1] }
 }
 
-/// Of a request whose first inputs are the GEMM's.
+/// Sizes of a request whose first inputs are the GEMM's.
 pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     sizes(&request.operands[0].shape, &request.operands[2].shape)
 }
@@ -69,7 +69,7 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     TileShape::predicted_s(shapes, sizes_of(request), ResultCost::default(), request, target)
 }
 
-/// Data and scales of both operands, a call's first inputs, as the kernels take them.
+/// Tensor maps of data and scales of both operands, which are a call's first inputs.
 pub(crate) fn operand_maps(
     call: &CallView<'_>,
     device: &mut Device<'_>,

@@ -1,6 +1,6 @@
-// MXFP8 GEMMs as in sm100_mxfp8_gemm.cu, with BF16 results, and what follows them in the same
-// kernel: GELU or its backward, and the block quantization of what comes of it, along rows, down
-// columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+// MXFP8 GEMMs as in sm100_mxfp8_gemm.cu, with BF16 results and a fused epilogue: GELU or its
+// backward, and block quantization of the result along rows, down columns, or both, with its
+// counters. See epilogue/fused_tensor_tile.cuh.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"

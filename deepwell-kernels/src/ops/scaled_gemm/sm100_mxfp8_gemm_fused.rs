@@ -1,4 +1,4 @@
-//! `sm100_mxfp8_gemm_fused.cu`: MXFP8 GEMMs on tcgen05 with what follows them.
+//! `sm100_mxfp8_gemm_fused.cu`: MXFP8 GEMMs on tcgen05 with a fused epilogue.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 

@@ -1,9 +1,10 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
-// for each 32 of them along K. All three GEMMs of a linear layer have this form.
+// per 32 elements along K. All three GEMMs of a linear layer have this form.
 //
-// For tensor cores that apply the scales of blocks of 32, and for any scales: nothing is multiplied
-// after the GEMMs; see mma/mxfp8_block_scale.cuh. A CTA computes one 128 x 128 tile; see
-// epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by code, for K that is not a multiple of 16.
+// Supports tensor cores that apply the scales of blocks of 32, and any scales, without scaling
+// after the MMAs; see mma/mxfp8_block_scale.cuh. A CTA computes one 128 x 128 tile; see
+// epilogue/mxfp8_gemm.cuh. `_scalar` kernels read single elements, for K that is not a multiple of
+// 16.
 //
 // architectures: sm_120a
 #include "common/types.cuh"

@@ -1,8 +1,8 @@
 //! `sm120_mxfp8_gemm.cu`: MXFP8 GEMMs at any granularity, on tensor cores that apply scales of
 //! blocks of 32.
 //!
-//! It takes what [`super::mxfp8_gemm`] takes, and is launched the same way. Scales are one for each
-//! 32 elements of a row in memory also where 128 elements, or squares, share one.
+//! Accepts the same requests as [`super::mxfp8_gemm`], with the same launch. In memory there is one
+//! scale per 32 elements of a row, even if 128 elements or squares share a scale.
 
 use super::mxfp8_gemm::{prepare_from, reject};
 use crate::KernelError;
@@ -35,8 +35,7 @@ mod tests {
 
     use crate::cuda::{Architecture, CudaCatalog, cuda_target};
 
-    /// Every granularity is taken, on one architecture; what is refused there is refused with a
-    /// reason.
+    /// Every granularity is supported on one architecture; refusals there have a reason.
     #[test]
     fn block_scales_where_tensor_cores_have_them() {
         let square = QuantFormat::MXFP8.square();

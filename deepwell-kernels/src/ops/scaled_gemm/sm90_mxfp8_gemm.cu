@@ -1,11 +1,11 @@
-// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands whose scales are for 128
+// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands with one scale per 128
 // elements along K: E4M3, and E8M0 scales in tiles (layout/scale_tile.cuh). All three GEMMs of a
 // linear layer have this form.
 //
 // Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
-// cache. Warp specialized, see mma/sm90_mxfp8_tile.cuh. What lies outside of the operands reads as
-// zeros. K is a multiple of 16, as tensor copies need, and nothing is empty. Sums run over K in
-// ascending order whatever the grid.
+// cache. Warp specialized, see mma/sm90_mxfp8_tile.cuh. Out-of-bounds elements of the operands read
+// as zeros. K is a multiple of 16, as tensor copies require, and no operand is empty. Sums run over
+// K in ascending order for any grid.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -17,7 +17,7 @@ using namespace sm90_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-// The tiles of the one result.
+// The tiles of the result.
 template <typename S>
 class Tiles {
     PersistentTiles<S::kTileM, kTileN, S::kAcross> places_;
@@ -58,9 +58,9 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 }
 
 // a [m, k] in boxes of the rows that a CTA copies, b [n, k] in boxes of 128 rows, both of 128
-// columns and swizzled by 128 bytes; their scales in boxes of a tile, bias [n] or null, out [m, n];
-// `accumulate` adds to what is in an FP32 result. `by_column`: rows of b have scales of their own;
-// otherwise 128 x 128 elements share one.
+// columns and swizzled by 128 bytes; scales in boxes of a tile, bias [n] or null, out [m, n];
+// `accumulate` adds to an FP32 result. `by_column`: each row of b has its own scales; otherwise 128
+// x 128 elements share one.
 #define MXFP8_GEMM(name, waves, across, by_column, Element)                                      \
     extern "C" __global__ void __cluster_dims__(across, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,    \
@@ -81,6 +81,6 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 GEMMS(128x128, 1, 1)
 GEMMS(256x128, 2, 1)
 
-// Two CTAs side by side that share rows of a.
+// A cluster of two CTAs, side by side along N, that share rows of a.
 GEMMS(128x128_1x2, 1, 2)
 GEMMS(256x128_1x2, 2, 2)

@@ -1,7 +1,8 @@
 //! `sm90_mxfp8_gemm.cu`: GEMMs of MXFP8 matrices at granularity 128, on wgmma.
 //!
-//! Operands are what quantizing gives: elements by rows, and scales in tiles of 128 rows by 128
-//! elements. One scale for 128 elements along K is what sums in FP32 need: wgmma knows none.
+//! Operands are in the layout of quantization: elements by rows, and scales in tiles of 128 rows by
+//! 128 elements. FP32 sums need one scale per 128 elements along K, because wgmma has no block
+//! scales.
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
@@ -16,14 +17,14 @@ use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 pub(crate) const THREADS: u32 = 384;
-/// Elements along K of a stage, which share a scale.
+/// K of a stage; its elements share a scale.
 pub(crate) const STAGE_K: usize = 128;
 /// Columns of every tile.
 pub(crate) const TILE_COLUMNS: usize = 128;
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
-/// Shared memory of a CTA, and what of it is not for stages: room to align them, barriers, results
-/// on their way out, of each warp of the consumers those that it stores itself.
+/// Limit of a CTA's shared memory, and the part not used by stages: alignment, barriers, and a
+/// staging buffer for the results of each consumer warp.
 pub(crate) const SHARED_LIMIT: usize = 227 << 10;
 pub(crate) const SHARED_BESIDE_STAGES: usize = shared_beside_stages(16 * 128);
 
@@ -58,37 +59,38 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     sm100_mxfp8_gemm::reject(request)
 }
 
-/// No GPU has timed it. Until one has, it is said to take twice what the slowest kernel takes that
-/// has been timed and takes all that it takes: nothing that has been timed gives way to a model.
+/// Not measured yet. Predicted at twice the time of the slowest measured kernel that serves the
+/// same requests, so that a measured kernel always wins.
 const UNTIMED: f64 = 2.0;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     UNTIMED * mma_sync_gemm(request, target, MMA_SYNC_MXFP8)
 }
 
-/// Bytes that an SM reads of shared memory, or writes there, in a cycle.
+/// Bytes per cycle that an SM reads from shared memory, or writes to it.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. With 32, clusters would
-/// be the fastest, and on an H200 they are not.
+/// Bytes per cycle and requesting SM from the L2 cache: assumed. With 32, clusters would be the
+/// fastest, contrary to measurements on an H200.
 const L2_BYTES_PER_CYCLE: usize = 64;
-/// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
+/// Cycles of the tensor cores for 64 rows, 128 columns and a stage, at 8192 FLOP per cycle.
 const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
-/// What a tile of 256 rows takes in clusters of two over what it takes alone, measured on an H200
-/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`); one of 128 rows takes half as much again.
+/// Time of a tile of 256 rows in clusters of two, relative to a single CTA, measured on an H200
+/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`). For a tile of 128 rows the ratio is larger by
+/// half.
 const MULTICAST_CYCLES: (usize, usize) = (5, 4);
-/// Cycles in which 64 rows of 128 results are written: assumed.
+/// Cycles for storing 64 rows of 128 results: assumed.
 const RESULT_CYCLES: usize = 500;
 
-/// A tile and the cluster of which each CTA has one.
+/// A tile, and the cluster of CTAs with one tile each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileShape {
-    /// 64 rows for each of two consumers.
+    /// Waves of 64 rows per consumer, for two consumers.
     pub(crate) waves: usize,
-    /// CTAs side by side, which share rows of `a`.
+    /// CTAs side by side along N, which share rows of `a`.
     pub(crate) across: usize,
 }
 
-/// Preferred ones first among equals.
+/// In order of preference, for equal predictions.
 const SHAPES: [TileShape; 4] = [
     TileShape { waves: 2, across: 2 },
     TileShape { waves: 2, across: 1 },
@@ -101,7 +103,7 @@ impl TileShape {
         self.waves * 128
     }
 
-    /// Rows of `a` that a CTA copies for all that share them.
+    /// Rows of `a` that a CTA copies for all CTAs that share the rows.
     fn copied_rows(self) -> usize {
         self.rows() / self.across
     }
@@ -111,7 +113,7 @@ impl TileShape {
         Tile { cluster: [1, self.across], ..tile }
     }
 
-    /// As kernels' names have it.
+    /// Name in kernels' names.
     fn name(self) -> String {
         let tile = format!("{}x{TILE_COLUMNS}", self.rows());
         if self.across == 1 { tile } else { format!("{tile}_1x{}", self.across) }
@@ -125,20 +127,19 @@ impl TileShape {
         (self.rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes()
     }
 
-    /// Of a stage: what kernels whose columns have scales of their own make of these, a factor for
-    /// each column in two bytes, with padding, and for each row in four, and a word, in whole
-    /// boundaries of boxes.
+    /// Bytes per stage of the factors that kernels with one scale per column compute: two bytes per
+    /// column, with padding, four bytes per row, and a word, rounded up to the alignment of boxes.
     fn factor_bytes(self) -> usize {
         let of_columns = (TILE_COLUMNS + 32) * size_of::<u16>();
         (of_columns + (self.rows() + 1) * size_of::<f32>()).next_multiple_of(128)
     }
 
-    /// Dynamic shared memory: as many stages as fit.
+    /// Dynamic shared memory, with as many stages as fit.
     pub(crate) fn shared_bytes(self) -> u32 {
         self.shared_bytes_beside(SHARED_BESIDE_STAGES)
     }
 
-    /// The same where each warp of the consumers has so many bytes for results on their way out.
+    /// Dynamic shared memory with a staging buffer of this size per consumer warp.
     pub(crate) fn shared_bytes_staging(self, staged_warp_bytes: usize) -> u32 {
         self.shared_bytes_beside(shared_beside_stages(staged_warp_bytes))
     }
@@ -153,15 +154,15 @@ impl TileShape {
         sizes.m.div_ceil(self.rows()) * sizes.n.div_ceil(self.across * TILE_COLUMNS)
     }
 
-    /// Clusters that run at the same time.
+    /// Clusters that run concurrently.
     fn clusters_at_once(self, sms: usize) -> usize {
         (sms / self.across).max(1)
     }
 
-    /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
-    /// and the L2 cache; tile after tile, each of which is then written.
+    /// Modeled cycles of a GEMM: a stage takes the slowest of tensor cores, shared memory and the
+    /// L2 cache; tiles are sequential, including their stores.
     fn cycles(self, sizes: GemmSizes, sms: usize) -> usize {
-        // 64 rows for each of two consumers: wgmma reads both operands of each.
+        // 64 rows for each of two consumers; wgmma reads both operands of each wave.
         let waves = 2 * self.waves;
         let read_bytes = waves * (64 + TILE_COLUMNS) * STAGE_K;
         let copied_bytes = (self.copied_rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes();

@@ -1,16 +1,16 @@
-//! Counts of chosen experts, and the update of selection biases, whose definition is
-//! [`deepwell_moe::update_selection_bias`].
+//! Counts of chosen experts, and the update of selection biases as
+//! [`deepwell_moe::update_selection_bias`] defines.
 
 use deepwell_ir::Op;
 
 use crate::KernelError;
 use crate::cpu::calls::{Operands, Run};
 
-/// How often each expert is in `chosen`, written to `counts` `[experts]` or added to it. Counts
-/// stay exact up to 2^24.
+/// Counts each expert's occurrences in `chosen` into `counts` `[experts]`, or accumulates. Counts
+/// are exact up to 2^24.
 ///
 /// # Errors
-/// An expert that does not exist.
+/// For an expert that does not exist.
 pub fn count_experts(
     chosen: &[i32],
     accumulate: bool,
@@ -46,7 +46,7 @@ pub(super) fn prepare_update(operands: &Operands<'_>, op: &Op) -> Result<Run, Ke
     let (coefficients, counts) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
     let bias = operands.target::<f32>(2)?;
     Ok(Box::new(move |arena| {
-        // A step that is skipped changes nothing.
+        // A skipped step changes nothing.
         if coefficients.of(arena)[0] == 0.0 {
             return Ok(());
         }

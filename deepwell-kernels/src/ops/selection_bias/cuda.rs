@@ -44,7 +44,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .then(|| format!("takes at most {limit} pairs, not {chosen:?}"))
 }
 
-/// A count for each expert and run.
+/// One count per expert and run.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let Op::CountExperts(op) = request.op else { return 0 };
     let (runs, _) = runs(request.operands[0].shape.iter().product());
@@ -64,7 +64,7 @@ fn prepare_counts(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<St
         Argument::Pointer(call.workspace().0),
         Argument::Pointer(device.arrival_counters(1)?),
     ];
-    // What is left of a CTA's threads shares the pairs of a run.
+    // The threads beyond the experts split the pairs of a run among themselves.
     let across = op.experts.next_power_of_two().min(THREADS as usize);
     let sizes = [chosen.elements(), op.experts, run, across];
     arguments.extend(sizes.map(|size| Argument::U32(size as u32)));

@@ -1,4 +1,4 @@
-//! Selection biases that follow the load: counts of chosen experts, and the update.
+//! Selection biases for load balancing: counts of chosen experts, and the update.
 
 pub mod cpu;
 mod cuda;

@@ -1,12 +1,13 @@
-//! Counts of chosen experts, and biases moved by them. Neither has a gradient.
+//! Counts of chosen experts, and updates of selection biases. Neither op has a gradient.
 
-/// How often each of `experts` experts is in `chosen`.
+/// The number of occurrences of each of `experts` experts in `chosen`.
 pub fn counts(chosen: &[i32], experts: usize) -> Vec<f64> {
     let of = |expert| chosen.iter().filter(|&&chosen| chosen as usize == expert).count() as f64;
     (0..experts).map(of).collect()
 }
 
-/// `bias` after a step of `rate`: up where `counts` is below its mean, down where it is above.
+/// `bias` after a step of `rate`: increased for `counts` below their mean, decreased above the
+/// mean.
 pub fn updated(bias: &[f64], counts: &[f64], rate: f64) -> Vec<f64> {
     let mean = counts.iter().sum::<f64>() / counts.len() as f64;
     let direction = |count: f64| match count.partial_cmp(&mean) {

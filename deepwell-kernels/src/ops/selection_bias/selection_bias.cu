@@ -1,12 +1,13 @@
-// Selection biases that follow the load.
+// Selection biases for load balancing.
 //
-//   count_experts          counts[expert] (+)= how many of `chosen` [pairs] name the expert, in
+//   count_experts          counts[expert] (+)= occurrences of the expert in `chosen` [pairs], in
 //                          FP32, exact up to 2^24
-//   selection_bias_update  bias[expert] += rate where it was chosen less often than the mean,
-//                          -= rate where more often; a step that is skipped changes nothing
+//   selection_bias_update  bias[expert] += rate for fewer choices than the mean, -= rate for more;
+//                          a skipped step changes nothing
 //
-// Counts are whole numbers, so no order of a sum shows. Each CTA counts a run of pairs, and the
-// last to arrive adds up the runs. Roofline: 4 bytes a pair; of the update 12 bytes an expert.
+// Counts are whole numbers, so sums do not depend on the order. Each CTA counts a run of pairs, and
+// the last CTA to arrive adds up the runs. Roofline: 4 bytes per pair; for the update 12 bytes per
+// expert.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_cta.cuh"
@@ -15,8 +16,8 @@
 
 constexpr uint32 kThreads = 256;
 
-// partials [runs, experts], arrivals [1]. A CTA for each run of `run` pairs, a multiple of four;
-// one CTA at least. `across`: experts that threads take at a time, a power of two.
+// partials [runs, experts], arrivals [1]. One CTA per run of `run` pairs, a multiple of four; at
+// least one CTA. `across`: number of experts that the threads process at a time, a power of two.
 extern "C" __global__ void __launch_bounds__(kThreads)
     count_experts(const int32* __restrict__ chosen, float* counts, uint32* partials,
                   uint32* arrivals, uint32 pair_count, uint32 experts, uint32 run, uint32 across,
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// By one CTA. coefficients [9], of which the first is 0 where a step is skipped; counts, bias
+// Runs in one CTA. coefficients [9], the first of which is 0 for a skipped step; counts, bias
 // [experts].
 extern "C" __global__ void __launch_bounds__(kThreads)
     selection_bias_update(const float* __restrict__ coefficients,
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         total += totals[thread];
     }
     for (uint32 expert = threadIdx.x; expert < experts; expert += kThreads) {
-        // The count against the mean, in whole numbers.
+        // Compares the count with the mean, in whole numbers.
         const uint64 count = static_cast<uint64>(counts[expert]) * experts;
         const double step = count < total ? double{rate} : count > total ? -double{rate} : 0.0;
         bias[expert] = static_cast<float>(double{bias[expert]} + step);

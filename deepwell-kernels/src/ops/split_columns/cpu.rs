@@ -8,11 +8,12 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::ROWS_PER_CHUNK;
 
-/// `x` `[rows, a + b]` to `first` `[rows, a]` and `rest` `[rows, b]`; `columns` are `[a, b]`.
+/// Copies `x` `[rows, a + b]` to `first` `[rows, a]` and `rest` `[rows, b]`; `columns` are
+/// `[a, b]`.
 ///
 /// # Panics
 ///
-/// When a part has no columns, or a slice's length does not fit.
+/// If a part has no columns, or a slice's length does not fit.
 pub fn split_columns<E: Element>(x: &[E], columns: [usize; 2], first: &mut [E], rest: &mut [E]) {
     let [a, b] = columns;
     check(x.len(), columns, first.len(), rest.len());
@@ -27,7 +28,8 @@ pub fn split_columns<E: Element>(x: &[E], columns: [usize; 2], first: &mut [E], 
     });
 }
 
-/// `first` `[rows, a]` and `rest` `[rows, b]` to `x` `[rows, a + b]`; `columns` are `[a, b]`.
+/// Copies `first` `[rows, a]` and `rest` `[rows, b]` to `x` `[rows, a + b]`; `columns` are
+/// `[a, b]`.
 ///
 /// # Panics
 ///

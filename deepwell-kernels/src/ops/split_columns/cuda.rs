@@ -1,4 +1,4 @@
-//! `split_columns.cu`: a matrix taken apart into two side by side, and put together again.
+//! `split_columns.cu`: splits a matrix into two side by side, and joins the two.
 
 use deepwell_ir::KernelRequest;
 
@@ -42,8 +42,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1, 2])
 }
 
-/// Both take their three operands, rows, and the columns of the parts, which are operands
-/// `first_part` and the next.
+/// Arguments of both kernels: three operands, rows, and the columns of the parts, which are
+/// operands `first_part` and the next.
 fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,

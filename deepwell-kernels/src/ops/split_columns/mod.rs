@@ -1,4 +1,4 @@
-//! A matrix taken apart into two side by side, and put together again.
+//! Splits a matrix into two side by side, and joins the two.
 
 pub mod cpu;
 mod cuda;

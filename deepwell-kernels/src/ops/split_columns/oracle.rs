@@ -1,4 +1,4 @@
-//! Columns of a matrix in two parts. Each of the two is the other's backward.
+//! Columns of a matrix in two parts. Each of the two functions is the backward of the other.
 
 /// The first `columns` columns of `x` `[rows, whole]`, and the rest.
 pub fn split(x: &[f64], whole: usize, columns: usize) -> (Vec<f64>, Vec<f64>) {
@@ -8,7 +8,7 @@ pub fn split(x: &[f64], whole: usize, columns: usize) -> (Vec<f64>, Vec<f64>) {
     (part(0..columns), part(columns..whole))
 }
 
-/// `first` `[rows, a]` and `rest` `[rows, b]` as one matrix `[rows, a + b]`.
+/// Joins `first` `[rows, a]` and `rest` `[rows, b]` to one matrix `[rows, a + b]`.
 pub fn join(first: &[f64], rest: &[f64], a: usize, b: usize) -> Vec<f64> {
     let rows = first.chunks_exact(a).zip(rest.chunks_exact(b));
     rows.flat_map(|(first, rest)| first.iter().chain(rest).copied()).collect()

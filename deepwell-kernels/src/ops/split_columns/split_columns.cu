@@ -1,11 +1,11 @@
-// A matrix taken apart into two side by side, and put together again, BF16:
+// Splits a matrix into two side by side, and joins the two, BF16:
 //
 //   split_columns  x [rows, a + b] to first [rows, a] and rest [rows, b]
-//   join_columns   the other way
+//   join_columns   the inverse
 //
-// Copies, whose bits do not change. Roofline: 4 rows (a + b) bytes at memcpy bandwidth. A row
-// belongs to up to 32 lanes that move 16 bytes at a time; `_scalar` kernels move element by
-// element, for parts that are not a multiple of eight columns.
+// Copies, with unchanged bits. Roofline: 4 rows (a + b) bytes at memcpy bandwidth. A row belongs to
+// up to 32 lanes that move 16 bytes at a time; `_scalar` kernels move single elements, for parts
+// that are not a multiple of eight columns.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16_unit.cuh"
@@ -14,7 +14,7 @@
 
 constexpr uint32 kThreads = 256;
 
-// Calls `move(unit of the whole, unit of its part, whether that is the first part)` for each unit.
+// Calls `move(unit of the whole, unit of the part, whether the part is the first)` for each unit.
 template <typename Move>
 __device__ __forceinline__ void for_units(uint32 rows, uint32 first_units, uint32 rest_units,
                                           uint32 lanes, const Move& move) {

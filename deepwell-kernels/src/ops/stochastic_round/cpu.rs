@@ -1,4 +1,4 @@
-//! Elements of a quantized operand, rounded at random: see `deepwell_ir::ops::StochasticRound`.
+//! Stochastic rounding of a quantized operand's elements: see `deepwell_ir::ops::StochasticRound`.
 
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_ir::{ALIGNMENT_BYTES, KernelRequest, Op};
@@ -12,13 +12,13 @@ use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Tier};
 use crate::cpu::parallel::vectorized;
 
-/// Rounds the elements of an operand quantized from `x` `[rows, columns]`: `data` is `[rows,
-/// columns]`, or with `by_column` `[columns, rows]`, and `scales` are that operand's, in tiles. The
-/// word of an element is that of `philox` at its index in `data`.
+/// Rounds the elements of an operand quantized from `x` `[rows, columns]`: `data` is
+/// `[rows, columns]`, or with `by_column` `[columns, rows]`, and `scales` are the operand's scales,
+/// in tiles. The random word of an element is that of `philox` at the element's index in `data`.
 ///
 /// # Panics
 ///
-/// When a slice is too short.
+/// If a slice is too short.
 pub fn stochastic_round<E: Element>(
     x: &[E],
     columns: usize,
@@ -34,7 +34,7 @@ pub fn stochastic_round<E: Element>(
     let rows = x.len() / columns;
     let k = if by_column { rows } else { columns };
     let blocks = k.div_ceil(BLOCK);
-    // As many rows of the operand as make whole cache lines of x along a column.
+    // As many rows of the operand as fill whole cache lines of x along a column.
     data.par_chunks_mut(BLOCK * k).enumerate().for_each(|(chunk, data)| {
         vectorized(
             #[inline(always)]
@@ -87,7 +87,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
                 stochastic_round(x, columns, by_column, scales.of(arena), philox, data);
                 return Ok(());
             }
-            // The scales come out once more, the same.
+            // Recomputes the scales, which come out unchanged.
             let (outer, k) = if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
             let plain = Carver::new(workspace.of(arena)).take::<u8>(nvfp4::scales_len(outer, k));
             let common = Common { amax: nvfp4::amax(x), philox: Some(philox) };
@@ -102,7 +102,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     })
 }
 
-/// Scales once more, where the kernel makes them beside the elements.
+/// Scratch for recomputed scales, in formats whose kernel computes scales and elements together.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let Op::StochasticRound(op) = request.op else { return 0 };
     match op.format.scale {
@@ -138,8 +138,8 @@ mod tests {
         normals.into_iter().enumerate().map(spread).collect()
     }
 
-    /// Rowwise the bytes are those of `deepwell-precision`; columnwise those of the transposed
-    /// matrix, rowwise.
+    /// Rowwise, the bytes equal those of `deepwell-precision`; columnwise, those of the transposed
+    /// matrix quantized rowwise.
     #[test]
     fn data_is_that_of_the_definition() {
         for (rows, columns) in [(0, 32), (1, 1), (33, 31), (64, 96), (70, 130)] {
@@ -177,12 +177,13 @@ mod tests {
         }
     }
 
-    /// Over many streams the mean is the value, which rounding to nearest misses; both neighbours
-    /// come up, and nothing else.
+    /// Over many streams the mean is the value, which rounding to nearest misses; only the two
+    /// neighbours occur, and both do.
     #[test]
     fn the_mean_is_the_value() {
         let (rows, columns) = (32, 64);
-        // The largest of a block is 448, so that the scale is 1 and elements are 32 apart at 300.
+        // The largest element of a block is 448, so the scale is 1 and representable numbers are 32
+        // apart at 300.
         let value = |index: usize| if index.is_multiple_of(BLOCK) { 448.0 } else { 301.0 };
         let x: Vec<f32> = (0..rows * columns).map(value).collect();
         let (mut nearest, mut plain) = (vec![0; x.len()], vec![0; scales_len(rows, columns)]);

@@ -1,4 +1,4 @@
-//! `stochastic_round.cu`: elements of a quantized operand, rounded at random.
+//! `stochastic_round.cu`: stochastic rounding of a quantized operand's elements.
 
 use deepwell_ir::ops::StochasticRound;
 use deepwell_ir::{DType, Op};

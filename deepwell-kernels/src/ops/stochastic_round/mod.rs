@@ -1,4 +1,4 @@
-//! Elements of a quantized operand, rounded at random.
+//! Stochastic rounding of a quantized operand's elements.
 
 pub mod cpu;
 mod cuda;

@@ -1,10 +1,11 @@
-// The elements of a quantized operand once more, rounded at random: each scaled value goes to one
-// of its two E4M3 neighbours, so that the expectation is the value. Random words are those of
-// Philox at the element's index in the operand, under a seed and a step in device memory. It stands
-// behind a quantization, whose scales it reads.
+// Rounds the elements of a quantized operand again, stochastically: each scaled value goes to one
+// of the two neighbouring E4M3 numbers, with the value as expectation. Random words are those of
+// Philox at the element's index in the operand, with a seed and a step in device memory. Runs after
+// a quantization, whose scales the kernel reads.
 //
 // A CTA has a tile of 64 x 64 elements, which pass through shared memory, since a columnwise
-// operand is stored transposed. A thread makes 16 of a row of the operand, which have one scale.
+// operand is stored transposed. A thread rounds 16 elements of a row of the operand, which share
+// one scale.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/philox.cuh"
@@ -14,22 +15,22 @@
 
 constexpr int kThreads = 256;
 constexpr uint32 kTile = 64;
-constexpr uint32 kVector = 16;               // elements of a thread
-constexpr uint32 kVectors = kTile / kVector;  // of a row of a tile
-constexpr uint32 kScaleElements = 32;       // elements of a scale
+constexpr uint32 kVector = 16;               // elements per thread
+constexpr uint32 kVectors = kTile / kVector;  // per row of a tile
+constexpr uint32 kScaleElements = 32;       // elements per scale
 
 static_assert(kThreads == kTile * kVectors);
 
-// 2^(127 - code), which undoes a scale. That of code 254 is subnormal.
+// 2^(127 - code), the reciprocal of a scale. The result for code 254 is subnormal.
 __device__ __forceinline__ float scale_reciprocal(uint32 code) {
     const uint32 bits = code == 254 ? 0x00400000u : (254 - code) << 23;
     return __uint_as_float(code == 255 ? 0x7fc00000u : bits);
 }
 
-// E4M3 of x, away from zero when the share of the way to the next code, in units of 2^-32, exceeds
-// `word`; what lies beyond 448 becomes 448.
+// Converts x to E4M3. Rounds away from zero if the fraction of the distance to the next code, in
+// units of 2^-32, exceeds `word`; values beyond 448 become 448.
 __device__ __forceinline__ uint32 to_e4m3_stochastic(float x, uint32 word) {
-    constexpr uint32 kShift = 20;  // bits of an FP32's fraction that E4M3 has not
+    constexpr uint32 kShift = 20;  // bits of an FP32 fraction beyond those of E4M3
     constexpr uint32 kLeast = 121;  // exponent field of the smallest normal element, 2^-6
     constexpr uint32 kMaxBits = 0x43e00000u;  // 448
     const uint32 bits = __float_as_uint(x);
@@ -38,15 +39,15 @@ __device__ __forceinline__ uint32 to_e4m3_stochastic(float x, uint32 word) {
     }
     const uint32 magnitude = min(bits & 0x7fffffffu, kMaxBits);
     const uint32 exponent = max(magnitude >> 23, kLeast);
-    // How far the last place is above that of a normal value of this exponent.
+    // Distance of the last bit from that of a normal value of this exponent.
     const uint32 below = exponent - (magnitude >> 23);
-    // A subnormal FP32 gets a bit that it does not have, far below all 32 of `share`.
+    // A subnormal FP32 gets a false implicit bit, far below all 32 bits of `share`.
     const uint32 significand = (magnitude & 0x007fffffu) | 0x00800000u;
     const uint32 units = significand >> min(kShift + below, 31u);
     constexpr uint32 kUp = 32 - kShift;
     const uint32 shifted = significand << (kUp - min(below, kUp));
     const uint32 share = shifted >> min(below - min(below, kUp), 31u);
-    // `units` holds the implicit one, which an exponent field of zero lacks.
+    // `units` includes the implicit bit, which is absent for an exponent field of zero.
     const uint32 code = ((exponent - kLeast) << 3) + units + (share > word ? 1u : 0u);
     return code | bits >> 31 << 7;
 }
@@ -57,9 +58,9 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
                                                  const uint64* __restrict__ key,
                                                  uint8* __restrict__ data, uint32 rows,
                                                  uint32 k, uint64 stream) {
-    // A column more than the tile, so that its columns lie in different banks.
+    // One column more than the tile, so that the elements of a column are in different banks.
     __shared__ float tile[kTile][kTile + 1];
-    // One CTA where the matrix is empty.
+    // An empty matrix has one CTA.
     const uint32 across = k == 0 ? 1 : (k + kTile - 1) / kTile;
     const uint32 row0 = blockIdx.x / across * kTile, first0 = blockIdx.x % across * kTile;
     for (uint32 i = threadIdx.x; i < kTile * kTile; i += kThreads) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
     uint32 words[4];
 #pragma unroll
     for (uint32 i = 0; i < kVector; ++i) {
-        // Indices of rows that are not whole fours begin within a counter's words.
+        // In rows that are not a multiple of four, indices begin within a counter's four words.
         const uint32 word = (index + i) % 4;
         if (i == 0 || word == 0) {
             const uint4 made = philox_words((index + i) / 4, stream, seed);
@@ -102,8 +103,8 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
     }
 }
 
-// x [rows, k] for a rowwise operand and [k, rows] for a columnwise one; scales of the operand, in
-// tiles; key [2]: seed and step; data [rows, k]. A CTA for each tile.
+// x [rows, k] for a rowwise operand and [k, rows] for a columnwise operand; scales of the operand,
+// in tiles; key [2]: seed and step; data [rows, k]. One CTA per tile.
 #define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                 \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const E* __restrict__ x, const uint8* __restrict__ scales,                          \

@@ -12,11 +12,11 @@ use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 use crate::cpu::vector_math::sigmoid;
 
-/// `out = gate * sigmoid(gate) * up`; the slices are equally long, of any shape.
+/// Writes `out = gate * sigmoid(gate) * up`; the slices are equally long, of any shape.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn swiglu_forward<E: Element>(gate: &[E], up: &[E], out: &mut [E]) {
     assert_eq!(gate.len(), up.len(), "`gate` and `up` differ in length");
     assert_eq!(gate.len(), out.len(), "`gate` and `out` differ in length");
@@ -36,12 +36,12 @@ pub fn swiglu_forward<E: Element>(gate: &[E], up: &[E], out: &mut [E]) {
         });
 }
 
-/// The gradients of [`swiglu_forward`], with `s = sigmoid(gate)`:
+/// Writes the gradients of [`swiglu_forward`], with `s = sigmoid(gate)`:
 /// `dgate = dout * up * s * (1 + gate * (1 - s))` and `dup = dout * gate * s`.
 ///
 /// # Panics
 ///
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn swiglu_backward<E: Element>(
     dout: &[E],
     gate: &[E],
@@ -119,9 +119,9 @@ mod tests {
         let dout: Vec<E> = random.normals(gate.len());
         let (gate_64, up_64, dout_64) = (to_f64(gate), to_f64(&up), to_f64(&dout));
         let relative = f64::from(E::UNIT_ROUNDOFF);
-        // The sigmoid is off by 4 ulp (2^-21), four more roundings of 2^-24 follow, all relative
-        // to the product of the factors' sizes; 2^-120 is for gates under -87, whose sigmoid is
-        // taken as zero, and for the subnormal grids.
+        // The sigmoid has an error of 4 ulp (2^-21), followed by four roundings of 2^-24, all
+        // relative to the product of the factors' sizes; 2^-120 is for gates under -87, whose
+        // sigmoid is zero, and for the subnormal grids.
         let allowed = |size: f64| size * 2f64.powi(-20) + 2f64.powi(-120);
 
         for_thread_counts(|| {

@@ -12,7 +12,7 @@ use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Elements that a thread takes at a time.
+/// Elements that a thread processes at a time.
 const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
@@ -46,7 +46,7 @@ fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1, 2, 3, 4])
 }
 
-/// Both take their operands in the op's order, and then the number of elements.
+/// Arguments are the operands in the op's order, then the number of elements.
 fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,

@@ -1,4 +1,4 @@
-//! `swiglu_quantize.cu`: the gated activation or its backward, and the block quantization of the
+//! `swiglu_quantize.cu`: the gated activation or its backward, with block quantization of the
 //! results.
 
 use crate::cuda::launch::row_quantize::{self, Pipe};

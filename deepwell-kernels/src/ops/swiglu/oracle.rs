@@ -14,7 +14,7 @@ pub fn backward(dout: &[f64], gate: &[f64], up: &[f64]) -> (Vec<f64>, Vec<f64>) 
     let (mut dgate, mut dup) = (Vec::with_capacity(gate.len()), Vec::with_capacity(gate.len()));
     for ((&d, &g), &u) in dout.iter().zip(gate).zip(up) {
         let s = sigmoid(g);
-        // 1 - sigmoid(g) taken as sigmoid(-g), which keeps its bits for large g.
+        // 1 - sigmoid(g) computed as sigmoid(-g), which is accurate for large g.
         dgate.push(d * u * (s + g * s * sigmoid(-g)));
         dup.push(d * g * s);
     }

@@ -1,4 +1,4 @@
-// SwiGLU's backward and the block quantization of both gradients, as `swiglu_quantize.cu`, of whole
+// SwiGLU's backward with block quantization of both gradients, as `swiglu_quantize.cu`, for whole
 // tiles: `layout/gradient_pair_pipe.cuh`.
 //
 // architectures: sm_90a

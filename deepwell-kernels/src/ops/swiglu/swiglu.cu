@@ -1,5 +1,5 @@
 // SwiGLU, silu(gate) * up, and its backward, element by element over BF16 of any length: 16 bytes
-// of each tensor a thread and step, arithmetic in FP32.
+// of each tensor per thread and step, arithmetic in FP32.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/activation.cuh"

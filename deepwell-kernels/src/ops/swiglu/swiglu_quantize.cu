@@ -1,7 +1,7 @@
-// SwiGLU and the block quantization of its result to MXFP8, and its backward with that of both
-// gradients: data and scales along rows, down columns, or both, and their counters. The results
-// have the bits of `swiglu.cu`; how the work is split in `layout/row_quantize.cuh` and
-// `layout/gradient_pair_quantize.cuh`.
+// SwiGLU with block quantization of the result to MXFP8, and its backward with quantization of both
+// gradients: data and scales along rows, down columns, or both, and their counters. Results have
+// the bits of `swiglu.cu`; `layout/row_quantize.cuh` and `layout/gradient_pair_quantize.cuh`
+// document how the work is divided.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/activation.cuh"
@@ -10,8 +10,8 @@
 #include "layout/gradient_pair_quantize.cuh"
 #include "layout/swiglu_rows.cuh"
 
-// gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
-// Outputs as in `MxTarget`; statistics [6]. A CTA for each tile, one at least.
+// gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null. Outputs
+// as in `MxTarget`; statistics [6]. One CTA per tile, at least one.
 #define FORWARD_KERNEL(name, row, column)                                                        \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out, \
@@ -30,8 +30,8 @@ FORWARD_KERNEL(swiglu_quantize_column, false, true)
 FORWARD_KERNEL(swiglu_quantize_both, true, true)
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
-// dup may be null. The quantized operands of dgate, then those of dup; flags of each; totals [2],
-// statistics [6] of each. A CTA for each tile, one at least.
+// dup may be null. Quantized operands of dgate, then of dup, with flags each; totals [2],
+// statistics [6] each. One CTA per tile, at least one.
 #define BACKWARD_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \

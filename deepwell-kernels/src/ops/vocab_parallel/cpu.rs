@@ -1,5 +1,5 @@
-//! Embedding by a slice of the table: other ranks' tokens give zeros, so that the sum over ranks,
-//! in which all terms of a token but one are zero, is the embedding to the bit.
+//! Embedding with a slice of the table: tokens of other ranks give zeros. In the sum over ranks
+//! only one term of a token is nonzero, so the sum equals the embedding to the bit.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::VocabSlice;
@@ -11,16 +11,16 @@ use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 use crate::ops::embedding::cpu::{TokenOutOfRange, check_tokens};
 
-/// `out[t] = table[tokens[t] - first]`, zeros for tokens of other ranks; `table` is
+/// Writes `out[t] = table[tokens[t] - first]`, and zeros for tokens of other ranks; `table` is
 /// `[slice.rows, hidden]`, `out` `[tokens.len(), hidden]`.
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] for a token that no rank has; `out` is then left as it was.
+/// [`TokenOutOfRange`] for a token outside the whole vocabulary; `out` is then unchanged.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the shapes.
+/// If a slice's length does not fit the shapes.
 pub fn embedding_forward<E: Element>(
     tokens: &[i32],
     table: &[E],
@@ -47,19 +47,19 @@ pub fn embedding_forward<E: Element>(
     Ok(())
 }
 
-/// `dtable[v] = sum of dout[t] over tokens[t] = first + v`, added to what `dtable`
-/// `[slice.rows, hidden]` holds when `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Token
+/// Writes `dtable[v] = sum of dout[t] over tokens[t] = first + v`, added to the previous `dtable`
+/// `[slice.rows, hidden]` if `accumulate` is set; `dout` is `[tokens.len(), hidden]`. Token
 /// `padding` adds nothing.
 ///
-/// Each row is summed in `f32` in the order of the tokens, as on one rank.
+/// Each row is summed in `f32` in the order of the tokens, as without vocabulary parallelism.
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] for a token that no rank has; `dtable` is then left as it was.
+/// [`TokenOutOfRange`] for a token outside the whole vocabulary; `dtable` is then unchanged.
 ///
 /// # Panics
 ///
-/// When a slice's length does not fit the shapes.
+/// If a slice's length does not fit the shapes.
 pub fn embedding_backward<E: Element>(
     tokens: &[i32],
     dout: &[E],
@@ -138,7 +138,7 @@ mod tests {
     use crate::ops::embedding::cpu as whole;
     use half::bf16;
 
-    /// Ranks give, together and to the bit, what one rank gives.
+    /// The combined results of all ranks equal those of a single rank to the bit.
     fn check<E: Element>(token_count: usize, vocab: usize, hidden: usize, parts: usize) {
         let mut random = Random::new(7 + token_count as u64);
         let tokens: Vec<i32> = (0..token_count).map(|_| random.below(vocab) as i32).collect();

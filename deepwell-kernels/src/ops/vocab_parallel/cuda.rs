@@ -1,5 +1,5 @@
-//! The head of a rank that has some rows of the vocabulary: kernels of `cross_entropy.cu` between
-//! the GEMMs of an output head, by chunks of tokens. The embedding is that of `embedding.cu`.
+//! The vocabulary-parallel head of a rank: kernels of `cross_entropy.cu` and the GEMMs of an output
+//! head, by chunks of tokens. The embedding is in `embedding.cu`.
 
 use deepwell_ir::ops::{VocabParallelSums, VocabSlice};
 use deepwell_ir::{KernelRequest, Op, Target};
@@ -61,12 +61,12 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// A loss for each token.
+/// One loss per token.
 fn losses_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     request.operands[0].shape[0] * size_of::<f32>()
 }
 
-/// The losses of a call, by the sums of all ranks.
+/// The losses of a call, computed from the sums of all ranks.
 struct Losses {
     slice: VocabSlice,
     ranks: usize,
@@ -74,7 +74,7 @@ struct Losses {
     loss_scale: DeviceTensor,
     sums: DeviceTensor,
     loss: DeviceTensor,
-    /// Where those of all tokens go.
+    /// Buffer for the losses of all tokens.
     losses: DevicePtr,
     tokens: usize,
     accumulate: bool,
@@ -106,8 +106,8 @@ impl Losses {
         })
     }
 
-    /// Losses of a chunk, and where `logits` are given, with their row length, their gradient; the
-    /// last chunk's launch also sums the losses.
+    /// Computes the losses of a chunk and, if `logits` are given with their row length, the logits'
+    /// gradient; the launch of the last chunk also sums the losses.
     fn step(
         &self,
         device: &mut Device<'_>,
@@ -177,7 +177,7 @@ fn prepare(
     Ok(steps)
 }
 
-/// What a rank has of each token of a chunk.
+/// Computes a rank's values per token of a chunk.
 fn sums_step(
     call: &CallView<'_>,
     device: &mut Device<'_>,

@@ -1,9 +1,8 @@
-//! Output head and cross-entropy of the rows of the vocabulary that a rank has, by chunks of
-//! tokens.
+//! Output head and cross-entropy for a rank's rows of the vocabulary, by chunks of tokens.
 //!
-//! The sums are of the rank's own logits; with those of all ranks, [`cross_entropy_gradients`]
-//! makes the logits again and continues with each chunk as on one rank. Where there is one rank,
-//! the results have the bits of `linear_cross_entropy`.
+//! The sums are over the rank's own logits. From the sums of all ranks, [`cross_entropy_gradients`]
+//! recomputes the logits and continues with each chunk as on one rank. With a single rank, the
+//! results have the bits of `linear_cross_entropy`.
 
 use deepwell_ir::ops::{VocabParallelSums, VocabSlice};
 use deepwell_ir::{DType, KernelRequest, Op};
@@ -21,22 +20,22 @@ use crate::ops::linear_cross_entropy::cpu::{
     exponentiate_row, workspace_bytes,
 };
 
-/// Numbers of a token.
+/// Values per token.
 const SUMS: usize = VocabParallelSums::COUNT;
 
-/// Rows that one task takes.
+/// Rows per task.
 const ROWS_PER_TASK: usize = 16;
 
-/// x and w of the head and what it is asked for, see [`VocabParallelSums`].
+/// Inputs of the head, see [`VocabParallelSums`].
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a, E> {
     /// `[targets.len(), hidden]`.
     pub x: &'a [E],
     /// `[slice.rows, hidden]`.
     pub w: &'a [E],
-    /// Tokens of the whole vocabulary, or [`IGNORED_TARGET`].
+    /// Tokens as indices in the whole vocabulary, or [`IGNORED_TARGET`].
     pub targets: &'a [i32],
-    /// The rows of w.
+    /// This rank's rows of the vocabulary, which are the rows of w.
     pub slice: VocabSlice,
     /// Width of x and w.
     pub hidden: usize,
@@ -75,8 +74,8 @@ impl<E: Element> Head<'_, E> {
     }
 }
 
-/// Largest logit, sum of `exp(logit - largest)` and logit of the target of each token, among the
-/// rows that this rank has; sums is `[tokens, 3]`.
+/// Computes for each token the largest logit, the sum of `exp(logit - largest)` and the target's
+/// logit, over this rank's rows; sums is `[tokens, 3]`.
 ///
 /// # Errors
 ///
@@ -121,8 +120,8 @@ pub fn sums_of_logits<E: Element>(
     Ok(())
 }
 
-/// The sums of all ranks, `[ranks · tokens, 3]`, for one token: largest logit, sum of
-/// `exp(logit - largest)`, and the target's logit. NaN where any rank's is.
+/// Combines the sums of all ranks, `[ranks · tokens, 3]`, for one token: largest logit, sum of
+/// `exp(logit - largest)`, and the target's logit. The sum is NaN if any rank's is.
 #[inline(always)]
 fn of_all_ranks(sums: &[f32], tokens: usize, token: usize) -> [f32; SUMS] {
     let of_rank = || sums.chunks_exact(SUMS).skip(token).step_by(tokens);
@@ -130,14 +129,14 @@ fn of_all_ranks(sums: &[f32], tokens: usize, token: usize) -> [f32; SUMS] {
     let mut total = 0.0;
     let mut of_target = 0.0;
     for sums in of_rank() {
-        // `max` drops NaN; the sum of its rank does not.
+        // `max` drops NaN; the rank's sum keeps it.
         total += sums[1] * (sums[0] - largest).exp();
         of_target += sums[2];
     }
     [largest, total, of_target]
 }
 
-/// The sum of the losses of all tokens, in their order, each rounded to `f32`.
+/// Sums the losses of all tokens in order, each rounded to `f32`.
 fn sum_of_losses(sums: &[f32], targets: &[i32]) -> f64 {
     let counted = targets.iter().enumerate().filter(|(_, target)| **target != IGNORED_TARGET);
     let losses = counted.map(|(token, _)| {
@@ -151,11 +150,11 @@ fn write_loss(loss: &mut f32, loss_sum: f64, accumulate: bool) {
     *loss = if accumulate { (f64::from(*loss) + loss_sum) as f32 } else { loss_sum as f32 };
 }
 
-/// Writes the loss from the sums of all ranks, or adds to it when `accumulate` is set.
+/// Writes the loss from the sums of all ranks, or accumulates it if `accumulate` is set.
 ///
 /// # Errors
 ///
-/// A target that no rank has.
+/// For a target outside the whole vocabulary.
 pub fn cross_entropy(
     sums: &[f32],
     targets: &[i32],
@@ -169,7 +168,8 @@ pub fn cross_entropy(
     Ok(())
 }
 
-/// [`cross_entropy`] with what this rank's rows add to the gradient of x, and the gradient of w.
+/// [`cross_entropy`] with the contribution of this rank's rows to the gradient of x, and the
+/// gradient of w.
 ///
 /// # Errors
 ///
@@ -232,8 +232,8 @@ pub fn cross_entropy_gradients<E: Element>(
     Ok(())
 }
 
-/// `loss_scale * (softmax - one_hot)` of a rank's part of a row, from its exponentials and the sum
-/// over all ranks.
+/// `loss_scale * (softmax - one_hot)` of a rank's part of a row, from the part's exponentials and
+/// the sum over all ranks.
 #[inline(always)]
 fn differentiate_row<E: Element>(
     exponentials: &[f32],
@@ -363,7 +363,7 @@ mod tests {
             vec![0; workspace_bytes::<E>(tokens, self.hidden, self.vocab, with_gradients)]
         }
 
-        /// The sums of all ranks, as they gather them.
+        /// The gathered sums of all ranks.
         fn sums(&self, parts: usize) -> Vec<f32> {
             let of_rank = |place| {
                 let mut sums = poisoned(self.targets.len() * SUMS);
@@ -408,8 +408,8 @@ mod tests {
         let loss = oracle::forward(&x, &w, &case.targets, hidden, f64::from(SCALE));
         let expected = oracle::backward(&x, &w, &case.targets, hidden, f64::from(SCALE));
         let unit = f64::from(E::UNIT_ROUNDOFF).max(2f64.powi(-24));
-        // Logits are dot products of `hidden` terms, exponentials and their sums are off by some
-        // units more; a softmax is off by twice the error of a logit. Each dlogit is rounded to E.
+        // Logits are dot products of `hidden` terms; exponentials and their sums have errors of a
+        // few more units; a softmax has twice the error of a logit. Each dlogit is rounded to E.
         let largest = |values: &[f64]| values.iter().fold(0f64, |a, b| a.max(b.abs()));
         let logit_error = (hidden as f64 + 8.0) * 2f64.powi(-24) * largest(&x) * largest(&w);
         let per_token = 2.0 * hidden as f64 * logit_error + 16.0 * 2f64.powi(-24);
@@ -433,8 +433,8 @@ mod tests {
             }
         }
         for (index, (sum, expected)) in dx_of_all.iter().zip(&expected.dx).enumerate() {
-            // A probability is at most 1 and all together are 1, so of the vocabulary's roundings
-            // twice one counts; each rank's sum is rounded to E once more.
+            // Probabilities are at most 1 and sum to 1, so the vocabulary's roundings count as two
+            // of a probability of 1; each rank's sum is rounded to E once more.
             let error = largest(&w) * (2.0 * dlogit_error + vocab as f64 * f64::from(SCALE) * 1e-7)
                 + (parts as f64 + 1.0) * unit * f64::from(SCALE) * largest(&w);
             assert!((sum - expected).abs() <= error, "dx {index}: {sum} {expected} {error}");
@@ -451,7 +451,7 @@ mod tests {
         }
     }
 
-    /// Of one rank everything is made as without ranks, to the bit.
+    /// With a single rank, all results equal those without ranks to the bit.
     #[test]
     fn one_rank_has_the_bits_of_the_whole_head() {
         let case = Case::<bf16>::random(70, 32, 96);

@@ -1,4 +1,5 @@
-//! Embedding, output head and cross-entropy where ranks have some rows of the vocabulary each.
+//! Vocabulary-parallel embedding, output head and cross-entropy: each rank has some rows of the
+//! vocabulary.
 
 pub mod cpu;
 mod cuda;

@@ -1,5 +1,5 @@
-//! What a rank computes of an embedding and of a head whose vocabulary is spread over ranks. Its
-//! sums over ranks are those of the whole vocabulary, which the tests compare them with.
+//! A rank's part of an embedding and of a head whose vocabulary is split over ranks. Tests compare
+//! the sums over ranks with the results for the whole vocabulary.
 
 use deepwell_ir::ops::VocabSlice;
 
@@ -31,7 +31,7 @@ pub fn embedding_backward(
     dtable
 }
 
-/// Largest logit, sum of `exp(logit - largest)`, and the target's logit, of each token: x
+/// For each token: largest logit, sum of `exp(logit - largest)`, and the target's logit: x
 /// `[tokens, hidden]`, w `[rows, hidden]`.
 pub fn sums(
     x: &[f64],
