@@ -58,7 +58,7 @@ fn main() -> Result<(), EmulatorError> {
         report.hazards.len()
     );
 
-    // One number more than allocated.
+    // 101 numbers, but only 100 are allocated.
     launch.arguments = Arguments::new().u64(address).u32(101).bytes();
     if let Err(error) = emulator.launch(module, &launch) {
         println!("{error}");

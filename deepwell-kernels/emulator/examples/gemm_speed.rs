@@ -21,7 +21,7 @@ const HINT: &str = "expected the path of `sm100_mxfp8_gemm.ptx`\n\
 
 const SIDE: u64 = 1024;
 
-/// A kernel that writes BF16, with its tile shape from its name.
+/// A kernel that writes BF16. The name gives the tile shape.
 #[derive(Clone, Debug)]
 struct Kernel {
     name: String,

@@ -134,7 +134,7 @@ pub enum EmulatorError {
         /// All lanes that have not exited.
         waiters: Vec<Waiter>,
     },
-    /// The launch exceeded its instruction limit.
+    /// The launch exceeded the instruction limit.
     #[error("more than {limit} instructions; who is where:{}", list(.waiters))]
     StepLimit {
         /// [`crate::launch::Settings::step_limit`].

@@ -94,7 +94,7 @@ impl Swizzle {
 /// does not begin at a pattern boundary begins inside the pattern (PTX ISA, swizzling modes: `base
 /// offset`).
 ///
-/// The function is its own inverse.
+/// Applying the function twice returns the original address.
 pub fn swizzle_address(swizzle: Swizzle, address: u32) -> u32 {
     let line = address >> 7;
     match swizzle {

@@ -1,14 +1,14 @@
-//! The 128 bytes that describe a tensor and how boxes of it are copied.
+//! Tensor maps: the 128-byte description of a tensor and of the boxes to copy.
 
 use super::element::ElementType;
 use super::rules;
 use super::swizzle::Swizzle;
 use crate::error::Fault;
 
-/// Bytes of an encoded map.
+/// Size of an encoded map, in bytes.
 pub const TENSOR_MAP_BYTES: usize = 128;
 
-/// Marks our encoding, so that other bytes are told from a map.
+/// Marks this crate's encoding, to reject other bytes.
 const MAGIC: [u8; 8] = *b"emu-tmap";
 
 pub(super) const ADDRESS_AT: usize = 8;
@@ -30,7 +30,7 @@ const _: () = assert!(BOX_AT + 5 * 4 == ELEMENT_STRIDES_AT);
 const _: () = assert!(ELEMENT_STRIDES_AT + 5 == RANK_AT);
 const _: () = assert!(END_AT <= TENSOR_MAP_BYTES);
 
-/// Layout of channels in slices. Only [`Interleave::None`] can be encoded.
+/// Channel interleave layout. Only [`Interleave::None`] can be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[allow(missing_docs)]
 pub enum Interleave {
@@ -41,13 +41,13 @@ pub enum Interleave {
 }
 
 impl Interleave {
-    /// By the number of `CUtensorMapInterleave` and of `tensormap.replace`.
+    /// Returns the layout of a code of `CUtensorMapInterleave` and `tensormap.replace`.
     pub fn from_code(code: u32) -> Option<Interleave> {
         [Interleave::None, Interleave::Bytes16, Interleave::Bytes32].get(code as usize).copied()
     }
 }
 
-/// What elements outside of the tensor are in shared memory.
+/// Value of out-of-bounds elements in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fill {
     /// Zero.
@@ -58,38 +58,38 @@ pub enum Fill {
 }
 
 impl Fill {
-    /// By the number of `CUtensorMapFloatOOBfill` and of `tensormap.replace`.
+    /// Returns the fill of a code of `CUtensorMapFloatOOBfill` and `tensormap.replace`.
     pub fn from_code(code: u32) -> Option<Fill> {
         [Fill::Zero, Fill::NotANumber].get(code as usize).copied()
     }
 }
 
-/// What `cuTensorMapEncodeTiled` takes, but for the L2 promotion, which is a hint. Dimensions are
+/// Arguments of `cuTensorMapEncodeTiled`, without the L2 promotion, which is a hint. Dimensions are
 /// innermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapSpec {
-    /// Type of the elements.
+    /// Element type.
     pub element: ElementType,
-    /// First byte of the tensor.
+    /// Address of the tensor's first byte.
     pub global_address: u64,
-    /// Elements along each dimension; 1 to 5 of them.
+    /// Elements along each of the 1 to 5 dimensions.
     pub global_dimensions: Vec<u64>,
-    /// Bytes from one element to the next along dimensions 1 and up.
+    /// Strides in bytes along dimensions 1 and up.
     pub global_strides_bytes: Vec<u64>,
-    /// Elements of a box along each dimension, skipped ones included.
+    /// Elements of a box along each dimension, including skipped elements.
     pub box_dimensions: Vec<u32>,
-    /// One of so many elements is taken along each dimension. The first is ignored.
+    /// Step between copied elements along each dimension. The first step is ignored.
     pub element_strides: Vec<u32>,
-    /// Layout of channels.
+    /// Channel interleave layout.
     pub interleave: Interleave,
-    /// Pattern in shared memory.
+    /// Swizzle pattern in shared memory.
     pub swizzle: Swizzle,
-    /// What is outside of the tensor.
+    /// Value of out-of-bounds elements.
     pub fill: Fill,
 }
 
 impl TensorMapSpec {
-    /// A map without swizzle, with element strides of 1 and zeros outside.
+    /// Creates a map without swizzle, with element strides of 1 and zero fill.
     pub fn new(
         element: ElementType,
         global_address: u64,
@@ -110,27 +110,27 @@ impl TensorMapSpec {
         }
     }
 
-    /// Whether a target knows such maps; `target` is the number in its name, such as 90.
+    /// Checks that a target supports the map; `target` is the number in its name, such as 90.
     ///
     /// # Errors
-    /// `tensor-map-target` for elements below a byte and for atoms of more than 16 bytes before
-    /// sm_100.
+    /// `tensor-map-target` for elements smaller than a byte, and for swizzle atoms of more than 16
+    /// bytes, before sm_100.
     pub fn check_target(&self, target: u32) -> Result<(), Fault> {
         rules::check_target(self, target)
     }
 }
 
-/// A decoded map that keeps all rules.
+/// A decoded, valid map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     pub(super) spec: TensorMapSpec,
 }
 
 impl TensorMap {
-    /// The 128 bytes of a map.
+    /// Encodes a map to 128 bytes.
     ///
     /// # Errors
-    /// The rule of `cuTensorMapEncodeTiled` that the specification breaks, by name.
+    /// The broken rule of `cuTensorMapEncodeTiled`.
     pub fn encode(spec: &TensorMapSpec) -> Result<[u8; TENSOR_MAP_BYTES], Fault> {
         rules::check(spec)?;
         let mut bytes = [0; TENSOR_MAP_BYTES];
@@ -146,7 +146,7 @@ impl TensorMap {
             put_u32(&mut bytes, BOX_AT + 4 * index, extent);
         }
         for (index, &stride) in spec.element_strides.iter().enumerate() {
-            // The rules keep strides below 9.
+            // The rules limit strides to 8.
             bytes[ELEMENT_STRIDES_AT + index] = stride as u8;
         }
         bytes[RANK_AT] = spec.global_dimensions.len() as u8;
@@ -157,11 +157,11 @@ impl TensorMap {
         Ok(bytes)
     }
 
-    /// Reads an encoded map and checks all rules again, as `tensormap.replace` may have broken
-    /// them.
+    /// Decodes a map and checks all rules again, because `tensormap.replace` may have broken a
+    /// rule.
     ///
     /// # Errors
-    /// `tensor-map-invalid` for bytes that are no map, else the name of the broken rule.
+    /// `tensor-map-invalid` for bytes that are not a map; otherwise the broken rule.
     pub fn decode(bytes: &[u8; TENSOR_MAP_BYTES]) -> Result<TensorMap, Fault> {
         check_magic(bytes)?;
         if bytes[END_AT..].iter().any(|&byte| byte != 0) {
@@ -207,18 +207,18 @@ impl TensorMap {
         Ok(TensorMap { spec })
     }
 
-    /// What the map was made of.
+    /// Returns the fields of the map.
     pub fn spec(&self) -> &TensorMapSpec {
         &self.spec
     }
 
-    /// Dimensions, 1 to 5.
+    /// Number of dimensions, 1 to 5.
     pub fn rank(&self) -> usize {
         self.spec.global_dimensions.len()
     }
 }
 
-/// Refuses bytes that [`TensorMap::encode`] did not make.
+/// Rejects bytes that were not encoded by [`TensorMap::encode`].
 pub(super) fn check_magic(bytes: &[u8; TENSOR_MAP_BYTES]) -> Result<(), Fault> {
     if bytes[..8] == MAGIC {
         return Ok(());

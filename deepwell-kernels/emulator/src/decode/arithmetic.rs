@@ -367,7 +367,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Fuses a sum with the product that is one of its operands.
+    /// Fuses a sum with a product, operand number `operand` of the sum.
     pub(super) fn fuse(
         &mut self,
         sum: &Instruction,

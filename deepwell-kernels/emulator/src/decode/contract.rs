@@ -149,7 +149,7 @@ pub(super) fn find(body: &[Statement]) -> HashMap<usize, Fused> {
     choose(&mut products, &sums)
 }
 
-/// Chooses one product for every sum. Disqualifies products that one of their sums does not choose,
+/// Chooses one product for every sum. Disqualifies a product that is not chosen by all its sums,
 /// and repeats until nothing changes.
 fn choose(products: &mut [Product], sums: &HashMap<usize, Sum>) -> HashMap<usize, Fused> {
     loop {

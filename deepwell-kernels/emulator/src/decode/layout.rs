@@ -128,7 +128,7 @@ pub(super) fn parameters(function: &Function) -> (Vec<ParameterLayout>, u32) {
     (parameters, offset)
 }
 
-/// Returns the function and all functions that it calls, directly or indirectly.
+/// Returns the function and all functions called directly or indirectly.
 pub(super) fn reachable<'m>(module: &'m Module, kernel: &'m Function) -> Vec<&'m Function> {
     let mut found: Vec<&Function> = vec![kernel];
     let mut next = 0;

@@ -331,7 +331,7 @@ impl Lowering<'_> {
         Ok((self.source(operand, value_type)?, variable))
     }
 
-    /// Decodes cache hints, whose operands are checked although they have no effect.
+    /// Decodes cache hints. Operands are checked although the hints have no effect.
     pub(super) fn cache_hint(
         &mut self,
         name: &str,
@@ -349,7 +349,7 @@ impl Lowering<'_> {
         let most = if matches!(name, "applypriority" | "discard") { 2 } else { 1 };
         let operands = between(operands, 1, most)?;
         self.plain_address(&operands[0])?;
-        // Discarded data may or may not survive; the emulator keeps it.
+        // Discarded data may or may not survive; the emulator keeps the data.
         Ok(Instruction::Hint)
     }
 

@@ -348,14 +348,14 @@ pub(super) fn parts(operand: &Operand) -> &[Operand] {
     }
 }
 
-/// Checks that there are exactly N operands.
+/// Checks for exactly N operands.
 pub(super) fn exactly<const N: usize>(operands: &[Operand]) -> Result<&[Operand; N], String> {
     operands
         .try_into()
         .map_err(|_| format!("{N} operands are expected, {} are given", operands.len()))
 }
 
-/// Checks that there are `least` to `most` operands.
+/// Checks for `least` to `most` operands.
 pub(super) fn between(
     operands: &[Operand],
     least: usize,

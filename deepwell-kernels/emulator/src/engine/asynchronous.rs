@@ -266,7 +266,7 @@ pub(crate) fn wait_bulk_groups(
     Ok(())
 }
 
-/// Runs the next operation of a CTA's tensor core. Returns whether there was one.
+/// Runs the next operation of a CTA's tensor core. Returns false if the queue is empty.
 pub(crate) fn complete_tensor(
     cta: usize,
     cluster: &mut ClusterState,
@@ -280,7 +280,7 @@ pub(crate) fn complete_tensor(
     Ok(true)
 }
 
-/// Runs one randomly chosen pending operation. Returns whether it found one.
+/// Runs a randomly chosen pending operation. Returns false if the chosen queue is empty.
 pub(crate) fn complete_random(
     cluster: &mut ClusterState,
     warps: &mut [Warp],

@@ -204,12 +204,12 @@ mod tests {
     fn a_cluster_does_not_wait_for_those_that_arrived_and_left() {
         let mut barrier = ClusterBarrier::default();
         assert_eq!(barrier.arrive(64, 128), 0);
-        // 62 of 64 leave: 2 are there of 66 that live, and none of the others.
+        // 62 of the 64 arrived threads exit: 2 of the 66 live threads have arrived.
         assert!(!barrier.exit(62, 66));
         assert_eq!((barrier.arrived(), barrier.generation), (2, 0));
         assert_eq!(barrier.arrive(63, 66), 0);
         assert_eq!(barrier.generation, 0);
-        // The last one leaves without arriving.
+        // The last thread exits without arriving.
         assert!(barrier.exit(0, 65));
         assert_eq!((barrier.arrived(), barrier.generation), (0, 1));
     }

@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn what_a_loop_carries_lives_through_all_of_it() {
-        // %r1 is written once, before the loop, and read at its head: nothing in the body may
-        // take its row.
+        // %r1 is written before the loop and read at the loop head: no register of the body may
+        // share its row.
         let program = shared(
             "mov.u32 %r1, 3;\nmov.u32 %r2, 0;\nLOOP:\nadd.u32 %r3, %r2, %r1;\n\
              add.u32 %r4, %r3, 1;\nadd.u32 %r5, %r4, 1;\nmov.u32 %r2, %r5;\n\
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_guarded_write_does_not_end_a_life() {
-        // Lanes without the guard still need what %r1 was.
+        // Lanes with a false guard still need the old value of %r1.
         let program = shared(
             "mov.u32 %r1, 3;\nmov.u32 %r2, %tid.x;\nsetp.lt.u32 %p1, %r2, 5;\n\
              @%p1 mov.u32 %r1, 4;\nadd.u32 %r3, %r1, %r2;",

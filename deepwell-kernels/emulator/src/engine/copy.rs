@@ -52,7 +52,7 @@ pub(crate) enum Copy {
         source: (u32, u32),
         reduction: Option<ReduceOperation>,
     },
-    /// Stores the elements of one thread.
+    /// Stores elements of one thread (`st.async`, `red.async`).
     Elements {
         target: (u32, u32),
         element: Type,

@@ -1,4 +1,4 @@
-//! Executes instructions of one warp during its turn.
+//! Execution of a warp during its turn.
 
 use super::cluster::ClusterState;
 use super::warp::{Wait, Warp, lanes};
@@ -226,7 +226,7 @@ pub(crate) fn together(
     }
 }
 
-/// Whether all lanes that an instruction needs have reached it.
+/// Whether all lanes needed by an instruction have reached it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gathered {
     /// All needed lanes are active; there may be more active lanes than before.

@@ -20,7 +20,7 @@ use crate::warp_mma::{
 };
 use crate::wgmma::{MatrixA, WarpFragments, WgmmaForm};
 
-/// A `wgmma` of one warp that has not run yet.
+/// A pending `wgmma` of a warp.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingWgmma {
     /// Position in the program.
@@ -256,7 +256,7 @@ fn group_mma(
     Ok(())
 }
 
-/// Runs the first pending `wgmma` of a warp. Returns whether there was one.
+/// Runs the first pending `wgmma` of a warp. Returns false if none is pending.
 pub(crate) fn complete_first_wgmma(
     warp: &mut Warp,
     cluster: &mut ClusterState,

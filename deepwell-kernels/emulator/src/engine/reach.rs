@@ -13,7 +13,7 @@ use crate::place::{Memory, Place};
 pub(crate) struct Reach<'a, 'w> {
     pub(crate) cluster: &'a mut ClusterState,
     pub(crate) world: &'a mut World<'w>,
-    /// Rank of the executing CTA. Its own shared memory stays accessible after its threads exited.
+    /// Rank of the executing CTA, whose shared memory stays accessible after its threads exit.
     own: u32,
     tracked: Tracked,
     /// Attribute access `i` to lane `i`, for accesses by threads.

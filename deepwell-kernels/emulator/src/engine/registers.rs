@@ -32,7 +32,7 @@ impl Visitor<'_> {
     }
 }
 
-/// Visits every register of `instruction`, first those that it reads. `visit` may replace the
+/// Visits every register of `instruction`, source registers first. `visit` may replace the
 /// register; the flag is true for a write.
 pub(crate) fn visit_registers(
     instruction: &mut Instruction,

@@ -218,7 +218,7 @@ fn waited_for(cluster: &Cluster) -> Vec<(u32, u32)> {
     found
 }
 
-/// Makes every pending `try_wait` time out. Returns whether there was any.
+/// Makes every pending `try_wait` time out. Returns false if no `try_wait` is pending.
 fn expire(resident: &mut [Cluster]) -> bool {
     let mut any = false;
     for cluster in resident {

@@ -142,7 +142,7 @@ impl World<'_> {
         }
     }
 
-    /// Reports that an operation completed bytes on its mbarrier.
+    /// Reports bytes that an operation completed on an mbarrier.
     pub(crate) fn bytes_arrived(
         &mut self,
         tracked: Tracked,
@@ -154,7 +154,7 @@ impl World<'_> {
         }
     }
 
-    /// Reports that an operation reads its tensor map. Maps in the parameters are immutable.
+    /// Reports the read of an operation's tensor map. Maps in the parameters are immutable.
     pub(crate) fn map_read(&mut self, tracked: Tracked, address: u64) {
         let parameters = self.shape.parameters;
         let inside = parameters..parameters + u64::from(self.program.parameter_bytes);

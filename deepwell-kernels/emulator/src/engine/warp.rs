@@ -59,7 +59,7 @@ pub(crate) enum Wait {
     },
 }
 
-/// Lanes with a common wait. Their program counters are where they continue.
+/// Lanes with a common wait. Their program counters point to the next instruction to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked {
     pub(crate) lanes: u32,

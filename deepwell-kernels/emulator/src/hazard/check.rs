@@ -1,4 +1,4 @@
-//! Order of two accesses, and the synchronization that is missing between them.
+//! Order of two accesses, and missing synchronization.
 
 use super::cell::Record;
 use super::clock::{ALL_LANES, Agent, Clock, Kind};

@@ -99,7 +99,7 @@ impl Tracker {
             for arrival in &barrier.foreign {
                 let thread = arrival.thread;
                 let agent = self.agent(thread.warp, arrival.kind);
-                // Completion of an operation does not imply that its arrival was counted.
+                // The completion of an operation does not imply that the arrival was counted.
                 let known = arrival.kind == Kind::Generic
                     && self.warps_of(cluster, *rank).iter().any(|warp| {
                         let knows = |state: &super::knowledge::State| {

@@ -52,9 +52,9 @@
 //! | `fence.mbarrier_init` | [`Tracker::fence_mbarrier_init`] |
 //! | `fence.proxy.tensormap...release`, `tensormap.cp_fenceproxy` (after its write) | [`Tracker::fence_tensor_map_release`] |
 //! | `fence.proxy.tensormap...acquire [a]` | [`Tracker::fence_tensor_map_acquire`] |
-//! | `bar.warp.sync` | [`Tracker::warp_barrier`], once with all lanes that met |
-//! | `bar.sync`, `bar.red`, `bar.arrive` | [`Tracker::barrier_arrive`] by each warp when it arrives; [`Tracker::barrier_complete`] once when the barrier completes, with the waiters |
-//! | `barrier.cluster.arrive`, `.wait` | [`Tracker::cluster_arrive`]; [`Tracker::cluster_complete`] once all are there; [`Tracker::cluster_wait`] when a warp passes |
+//! | `bar.warp.sync` | [`Tracker::warp_barrier`], once for all lanes, when the last lane arrives |
+//! | `bar.sync`, `bar.red`, `bar.arrive` | [`Tracker::barrier_arrive`] for each arriving warp; [`Tracker::barrier_complete`] once at completion, with the waiters |
+//! | `barrier.cluster.arrive`, `.wait` | [`Tracker::cluster_arrive`]; [`Tracker::cluster_complete`] after the last arrival; [`Tracker::cluster_wait`] when a warp's wait returns |
 //! | `mbarrier.init`, `.inval` | [`Tracker::mbarrier_init`], [`Tracker::mbarrier_inval`] |
 //! | `mbarrier.arrive` (all forms), `.expect_tx`, `.complete_tx` | [`Tracker::mbarrier_arrive`], once per object with all lanes |
 //! | `mbarrier.test_wait`, `.try_wait` that returned true | [`Tracker::mbarrier_wait`] |
@@ -73,12 +73,12 @@
 //!
 //! | operation | [`Unit`] | end |
 //! |---|---|---|
-//! | TMA load, bulk copy to shared memory, `st.async`, `red.async`, `try_cancel` | `BulkLoad`, `StoreAsync`, `LaunchControl` | [`Tracker::complete_tx`] with the [`Arrival`] of the table; with multicast, one operation for each destination CTA |
+//! | TMA load, bulk copy to shared memory, `st.async`, `red.async`, `try_cancel` | `BulkLoad`, `StoreAsync`, `LaunchControl` | [`Tracker::complete_tx`] with the [`Arrival`] of the mbarrier table; for multicast, one operation per destination CTA |
 //! | TMA store and reduce, bulk copy to global memory | `BulkStore` | nothing (`commit_group`/`wait_group` with [`Group::Bulk`]) |
-//! | `cp.async` | `CopyAsync` | nothing, or [`Tracker::mark`] at `cp.async.mbarrier.arrive`, then [`Tracker::arrive_mark`] when it arrives |
+//! | `cp.async` | `CopyAsync` | nothing, or [`Tracker::mark`] at `cp.async.mbarrier.arrive`, then [`Tracker::arrive_mark`] at the arrival |
 //! | `tcgen05.mma`, `.cp`, `.shift` | `TensorMma`, `TensorCopy` | [`Tracker::mark`] at `tcgen05.commit`, then [`Tracker::arrive_mark`] for each mbarrier |
 //! | `tcgen05.ld`, `.st` | `TensorLoad`, `TensorStore` | nothing (`tensor_wait_...`) |
-//! | `wgmma.mma_async` | `WarpGroupMma` | nothing (`wait_group` with [`Group::WarpGroup`]); issue it by each of the four warps; the accesses may all be told for one of them |
+//! | `wgmma.mma_async` | `WarpGroupMma` | nothing (`wait_group` with [`Group::WarpGroup`]); issued by each of the four warps; all accesses may be reported for one warp |
 //!
 //! [`Tracker::has_patterns`] reports the swizzles of tensor copies and matrix instructions.
 //!

@@ -26,7 +26,7 @@ impl Patterns {
     pub const BYTES_128: Patterns = Patterns(8);
     /// Within 128 bytes, in atoms of 32 bytes.
     pub const BYTES_128_ATOM_32: Patterns = Patterns(16);
-    /// Any swizzle that matrix instructions lack.
+    /// Any swizzle without a matrix-instruction equivalent.
     pub const OTHER: Patterns = Patterns(32);
 
     fn is_known(self) -> bool {

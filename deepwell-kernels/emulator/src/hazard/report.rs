@@ -103,7 +103,7 @@ impl fmt::Display for Actor {
     }
 }
 
-/// One of two conflicting accesses.
+/// Either of two conflicting accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The instruction.
@@ -180,7 +180,7 @@ pub enum HazardKind {
     SwizzleMissing,
     /// An arrival in a phase whose predecessor no thread saw complete.
     PhaseUnobserved,
-    /// One lane arrives for its warp after a `tcgen05.wait` of the other lanes.
+    /// A lane arrives for the warp without `bar.warp.sync` after the `tcgen05.wait` of other lanes.
     TensorWaitOfOneLane,
 }
 

@@ -74,7 +74,7 @@ impl Tracker {
         }
     }
 
-    /// Checks that no operation uses columns that are deallocated.
+    /// Checks that no operation uses deallocated columns.
     pub(super) fn check_tensor_free(
         &mut self,
         thread: Thread,

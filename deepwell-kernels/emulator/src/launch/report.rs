@@ -93,7 +93,7 @@ pub struct Unwritten {
     pub what: String,
 }
 
-/// Outcome of a launch that ran to its end.
+/// Outcome of a completed launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Accesses that no synchronization orders, and other findings of the tracker.

@@ -35,7 +35,7 @@ pub enum LaunchFileError {
         /// Location, expected and actual text.
         message: String,
     },
-    /// The document contradicts itself or one of its files.
+    /// The document is inconsistent, or contradicts a referenced file.
     #[error("{file}: {message}")]
     Field {
         /// Name of the document.
@@ -51,7 +51,7 @@ pub enum LaunchFileError {
         /// Cause.
         source: NpyError,
     },
-    /// PTX that the emulator cannot run, or a launch that it rejects.
+    /// The emulator cannot run the PTX or rejects the launch.
     #[error("{}", .path.display())]
     Ptx {
         /// Path of the PTX file.

@@ -12,7 +12,7 @@ const STATE_TAG: u64 = 0xB;
 /// The phase that a wait tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PhaseTest {
-    /// The phase in which the arrival that returned this state was counted.
+    /// The phase of the arrival that returned this state.
     State(u64),
     /// The current or the immediately preceding phase, whichever has this parity.
     Parity(u32),

@@ -83,7 +83,7 @@ fn of_tensor(copy: &TensorCopy, spare: Spare, found: &mut Vec<Edit>) {
             put(TensorCopy { multicast: Some(mask), ..copy.clone() })
         });
     }
-    // Copies that complete on an mbarrier: the mbarrier may be the one of the pair's other CTA.
+    // With `.cta_group::2`, the mbarrier of a copy may be in the pair's other CTA.
     if let BulkCompletion::Mbarrier(_) = copy.completion {
         let group = Some(if copy.cta_group == Some(2) { 1 } else { 2 });
         let other = TensorCopy { cta_group: group, ..copy.clone() };

@@ -234,7 +234,7 @@ fn has_cta_pairs(target: &str) -> bool {
     digits.parse().is_ok_and(|version: u32| (100..120).contains(&version))
 }
 
-/// Returns the program with one of its [`mutations`].
+/// Returns the program with a mistake from [`mutations`].
 pub fn mutant(program: &Program, mutation: &Mutation) -> Program {
     let spare = Spare::of(program);
     let mut mutant = program.clone();

@@ -45,7 +45,7 @@ impl Spare {
         Edit { class, what, replacement: Replacement::Steps(steps) }
     }
 
-    /// Returns the changed source, and the instruction that computes it if one is needed.
+    /// Returns the changed source, and for a register the instruction that computes the value.
     pub(super) fn changed(self, source: Source, change: Change) -> (Option<Instruction>, Source) {
         let register = match (source, change) {
             (Source::Immediate(value), Change::Add(by)) => {

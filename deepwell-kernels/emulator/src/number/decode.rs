@@ -20,7 +20,7 @@ pub fn decode(format: Format, bits: u32) -> f32 {
     }
 }
 
-/// Decodes formats whose exponent field is narrower than that of binary32.
+/// Decodes formats with a narrower exponent field than binary32.
 fn decode_fields(format: Format, bits: u32) -> f32 {
     let mantissa_bits = format.mantissa_bits();
     let exponent_field_max = (1 << format.exponent_bits()) - 1;

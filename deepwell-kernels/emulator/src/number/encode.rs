@@ -192,7 +192,7 @@ fn round_shifted(
     kept + u64::from(up)
 }
 
-/// Returns the magnitude that represents a value beyond the largest finite one.
+/// Returns the magnitude for a value beyond the largest finite value.
 fn overflow(format: Format, negative: bool, conversion: Conversion, infinite: bool) -> u32 {
     let max = max_steps(format) as u32;
     if conversion.saturate_finite {

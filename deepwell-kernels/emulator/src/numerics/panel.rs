@@ -60,7 +60,7 @@ pub(super) struct Panel {
     exponents: Vec<i16>,
     integers: Vec<i16>,
     length: usize,
-    /// Bit patterns from which the panel was decoded, if they were kept.
+    /// Source bit patterns of the panel, if kept.
     element_bits: Vec<u32>,
     format: Option<Format>,
 }

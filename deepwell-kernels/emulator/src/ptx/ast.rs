@@ -33,7 +33,7 @@ impl Module {
         self.functions.iter().filter(|function| function.is_kernel && function.body.is_some())
     }
 
-    /// Returns the function of a name: the definition if there is one, otherwise a prototype.
+    /// Returns the definition of a function by name, or else a prototype.
     pub fn function(&self, name: &str) -> Option<&Function> {
         let name = self
             .aliases

@@ -245,7 +245,7 @@ pub(super) fn exponential2(bits: u32) -> u32 {
         -24..0 => significand >> -shift,
         _ => 0,
     };
-    // Negative numbers are complemented, except for those that are integers after truncation.
+    // Negative numbers are complemented, except integers (after truncation).
     let is_whole = fixed & FRACTION == 0;
     let fixed = match (is_negative, is_whole) {
         (false, _) => fixed as i32,

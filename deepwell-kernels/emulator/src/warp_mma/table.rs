@@ -1,22 +1,22 @@
-//! Which `mma.sync` exist.
+//! Table of legal `mma.sync` forms.
 
 use crate::decode::{MmaKind, MmaShape, Type};
 use crate::number::Format;
 use crate::numerics::Kind;
 
-/// Rows of a kind.
+/// Forms of one kind.
 pub(super) struct Form {
-    /// K of its shapes, all m16n8.
+    /// Legal values of K; the shapes are m16n8kK.
     k: &'static [u32],
     a: &'static [Type],
     b: &'static [Type],
-    /// A and B have the same type.
+    /// Whether A and B must have the same type.
     is_same: bool,
     d: &'static [Type],
     kind: Option<MmaKind>,
-    /// For the kinds with scales: how many along K, of which type.
+    /// Legal scales of kinds with block scales: number along K, and type.
     scales: &'static [(u32, Type)],
-    /// The number in the name of the first target, such as 80.
+    /// Number in the name of the first target, such as 80.
     pub(super) target_min: u32,
 }
 
@@ -95,7 +95,7 @@ const FORMS: &[Form] = &[
     },
 ];
 
-/// The row that an MMA belongs to.
+/// Returns the table row of an MMA.
 pub(super) fn find(
     shape: MmaShape,
     (a, b, d): (Type, Type, Type),
@@ -118,7 +118,7 @@ pub(super) fn find(
     })
 }
 
-/// Format of an element, and the bits of a register that it takes.
+/// Returns the format of an element, and the register bits per element.
 pub(crate) fn format_of(element: Type) -> Option<(Format, u32)> {
     Some(match element {
         Type::F16 => (Format::F16, 16),
@@ -135,7 +135,7 @@ pub(crate) fn format_of(element: Type) -> Option<(Format, u32)> {
     })
 }
 
-/// The kind of MMA of elements without scales.
+/// Returns the arithmetic of an MMA without scales.
 pub(crate) fn mma_kind(element: Format) -> Kind {
     match element {
         Format::F16 => Kind::F16,
