@@ -33,7 +33,7 @@ pub enum Device {
     Emulated(Architecture),
 }
 
-/// SMs of an emulated GPU: few, because the CTAs of all SMs run in turns.
+/// SMs of an emulated GPU: few, because each holds CTAs that run in turns.
 const EMULATED_SM_COUNT: u32 = 4;
 
 impl fmt::Display for Device {

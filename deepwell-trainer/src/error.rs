@@ -55,7 +55,7 @@ pub enum TrainError {
         #[source]
         source: Box<TrainError>,
     },
-    /// An error already printed by a rank in another process.
+    /// The error message of another rank.
     #[error("{0}")]
     Elsewhere(String),
     /// A setting has an invalid value.

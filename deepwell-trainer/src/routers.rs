@@ -5,7 +5,8 @@ use deepwell_moe::{RouterTraining, with_router_training};
 
 use crate::TrainError;
 
-/// [`with_router_training`], which rejects settings for a model without routers by their flags.
+/// [`with_router_training`], but for a model without routers, an error names the flags of the given
+/// router settings.
 ///
 /// # Errors
 /// [`TrainError::Setting`] for a model without routers, and the errors of [`with_router_training`].

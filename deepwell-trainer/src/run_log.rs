@@ -9,7 +9,7 @@ use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::trainer::{Progress, Record, Trainer};
 use crate::{ExpertRecord, RankTime, TrainError};
 
-/// `metrics.jsonl` and the event file, at the same step.
+/// `metrics.jsonl` and the event file, written together.
 pub(crate) struct Log {
     jsonl: JsonlWriter,
     events: EventWriter,

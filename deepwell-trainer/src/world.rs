@@ -3,7 +3,7 @@
 //! Every rank has an [`Engine`] with its own program. The calls of the program exchange tensors;
 //! decisions on the host (to stop, to fall back) are agreed on through [`Peers`]. Both use one
 //! communicator, in the same order on every rank. If a rank fails, or issues other calls, all other
-//! ranks end with one error that names it.
+//! ranks end with one error that names this rank.
 //!
 //! In a run over several processes, each process has a world with only its own rank, as a
 //! [`Member`].

@@ -12,8 +12,8 @@ use super::report::AuditReport;
 use super::structure::{Origins, wanted_axes};
 use super::view::{Memory, View, view};
 
-/// Checks that a BF16 GEMM reads the operands that `gemm` emulates dequantized, along the axis that
-/// a quantized GEMM uses, and the other operands as they are.
+/// Checks that an unquantized GEMM reads a dequantized operand exactly where `gemm` emulates one,
+/// along the axis that a quantized GEMM uses, and the other operands unchanged.
 pub(super) fn check_operands(
     origins: &Origins<'_>,
     call: &Call,

@@ -10,8 +10,8 @@
 //!   more;
 //! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards;
 //! - for tensor cores two more roundings: they align the terms of one instruction (8 of `k` or
-//!   more, and the sum so far) to the largest, cut below `2^-23` of it, and round towards zero: `(k
-//!   / 8 + 2)` ulp of at most `s`, which is below `(k + 4) u s`.
+//!   more, and the sum so far) to the largest, cut below `2^-23` of it, and round towards zero:
+//!   `(k / 8 + 2)` ulp of at most `s`, which is below `(k + 4) u s`.
 //!
 //! Hopper's FP8 tensor cores, used where one scale serves 128 elements, keep fewer bits: each of
 //! the 33 terms of an instruction (32 of `k`, and the sum so far) is cut at `2^-13` of the largest

@@ -217,7 +217,7 @@ struct LayerUse {
 }
 
 /// Checks that each [`ScaledGemm`] of `program` reads the operands that its GEMM needs:
-/// - data and scales of an operand were written by one quantization; so for each dequantization;
+/// - the data and scales of an operand were written by one quantization, also for dequantizations;
 /// - fprop reads activation and weight rowwise, dgrad the gradient rowwise and the weight
 ///   columnwise, wgrad gradient and activation columnwise;
 /// - the three GEMMs of a layer read the same parameter (wgrad writes its gradient), the same input

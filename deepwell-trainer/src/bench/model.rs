@@ -115,7 +115,7 @@ impl ModelRun<'_> {
         Ok(())
     }
 
-    /// Times the evaluation program, which runs its number of sequences repeatedly.
+    /// Times the evaluation program, run repeatedly on its number of sequences.
     fn forward_row(&self, engine: &mut Engine, batch: &Batch) -> Result<Row, TrainError> {
         let settings = self.settings;
         let rows = engine.evaluation_rows();

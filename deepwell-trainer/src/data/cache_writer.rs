@@ -25,7 +25,7 @@ pub(crate) struct TokenWriter {
     tokens: u64,
     token_max: u32,
     documents: u64,
-    /// Target bits of the tokens, from the first token that is not a target.
+    /// Target bits of all tokens; none until tokens with flags are added.
     counts: Option<Bits>,
     bytes: Vec<u8>,
 }

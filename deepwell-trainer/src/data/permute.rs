@@ -6,8 +6,8 @@ use deepwell_precision::random::split_mix64 as mix;
 ///
 /// A Feistel network of six rounds permutes the numbers of an even number of bits; an image that is
 /// not below `count` is permuted again until it is (the network has at most `4 * count` values, so
-/// the average is at most four rounds of the network). Nothing is stored, and every element costs
-/// the same.
+/// the average is at most four passes through the network). Nothing is stored, and every element
+/// costs the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     count: u64,

@@ -79,7 +79,7 @@ impl Engine {
         &self.plan
     }
 
-    /// Parts of the policy that the devices of all ranks do not support, by reason.
+    /// Parts of the policy that the device does not support, by reason, over all ranks.
     pub fn precision_fallbacks(&self) -> &[PrecisionFallback] {
         &self.precision_fallbacks
     }

@@ -80,8 +80,8 @@ impl ModelFiles {
     /// Collects the files of a model that is trained on the given tokens.
     ///
     /// A model's own `config.json` is copied; a preset is written as a `config.json` with the
-    /// tokenizer's end-of-text token. If the model came with another tokenizer, its special token
-    /// ids are replaced too, because they mean other tokens here.
+    /// tokenizer's end-of-text token. If the model has another tokenizer of its own, its special
+    /// token ids are replaced too, because they mean other tokens here.
     ///
     /// # Errors
     /// A file cannot be read.

@@ -24,7 +24,7 @@ const EVALUATION_ERROR_PART: f64 = 0.1;
 /// Runs at least this long are asked to have learned more than pairs of tokens.
 const LEARNED_AFTER_STEPS: u64 = 1000;
 
-/// A comparison of BF16 with itself: the result without any difference.
+/// Precision of a comparison of BF16 with itself, which should find no difference.
 const BF16: &str = "bf16";
 
 /// Rounding slack of the quantized share of a run below the planned share.

@@ -93,7 +93,7 @@ fn decide<'a>(
         let (is_quantized, reason) = match (assignment, found.kept) {
             (None, _) => (false, format!("type {} is not quantized", tensor.dtype)),
             (Some(_), Some(reason)) => (false, reason.to_owned()),
-            // The file contains the operands of the forward pass.
+            // A file contains the weights of the forward pass.
             (Some(assignment), None) => (
                 assignment.operand(OperandClass::FpropWeight).is_some() && tensor.bytes > 0,
                 assignment.reason,

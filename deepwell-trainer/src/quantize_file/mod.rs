@@ -122,8 +122,8 @@ pub struct QuantizeFileOptions {
     pub format: FileFormat,
     /// Rule from magnitudes to scales for MX formats; NVFP4 has a fixed rule.
     pub scale_rule: ScaleRule,
-    /// Quantizes the tensors to which this policy gives a block-scaled format; by default every
-    /// linear tensor of blocks and experts.
+    /// Policy whose block-scaled tensors are quantized; by default every linear tensor of blocks
+    /// and experts.
     pub policy: Option<PrecisionPolicy>,
     /// The layout of scales.
     pub layout: ScaleLayout,

@@ -2,12 +2,12 @@
 //!
 //! For each seed the runs are: BF16, the whole policy, and for each class the policy with only this
 //! class quantized and the policy with all other classes quantized, from the same weights on the
-//! same batches. The cost of a class is the gap of the first to BF16. The gain from leaving a class
-//! out is the gap of the whole policy less the gap of the second. Both are means over seeds with 95
-//! % intervals.
+//! same batches. The cost of a class is the gap between BF16 and the policy with only this class.
+//! The gain from leaving a class out is the gap of the whole policy less the gap of the policy
+//! without this class. Both are means over seeds with 95 % intervals.
 //!
 //! A GEMM with only one quantized operand runs in BF16 on the dequantized operand. Such runs are
-//! slower than runs of the whole policy, and only show its numerics.
+//! slower than runs of the whole policy, and reproduce only its numerics.
 
 mod classes;
 mod page;
