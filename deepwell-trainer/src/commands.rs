@@ -23,7 +23,7 @@ use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
 /// Default number of pairs of runs of `deepwell parity`.
 const SEEDS: u64 = 4;
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
     /// All is well.

@@ -22,7 +22,7 @@ use crate::TrainError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
-    /// This machine's processor.
+    /// This machine's CPU.
     #[default]
     Cpu,
     /// A GPU by its index in the CUDA driver.

@@ -14,7 +14,7 @@ pub enum TrainError {
     /// The model cannot be captured.
     #[error(transparent)]
     Capture(#[from] deepwell_ir::capture::CaptureError),
-    /// A graph pass refused.
+    /// A graph pass failed.
     #[error(transparent)]
     Ir(#[from] deepwell_ir::IrError),
     /// No plan.

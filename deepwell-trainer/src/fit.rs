@@ -39,11 +39,11 @@ pub(crate) struct Fit<'r> {
     resumed_after: Option<u64>,
     schedule: Schedule,
     loader: Loader,
-    /// Of the evaluation after the last step.
+    /// Windows of the evaluation after the last step.
     heldout: HeldoutWindows,
     /// Windows of earlier evaluations.
     interim: HeldoutWindows,
-    /// Of rank 0.
+    /// Only on rank 0.
     log: Option<Log>,
     rank_times: RankTimes,
     expert_rows: Vec<ExpertRows>,
@@ -65,7 +65,7 @@ pub(crate) struct Fit<'r> {
 /// Source of a run's batches.
 pub(crate) struct Batches {
     loader: Loader,
-    /// Of the evaluation after the last step.
+    /// Windows of the evaluation after the last step.
     heldout: HeldoutWindows,
     /// Windows of earlier evaluations.
     interim: HeldoutWindows,

@@ -14,7 +14,7 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// Where the numbers of parameter `name` begin.
+/// Start of the random numbers of parameter `name`.
 fn stream(seed: u64, name: &str) -> u64 {
     let hash = blake3::hash(name.as_bytes());
     let mut key = [0u8; 8];
@@ -97,7 +97,7 @@ mod tests {
         let distances: Vec<u32> = before.iter().zip(&values).map(distance).collect();
         let flipped: u32 = distances.iter().sum();
         assert!(distances.iter().all(|&distance| distance <= 1) && distances[3] == 0);
-        // Four standard deviations of so many coins.
+        // Four standard deviations of this number of random bits.
         let half = before.len() as f64 / 2.0;
         assert!((f64::from(flipped) - half).abs() < 4.0 * (half / 2.0).sqrt(), "{flipped}");
         let mut other = before.clone();

@@ -36,7 +36,7 @@ pub struct MemorySampler {
 }
 
 impl MemorySampler {
-    /// Between two samples.
+    /// Interval between two samples.
     const INTERVAL: Duration = Duration::from_millis(10);
 
     /// Takes the present size as the baseline and starts to sample; `None` where the system does

@@ -89,7 +89,7 @@ pub struct Profile {
     pub tokens: usize,
     /// Sum over the calls of a step, each with the time of its one measured run.
     pub time_s: f64,
-    /// By op and kernel, longest first.
+    /// Grouped by op and kernel, longest first.
     pub ops: Vec<OpProfile>,
     /// Every call, in order.
     pub calls: Vec<CallProfile>,

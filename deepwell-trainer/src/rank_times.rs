@@ -26,7 +26,7 @@ const RATIO: f64 = 1.5;
 /// The times of the last steps of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankTimes {
-    /// Of each rank, of at most [`WINDOW`] steps.
+    /// Times of each rank in at most [`WINDOW`] steps.
     last: Vec<VecDeque<[f64; 2]>>,
     steps: usize,
     /// Ranks already reported as slow.

@@ -34,9 +34,9 @@ use crate::data::{DataError, HeldoutWindows, Split, TokenCache, Tokens};
 /// Held-out cross-entropy of both models, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReferenceEntropies {
-    /// Of the unigram model.
+    /// Cross-entropy of the unigram model.
     pub unigram: f64,
-    /// Of the add-one bigram model.
+    /// Cross-entropy of the add-one bigram model.
     pub bigram: f64,
     /// Number of predicted held-out tokens.
     pub tokens: u64,
@@ -109,7 +109,7 @@ fn pairs_of(tokens: &Tokens<'_>) -> impl Iterator<Item = (u32, u32)> {
     (0..tokens.len().saturating_sub(1)).map(move |i| (tokens.get(i), tokens.get(i + 1)))
 }
 
-/// How often each token came.
+/// Number of occurrences of each token and pair.
 struct Counts {
     counts: Vec<u64>,
 }
@@ -128,7 +128,7 @@ impl Counts {
     }
 }
 
-/// How often each pair came.
+/// Number of occurrences of each pair.
 enum Pairs {
     Dense { vocab: usize, counts: Vec<u64> },
     Sparse(HashMap<(u32, u32), u64>),

@@ -394,7 +394,7 @@ fn agree(
     }
 }
 
-/// Trains on all ranks; rank 0 writes and tells.
+/// Trains on all ranks; rank 0 writes files and reports progress.
 fn fit(
     world: &mut World,
     settings: &Settings,

@@ -41,7 +41,7 @@ pub struct RankPlace {
     pub bytes_on_link: u64,
 }
 
-/// The places of all ranks of a plan for so many layers.
+/// Returns the places of all ranks of a plan for the given number of layers.
 pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<RankPlace> {
     let parallel = plan.parallel;
     let place = |rank: usize| {
@@ -239,7 +239,7 @@ fn flatten(key: &str, value: &Value, flat: &mut BTreeMap<String, String>) {
     }
 }
 
-/// How many tokens the data has.
+/// Text of the number of tokens of the data.
 fn tokens(data: &DataFacts) -> String {
     let [train, heldout] = [data.tokens_train, data.tokens_heldout].map(grouped);
     format!("{train} of training, {heldout} held out")

@@ -68,7 +68,7 @@ pub struct Settings {
     /// Whether the documents in a sequence attend to each other, `joined` or `masked`.
     #[serde(skip_serializing_if = "is_joined")]
     pub documents: Documents,
-    /// Where tokens are cached.
+    /// Folder of the token cache.
     pub cache_dir: PathBuf,
     /// Output folder for checkpoints and metrics.
     pub out: PathBuf,
@@ -293,7 +293,7 @@ impl Settings {
         }
     }
 
-    /// Puts the learning rate for a model of so many parameters where none is given.
+    /// Sets the learning rate for the given number of parameters if none is set.
     pub fn resolve_learning_rate(&mut self, parameters: u64) {
         let rate = Settings::default_learning_rate(parameters);
         self.learning_rate.get_or_insert(rate);
@@ -412,7 +412,7 @@ impl Settings {
         }
     }
 
-    /// Over how many ranks the model trains.
+    /// Parallelism of the run.
     pub fn parallel(&self) -> Parallel {
         let Settings { zero, tensor, pipeline, chunks, expert, pipeline_schedule, .. } = *self;
         let data = self.ranks / (tensor * pipeline).max(1);

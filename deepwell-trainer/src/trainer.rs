@@ -53,10 +53,10 @@ pub struct Record {
     /// Busy and waiting time of each rank; empty for a single rank, and for GPUs.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ranks: Vec<RankTime>,
-    /// How the step's tokens were spread over experts, by layer.
+    /// Distribution of the step's tokens over experts, by layer.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertRecord>,
-    /// Whether the update was left out because the gradient norm was not finite.
+    /// Whether the update was skipped because the gradient norm was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub skipped: bool,
 }
@@ -104,7 +104,7 @@ impl Record {
     }
 }
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FitReport {
     /// Steps done.
@@ -113,10 +113,9 @@ pub struct FitReport {
     pub interrupted: bool,
     /// Step after which the run was resumed.
     pub resumed_after: Option<u64>,
-    /// Median tokens per second of the steps of this process, evaluation and checkpoints left
-    /// out.
+    /// Median tokens per second of the steps of this process, without evaluation and checkpoints.
     pub tokens_per_s: f64,
-    /// How long training stood still for each checkpoint.
+    /// Stall of the training for each checkpoint, in seconds.
     #[serde(default)]
     pub checkpoint_stalls_s: Vec<f64>,
     /// The median of the last steps of each rank; empty as in [`Record::ranks`].

@@ -88,7 +88,7 @@ impl Factor<'_> {
     }
 }
 
-/// What an output should be, and by how much it may err.
+/// Expected value of an output, with its tolerance.
 struct Expected {
     value: f64,
     tolerance: f64,

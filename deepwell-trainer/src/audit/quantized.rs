@@ -17,7 +17,7 @@ use super::planes::{Encoder, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, View, view};
 
-/// Where bytes differ.
+/// Positions of differing bytes.
 #[derive(Clone, Copy, Default)]
 struct Differences {
     count: u64,
@@ -252,7 +252,7 @@ fn check_matrix<'a>(
             wrong.push(operand);
         }
     }
-    // A likely reason, for matrices where nothing but the bytes tells the operands apart.
+    // A likely reason, for matrices whose operands are distinguishable only by their bytes.
     if let [row, column] = wrong[..] {
         let in_place_of = |operand: MxOperand<'_>, other: MxOperand<'_>| {
             let held = MxOperand { data: other.data, scales: other.scales, ..operand };

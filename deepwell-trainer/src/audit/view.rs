@@ -15,7 +15,7 @@ pub(super) struct View<'a> {
     pub(super) name: &'a str,
     /// Row-major shape.
     pub(super) shape: &'a [usize],
-    /// How elements are stored.
+    /// Type of the elements.
     pub(super) dtype: DType,
     /// The elements, little endian.
     pub(super) bytes: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Memory<'a> {
         Ok(Memory { backend, slot: instance.slot, copies })
     }
 
-    /// Where a value lies while the call runs.
+    /// Byte range of a value while the call runs.
     pub(super) fn range(&self, program: &Program, id: ValueId) -> ByteRange {
         program.value(id).range_in(self.slot)
     }
@@ -79,7 +79,7 @@ pub(super) fn view<'a>(
 }
 
 impl<'a> View<'a> {
-    /// How many matrices a stack has; none for a matrix.
+    /// Number of matrices of a stack; none for a single matrix.
     pub(super) fn stack(&self) -> Option<usize> {
         (self.shape.len() == 3).then(|| self.shape[0])
     }

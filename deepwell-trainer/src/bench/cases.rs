@@ -25,7 +25,7 @@ pub(super) struct Case {
     /// Whether its rate is reported in FLOPs.
     pub(super) is_matrix: bool,
     pub(super) peers: Vec<PeerTask>,
-    /// Of the tokens of experts.
+    /// Routing of the experts' tokens.
     pub(super) routing: Routing,
 }
 

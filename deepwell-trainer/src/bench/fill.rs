@@ -26,7 +26,7 @@ pub(super) enum Fill {
     Scales,
     /// The same number in every element.
     Constant(f32),
-    /// The first rows of groups, in a buffer of so many rows.
+    /// The first rows of groups, in a buffer with this number of rows.
     Offsets(Routing, GroupedRows, usize),
     /// Nothing: outputs, counters.
     Zero,

@@ -21,7 +21,7 @@ pub(super) struct LayerTime {
     pub(super) program: Program,
     /// Seconds of all calls as one graph.
     pub(super) samples_s: Vec<f64>,
-    /// Of the calls before the backward pass.
+    /// Seconds of the calls before the backward pass.
     pub(super) forward_s: f64,
     /// Median seconds of each call between two events.
     pub(super) calls_s: Vec<f64>,

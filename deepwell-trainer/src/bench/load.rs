@@ -25,7 +25,7 @@ pub struct LoadSampler {
 }
 
 impl LoadSampler {
-    /// Starts to sample; none for a processor, or where the tool is missing.
+    /// Starts sampling; none for a CPU, or without the driver's tool.
     pub fn start(device: Device) -> Option<LoadSampler> {
         let Device::Cuda(index) = device else { return None };
         let mut child = Command::new("nvidia-smi")

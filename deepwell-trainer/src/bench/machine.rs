@@ -10,7 +10,7 @@ use crate::Device;
 /// Name of the machine and facts about the machine and the method.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The device's name: the GPU's, or the processor's.
+    /// Name of the GPU or the CPU.
     pub name: String,
     /// Facts in printing order.
     pub facts: Vec<(String, String)>,

@@ -80,7 +80,7 @@ pub struct GpuMeasurements {
     pub failures: Vec<String>,
 }
 
-/// Sizes of a GEMM on a processor: 2.1 GFLOP.
+/// Size of a GEMM on a CPU: 2.1 GFLOP.
 const CPU_SIZE: usize = 1024;
 /// Sizes of a GEMM on a GPU: 1.1 TFLOP, far more tiles than SMs.
 const GPU_SIZE: usize = 8192;
@@ -89,7 +89,7 @@ const SAMPLES: usize = 10;
 /// Number of launches timed together.
 const LAUNCHES: usize = 1000;
 
-/// Measures the processor: under a few seconds, at most 512 MiB.
+/// Measures the CPU: takes less than a few seconds and at most 512 MiB.
 pub fn measure_cpu(hardware: &Hardware) -> CpuMeasurements {
     let copy = measure_memory_bandwidth(&hardware.cpu);
     let mut measured = CpuMeasurements {

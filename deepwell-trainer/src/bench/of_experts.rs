@@ -9,7 +9,7 @@ use super::cases::planes;
 use super::peer_task::PeerTask;
 use super::shapes::{self, ExpertSize};
 
-/// How pairs of a token and an expert are spread over the experts.
+/// Distribution of pairs of a token and an expert over the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
     /// As many for each.
@@ -52,7 +52,7 @@ impl Load {
     }
 }
 
-/// How tokens choose experts.
+/// Routing of tokens to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Routing {
     pub(super) load: Load,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum PeerTask {
     /// A GEMM.
     Gemm {
-        /// `fprop`, `dgrad` or `wgrad`: how the operands lie.
+        /// `fprop`, `dgrad` or `wgrad`: decides the layout of the operands.
         gemm: String,
         /// Rows of the result.
         m: usize,
@@ -54,7 +54,7 @@ pub enum PeerTask {
         rows: usize,
         /// Columns.
         columns: usize,
-        /// Of the elements: `bf16` or `f32`.
+        /// Type of the elements: `bf16` or `f32`.
         dtype: String,
         /// `row`, `column` or `both`.
         axis: String,
@@ -119,7 +119,7 @@ pub enum PeerTask {
     },
     /// Steps of training.
     Train {
-        /// How torchao scales the FP8 of linear layers, `tensorwise` or `rowwise`; none: BF16.
+        /// Scaling of torchao for FP8 linear layers, `tensorwise` or `rowwise`; none: BF16.
         recipe: Option<String>,
         /// Sequences.
         batch: usize,

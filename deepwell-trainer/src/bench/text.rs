@@ -6,7 +6,7 @@ use super::report::Report;
 use super::row::{PeerTime, Row, geometric_mean};
 use super::section::Section;
 
-/// How the numbers were made, for records.
+/// Description of the method, for records.
 pub(super) const METHOD: [&str; 10] = [
     "Kernels: a call of the program that training would run, with the kernel that its catalog \
      chooses. The operands are copied as often as it takes to pass the last-level cache twice, 2 \

@@ -56,7 +56,7 @@ pub(super) struct Timer<'a> {
     pub(super) samples: usize,
     /// Calls are run this long before the first sample.
     pub(super) warm_up: Duration,
-    /// Of the tokens of experts.
+    /// Routing of the experts' tokens.
     pub(super) routing: Routing,
     pub(super) pool: Pool,
 }
@@ -281,7 +281,7 @@ pub(super) fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
     period.repeat((bytes / period.len().max(1)).max(1))
 }
 
-/// Fills a range with `chunk` again and again.
+/// Fills a range with repetitions of `chunk`.
 pub(super) fn write_repeated(
     device: &mut OpenDevice,
     range: ByteRange,

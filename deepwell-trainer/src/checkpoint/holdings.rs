@@ -137,7 +137,7 @@ fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<
     }
 }
 
-/// Where a rectangle of this rank's slice of a parameter lies in the parameter.
+/// Region of the whole parameter that a region of this rank's slice covers.
 fn in_whole(state: &ParameterState, slice: &[usize], mut region: Region) -> Region {
     if let Some(split) = state.split {
         region.offset[split.dim] += split.place * slice[split.dim];

@@ -45,7 +45,7 @@ pub fn host_bytes(engine: &mut Engine) -> Result<usize, TrainError> {
 /// A checkpoint in progress.
 #[derive(Debug)]
 struct Pending {
-    /// Of rank 0.
+    /// Draft and state; only on rank 0.
     first: Option<(Draft, State)>,
     options: SaveOptions,
 }

@@ -16,7 +16,7 @@ const TOKENS_MIN: u64 = 4;
 pub(crate) struct Build<'a> {
     pub(crate) documents: &'a [Document],
     pub(crate) choice: &'a Choice,
-    /// Of corpora with conversations.
+    /// Only for corpora with conversations.
     pub(crate) chat: Option<&'a Chat>,
     pub(crate) fields: &'a Fields,
     pub(crate) options: &'a DataOptions,

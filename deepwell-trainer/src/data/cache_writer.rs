@@ -31,7 +31,7 @@ pub(crate) struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// `vocab` is the number of tokens, at most 2^31: 2 bytes a token serve up to 65,536.
+    /// `vocab` is the vocabulary size, at most 2^31; up to 65,536 a token takes 2 bytes.
     pub(crate) fn new(folder: &Path, vocab: u32) -> Result<Self, DataError> {
         let open = || {
             std::fs::create_dir_all(folder)?;

@@ -15,7 +15,7 @@
 use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizedString, Normalizer, Tokenizer};
 
-/// Where the texts of a tokenizer may be cut.
+/// Possible cuts of a tokenizer's texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cuts {
     /// After each byte.
@@ -64,7 +64,7 @@ impl Cuts {
         }
     }
 
-    /// Where texts of `tokenizer` may be cut.
+    /// Returns the possible cuts of `tokenizer`'s texts.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Cuts {
         let words = Rules::of(tokenizer).and_then(|rules| rules.cuts(tokenizer));
         words.map_or(Cuts::Nowhere, Cuts::Words)

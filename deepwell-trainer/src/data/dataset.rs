@@ -216,7 +216,8 @@ impl Dataset {
         self.separator
     }
 
-    /// Whether the separator also ends the turns of conversations, and so tells no documents apart.
+    /// Whether the separator also ends the turns of conversations, so that it does not separate
+    /// documents.
     pub fn ends_turns(&self) -> bool {
         self.ends_turns
     }
@@ -240,7 +241,7 @@ impl Dataset {
 /// The tokenizer of token files, for people.
 const TOKEN_FILES: &str = "token files";
 
-/// Hash of names and contents, in order. Where the inputs lie plays no role.
+/// Hash of names and contents, in order; independent of the location of the inputs.
 fn content_hash(documents: &[Document]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for document in documents {

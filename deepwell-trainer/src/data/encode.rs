@@ -41,7 +41,7 @@ pub(crate) struct Piece<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Encoder<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// Of corpora with conversations.
+    /// Only for corpora with conversations.
     pub(crate) chat: Option<&'a Chat>,
     pub(crate) fields: &'a Fields,
 }

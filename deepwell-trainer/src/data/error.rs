@@ -192,7 +192,7 @@ pub enum DataError {
     CannotSplit {
         /// Number of tokens in all.
         found: u64,
-        /// How many a split takes.
+        /// Number of tokens that a split needs.
         needed: u64,
     },
     /// A token is outside the vocabulary of the model.
@@ -387,7 +387,7 @@ pub enum DataError {
         most = i32::MAX
     )]
     TooMuchText {
-        /// How often the most frequent pair of bytes came.
+        /// Number of occurrences of the most frequent pair of bytes.
         found: u64,
     },
     /// Learning the merges failed.
@@ -396,7 +396,7 @@ pub enum DataError {
         /// Description of the failure.
         message: String,
     },
-    /// A new tokenizer does not give a text back.
+    /// Decoding with a new tokenizer does not reproduce a text.
     #[error("the new tokenizer does not give the text of `{name}` back from its tokens")]
     RoundTrip {
         /// The document.

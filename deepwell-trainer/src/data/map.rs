@@ -27,7 +27,7 @@ impl ReadMap {
         Ok(Self { map })
     }
 
-    /// The bytes of the file. The first byte lies on a page boundary.
+    /// The bytes of the file. The first byte is at a page boundary.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
     }

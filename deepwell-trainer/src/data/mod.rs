@@ -87,7 +87,7 @@ pub enum Stage {
     Merge,
 }
 
-/// How far [`Dataset::prepare`] or [`bpe::train`] is.
+/// Progress of [`Dataset::prepare`] or [`bpe::train`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Current work.

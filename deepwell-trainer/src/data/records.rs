@@ -12,7 +12,7 @@ use super::DataError;
 use super::compressed::{Compression, Content};
 pub(crate) use fields::{Fields, Turn};
 
-/// How records lie in a file.
+/// File format of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordFormat {
     /// One JSON object per line.
@@ -24,7 +24,8 @@ pub(crate) enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Of a file with this name, in lower case and without `.gz` and the like, and this start.
+    /// Format of a file with this start and this name, in lower case and without `.gz` or a similar
+    /// suffix.
     pub(crate) fn of(name: &str, start: &[u8]) -> Option<RecordFormat> {
         if start.starts_with(b"PAR1") {
             return Some(RecordFormat::Parquet);

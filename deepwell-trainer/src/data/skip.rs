@@ -65,12 +65,12 @@ impl Skipped {
         self.names.entry(reason).or_default().push(name.into());
     }
 
-    /// How many were passed over for this reason.
+    /// Number of files skipped for this reason.
     pub fn count(&self, reason: SkipReason) -> u64 {
         self.names.get(&reason).map_or(0, |names| names.len() as u64)
     }
 
-    /// How many were passed over in all.
+    /// Number of all skipped files.
     pub fn total(&self) -> u64 {
         self.names.values().map(|names| names.len() as u64).sum()
     }

@@ -26,12 +26,12 @@ pub(crate) struct Candidate {
     pub(crate) is_heldout: bool,
 }
 
-/// How a file was found.
+/// How the input referred to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// Given by name.
     Named,
-    /// By a pattern.
+    /// Matched by a pattern.
     Matched,
     /// In a folder.
     InFolder,

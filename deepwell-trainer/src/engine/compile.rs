@@ -37,13 +37,13 @@ pub struct CompileOptions {
     pub micro_batch: Option<usize>,
     /// Fixes the recomputation of the backward pass.
     pub recompute: Option<Recompute>,
-    /// Where to run: of several ranks the device of each.
+    /// Device of the engine; for several ranks, of each rank.
     pub device: Device,
-    /// Over how many ranks, see [`World`](crate::World).
+    /// Parallelism over ranks, see [`World`](crate::World).
     pub parallel: Parallel,
     /// Layers of each pipeline stage; none balances the stages by FLOPs.
     pub stage_layers: Option<Vec<usize>>,
-    /// How long a rank waits for another.
+    /// Timeout for waiting on another rank.
     pub rank_timeout: Duration,
     /// The token that ends a document, for a graph with masked documents
     /// ([`deepwell_ir::mask_documents`]): targets after this token do not count.

@@ -99,7 +99,7 @@ pub(super) struct LoadCounters {
 /// The buffers of a dispatch.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
-    /// Each group has a multiple of so many.
+    /// The rows of each group are a multiple of this number.
     align: u64,
     planned: u64,
 }

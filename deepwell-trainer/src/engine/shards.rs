@@ -18,9 +18,9 @@ use crate::TrainError;
 /// One of the two moments of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Moment {
-    /// Of the gradients.
+    /// Moment of the gradients.
     First,
-    /// Of the squared gradients.
+    /// Moment of the squared gradients.
     Second,
 }
 

@@ -28,7 +28,7 @@ pub struct StepOutcome {
     pub loss: f32,
     /// Global norm of the gradients before clipping.
     pub grad_norm: f32,
-    /// Whether the update was left out because the norm was not finite.
+    /// Whether the update was skipped because the norm was not finite.
     pub skipped: bool,
 }
 
@@ -249,8 +249,8 @@ impl Engine {
             targets: &own_targets,
             documents: &bounds,
             positions: &places,
-            // Over the tokens of all ranks: a mean of means would be another number where targets
-            // are left out.
+            // Computed over the tokens of all ranks: a mean of means would differ if targets are
+            // ignored.
             scale: [loss_scale(targets)],
             schedule: schedule.map(|value| value as f32),
             key: [self.rounding_seed, self.steps_begun],

@@ -43,7 +43,7 @@ pub enum TokensOf<'a> {
 }
 
 impl<'a> TokensOf<'a> {
-    /// Of a run with the `tokenizer.json` at `tokenizer`, or none, on token files or on text.
+    /// Tokenizer of a run with an optional `tokenizer.json`, on token files or on text.
     pub fn run(tokenizer: Option<&'a Path>, has_token_files: bool) -> TokensOf<'a> {
         match tokenizer {
             Some(path) if path.as_os_str() == BYTES => TokensOf::Bytes,

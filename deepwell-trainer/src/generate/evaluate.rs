@@ -1,4 +1,4 @@
-//! How well a model predicts a text.
+//! Evaluation of a model on a text.
 
 use deepwell_ir::ops::IGNORED_TARGET;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::TextModel;
 use crate::TrainError;
 use crate::data::{Dataset, Split};
 
-/// How well a model predicts a text. `Display` prints a small table.
+/// Result of an evaluation on a text. `Display` prints a small table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean loss in nats over the predicted tokens.

@@ -6,12 +6,12 @@ use deepwell_precision::Philox;
 
 use crate::TrainError;
 
-/// How tokens are drawn.
+/// Parameters of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits; 0 takes the largest logit, the first of equal ones.
     pub temperature: f64,
-    /// Only so many of the most probable tokens are drawn from.
+    /// Number of most probable tokens to sample from.
     pub top_k: Option<usize>,
     /// Only the most probable tokens are drawn from, as many as together reach this probability.
     pub top_p: f64,
@@ -181,7 +181,7 @@ mod tests {
         };
         assert_eq!(draw(3), draw(3));
         assert_ne!(draw(3), draw(4));
-        // Of equal logits the first.
+        // The first of equal logits.
         assert_eq!(Sampling::greedy().pick(&[0.0, 1.0, 1.0], 5).unwrap(), 1);
     }
 

@@ -49,7 +49,7 @@ pub enum MetricsError {
     BadEvent {
         /// The file.
         path: PathBuf,
-        /// Where the record begins.
+        /// Offset of the record.
         offset: u64,
         /// Description of the error.
         what: &'static str,

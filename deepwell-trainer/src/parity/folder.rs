@@ -12,7 +12,7 @@ use crate::{Start, TrainError};
 const REPORTS: [&str; 5] =
     ["report.json", "report.html", "metrics.jsonl", "ablation.json", "ablation.html"];
 
-/// How the folders of seeds are called.
+/// Name of a seed's folder.
 pub(super) fn seed_folder(seed: u64) -> String {
     format!("seed-{seed}")
 }

@@ -84,7 +84,7 @@ pub struct RunReport {
     pub peak_bytes_predicted: u64,
     /// Measured peak memory.
     pub peak_bytes_measured: Option<u64>,
-    /// How full the buffers of each layer's experts were; empty without experts.
+    /// Use of the buffers of each layer's experts; empty without experts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_rows: Vec<ExpertRows>,
     /// Wall time.
@@ -160,7 +160,7 @@ pub struct ParityReport {
     pub quantized_gemms_run: GemmCounts,
     /// Bytes of quantized operands read by these GEMMs.
     pub quantized_bytes: GemmCounts,
-    /// Of a mixture of experts, how much of the routing is the same in both precisions.
+    /// For a mixture of experts, the share of routing choices that agree between both precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<RoutingAgreement>,
     /// Reason for a missing routing agreement.
@@ -285,7 +285,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     let _lock = folder::claim(&options.out, options.start)?;
 
-    // The audit makes the step's GEMMs again on the processor.
+    // The audit recomputes the step's GEMMs on the CPU.
     let tokens_per_step = (settings.seq_len * settings.batch_size) as u64;
     let flops = 6 * graph.parameter_count() * tokens_per_step;
     let audit_left_out = (flops > AUDITED_FLOPS_MAX).then(|| {

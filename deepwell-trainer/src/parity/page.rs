@@ -243,7 +243,7 @@ fn gradients(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     vec![Block::Chart(norm_chart), events]
 }
 
-/// How tokens were spread over experts, for each run of the first seed; nothing for a dense model.
+/// Distribution of tokens over experts, for each run of the first seed; empty for a dense model.
 fn experts(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let Some(first) = runs.first() else { return Vec::new() };
     let of_run = |(kind, run): (RunKind, &FinishedRun)| {

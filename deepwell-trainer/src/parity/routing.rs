@@ -17,7 +17,7 @@ use crate::{ModelSource, TrainError};
 /// Maximum number of tokens compared.
 const TOKENS_MAX: u64 = 8192;
 
-/// How much of the routing is the same in BF16 and in low precision.
+/// Agreement of the routing between BF16 and low precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoutingAgreement {
     /// Seed of the pair whose BF16 run provides the weights.

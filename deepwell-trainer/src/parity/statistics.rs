@@ -16,7 +16,7 @@ const CONFIDENCE_OF_EACH_LOOK: f64 = 1.0 - 0.0294;
 /// below has less than this probability.
 const OWN_DEVIATION_RISK: f64 = 0.005;
 
-/// More pairs than this nobody trains to settle a verdict.
+/// Maximum number of pairs that is suggested to settle a verdict.
 const PAIRS_MAX: u64 = 1000;
 
 /// The deviation of a pair, recorded from other pairs with the same settings.

@@ -78,7 +78,7 @@ pub(super) fn evaluations(report: &ParityReport) -> String {
     text
 }
 
-/// How much of a mixture's routing is the same, or why nobody knows.
+/// Agreement of a mixture's routing, or the reason why it is unknown.
 pub(super) fn routing(report: &ParityReport) -> Option<String> {
     if let Some(reason) = &report.routing_left_out {
         return Some(format!("routing of both precisions not compared: {reason}"));

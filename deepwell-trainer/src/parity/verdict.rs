@@ -54,7 +54,7 @@ pub enum Verdict {
     Interrupted,
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckStatus {
@@ -157,7 +157,7 @@ pub(super) fn percent(value: f64) -> String {
     format!("{:+.3} %", 100.0 * value)
 }
 
-/// How sure an interval is: `95 %`.
+/// Confidence level of an interval: `95 %`.
 pub(super) fn confidence(estimate: &Estimate) -> String {
     // Digits below a hundredth of a percent are floating-point noise.
     format!("{} %", (1e4 * estimate.confidence).round() / 100.0)

@@ -34,7 +34,7 @@ pub struct ExchangeProfile {
 /// Communication of a rank in a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankExchanges {
-    /// By op and group, longest first.
+    /// Grouped by op and group, longest first.
     pub exchanges: Vec<ExchangeProfile>,
     /// Time of the last whole step by the device's clock; none without a clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -294,7 +294,7 @@ impl Input<'_> {
     }
 }
 
-/// To nearest; a finite value beyond the largest of the type becomes the largest.
+/// Rounds to nearest; a finite value beyond the largest of the type becomes the largest.
 fn to_f16(x: f32) -> f16 {
     let nearest = f16::from_f32(x);
     if nearest.is_infinite() && x.is_finite() { f16::MAX.copysign(nearest) } else { nearest }

@@ -13,7 +13,7 @@ use super::{FileFormat, QuantizeFileError, ScaleLayout};
 pub(super) const KEY: &str = "deepwell_quantized";
 const VERSION: u32 = 1;
 
-/// How the tensors of a file were quantized.
+/// Quantization of the tensors of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Quantized {

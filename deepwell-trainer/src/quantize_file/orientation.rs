@@ -18,7 +18,7 @@ enum Group {
     Stack,
 }
 
-/// How the weights of a model lie.
+/// Orientation of a model's weights.
 pub(super) struct Orientations {
     /// For each tensor, whether the inputs come first.
     pub(super) inputs_first: Vec<bool>,

@@ -23,7 +23,7 @@ const TILED_ELEMENTS_MAX: usize = 1 << 23;
 const BYTES_PER_ELEMENT: usize = 16;
 
 const _: () = assert!(TILED_ELEMENTS_MAX * BYTES_PER_ELEMENT <= BUFFER_BYTES_MAX);
-// Where a row is cut, all formats start a byte and a block.
+// At the cuts of a row, a byte and a block start in all formats.
 const _: () = assert!(PIECE_ELEMENTS.is_multiple_of(32));
 
 /// Maximum elements of a row with tiled scales.

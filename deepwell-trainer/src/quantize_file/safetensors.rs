@@ -29,7 +29,7 @@ pub(super) struct StoredTensor {
 /// Contents of a file's header.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Header {
-    /// By place in the file.
+    /// In file order.
     pub(super) tensors: Vec<StoredTensor>,
     pub(super) metadata: BTreeMap<String, String>,
 }

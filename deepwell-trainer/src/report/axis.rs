@@ -1,4 +1,4 @@
-//! Axes: the range of the data, round ticks, and where a value lies in pixels.
+//! Axes: the range of the data, round ticks, and the pixel positions of values.
 
 /// Arrangement of values along an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,14 +15,14 @@ const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
 const ROW: f64 = 18.0;
-/// Mean width of a character of 12 pixels; sans-serif fonts lie between 6 and 7.
+/// Mean width of a character of 12 pixels; sans-serif fonts are between 6 and 7.
 const CHARACTER: f64 = 6.6;
 /// Number of colours in the style sheet; more series begin again at the first.
 pub(crate) const COLORS: usize = 6;
 /// Charts with more markers show their labels only as tooltips.
 const MARKER_TEXTS_MAX: usize = 6;
 
-/// How a line is drawn.
+/// Style of a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stroke {
     /// A full line.
@@ -43,7 +43,7 @@ pub struct Series {
     pub name: String,
     /// Points (x, y) with x rising. A y that is not finite breaks the line.
     pub points: Vec<(f64, f64)>,
-    /// How the line is drawn.
+    /// Style of the line.
     pub stroke: Stroke,
     /// Index of the colour in the palette, from 0; `None` for the next colour. Related lines can
     /// share a colour.

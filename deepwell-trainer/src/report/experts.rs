@@ -86,7 +86,7 @@ fn load_map(run: &str, steps: &[Step<'_>], layers: &[ExpertRecord]) -> HeatMap {
     }
 }
 
-/// How often each expert of a layer was chosen within a window, over the mean.
+/// Choices of each expert of a layer within a window, relative to the mean.
 fn shares(window: &[Step<'_>], layer: u32) -> Vec<f64> {
     let mut sums: Vec<u64> = Vec::new();
     for own in window.iter().flat_map(|(_, experts)| *experts) {

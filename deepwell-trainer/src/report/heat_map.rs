@@ -14,7 +14,7 @@ const BOTTOM: f64 = 44.0;
 const ROWS_HEIGHT: f64 = 420.0;
 const ROW_MAX: f64 = 16.0;
 const ROW_MIN: f64 = 2.0;
-/// Between two bands.
+/// Gap between two bands.
 const GAP: f64 = 6.0;
 /// Number of levels, with the style classes `h0`, `h1`, …
 pub(crate) const LEVELS: usize = BOUNDS.len() + 1;

@@ -12,7 +12,7 @@ pub(super) struct Joined {
     /// Exchanges tensors with the devices of other ranks.
     pub(super) device: OpenDevice,
     pub(super) peers: Peers,
-    /// Of the device's memory.
+    /// Free bytes of the device's memory.
     pub(super) free_bytes: u64,
 }
 

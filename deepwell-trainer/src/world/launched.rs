@@ -197,7 +197,7 @@ fn no_launcher() -> TrainError {
     }
 }
 
-/// Where rank 0 listens.
+/// Port of rank 0.
 fn port(named: Option<String>) -> Result<u16, TrainError> {
     let master = match &named {
         None => Some(MASTER_PORT),

@@ -25,8 +25,8 @@ use crate::TrainError;
 
 /// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long a stranger may take to introduce itself, a message to be taken, and a failure to be
-/// answered.
+/// Time limit for a client to introduce itself, for sending a message, and for the answer to a
+/// failure.
 const PROMPT: Duration = Duration::from_secs(5);
 
 /// Time limits, in ascending order.

@@ -10,9 +10,9 @@ use super::Launched;
 use super::lifeline::{Lifeline, Limits};
 use crate::{Device, Settings, TrainError};
 
-/// How long the ranks of a run may take to start.
+/// Time limit for the ranks of a run to start.
 const START: Duration = Duration::from_secs(300);
-/// How long rank 0 may read the data of a run, while it sends heartbeats.
+/// Time limit for rank 0 to read the data of a run, while it sends heartbeats.
 const READY: Duration = Duration::from_secs(24 * 3600);
 
 /// One rank of several processes, started by a launcher.
@@ -23,7 +23,7 @@ const READY: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Member {
     launched: Launched,
     lifeline: Lifeline,
-    /// How long a rank waits for another.
+    /// Timeout for waiting on another rank.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     exchange: Duration,
     /// Id with which the library connects, on every rank except the first.
@@ -178,7 +178,7 @@ fn mpi_version(device: Device) -> Result<String, TrainError> {
     })
 }
 
-/// How many of a machine's GPUs a process sees.
+/// Number of a machine's GPUs that are visible to a process.
 fn shown_gpus(variable: Option<&str>, there: usize) -> usize {
     let listed = |list: &str| list.split(',').filter(|name| !name.trim().is_empty()).count();
     variable.map_or(there, listed)

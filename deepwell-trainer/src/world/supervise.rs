@@ -14,7 +14,7 @@ use crate::{Device, Settings, TrainError};
 
 /// How long the other ranks may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A rank's process, ended with this value at the latest.

@@ -101,7 +101,7 @@ pub struct Tuned {
 /// Result of tuning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TuneReport {
-    /// Where the table is.
+    /// Path of the table.
     pub table: String,
     /// GPU of the table.
     pub gpu: String,

@@ -116,7 +116,7 @@ pub(crate) struct BenchArgs {
     copy_gbps: Option<f64>,
 }
 
-/// Where records are kept.
+/// Folder of the records.
 const RECORDS: &str = "benchmarks";
 
 pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {

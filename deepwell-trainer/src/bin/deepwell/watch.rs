@@ -45,7 +45,7 @@ impl Watch {
         }
     }
 
-    /// How far the search is.
+    /// Shows the progress of the search.
     pub(crate) fn searched(&self, progress: Progress) {
         self.draw(match progress {
             Progress::Combinations(count) => {

@@ -76,7 +76,7 @@ impl<'a> Part<'a> {
         Self { documents: self.documents.clone(), end, ..*self }
     }
 
-    /// Bytes, give or take a line at each end.
+    /// Approximate number of bytes, up to a line at each end.
     pub(super) fn bytes(&self) -> u64 {
         let all: u64 = self.documents.iter().map(|document| document.bytes).sum();
         self.end.min(all) - self.start.min(all)

@@ -45,7 +45,7 @@ pub struct BpeSummary {
     pub bytes_per_token: Option<f64>,
     /// blake3 of the file, in hexadecimal.
     pub hash: String,
-    /// Where the time went.
+    /// Elapsed times.
     pub times: BpeTimes,
 }
 

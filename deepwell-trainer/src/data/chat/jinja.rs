@@ -182,7 +182,8 @@ fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Year, month and day, so many days after 1 January 1970: Howard Hinnant's `civil_from_days`.
+/// Year, month and day of a number of days since 1 January 1970: Howard Hinnant's
+/// `civil_from_days`.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

@@ -8,13 +8,13 @@ use std::net::TcpStream;
 
 /// First bytes of a connection, to recognize foreign clients.
 const MAGIC: [u8; 8] = *b"deepwell";
-/// Of the messages below.
+/// Version of the messages below.
 const VERSION: u32 = 2;
 /// Longest text of a message.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 /// The kinds of messages.
 pub(super) mod kind {
-    /// A sign of life.
+    /// A heartbeat.
     pub(in super::super) const BEAT: u8 = 0;
     /// The library's id, as the text's bytes.
     pub(in super::super) const ID: u8 = 1;
