@@ -1,7 +1,7 @@
 //! Launches: settings, arguments and results.
 //!
-//! An [`Emulator`] owns device memory and loaded modules; [`Emulator::launch`] runs one kernel to
-//! its end. Launches run one after another, as in one stream.
+//! An [`Emulator`] owns device memory and loaded modules; [`Emulator::launch`] runs a kernel to
+//! completion. Launches run one after another, as in one stream.
 
 use std::collections::BTreeMap;
 mod report;
@@ -58,7 +58,7 @@ pub struct Settings {
     pub ctas_per_sm: u32,
     /// Most instructions of a launch, over all warps. A longer launch is aborted.
     pub step_limit: u64,
-    /// End a launch at its first hazard and report only the hazards found so far. Its results are
+    /// End a launch at its first hazard and report only the hazards found so far. Results are
     /// incomplete.
     pub stop_at_hazard: bool,
     /// Most instructions that the trace keeps; 0 disables the trace.
@@ -120,7 +120,7 @@ impl Arguments {
         Arguments::default()
     }
 
-    /// Appends a parameter whose alignment equals its size.
+    /// Appends a parameter with an alignment equal to the size.
     fn scalar(mut self, bytes: &[u8]) -> Arguments {
         self.0.resize(self.0.len().next_multiple_of(bytes.len()), 0);
         self.0.extend_from_slice(bytes);
@@ -366,7 +366,7 @@ impl Emulator {
         Ok(shape.clusters_resident(&self.settings))
     }
 
-    /// Runs a kernel to its end.
+    /// Runs a kernel to completion.
     ///
     /// # Errors
     /// A launch that does not fit, undefined behavior, a deadlock.

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// One instruction of one warp.
+/// An executed instruction of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
     /// Position of the CTA in the grid.
     pub cta: [u32; 3],
     /// Warp of the CTA.
     pub warp: u32,
-    /// Lanes that ran it, one bit each.
+    /// Active lanes, one bit per lane.
     pub lanes: u32,
     /// Line of the PTX text.
     pub ptx_line: u32,

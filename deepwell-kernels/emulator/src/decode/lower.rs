@@ -209,7 +209,7 @@ impl<'m> Lowering<'m> {
         }
     }
 
-    /// Allocates local memory until the end of the scope. Returns its first byte.
+    /// Allocates local memory until the end of the scope. Returns the offset of the first byte.
     pub(super) fn local_slot(&mut self, bytes: u32, alignment: u32) -> Result<u32, String> {
         let first = self
             .tops

@@ -218,7 +218,7 @@ pub enum UnaryOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum BinaryOperation {
-    /// `carry_in` adds the carry flag of the lane; `carry_out` sets it.
+    /// `carry_in` adds the carry flag of the lane; `carry_out` sets the flag.
     Add {
         saturate: bool,
         carry_in: bool,
@@ -425,7 +425,7 @@ pub enum ScalarInstruction {
         destination: Register,
         /// The inserted bits.
         a: Source,
-        /// The value around them.
+        /// The value that receives the bits.
         b: Source,
         /// Position of the lowest inserted bit.
         position: Source,

@@ -327,7 +327,7 @@ fn complete_first_copy(
 }
 
 /// Runs a pending operation because no warp can continue: preferably one that completes on an
-/// mbarrier in `waited`. Returns whether there was one.
+/// mbarrier in `waited`. Returns false if none is pending.
 pub(crate) fn complete_for(
     cluster: &mut ClusterState,
     warps: &mut [Warp],

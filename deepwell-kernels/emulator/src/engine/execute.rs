@@ -49,7 +49,7 @@ pub(crate) fn run(
     }
     let turn = loop {
         if warp.pc >= warp.limit {
-            // The active lanes reached other lanes: merge with them, or let them run first.
+            // The active lanes reached other lanes: merge, or let the lanes behind run first.
             warp.spread();
             warp.select(None);
         }

@@ -196,7 +196,7 @@ pub(crate) fn touch(
         source: Source::Immediate(_),
     }) = instruction
     {
-        // A constant is not an instruction of its own: the assembler places it where it is legal.
+        // A `mov` of a constant is no access: the assembler moves the constant to a legal position.
         warp.watch.copy(u32::MAX, *to);
         return;
     }

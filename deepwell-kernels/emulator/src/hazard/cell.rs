@@ -7,7 +7,7 @@ const OPERATION: u32 = 1 << 31;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     who: u32,
-    /// Tick of the warp; unused for operations, which have their own table.
+    /// Tick of the warp; unused for operations, whose numbers are in a separate table.
     pub(super) tick: u32,
     /// Lanes that touched all bytes; in a spread record, the lane of byte 0.
     lanes: u32,
@@ -77,8 +77,8 @@ impl Record {
         self.lanes_of(self.bytes)
     }
 
-    /// Adds another lane's bytes of the same instruction, if one record can represent both. Returns
-    /// whether it can.
+    /// Adds another lane's bytes of the same instruction, if a single record can represent both.
+    /// Returns whether the lane was added.
     pub(super) fn absorb(&mut self, lane: u32, bytes: u16) -> bool {
         if self.spread == NOT_SPREAD && self.bytes == bytes {
             self.lanes |= 1 << lane;
@@ -172,8 +172,8 @@ impl Cell {
         } else if self.read.same_event(&new) {
             self.read.bytes |= bytes;
         } else {
-            // Beyond the limit, keep the first readers: synchronization that orders them usually
-            // orders all.
+            // Beyond the limit, keep the first readers: synchronization of the first readers
+            // usually orders all readers.
             self.list(new, reads_max);
         }
     }

@@ -304,7 +304,7 @@ impl Tracker {
         number
     }
 
-    /// Removes a cluster whose CTAs have ended. Reports operations that still use its shared
+    /// Removes a cluster whose CTAs have ended. Reports operations that still use the shared
     /// memory.
     pub fn remove_cluster(&mut self, cluster: u32) {
         self.check_unfinished(cluster);

@@ -41,7 +41,7 @@ pub struct LaunchFile {
     /// Rules disabled for this kernel, which relies on hardware behavior beyond the ISA.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lenient: Vec<Lenience>,
-    /// Folder of the source files in the PTX's `.file` lines. These files are searched for comments
+    /// Folder of the source files in the PTX's `.file` lines. The files are searched for comments
     /// `// redundant WHAT: REASON`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sources: Option<String>,

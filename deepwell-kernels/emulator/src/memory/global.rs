@@ -50,7 +50,7 @@ impl GlobalMemory {
     /// here.
     ///
     /// # Errors
-    /// Any other address.
+    /// An address that [`GlobalMemory::allocate`] cannot return, or one already in use.
     pub fn allocate_at(&mut self, address: u64, bytes: u64, name: &str) -> Result<(), Fault> {
         let next = FIRST + self.granules.len() as u64 * GRANULE;
         if address < next || !address.is_multiple_of(GRANULE) || address - FIRST > FARTHEST {

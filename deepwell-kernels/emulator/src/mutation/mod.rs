@@ -17,7 +17,7 @@
 //! arrival that expects bytes there are two mutations: without the arrival, and without the
 //! expected bytes.
 //!
-//! The other classes edit one operand or one word of an instruction; see [`Class`].
+//! The other classes edit a single operand or word of an instruction; see [`Class`].
 //!
 //! ```
 //! use deepwell_emulator::mutation::{Class, mutant, mutations};

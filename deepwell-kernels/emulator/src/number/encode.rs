@@ -35,11 +35,12 @@ struct Conversion {
 /// to zero (`.relu`).
 ///
 /// - NaN becomes [`Format::nan`].
-/// Without `saturate_finite`, a value beyond the largest finite one becomes infinity if the format
-/// has infinities and the rounding does not point away from infinity. It becomes NaN in E4M3, UE4M3
-/// and UE8M0, and the largest finite value in formats without infinity and NaN, and in integers.
-/// UE8M0 and UE4M3 have no sign and encode the magnitude. UE8M0 has no zero; a value below its
-/// smallest value becomes the smallest value.
+/// - Without `saturate_finite`, a value beyond the largest finite value becomes infinity if the
+///   format has infinities and the rounding does not point away from infinity. Otherwise the result
+///   is NaN in E4M3, UE4M3 and UE8M0, and the largest finite value in the other formats and in
+///   integers.
+/// - UE8M0 and UE4M3 have no sign and encode the magnitude. UE8M0 has no zero; a value below its
+///   smallest value becomes the smallest value.
 pub fn encode(
     format: Format,
     value: f32,

@@ -2,13 +2,13 @@
 //!
 //! Three code paths compute the same bits. The operand values select the path.
 //!
-//! If all bits of the products and of the accumulator lie inside the kept window, no term loses a
-//! bit, and the products are summed as 16-bit integers.
-//! Otherwise each product, exact in binary64, is truncated. Adding a term to a large number, whose
-//! last bit has the weight of the last kept bit, rounds the term to nearest; a little less than
-//! half a unit is subtracted first, which makes the rounding a truncation. The large number is the
-//! running sum, so that the sum needs no extra operation.
-//! If there are infinities or NaNs among the terms, only these are added.
+//! - If all bits of the products and of the accumulator lie inside the kept window, no term loses a
+//!   bit, and the sum of products is a dot product of 16-bit integers.
+//! - Otherwise each product, exact in binary64, is truncated. Adding a term to a large number,
+//!   whose last bit has the weight of the last kept bit, rounds the term to nearest. A little less
+//!   than half a unit is subtracted first, which turns the rounding into a truncation. The large
+//!   number is the running sum, so that the sum needs no extra operation.
+//! - If there are infinities or NaNs among the terms, only these terms are added.
 
 use std::cell::Cell;
 

@@ -60,7 +60,7 @@ impl<'a> Lexer<'a> {
         Ok(lexer)
     }
 
-    /// Enters one nesting level; [`Lexer::leave`] leaves it.
+    /// Enters a nesting level; [`Lexer::leave`] ends the level.
     pub(super) fn enter(&mut self) -> Result<(), ParseError> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
@@ -70,7 +70,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Leaves one nesting level.
+    /// Leaves a nesting level.
     pub(super) fn leave(&mut self) {
         self.depth -= 1;
     }

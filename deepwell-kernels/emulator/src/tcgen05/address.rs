@@ -64,7 +64,7 @@ impl TensorAddress {
     /// Checks that the lane is one of `allowed`.
     ///
     /// # Errors
-    /// Any other lane.
+    /// A lane outside of `allowed`.
     pub fn check_lane(self, what: &str, allowed: &[u32]) -> Result<(), Fault> {
         if allowed.contains(&self.lane) {
             return Ok(());
