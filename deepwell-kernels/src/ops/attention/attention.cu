@@ -27,7 +27,6 @@
 // moves up to the row's greatest score only when some score of the warp exceeds its reference by
 // 2^8 or more. FP32 holds this range without loss, and after the first keys such a move is rare,
 // which saves nearly all rescaling and the exchange of maxima between lanes.
-// rescaling and the exchange of maxima between lanes.
 #include "common/types.cuh"
 #include "epilogue/attention_forward.cuh"
 

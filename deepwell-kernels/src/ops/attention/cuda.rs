@@ -221,7 +221,7 @@ pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     roofline(request, target)
 }
 
-/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and alignment.
+/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and two offsets.
 pub(crate) fn shared_bytes(width: usize) -> u32 {
     // Keys per buffer.
     let stage_keys = if width > 128 { 32 } else { 64 };

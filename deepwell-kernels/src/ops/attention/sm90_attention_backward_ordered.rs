@@ -115,8 +115,8 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     Workspace::of(&request.operands[5].shape, block).bytes
 }
 
-/// The first head whose tiles go longest first: about the second half of the heads, or the last
-/// section, which still has work for every SM.
+/// The first head whose tiles go longest first, to fill SMs that would be idle at the end: the
+/// first head of the last section.
 fn longest_first_from(causal: bool, key_heads: usize, section: usize) -> usize {
     if !causal {
         return 0;

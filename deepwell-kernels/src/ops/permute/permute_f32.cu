@@ -1,5 +1,5 @@
-// permute.cu in FP32: sends the gates of tokens, with few columns each, to the ranks of the
-// experts, and returns the gates' gradients. A thread processes one element at a time.
+// permute.cu in FP32, for the gates of tokens, with few columns each, that are sent to the ranks of
+// the experts, and for the gates' gradients. A thread processes one element at a time.
 //
 //   permute    out[row] = x[pairs[row] / top_k], zero for a row without a pair
 //   unpermute  out[token] = sum over the token's pairs of y[rows[pair]] in the order of the pairs;
