@@ -1,4 +1,4 @@
-//! The output folder of a run: its lock, its run, and the rules for starting a run there.
+//! The output folder of a run: lock, run record, and the rules for starting a run there.
 //!
 //! | in the folder | contents |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `run.json` | a [`RunRecord`]: identity and fingerprint, written before the first step |
 //! | the [results](RESULTS) | metrics, events, checkpoints, summary, profile |
 //!
-//! A folder holds one run. Its checkpoints contain its identity, so that checkpoints of another run
-//! are never used. Results are deleted only on request, by [`Start::Overwrite`].
+//! A folder holds one run. The checkpoints contain the run's identity, so checkpoints of another
+//! run are never used. Results are deleted only on request, by [`Start::Overwrite`].
 
 use std::fs;
 use std::io::{self, Write};

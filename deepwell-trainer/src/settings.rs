@@ -350,7 +350,7 @@ impl Settings {
         Settings::from_toml(&text, &path.display().to_string())
     }
 
-    /// Checks the values that no other part checks.
+    /// Checks the values that are not checked elsewhere.
     ///
     /// # Errors
     /// [`TrainError::Setting`] names the first invalid value.

@@ -2,8 +2,8 @@
 //!
 //! Every rank has an [`Engine`] with its own program. The calls of the program exchange tensors;
 //! decisions on the host (to stop, to fall back) are agreed on through [`Peers`]. Both use one
-//! communicator, in the same order on every rank. If a rank fails, or issues other calls, all other
-//! ranks end with one error that names this rank.
+//! communicator, in the same order on every rank. If a rank fails or issues different calls, every
+//! rank ends with an error that names the failing rank.
 //!
 //! In a run over several processes, each process has a world with only its own rank, as a
 //! [`Member`].
@@ -235,7 +235,7 @@ impl World {
         let [own, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
         let running = Running::of(others.len() + 1);
         let when_stuck = self.when_stuck.as_ref();
-        // A failing rank first informs the other ranks, which would wait for it.
+        // A failing rank informs the other ranks first, because they may wait for this rank.
         let tell = |rank: usize, result: Result<T, TrainError>| {
             result.inspect_err(|error| monitor.abort(rank as u32, &error.to_string()))
         };

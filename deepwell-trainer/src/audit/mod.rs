@@ -138,7 +138,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Checks that data and scales are still as their quantization wrote them.
+    /// Checks that data and scales are unchanged since their quantization.
     fn check_unchanged(
         &mut self,
         program: &Program,

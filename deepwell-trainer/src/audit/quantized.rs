@@ -115,7 +115,7 @@ impl<'a> MxOperand<'a> {
             .reduce(CopyDifferences::default, CopyDifferences::merged)
     }
 
-    /// Differences in the rows that share their groups.
+    /// Differences in rows with common groups.
     fn differences_of_rows(&self, start: usize, end: usize) -> CopyDifferences {
         let mut differences = CopyDifferences::default();
         let every = self.format.scale.stored_every();

@@ -216,7 +216,7 @@ struct LayerUse {
     output_gradient: Option<Origin>,
 }
 
-/// Checks that each [`ScaledGemm`] of `program` reads the operands that its GEMM needs:
+/// Checks that each [`ScaledGemm`] of `program` reads the right operands:
 /// - the data and scales of an operand were written by one quantization, also for dequantizations;
 /// - fprop reads activation and weight rowwise, dgrad the gradient rowwise and the weight
 ///   columnwise, wgrad gradient and activation columnwise;

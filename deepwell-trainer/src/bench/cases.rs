@@ -276,7 +276,7 @@ fn attentions(is_gpu: bool) -> Vec<SingleCall> {
     calls
 }
 
-/// An op, its inputs, its outputs, and the outputs that are quantized after it.
+/// An op with its inputs and outputs, and the indices of the outputs to quantize.
 type Producer = (Op, Vec<Operand>, Vec<Operand>, Vec<usize>);
 
 /// Norms and activations.

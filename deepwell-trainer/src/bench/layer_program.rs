@@ -8,7 +8,7 @@ use deepwell_ir::{
 /// Calls of a step whose values have separate addresses, so that a second run reads the same
 /// inputs.
 pub(super) struct LayerProgram {
-    /// The calls in one body, in their order.
+    /// The calls in one body, in order.
     pub(super) program: Program,
     /// Values that a call reads before any call writes them.
     pub(super) given: Vec<ValueId>,

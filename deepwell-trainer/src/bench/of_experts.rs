@@ -61,7 +61,7 @@ pub(super) struct Routing {
 }
 
 impl Routing {
-    /// Routing of calls that do not specify it.
+    /// Routing of calls without a specified routing.
     pub(super) const UNKNOWN: Routing = Routing { load: Load::Balanced, top_k: 1 };
 
     /// The pairs of each group of a buffer of `rows`.

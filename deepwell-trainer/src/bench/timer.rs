@@ -29,7 +29,7 @@ const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
 /// Times of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Timing {
-    /// The kernel, and its tile if it has several.
+    /// The kernel, with the tile if the kernel has several.
     pub(super) kernel: String,
     /// Median, seconds.
     pub(super) time_s: f64,

@@ -1,4 +1,4 @@
-//! The GEMMs that fall back to BF16 one by one, and the quantizations that count for each GEMM.
+//! The GEMMs that can fall back to BF16 individually, and the quantizations that count for each.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! Runs that differ in a rounding drift apart, so a single pair does not show the effect of the
 //! precision. Several pairs give a mean gap with a confidence interval, and the verdict depends on
-//! the position of that interval: within the tolerance, above it, or across it. A control, BF16
-//! from weights perturbed in their last bit, shows the effect of chaos alone; it never widens the
+//! the position of that interval: within, above or across the tolerance. A control, BF16 from
+//! weights perturbed in their last bit, shows the effect of chaos alone; it never widens the
 //! tolerance.
 
 pub mod ablation;

@@ -107,7 +107,7 @@ fn decide<'a>(
     }
 }
 
-/// One tensor of the input with its output form.
+/// A tensor of the input with its output form.
 struct Job<'a> {
     tensor: &'a StoredTensor,
     /// None for a kept tensor.

@@ -1,4 +1,4 @@
-//! One rank of several processes, connected to the others on its device.
+//! A rank of a multi-process run, connected to the other ranks on its device.
 
 use deepwell_probe::Hardware;
 

@@ -1,13 +1,13 @@
 //! Connects the processes of a run before their collective library does, and detects the failure of
 //! a process.
 //!
-//! Each rank has a TCP connection to rank 0. It transmits the id with which the collective library
-//! connects the ranks, and afterwards only heartbeats and the reason of a failure: data and
-//! decisions of the ranks go through the library. If a connection closes before its rank has said
-//! goodbye, or is silent for long, as after a power loss, the rank has died. A living rank may be
-//! stuck: with each heartbeat a rank sends the number of collective operations that it has begun
-//! (steps, collectives between hosts). If this number does not change on any rank for longer than
-//! the limit, the rank with the smallest number keeps the others waiting.
+//! Each rank has a TCP connection to rank 0. The connection transmits the id with which the
+//! collective library connects the ranks, and afterwards only heartbeats and the reason of a
+//! failure: data and decisions of the ranks go through the library. If a connection closes before
+//! its rank has said goodbye, or is silent for long, as after a power loss, the rank has died. A
+//! living rank may be stuck: with each heartbeat a rank sends the number of collective operations
+//! that it has begun (steps, collectives between hosts). If this number does not change on any rank
+//! for longer than the limit, the rank with the smallest number keeps the others waiting.
 
 mod wire;
 

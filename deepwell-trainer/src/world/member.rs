@@ -17,9 +17,8 @@ const READY: Duration = Duration::from_secs(24 * 3600);
 
 /// One rank of several processes, started by a launcher.
 ///
-/// Rank 0 is ready when it sends the other ranks the id with which their library connects: by then
-/// it has claimed the folder and read the data. The other ranks wait for the id, so that nothing is
-/// done twice.
+/// Rank 0 sends the id for connecting the library once the folder is claimed and the data are read.
+/// The other ranks wait for the id, so that no work is done twice.
 pub(crate) struct Member {
     launched: Launched,
     lifeline: Lifeline,
@@ -34,7 +33,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Finds the other ranks, which wait for each other for at most `exchange`.
+    /// Finds the other ranks; `exchange` is the longest wait in a collective.
     ///
     /// # Errors
     /// No library connects such devices; or rank 0 cannot be reached.

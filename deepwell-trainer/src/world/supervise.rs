@@ -1,7 +1,8 @@
 //! The ranks of one machine without a launcher: a process for each GPU, and a supervising process.
 //!
-//! The processes get the environment variables of torchrun. Their standard input ends with this
-//! process, so that they always stop in order; signals of a terminal reach only this process.
+//! The processes get the environment variables of torchrun. A process stops in order when its
+//! standard input ends, at the latest with this process; signals of a terminal reach only this
+//! process.
 
 use std::net::TcpListener;
 use std::process::{Child, ChildStdin, Command, ExitStatus as ProcessStatus, Stdio};
