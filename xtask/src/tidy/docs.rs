@@ -14,9 +14,6 @@ use super::Violation;
 /// The list of the book's chapters.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// A map that is read whole, and its bytes at most.
-const MAP: (&str, usize) = ("ARCHITECTURE.md", 12 << 10);
-
 /// Where the files of the root are for readers of the book, which holds its own chapters only.
 const REPOSITORY: &str = "https://github.com/deepwell-rs/deepwell/blob/main/";
 
@@ -35,7 +32,6 @@ pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Viola
         }
     }
     violations.extend(check_summary(&documents));
-    violations.extend(texts.iter().filter_map(|(path, text)| check_map(path, text)));
     Ok(violations)
 }
 
@@ -196,20 +192,7 @@ fn contains_lines(text: &str, lines: &[&str]) -> bool {
     !lines.is_empty() && text.windows(lines.len()).any(|window| window == lines)
 }
 
-/// Every chapter is in the list.
-/// What does not fit belongs into docs/ or benchmarks/.
-fn check_map(path: &str, text: &str) -> Option<Violation> {
-    let (map, bytes_max) = MAP;
-    (path == map && text.len() > bytes_max).then(|| {
-        let message = format!(
-            "expected a map of {bytes_max} bytes at most, got {}; reasons go to docs/choices.md, \
-             measurements to benchmarks/",
-            text.len()
-        );
-        Violation::new(path, 1, message)
-    })
-}
-
+/// Checks that every chapter is in the list.
 fn check_summary(documents: &BTreeMap<&str, Document<'_>>) -> Vec<Violation> {
     let Some(summary) = documents.get(SUMMARY) else { return Vec::new() };
     let listed: Vec<String> =
@@ -270,17 +253,6 @@ mod tests {
             for (found, expected) in found.iter().zip(expected) {
                 assert!(found.contains(expected), "expected `{expected}` in `{found}`");
             }
-        }
-    }
-
-    #[test]
-    fn the_map_stays_small() {
-        for (path, bytes, is_found) in [
-            ("ARCHITECTURE.md", MAP.1, false),
-            ("ARCHITECTURE.md", MAP.1 + 1, true),
-            ("README.md", MAP.1 + 1, false),
-        ] {
-            assert_eq!(check_map(path, &"x".repeat(bytes)).is_some(), is_found, "{path} {bytes}");
         }
     }
 }
