@@ -1,4 +1,4 @@
-//! Decoding of bulk copies, tensor copies, `st.async` and cluster launch control to operations.
+//! Conversion of bulk copies, tensor copies, `st.async` and cluster launch control to operations.
 
 use super::access::{address_of, live_rank, own_shared, shared_place};
 use super::asynchronous::{Pending, place_of, submit, wait_bulk_groups};

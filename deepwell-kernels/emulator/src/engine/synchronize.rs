@@ -213,7 +213,7 @@ fn barrier_place(
     shared_place(warp, world, barrier.space, address)
 }
 
-/// Order of `expect_tx` and `complete_tx`.
+/// `expect_tx` and `complete_tx` are relaxed: neither orders other accesses.
 const RELAXED: (Semantics, Scope) = (Semantics::Relaxed, Scope::Cluster);
 
 fn mbarrier(

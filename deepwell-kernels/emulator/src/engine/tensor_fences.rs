@@ -5,7 +5,8 @@ use crate::decode::{Instruction, Mbarrier, Program, Semantics, Tcgen05};
 /// Returns the first MMA and the first load of a kernel that relies only on the acquire of its
 /// mbarrier waits: no wait is followed by a `tcgen05.fence::after_thread_sync`. CUTLASS and
 /// ThunderKittens have such kernels. Kernels with a single commit are excluded, because there the
-/// fence was more likely forgotten, as are kernels that use the fence after any wait.
+/// fence was more likely forgotten, as are kernels with a relaxed wait or with a fence after a
+/// wait.
 pub(crate) fn left_out(program: &Program) -> Option<(u32, u32)> {
     let (mut commits, mut waits) = (0, false);
     let (mut mma, mut load) = (None, None);
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn who_never_fences_behind_a_wait_counts_on_the_acquire() {
         check(&[WAIT, MMA, COMMIT, COMMIT, WAIT, LOAD], Some((1, 5)));
-        // One for the address of an allocation is none for MMAs.
+        // A fence for the address of an allocation does not count for MMAs.
         check(&["bar.sync 0;", FENCE, WAIT, MMA, COMMIT, COMMIT, WAIT, LOAD], Some((3, 7)));
         check(&[WAIT, MMA, COMMIT, WAIT, LOAD], None);
         check(&[WAIT, FENCE, MMA, COMMIT, COMMIT, WAIT, LOAD], None);

@@ -74,7 +74,7 @@ impl Tracker {
         }
     }
 
-    /// Checks that no operation uses deallocated columns.
+    /// Checks that no operation may still use the columns of a deallocation.
     pub(super) fn check_tensor_free(
         &mut self,
         thread: Thread,

@@ -52,12 +52,12 @@ use crate::error::Fault;
 
 /// Computes `accumulator = a · bᵀ`, or `accumulator += a · bᵀ` with `use_accumulator`.
 ///
-/// Row-major: `a` is `[m, k]`, `b` is `[n, k]` (B transposed), `accumulator` is `[m, n]`.
 /// - Row-major: `a` is `[m, k]`, `b` is `[n, k]` (B transposed), `accumulator` is `[m, n]`.
 /// - Without `use_accumulator`, the accumulator counts as zero.
 /// - `negate_a` and `negate_b` negate all elements.
 /// - The sum is formed in steps of the K of one instruction ([`Model::step`]). If `k` is not a
 ///   multiple, the last step is shorter, as in an instruction of a smaller shape.
+///
 /// Large MMAs run on rayon's current thread pool; results do not depend on the number of threads.
 ///
 /// # Errors
