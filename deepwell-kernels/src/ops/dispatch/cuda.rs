@@ -96,7 +96,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let here = op.here();
     let (first_here, end_here) = (number(here.start), number(here.end));
     let counts = Argument::Pointer(call.workspace().0);
-    // The threads beyond the experts split the runs among themselves.
+    // With few experts, groups of `across` threads share the runs.
     let across = number(op.experts().next_power_of_two().min(THREADS as usize));
     let tallies_bytes = tallies_bytes(op.experts());
 

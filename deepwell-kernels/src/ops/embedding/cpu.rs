@@ -27,7 +27,7 @@ pub struct TokenOutOfRange {
 ///
 /// # Errors
 ///
-/// [`TokenOutOfRange`] with the position and value of the first other token.
+/// [`TokenOutOfRange`] with the position and value of the first token outside the table.
 pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), TokenOutOfRange> {
     let outside = |&token: &i32| usize::try_from(token).map_or(true, |row| row >= vocabulary);
     match tokens.iter().position(outside) {

@@ -7,8 +7,8 @@ use crate::KernelError;
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::parallel::ROWS_PER_CHUNK;
 
-/// Copies `x`, `parts` contiguous matrices of `rows` rows each, to `joined`, each of whose rows has
-/// a row of every part.
+/// Copies the rows of `x`, `parts` contiguous matrices of `rows` rows each, to `joined`: row `r` of
+/// `joined` is row `r` of every part, in order.
 ///
 /// # Panics
 ///

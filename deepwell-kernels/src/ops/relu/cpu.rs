@@ -36,7 +36,7 @@ pub fn relu_forward<E: Element>(x: &[E], y: &mut [E]) {
     );
 }
 
-/// Writes the gradient of [`relu_forward`]: `dx = dy` if `x` is positive, else zero.
+/// Writes the gradient of [`relu_forward`]: `dx = dy` if `x` is positive or NaN, else zero.
 ///
 /// # Panics
 ///

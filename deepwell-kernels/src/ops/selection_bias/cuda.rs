@@ -64,7 +64,7 @@ fn prepare_counts(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<St
         Argument::Pointer(call.workspace().0),
         Argument::Pointer(device.arrival_counters(1)?),
     ];
-    // The threads beyond the experts split the pairs of a run among themselves.
+    // With few experts, groups of `across` threads share the pairs of a run.
     let across = op.experts.next_power_of_two().min(THREADS as usize);
     let sizes = [chosen.elements(), op.experts, run, across];
     arguments.extend(sizes.map(|size| Argument::U32(size as u32)));
