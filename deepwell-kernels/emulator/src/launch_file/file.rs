@@ -28,7 +28,7 @@ pub struct LaunchFile {
     #[serde(default, skip_serializing_if = "is_default")]
     pub shared_bytes: u32,
     /// The launch may begin before the previous launch has ended (programmatic dependent launch).
-    /// Writes of the previous launch are `written_before` of the buffers.
+    /// The buffers list writes of the previous launch in `written_before`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub programmatic: bool,
     /// SMs of the device. Default without `--sm-count`: 4.

@@ -13,7 +13,7 @@
 //! asynchronous copies, of `wgmma` and of `tcgen05`; `griddepcontrol.wait`. Acquire and release of
 //! loads, stores and atomics are weakened to `.relaxed`. `griddepcontrol.launch_dependents` stays,
 //! because it only lets the next grid begin earlier, and hints stay. After a deleted wait, threads
-//! continue immediately: a deleted `mbarrier.try_wait` returns that the phase is complete. For an
+//! continue immediately: a deleted `mbarrier.try_wait` reports the phase as complete. For an
 //! arrival that expects bytes there are two mutations: without the arrival, and without the
 //! expected bytes.
 //!
@@ -67,7 +67,7 @@ pub enum Class {
     Order,
     /// One CTA of a multicast mask, or one lane of a warp's mask.
     Mask,
-    /// The first element or byte of a copy.
+    /// Start coordinates or addresses of a copy.
     Coordinate,
     /// Fields of matrix descriptors and MMA instruction descriptors.
     Descriptor,

@@ -83,7 +83,7 @@ pub(super) fn masks(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
     found.push(Edit { class: Class::Mask, what, replacement: Replacement::Steps(steps) });
 }
 
-/// Whether the CTA scope differs from `scope`.
+/// Whether `scope` is wider than the CTA.
 fn narrows(scope: Scope) -> bool {
     scope != Scope::Cta
 }

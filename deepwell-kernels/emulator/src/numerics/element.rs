@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use crate::number::{Format, decode};
 
-/// Exponent of zero, so low that every product with zero is also below all nonzero products.
+/// Exponent of zero, so low that a product with zero is below every nonzero product.
 pub(super) const ZERO_EXPONENT: i16 = -8192;
 /// Exponent of the last set bit of zero, above all others.
 const ZERO_LAST: i16 = 8192;

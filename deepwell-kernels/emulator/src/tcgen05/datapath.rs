@@ -34,7 +34,7 @@ pub struct Part {
 }
 
 impl DataPath {
-    /// Returns the layout of an accumulator of `m` rows, or `None` for an illegal `m`.
+    /// Returns the layout of an accumulator of `m` rows, or `None` for an illegal combination.
     pub fn select(m: u32, group: u32, weight_stationary: bool) -> Option<DataPath> {
         match (m, group, weight_stationary) {
             (256, 2, false) => Some(DataPath::A),

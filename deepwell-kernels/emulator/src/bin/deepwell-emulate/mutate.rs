@@ -58,7 +58,7 @@ pub(crate) fn is_asked(classes: &[Class], class: Class) -> bool {
     classes.is_empty() || classes.contains(&class)
 }
 
-/// Launches of one kernel in one PTX file, smallest first. Buffers are read only when a launch
+/// Launches of one kernel in one PTX file, smallest first. Buffers are not read until a launch
 /// runs, because there may be hundreds of launches.
 pub(crate) struct Group {
     pub(crate) kernel: String,
