@@ -24,7 +24,7 @@ pub enum AblateBy {
 pub(super) struct Class {
     /// Name in the report.
     pub(super) name: String,
-    /// Prefix of the folders' names.
+    /// Common part of the folders' names.
     pub(super) folder: String,
     /// The operands.
     pub(super) operands: Vec<OperandClass>,
