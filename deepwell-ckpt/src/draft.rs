@@ -1,13 +1,13 @@
-//! A checkpoint on its way to the disk, which one rank begins and publishes and all of them fill.
+//! A checkpoint being written: begun and published by one rank, filled by all ranks.
 //!
 //! | who | what |
 //! |---|---|
-//! | the first rank | [`Draft::begin`]: takes the lock, clears leftovers, makes the folder aside |
-//! | every rank | [`write_shards`]: writes what it has into files of its own, and syncs them |
-//! | the first rank | [`Draft::publish`]: looks for all parts, writes the manifest, renames |
+//! | the first rank | [`Draft::begin`]: locks, removes leftovers, creates a temporary folder |
+//! | every rank | [`write_shards`]: writes the rank's parts into separate files and syncs them |
+//! | the first rank | [`Draft::publish`]: checks all parts, writes the manifest, renames |
 //!
-//! How the ranks tell each other of the folder, and of what they wrote, is theirs. A draft that is
-//! dropped is removed; one whose process dies is cleared by the next one.
+//! The caller communicates the folder and the written shards between the ranks. A dropped draft is
+//! removed; the draft of a dead process is removed by the next draft.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -28,10 +28,10 @@ use crate::save::{
 use crate::shard::{HeaderTensor, header_bytes};
 use crate::tensor::{PartView, Section};
 
-/// How long a writer waits for another one to finish.
+/// Seconds that a writer waits for another writer to finish.
 const LOCK_WAIT_S: u64 = 60;
 
-/// A checkpoint that has no name yet, and the right to write into its folder of checkpoints.
+/// An unpublished checkpoint, with the exclusive right to write into its folder of checkpoints.
 ///
 /// ```
 /// use deepwell_ckpt::{CheckpointContents, Draft, PartView, SaveOptions, Section, TensorView};
@@ -60,18 +60,18 @@ const LOCK_WAIT_S: u64 = 60;
 /// ```
 #[derive(Debug)]
 pub struct Draft {
-    /// None once it is published.
+    /// `None` once published.
     place: Option<Place>,
     folder: PathBuf,
 }
 
-/// What a rank has written into the folder of a draft, for the rank that publishes it.
+/// Files and tensors that a rank has written into a draft's folder, for the rank that publishes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankShards {
-    /// Its files.
+    /// Files of the rank.
     pub files: Vec<FileEntry>,
-    /// The parts of tensors in them.
+    /// The parts of tensors in the files.
     pub tensors: Vec<TensorEntry>,
 }
 
@@ -87,33 +87,32 @@ impl Draft {
         Ok(Draft { folder: place.folder.clone(), place: Some(place) })
     }
 
-    /// Where ranks write their shards.
+    /// The folder for the ranks' shards.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A number by which [`Draft::folder_of`] gives the folder to another rank.
+    /// Identifies the draft for [`Draft::folder_of`] on another rank.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.place.as_ref().map_or(0, |place| place.pid)
     }
 
-    /// The folder of another rank's draft of a step in `root`.
+    /// Returns the folder of another rank's draft of a step in `root`.
     #[must_use]
     pub fn folder_of(root: &Path, step: u64, id: u32) -> PathBuf {
         root.join(Aside::Temporary.folder_name(step, id))
     }
 
-    /// Makes the checkpoint appear, once every rank has written what `shards` says. `contents` has
+    /// Publishes the checkpoint, once every rank has written the files in `shards`. `contents` has
     /// the JSON sections and no tensors.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Incomplete`] where parts are missing or overlap, or a file is not there
-    /// as it was written; [`NoSpace`](CheckpointError::NoSpace) and [`Io`](CheckpointError::Io).
-    /// After an error the earlier checkpoints are as they were, and the folder of the draft is
-    /// removed.
+    /// [`CheckpointError::Incomplete`] if parts are missing or overlap, or a file is missing or has
+    /// another length; [`NoSpace`](CheckpointError::NoSpace) and [`Io`](CheckpointError::Io). After
+    /// an error the earlier checkpoints are unchanged, and the draft's folder is removed.
     pub fn publish(
         mut self,
         contents: &CheckpointContents<'_>,
@@ -129,14 +128,14 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
-            // Cleared by the next writer otherwise.
+            // Otherwise the next writer removes it.
             let _ = DiskIo.remove_dir_all(&place.folder);
         }
     }
 }
 
-/// Writes what a rank has into files of its own in the folder of a [`Draft`], and waits for the
-/// disk. A rank that is alone names none. Memory: buffers of at most 1 MiB.
+/// Writes a rank's parts into separate files in the folder of a [`Draft`], and syncs them to disk.
+/// `rank` is `None` if there is only one rank. Memory: buffers of at most 1 MiB.
 ///
 /// # Errors
 ///
@@ -159,7 +158,7 @@ pub fn write_shards(
         .map_err(|error| name_full_disk(error, step, bytes_needed))
 }
 
-/// Where a draft is, and the lock under which it is made.
+/// Location of a draft, and the lock that its writer holds.
 #[derive(Debug)]
 pub(crate) struct Place {
     root: PathBuf,
@@ -196,9 +195,9 @@ impl Place {
         Ok(Place { root: root.to_path_buf(), folder, step, pid, warnings, _lock: lock })
     }
 
-    /// Removes what was written, after an error.
+    /// Removes the folder, after an error.
     pub(crate) fn discard<I: Io>(&self, io: &I) {
-        // The folder may be in place already: then there is nothing to remove.
+        // If the folder was already renamed, there is nothing to remove.
         let _ = io.remove_dir_all(&self.folder);
     }
 
@@ -220,7 +219,7 @@ impl Place {
         Ok(SavedCheckpoint { step: self.step, path, bytes, pruned_steps, warnings: self.warnings })
     }
 
-    /// Writes the manifest of all shards; the bytes of all files.
+    /// Writes the manifest of all shards; returns the total bytes of all files.
     fn finish<I: Io>(
         &self,
         io: &I,
@@ -269,7 +268,7 @@ impl Place {
     }
 }
 
-/// Writes what one rank has; without a rank, of a checkpoint that is written whole.
+/// Writes the parts of one rank; `rank` is `None` for a checkpoint written by a single rank.
 pub(crate) fn write_parts<I: Io>(
     io: &I,
     folder: &Path,
@@ -289,8 +288,8 @@ pub(crate) fn write_parts<I: Io>(
     Ok(written)
 }
 
-/// The tensors of one section in shards of at most `bytes_max`, widest elements first, so that
-/// each tensor is aligned to its elements.
+/// Splits the tensors of one section into shards of at most `bytes_max`, widest elements first, so
+/// that each tensor is aligned to its element size.
 fn split_section<'t, 'a>(
     parts: &'t [PartView<'a>],
     section: Section,
@@ -316,7 +315,7 @@ fn split_section<'t, 'a>(
     shards
 }
 
-/// Writes one shard and enters it among what was written.
+/// Writes a shard and records the shard in `written`.
 fn write_shard<I: Io>(
     io: &I,
     folder: &Path,
@@ -371,10 +370,10 @@ fn write_shard<I: Io>(
     Ok(())
 }
 
-/// The lock file, and whether this file system has locks at all.
+/// The lock file, and whether this file system supports locks.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
-    /// Unlocked when it is closed.
+    /// Closing the file releases the lock.
     _file: File,
     pub(crate) held: bool,
 }
@@ -400,14 +399,14 @@ pub(crate) fn lock_folder(root: &Path, wait: Duration) -> Result<FolderLock, Che
                     waited_s: wait.as_secs(),
                 });
             }
-            // Some network file systems are mounted without locks. Refusing to save there would
-            // be worse than leaving the leftovers of a killed run.
+            // Some network file systems are mounted without locks. Refusing to save there would be
+            // worse than leaving the folders of a killed run.
             Err(TryLockError::Error(_)) => return Ok(FolderLock { _file: file, held: false }),
         }
     }
 }
 
-/// Clears what dead writers left. Call it only with the lock held.
+/// Removes the folders of dead writers. The lock must be held.
 fn remove_leftovers<I: Io>(
     io: &I,
     root: &Path,
@@ -420,7 +419,7 @@ fn remove_leftovers<I: Io>(
         let path = root.join(&name);
         let published = root.join(step_folder_name(step));
         let outcome = if kind == Aside::Replaced && !published.exists() {
-            // Its successor never came: it is the checkpoint of that step again.
+            // The replacement was never published: restore the previous checkpoint of the step.
             io.rename(&path, &published)
         } else {
             io.remove_dir_all(&path)
@@ -432,7 +431,7 @@ fn remove_leftovers<I: Io>(
     Ok(())
 }
 
-/// Gives the finished folder its name.
+/// Renames the finished folder into place.
 fn publish<I: Io>(
     io: &I,
     root: &Path,
@@ -448,21 +447,21 @@ fn publish<I: Io>(
     }
     if let Err(cause) = io.rename(temporary, &published) {
         if replaces {
-            // If this fails too, the listing still finds it aside, and the next save puts it back.
+            // If this fails too, listings still find the folder, and the next save restores it.
             let _ = io.rename(&replaced, &published);
         }
         return Err(CheckpointError::io("rename", temporary)(cause));
     }
     io.sync_dir(root).map_err(CheckpointError::io("sync", root))?;
     if replaces {
-        // Left for the next save if it cannot be removed now: it is no longer listed.
+        // If this fails, the next save removes it: the folder is no longer listed.
         let _ = io.remove_dir_all(&replaced);
     }
     Ok(())
 }
 
-/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails
-/// here harms the new one.
+/// Removes the oldest checkpoints up to the one just saved, except the last `keep_last`. Failures
+/// do not affect the new checkpoint.
 fn prune<I: Io>(
     io: &I,
     root: &Path,

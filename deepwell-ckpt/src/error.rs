@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a checkpoint.
+//! Errors of checkpoints.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::tensor::{CkptDtype, Section};
 
 /// Why a checkpoint could not be written, found or read.
 ///
-/// Each message is complete by itself: an error of the operating system is part of the text.
+/// Each message is self-contained: it includes the error of the operating system.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -26,12 +26,12 @@ pub enum CheckpointError {
         name: String,
         /// Element type of the tensor.
         dtype: CkptDtype,
-        /// Row-major index of the first such element.
+        /// Row-major index of the first non-finite element.
         index: usize,
         /// `NaN`, `inf` or `-inf`.
         value: String,
     },
-    /// A tensor's bytes do not fit its shape. Nothing was written.
+    /// The length of a tensor's data does not match its shape. Nothing was written.
     #[error(
         "tensor `{name}` ({section}): expected {expected_bytes} bytes for {shape:?} {dtype}, got \
          {got_bytes}"
@@ -45,9 +45,9 @@ pub enum CheckpointError {
         dtype: CkptDtype,
         /// Shape of the tensor.
         shape: Vec<usize>,
-        /// Bytes that the shape and element type take.
+        /// Bytes required by shape and element type.
         expected_bytes: u128,
-        /// Bytes that were given.
+        /// Bytes given.
         got_bytes: usize,
     },
     /// Two tensors of one section have the same name. Nothing was written.
@@ -55,7 +55,7 @@ pub enum CheckpointError {
     DuplicateTensor {
         /// Section of both tensors.
         section: Section,
-        /// Their name.
+        /// Name of both tensors.
         name: String,
     },
     /// A tensor's name cannot be stored. Nothing was written.
@@ -64,7 +64,7 @@ pub enum CheckpointError {
         /// The name.
         name: String,
     },
-    /// The parts that ranks have written do not make up their tensors. Nothing was published.
+    /// The parts written by the ranks do not cover their tensors. Nothing was published.
     #[error(
         "the checkpoint of step {step} is not complete: {detail}; nothing was published\n\
          hint: the newest earlier checkpoint is untouched"
@@ -72,17 +72,17 @@ pub enum CheckpointError {
     Incomplete {
         /// Step of the checkpoint.
         step: u64,
-        /// What is missing.
+        /// Description of the missing or overlapping part.
         detail: String,
     },
-    /// An option makes no sense. Nothing was written.
+    /// Invalid value of an option. Nothing was written.
     #[error("checkpoint option `{option}`: expected {expected}, got {got}")]
     InvalidOption {
         /// Name of the option.
         option: &'static str,
-        /// What it may be.
+        /// Valid values.
         expected: &'static str,
-        /// What it was.
+        /// The given value.
         got: u64,
     },
     /// Another writer held the folder's lock for too long. Nothing was written.
@@ -93,7 +93,7 @@ pub enum CheckpointError {
     WriterBusy {
         /// The folder of checkpoints.
         root: PathBuf,
-        /// Seconds that this writer waited.
+        /// Seconds waited.
         waited_s: u64,
     },
     /// The file system is full. The half-written folder was removed.
@@ -107,19 +107,19 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Step of the checkpoint.
         step: u64,
-        /// Bytes of all tensors that were to be written here.
+        /// Total bytes of all tensors to be written.
         bytes_needed: u64,
     },
 
-    // Both ways.
-    /// The operating system refused something.
+    // Saving and loading.
+    /// An operation of the operating system failed.
     #[error("cannot {action} `{}`: {cause}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// With which file or folder.
+        /// Its file or folder.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the operating system.
         cause: io::Error,
     },
 
@@ -132,7 +132,7 @@ pub enum CheckpointError {
         /// What is missing, and where to look instead.
         reason: String,
     },
-    /// A checkpoint lost its manifest, or the checksum of it.
+    /// A checkpoint has no manifest, or no checksum of the manifest.
     #[error(
         "checkpoint `{}` is damaged: it has no `{file}`\n\
          hint: resume from an earlier checkpoint", path.display()
@@ -143,7 +143,7 @@ pub enum CheckpointError {
         /// Name of the file.
         file: String,
     },
-    /// The manifest's bytes are not those that were written.
+    /// The manifest's bytes do not match their checksum.
     #[error(
         "manifest `{}` is damaged: expected checksum {expected}, got {got}\n\
          hint: resume from an earlier checkpoint", path.display()
@@ -153,15 +153,15 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Checksum in `manifest.blake3`.
         expected: String,
-        /// Checksum of the bytes.
+        /// Checksum of the actual bytes.
         got: String,
     },
-    /// The manifest's bytes are intact but their meaning is not.
+    /// The manifest is intact but invalid.
     #[error("manifest `{}` is not valid: {detail}", path.display())]
     ManifestInvalid {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         detail: String,
     },
     /// The checkpoint was written by another version of the format.
@@ -172,7 +172,7 @@ pub enum CheckpointError {
     FormatVersion {
         /// The manifest.
         path: PathBuf,
-        /// The version that this library reads.
+        /// The version supported by this library.
         expected: u64,
         /// The version of the file.
         got: u64,
@@ -185,10 +185,10 @@ pub enum CheckpointError {
     FileMissing {
         /// The file.
         path: PathBuf,
-        /// Its length when it was written.
+        /// Length when written.
         expected_bytes: u64,
     },
-    /// A file of the checkpoint has another length.
+    /// A file of the checkpoint has another length than when written.
     #[error(
         "file `{}` is damaged: expected {expected_bytes} bytes, got {got_bytes}\n\
          hint: resume from an earlier checkpoint", path.display()
@@ -196,12 +196,12 @@ pub enum CheckpointError {
     FileLength {
         /// The file.
         path: PathBuf,
-        /// Its length when it was written.
+        /// Length when written.
         expected_bytes: u64,
-        /// Its length now.
+        /// Actual length.
         got_bytes: u64,
     },
-    /// The bytes of a tensor are not those that were written.
+    /// The bytes of a tensor do not match their checksum.
     #[error(
         "tensor `{name}` ({section}) is damaged: file `{}`, {bytes} bytes at offset {offset}: \
          expected checksum {expected}, got {got}\n\
@@ -220,7 +220,7 @@ pub enum CheckpointError {
         bytes: u64,
         /// Checksum in the manifest.
         expected: String,
-        /// Checksum of the bytes.
+        /// Checksum of the actual bytes.
         got: String,
     },
     /// The checkpoint has no such tensor.
@@ -230,14 +230,14 @@ pub enum CheckpointError {
     MissingTensor {
         /// The checkpoint.
         path: PathBuf,
-        /// Section that was asked for.
+        /// Requested section.
         section: Section,
-        /// Name that was asked for.
+        /// Requested name.
         name: String,
-        /// What it has instead.
+        /// What the checkpoint has instead.
         hint: String,
     },
-    /// A tensor has another type or shape than the model at hand.
+    /// A tensor has another type or shape than requested.
     #[error(
         "tensor `{name}` ({section}): expected {expected_shape:?} {expected_dtype}, got \
          {got_shape:?} {got_dtype}\n\
@@ -250,16 +250,16 @@ pub enum CheckpointError {
         section: Section,
         /// Name of the tensor.
         name: String,
-        /// Element type that was asked for.
+        /// Requested element type.
         expected_dtype: CkptDtype,
-        /// Shape that was asked for.
+        /// Requested shape.
         expected_shape: Vec<usize>,
         /// Element type in the checkpoint.
         got_dtype: CkptDtype,
         /// Shape in the checkpoint.
         got_shape: Vec<usize>,
     },
-    /// A rectangle that does not lie in its tensor.
+    /// A region outside of its tensor.
     #[error(
         "tensor `{name}` ({section}): expected a part of {shape:?}, got {:?} at {:?}",
         region.shape, region.offset
@@ -271,7 +271,7 @@ pub enum CheckpointError {
         name: String,
         /// Shape of the tensor.
         shape: Vec<usize>,
-        /// What was asked for.
+        /// Requested region.
         region: Region,
     },
     /// The buffer for a tensor has the wrong length.
@@ -291,7 +291,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether a checkpoint is there and no longer as it was written, in whichever part.
+    /// Whether a checkpoint exists but any part of it is damaged.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         use CheckpointError::*;
@@ -306,7 +306,7 @@ impl CheckpointError {
         )
     }
 
-    /// For `map_err`: the operating system refused `action` on `path`.
+    /// For `map_err`: the operating system failed to perform `action` on `path`.
     pub(crate) fn io(
         action: &'static str,
         path: impl Into<PathBuf>,

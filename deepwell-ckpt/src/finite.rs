@@ -1,15 +1,15 @@
-//! Finds the first value in a tensor that is not finite.
+//! Finds the first non-finite value of a tensor.
 
 use half::{bf16, f16};
 
 use crate::tensor::CkptDtype;
 
-/// Bytes looked at between two decisions. Within a block the test has no early exit, so that the
-/// compiler can use vector instructions.
+/// Bytes checked between two branches. The check of a block has no early exit, so that it
+/// vectorizes.
 const BLOCK_BYTES: usize = 4096;
 
-/// The index and the value, as text, of the first element of `data` that is NaN or infinite;
-/// `None` when all are finite or the type has no such values.
+/// Index and value, as text, of the first NaN or infinite element of `data`; `None` if all are
+/// finite or the type has no such values.
 pub(crate) fn first_non_finite(dtype: CkptDtype, data: &[u8]) -> Option<(usize, String)> {
     match dtype {
         CkptDtype::F64 => find(
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn special_codes_of_the_8_bit_formats() {
-        // The OCP 8-bit formats' tables of special values.
+        // The special values of the OCP 8-bit formats.
         let check = |dtype, expected: &[u8]| {
             let bad: Vec<u8> =
                 (0..=255).filter(|&code| first_non_finite(dtype, &[code]).is_some()).collect();

@@ -1,12 +1,12 @@
-//! A folder of checkpoints: which are there, which are whole, and what is left over.
+//! A folder of checkpoints: complete, damaged, and temporary entries.
 //!
-//! | entry | what it is |
+//! | entry | meaning |
 //! |---|---|
 //! | `step-00000120` | a published checkpoint |
-//! | `.replaced-step-00000120-4711` | the former one of a step being saved again |
+//! | `.replaced-step-00000120-4711` | previous checkpoint of a step that is being saved again |
 //! | `.tmp-step-00000120-4711` | being written by process 4711, or left by its death |
 //! | `.pruned-step-00000100-4711` | being removed |
-//! | `.lock` | held by the one writer |
+//! | `.lock` | held by the writer |
 
 use std::fs;
 use std::io;
@@ -20,41 +20,41 @@ use crate::manifest::{MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest};
 /// A complete checkpoint in a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckpointEntry {
-    /// Training step after which it was written.
+    /// Training step after which the checkpoint was written.
     pub step: u64,
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
 }
 
-/// A checkpoint that was published and is no longer whole.
+/// A published checkpoint that is damaged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DamagedCheckpoint {
-    /// Training step in its name.
+    /// Training step in the folder name.
     pub step: u64,
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub reason: String,
 }
 
-/// Everything that a folder holds under the name of a checkpoint.
+/// All checkpoints in a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Listing {
-    /// Whole ones, by ascending step.
+    /// Complete checkpoints, by ascending step.
     pub complete: Vec<CheckpointEntry>,
-    /// Those with a damaged manifest, or with a shard missing or of another length.
+    /// Checkpoints with a damaged manifest, or with a shard that is missing or has another length.
     pub damaged: Vec<DamagedCheckpoint>,
 }
 
-/// The complete checkpoints in `root`, by ascending step; none when the folder does not exist.
+/// The complete checkpoints in `root`, by ascending step; empty if the folder does not exist.
 ///
-/// Complete means: the manifest is intact and every shard is there in full length. The bytes of
-/// the shards are not read; [`verify`](crate::verify) does that.
+/// A checkpoint is complete if its manifest is intact and every shard exists with its full length.
+/// The bytes of the shards are not read, unlike in [`verify`](crate::verify).
 ///
 /// # Errors
 ///
 /// [`CheckpointError::Io`] if `root` cannot be read. A damaged checkpoint is not an error: it is
-/// left out here and named by [`scan`].
+/// omitted here and reported by [`scan`].
 pub fn list(root: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     Ok(scan(root)?.complete)
 }
@@ -68,7 +68,7 @@ pub fn latest(root: &Path) -> Result<Option<CheckpointEntry>, CheckpointError> {
     Ok(scan(root)?.complete.pop())
 }
 
-/// Like [`list`], and names the damaged ones too.
+/// Like [`list`], with the damaged checkpoints as well.
 ///
 /// # Errors
 ///
@@ -79,7 +79,7 @@ pub fn scan(root: &Path) -> Result<Listing, CheckpointError> {
     for name in &names {
         match FolderName::parse(name) {
             Some(FolderName::Step { step }) => candidates.push((step, name.clone())),
-            // A kill between the two renames of a replacement leaves the former one only.
+            // A kill between the two renames of a replacement leaves only the previous checkpoint.
             Some(FolderName::Aside { kind: Aside::Replaced, step, .. })
                 if !names.contains(&step_folder_name(step)) =>
             {
@@ -109,10 +109,10 @@ pub fn scan(root: &Path) -> Result<Listing, CheckpointError> {
     Ok(listing)
 }
 
-/// Whether a folder is a checkpoint, whole or damaged: it has the name of one, or its manifest, or
-/// the checksum of that.
+/// Whether a folder is a checkpoint, complete or damaged: by its name, its manifest, or the
+/// checksum of the manifest.
 pub fn is_checkpoint(path: &Path) -> bool {
-    // `.` has no name.
+    // The path `.` has no file name.
     let whole = path.canonicalize();
     let name = whole.as_deref().unwrap_or(path).file_name().and_then(|name| name.to_str());
     let is_published = |name: &str| {
@@ -126,8 +126,8 @@ pub fn is_checkpoint(path: &Path) -> bool {
         && (name.is_some_and(is_published) || has(MANIFEST_FILE) || has(MANIFEST_CHECKSUM_FILE))
 }
 
-/// Names of what is in a folder; none when it does not exist. Names that are not UTF-8 are not
-/// ours and are left out.
+/// Names of the entries of a folder; empty if it does not exist. Names that are not UTF-8 are not
+/// from this crate and are skipped.
 pub(crate) fn entry_names(root: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = match fs::read_dir(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -144,17 +144,17 @@ pub(crate) fn entry_names(root: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names)
 }
 
-/// `step-00000120`.
+/// Returns a name such as `step-00000120`.
 pub(crate) fn step_folder_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Why a folder stands aside.
+/// State of a folder that is not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Aside {
     /// Being written.
     Temporary,
-    /// Being replaced by a newer one of the same step.
+    /// Being replaced by a newer checkpoint of the same step.
     Replaced,
     /// Being removed.
     Pruned,
@@ -171,18 +171,18 @@ impl Aside {
         }
     }
 
-    /// `.tmp-step-00000120-4711`.
+    /// Returns a name such as `.tmp-step-00000120-4711`.
     pub(crate) fn folder_name(self, step: u64, pid: u32) -> String {
         format!("{}{}-{pid}", self.prefix(), step_folder_name(step))
     }
 }
 
-/// A name that this crate gives to folders.
+/// A folder name of this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FolderName {
     /// A published checkpoint.
     Step { step: u64 },
-    /// A folder aside.
+    /// An unpublished folder.
     Aside { kind: Aside, step: u64, pid: u32 },
 }
 
@@ -197,7 +197,7 @@ impl FolderName {
                 FolderName::Aside { kind, step: step.parse().ok()?, pid: pid.parse().ok()? }
             }
         };
-        // Only names that we would write ourselves: no sign, no missing or extra zeros.
+        // Accepts canonical names only: no sign, no missing or extra zeros.
         (parsed.name() == name).then_some(parsed)
     }
 

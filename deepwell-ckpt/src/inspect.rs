@@ -1,4 +1,4 @@
-//! What a checkpoint holds, without reading its tensors.
+//! Describes a checkpoint without reading its tensors.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
@@ -12,41 +12,41 @@ use crate::load::load;
 use crate::manifest::{FileEntry, TensorEntry};
 use crate::tensor::{CkptDtype, Section};
 
-/// One section in numbers.
+/// Summary of one section.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SectionSummary {
     /// The section.
     pub section: Section,
-    /// Tensors in it.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Elements of all of them.
+    /// Total number of elements.
     pub elements: u64,
-    /// Bytes of all of them.
+    /// Total bytes.
     pub bytes: u64,
-    /// Element types that occur.
+    /// Element types in use.
     pub dtypes: Vec<CkptDtype>,
-    /// Shards that hold them.
+    /// Number of shards.
     pub files: usize,
 }
 
-/// A checkpoint's contents. `{}` prints a table of sections, `{:#}` every tensor as well.
+/// A checkpoint's contents. `{}` prints a table of sections, `{:#}` also every tensor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// The checkpoint's folder.
     pub path: PathBuf,
     /// Version of the format.
     pub format_version: u64,
-    /// Training steps done.
+    /// Completed training steps.
     pub step: u64,
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub tensor_bytes: u64,
-    /// Sections that hold anything, in the order of the shards.
+    /// Nonempty sections, in the order of the shards.
     pub sections: Vec<SectionSummary>,
     /// All shards.
     pub files: Vec<FileEntry>,
-    /// All tensors, those of several ranks part by part.
+    /// All tensors; those written by several ranks part by part.
     pub tensors: Vec<TensorEntry>,
-    /// How the model was laid out on the hardware.
+    /// Layout of the model on the hardware.
     pub plan: Value,
     /// Precision per tensor.
     pub policy: Value,
@@ -54,7 +54,7 @@ pub struct Inspection {
     pub guards: Value,
     /// State of the random-number generators.
     pub rng: Value,
-    /// Where in the data the next batch begins.
+    /// Position of the next batch in the data.
     pub data_position: Value,
     /// Options, model configuration, seeds, versions.
     pub run: Value,
@@ -169,7 +169,7 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// A JSON value in at most a line; long ones by their size.
+/// A JSON value in at most one line; long values are summarized.
 fn one_line(value: &Value) -> String {
     const COLUMNS_MAX: usize = 80;
     let text = value.to_string();

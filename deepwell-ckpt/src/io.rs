@@ -1,6 +1,7 @@
-//! The few operations through which a checkpoint reaches the disk.
+//! The disk operations of a checkpoint.
 //!
-//! They are a trait so that a test can fail, or stop the world, at the n-th of them for every n.
+//! They are a trait so that a test can fail, or kill the process, at the n-th operation for every
+//! n.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,27 +9,27 @@ use std::path::{Path, PathBuf};
 
 use crate::error::CheckpointError;
 
-/// The largest piece handed to the operating system, and the size of every buffer that saving,
-/// loading and verifying use: none of them needs memory in proportion to the model.
+/// The largest piece passed to the operating system, and the size of every buffer for saving,
+/// loading and verifying: memory use does not grow with the model.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// Operations that change the disk.
 pub(crate) trait Io {
     /// An open file.
     type File;
-    /// Creates one folder, which must not exist.
+    /// Creates a folder, which must not exist.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates a file, which must not exist.
     fn create_file(&self, path: &Path) -> io::Result<Self::File>;
     /// Appends all the bytes.
     fn write(&self, file: &mut Self::File, bytes: &[u8]) -> io::Result<()>;
-    /// Returns when the file's bytes are on the disk.
+    /// Returns once the file's bytes are on disk.
     fn sync_file(&self, file: &Self::File) -> io::Result<()>;
-    /// Returns when the folder's entries are on the disk.
+    /// Returns once the folder's entries are on disk.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames a file or folder within one folder, in one step.
+    /// Renames a file or folder within one folder, atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a folder and what is in it; not in one step.
+    /// Removes a folder and its contents; not atomic.
     fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
@@ -61,7 +62,7 @@ impl Io for DiskIo {
         File::open(path)?.sync_all()
     }
 
-    // Elsewhere a folder cannot be opened as a file, and a rename is durable without it.
+    // On other systems a folder cannot be opened as a file, and a rename is durable without a sync.
     #[cfg(not(unix))]
     fn sync_dir(&self, _path: &Path) -> io::Result<()> {
         Ok(())
@@ -80,7 +81,7 @@ impl Io for DiskIo {
     }
 }
 
-/// A file being written, whose checksum is taken on the way.
+/// A file being written, with a running checksum.
 pub(crate) struct HashingFile<'a, I: Io> {
     io: &'a I,
     file: I::File,
@@ -89,11 +90,11 @@ pub(crate) struct HashingFile<'a, I: Io> {
     bytes: u64,
 }
 
-/// What a finished file is known by.
+/// Checksum and length of a finished file.
 pub(crate) struct FileDigest {
-    /// Checksum of all its bytes, in hexadecimal.
+    /// Checksum of all bytes, in hexadecimal.
     pub(crate) blake3: String,
-    /// Its length.
+    /// Length in bytes.
     pub(crate) bytes: u64,
 }
 
@@ -103,7 +104,7 @@ impl<'a, I: Io> HashingFile<'a, I> {
         Ok(HashingFile { io, file, path, hasher: blake3::Hasher::new(), bytes: 0 })
     }
 
-    /// Appends bytes, piece by piece; `on_piece` sees each piece while it is still in the cache.
+    /// Appends bytes in pieces; `on_piece` receives each piece while it is still in the cache.
     pub(crate) fn append(
         &mut self,
         bytes: &[u8],
@@ -120,14 +121,14 @@ impl<'a, I: Io> HashingFile<'a, I> {
         Ok(())
     }
 
-    /// Waits until the file is on the disk.
+    /// Syncs the file to disk.
     pub(crate) fn finish(self) -> Result<FileDigest, CheckpointError> {
         self.io.sync_file(&self.file).map_err(CheckpointError::io("sync", &self.path))?;
         Ok(FileDigest { blake3: self.hasher.finalize().to_hex().to_string(), bytes: self.bytes })
     }
 }
 
-/// Reads up to the buffer's length; less only at the end of the file.
+/// Fills the buffer; reads less only at the end of the file.
 pub(crate) fn read_full(mut source: impl io::Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

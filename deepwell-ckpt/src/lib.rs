@@ -1,26 +1,27 @@
-//! Checkpoints of a training run: complete or absent, checksummed, never with a NaN in them.
+//! Checkpoints of a training run: complete or absent, checksummed, never with a NaN.
 //!
 //! # Brief overview
 //!
 //! A checkpoint is a folder `step-00000120` with safetensors shards, one `manifest.json` and the
 //! manifest's checksum. [`save`] takes [`CheckpointContents`]: borrowed [`TensorView`]s, each in a
-//! [`Section`] (weights, master weights, moments, scales, …), and JSON sections that belong to
-//! the caller (plan, policy, guards, random numbers, data position, run). It writes them aside,
-//! waits for the disk, and renames the folder into place, so that a run killed at any moment
-//! leaves only whole checkpoints behind. Tensors are streamed from where they lie: saving needs
-//! buffers of 1 MiB, not a second copy of the model.
+//! [`Section`] (weights, master weights, moments, scales, …), and JSON sections that belong to the
+//! caller (plan, policy, guards, random numbers, data position, run). It writes them to a temporary
+//! folder, syncs it to disk, and renames it into place, so that a run killed at any moment leaves
+//! only complete checkpoints. Tensors are streamed from the caller's memory: saving needs buffers
+//! of 1 MiB, not a second copy of the model.
 //!
-//! Ranks that have a model together save it together: one begins a [`Draft`], each writes what it
-//! has with [`write_shards`], parts of tensors with their offsets in the whole, and the first one
-//! publishes it when all of them have. What is read is whole tensors, or any [`Region`] of one,
-//! whoever wrote them.
+//! Several ranks save a sharded model together: the first rank begins a [`Draft`], each rank writes
+//! its parts of tensors, with their offsets, with [`write_shards`], and the first rank publishes
+//! the draft once all ranks have finished. Readers get whole tensors, or any [`Region`] of a
+//! tensor, regardless of the ranks that wrote it.
 //!
-//! [`list`] and [`latest`] find complete checkpoints; [`load`] opens one and reads tensors on
-//! demand, each checked as it is read; [`verify`] reads every byte and names each damaged place;
-//! [`inspect`] says what is inside; [`diff`] says what differs between two. [`hf`] reads and writes
+//! [`list`] and [`latest`] find complete checkpoints; [`load`] opens a checkpoint and reads tensors
+//! on demand, with checksums verified; [`verify`] reads every byte and reports all damage;
+//! [`inspect`] describes the contents; [`diff`] compares two checkpoints. [`hf`] reads and writes
 //! Hugging Face weights.
 //!
-//! This crate knows tensors by name and bytes only. It depends on no other Deepwell crate.
+//! Tensors are identified by name and bytes only. Of Deepwell's crates only `deepwell-ir` is used,
+//! for safetensors headers and weight files.
 //!
 //! # Example
 //!

@@ -1,4 +1,4 @@
-//! Reads a checkpoint: the manifest at once, each tensor when it is asked for.
+//! Reads a checkpoint: the manifest when opened, tensors on request.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::manifest::{FileEntry, Manifest, TensorEntry};
 use crate::region::Region;
 use crate::tensor::{CkptDtype, Section};
 
-/// An opened checkpoint. Holds the manifest only; tensors stay on the disk until they are read.
+/// An opened checkpoint. Holds the manifest only; tensors stay on disk until they are read.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -22,7 +22,7 @@ pub struct Checkpoint {
     index: HashMap<(Section, String), usize>,
 }
 
-/// A tensor of a checkpoint, whether one rank wrote it or several have written parts of it.
+/// A tensor of a checkpoint, written whole by one rank or in parts by several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Name, unique within `section`.
@@ -31,18 +31,18 @@ pub struct StoredTensor {
     pub section: Section,
     /// Element type.
     pub dtype: CkptDtype,
-    /// Shape of all parts together.
+    /// Shape of the whole tensor.
     pub shape: Vec<usize>,
     /// Bytes of all parts together.
     pub bytes: u64,
-    /// Where its parts are among [`Checkpoint::entries`].
+    /// Indices of the parts in [`Checkpoint::entries`].
     pub parts: Vec<usize>,
 }
 
 /// Opens the checkpoint in folder `path`, such as `runs/a/step-00000120`.
 ///
-/// Checks the manifest's checksum, its consistency, and the presence and length of every shard.
-/// The shards' bytes are checked as tensors are read, or all at once by [`verify`](crate::verify).
+/// Checks the manifest's checksum, its consistency, and the presence and length of every shard. The
+/// shards' bytes are checked as tensors are read, or all at once by [`verify`](crate::verify).
 ///
 /// # Errors
 ///
@@ -75,19 +75,19 @@ pub fn load(path: &Path) -> Result<Checkpoint, CheckpointError> {
 }
 
 impl Checkpoint {
-    /// Its folder.
+    /// Folder of the checkpoint.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Training steps done when it was written.
+    /// Completed training steps.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.manifest.step
     }
 
-    /// How the model was laid out on the hardware.
+    /// Layout of the model on the hardware.
     #[must_use]
     pub fn plan(&self) -> &Value {
         &self.manifest.plan
@@ -111,7 +111,7 @@ impl Checkpoint {
         &self.manifest.rng
     }
 
-    /// Where in the data the next batch begins.
+    /// Position of the next batch in the data.
     #[must_use]
     pub fn data_position(&self) -> &Value {
         &self.manifest.data_position
@@ -123,13 +123,13 @@ impl Checkpoint {
         &self.manifest.run
     }
 
-    /// All tensors, in the order in which their first parts are stored.
+    /// All tensors, ordered by their first stored part.
     #[must_use]
     pub fn tensors(&self) -> &[StoredTensor] {
         &self.tensors
     }
 
-    /// What is stored where, part by part.
+    /// All stored parts of tensors.
     #[must_use]
     pub fn entries(&self) -> &[TensorEntry] {
         &self.manifest.tensors
@@ -145,7 +145,7 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// One tensor.
+    /// Returns one tensor.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Checkpoint {
         }
     }
 
-    /// One tensor, which must have this type and shape.
+    /// Returns one tensor, which must have this type and shape.
     ///
     /// # Errors
     ///
@@ -208,8 +208,8 @@ impl Checkpoint {
         Ok(entry)
     }
 
-    /// Reads one tensor into `buffer`, whose length must be the tensor's bytes, and checks its
-    /// checksum on the way. After an error the buffer's contents are unspecified.
+    /// Reads one tensor into `buffer`, whose length must equal the tensor's bytes, and verifies its
+    /// checksum. After an error the buffer's contents are unspecified.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl Checkpoint {
         self.read_region(section, name, &Region::whole(shape), buffer)
     }
 
-    /// Reads a rectangle of a tensor into `buffer`, row-major, from the parts that have some of it.
-    /// Each of those is read whole and its checksum checked on the way, in pieces of 1 MiB. After
+    /// Reads a region of a tensor into `buffer`, row-major, from the parts that overlap the region.
+    /// Each of these parts is read whole, in pieces of 1 MiB, and its checksum is verified. After
     /// an error the buffer's contents are unspecified.
     ///
     /// ```
@@ -287,7 +287,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Puts what a part has of a region where it belongs in the region's buffer.
+    /// Copies the overlap of a part and a region into the region's buffer.
     fn read_overlap(
         &self,
         entry: &TensorEntry,
@@ -304,7 +304,7 @@ impl Checkpoint {
         let common = own.start.max(wanted.start)..own.end.min(wanted.end);
         let mut rows = has.rows();
         let row_bytes = own.len() * element_bytes;
-        // Pieces end where they end: a row may lie in two of them.
+        // Pieces have a fixed size, so a row may span two pieces.
         let mut row = Vec::with_capacity(row_bytes);
         let mut piece_buffer = vec![0; PIECE_BYTES];
         let mut place = |row: &[u8]| {
@@ -345,7 +345,7 @@ impl Checkpoint {
         self.check(entry, &hasher)
     }
 
-    /// Reads a part whole.
+    /// Reads a whole part.
     fn read_part(&self, entry: &TensorEntry, buffer: &mut [u8]) -> Result<(), CheckpointError> {
         let path = self.path.join(&entry.file);
         let mut file = self.open_at(entry)?;
@@ -357,7 +357,7 @@ impl Checkpoint {
         self.check(entry, &hasher)
     }
 
-    /// The shard of a part, at its first byte.
+    /// Opens the shard of a part, at the part's first byte.
     fn open_at(&self, entry: &TensorEntry) -> Result<File, CheckpointError> {
         let path = self.path.join(&entry.file);
         let mut file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
@@ -387,7 +387,7 @@ impl Checkpoint {
     ///
     /// As [`read_into`](Checkpoint::read_into).
     pub fn read(&self, section: Section, name: &str) -> Result<Vec<u8>, CheckpointError> {
-        // The length was compared with the file's at loading: no absurd allocation can follow.
+        // The length was checked against the file's when opening, so the allocation is reasonable.
         let mut buffer = vec![0; self.tensor(section, name)?.bytes as usize];
         self.read_into(section, name, &mut buffer)?;
         Ok(buffer)

@@ -1,7 +1,7 @@
-//! `manifest.json`: what a checkpoint holds, where, and with which checksums.
+//! `manifest.json`: contents of a checkpoint, with locations and checksums.
 //!
-//! Beside it lies `manifest.blake3`, the checksum of the manifest's own bytes, so that a flipped
-//! bit in the manifest shows too.
+//! The file `manifest.blake3` next to it holds the checksum of the manifest's own bytes, which
+//! detects a flipped bit in the manifest.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -23,14 +23,14 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 /// Name of the file with the manifest's checksum.
 pub(crate) const MANIFEST_CHECKSUM_FILE: &str = "manifest.blake3";
 
-/// A manifest of a million tensors stays below this; a larger file is not one.
+/// A manifest of a million tensors is smaller; a larger file is rejected.
 const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 
-/// Where one tensor is stored.
+/// Location of one stored part of a tensor.
 ///
-/// The entry is one rectangular part of a tensor of `global_shape`, beginning at `global_offset`.
-/// Of a tensor that one rank had whole it is the only one: `shape` equals `global_shape` and the
-/// offset is all zeros. The parts of others cover the tensor, and no two of them overlap.
+/// The entry is one rectangular part of a tensor of `global_shape`, beginning at `global_offset`. A
+/// tensor written whole has a single entry: `shape` equals `global_shape` and the offset is zero.
+/// The parts of other tensors cover the tensor without overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
@@ -42,7 +42,7 @@ pub struct TensorEntry {
     pub dtype: CkptDtype,
     /// Shape of the whole tensor.
     pub global_shape: Vec<usize>,
-    /// Where this part begins in the whole, per dimension.
+    /// Offset of this part in the whole tensor, per dimension.
     pub global_offset: Vec<usize>,
     /// Shape of this part.
     pub shape: Vec<usize>,
@@ -52,25 +52,25 @@ pub struct TensorEntry {
     pub begin: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// BLAKE3 checksum of those bytes, 64 hexadecimal digits.
+    /// BLAKE3 checksum of the part's bytes, 64 hexadecimal digits.
     pub blake3: String,
 }
 
 impl TensorEntry {
-    /// The part of the tensor that the entry is.
+    /// The region of the tensor in this entry.
     #[must_use]
     pub fn region(&self) -> Region {
         Region { offset: self.global_offset.clone(), shape: self.shape.clone() }
     }
 
-    /// Whether the entry is all of the tensor.
+    /// Whether the entry is the whole tensor.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.shape == self.global_shape && self.global_offset.iter().all(|&offset| offset == 0)
     }
 
-    /// The name in the shard's own header: of a part `name@offset`, as `w@0,128`, since a shard may
-    /// have several parts of a tensor.
+    /// Name in the shard's own header: `name@offset` for a part, such as `w@0,128`, since a shard
+    /// may have several parts of a tensor.
     #[must_use]
     pub fn name_in_file(&self) -> String {
         if self.is_whole() {
@@ -89,11 +89,11 @@ pub struct FileEntry {
     pub name: String,
     /// Length in bytes.
     pub bytes: u64,
-    /// BLAKE3 checksum of the whole file, 64 hexadecimal digits: what `b3sum` prints.
+    /// BLAKE3 checksum of the whole file, 64 hexadecimal digits, as printed by `b3sum`.
     pub blake3: String,
 }
 
-/// The manifest, as it is in the file.
+/// The manifest, in the layout of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
@@ -109,15 +109,15 @@ pub(crate) struct Manifest {
     pub(crate) tensors: Vec<TensorEntry>,
 }
 
-/// The version alone, read first: later versions may have other fields.
+/// The version alone, parsed first: later versions may have other fields.
 #[derive(Deserialize)]
 struct VersionOnly {
     format_version: u64,
 }
 
 impl Manifest {
-    /// Reads the manifest of a checkpoint's folder, checks its checksum and everything in it that
-    /// can be checked without opening a shard, and the presence and length of each shard.
+    /// Reads the manifest of a checkpoint's folder. Verifies its checksum, its consistency as far
+    /// as possible without opening shards, and the presence and length of each shard.
     pub(crate) fn read(folder: &Path) -> Result<Manifest, CheckpointError> {
         let not_a_checkpoint =
             |reason: String| CheckpointError::NotACheckpoint { path: folder.to_path_buf(), reason };
@@ -181,7 +181,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether the entries make sense among themselves.
+    /// Checks the consistency of the entries.
     pub(crate) fn check_consistency(&self) -> Result<(), String> {
         let mut file_bytes = std::collections::HashMap::new();
         for file in &self.files {
@@ -245,7 +245,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether each file is there and as long as it was.
+    /// Checks the presence and length of each file.
     pub(crate) fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
         for file in &self.files {
             let path = folder.join(&file.name);

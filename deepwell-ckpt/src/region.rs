@@ -1,26 +1,26 @@
-//! Rectangles within a tensor: what one rank has of it.
+//! Rectangular regions of a tensor, such as the part of one rank.
 
 use std::ops::Range;
 
 /// A rectangle of elements of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Its first element, per dimension.
+    /// First element, per dimension.
     pub offset: Vec<usize>,
-    /// Its sizes.
+    /// Sizes, per dimension.
     pub shape: Vec<usize>,
 }
 
 impl Region {
-    /// All of a tensor of this shape.
+    /// The whole of a tensor of this shape.
     #[must_use]
     pub fn whole(shape: &[usize]) -> Region {
         Region { offset: vec![0; shape.len()], shape: shape.to_vec() }
     }
 
-    /// The rectangles that elements `range` of a row-major tensor make up, in their order: each is
-    /// contiguous in the tensor, and together they are the range. Of a matrix three at most: the
-    /// end of a row, whole rows, the begin of a row.
+    /// Splits the elements `range` of a row-major tensor into rectangles, in order, each contiguous
+    /// in the tensor. A range of a matrix gives at most three: the end of a row, whole rows, and
+    /// the beginning of a row.
     ///
     /// ```
     /// use deepwell_ckpt::Region;
@@ -33,7 +33,7 @@ impl Region {
     /// ```
     ///
     /// # Panics
-    /// If the range ends behind the tensor.
+    /// If the range ends beyond the tensor.
     #[must_use]
     pub fn of_range(shape: &[usize], range: Range<usize>) -> Vec<Region> {
         assert!(range.end <= shape.iter().product(), "{range:?} of {shape:?}");
@@ -42,13 +42,13 @@ impl Region {
         regions
     }
 
-    /// Elements in it.
+    /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it lies in a tensor of this shape.
+    /// Whether the region is inside a tensor of this shape.
     pub(crate) fn is_within(&self, shape: &[usize]) -> bool {
         let ends =
             self.offset.iter().zip(&self.shape).map(|(offset, size)| offset.checked_add(*size));
@@ -57,7 +57,7 @@ impl Region {
             && ends.zip(shape).all(|(end, size)| end.is_some_and(|end| end <= *size))
     }
 
-    /// Whether both have an element in common.
+    /// Whether the regions have a common element.
     pub(crate) fn overlaps(&self, other: &Region) -> bool {
         let of = |region: &Region| -> Vec<Range<usize>> {
             let sides = region.offset.iter().zip(&region.shape);
@@ -66,12 +66,12 @@ impl Region {
         of(self).iter().zip(of(other)).all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
     }
 
-    /// Elements that lie together: those of its last dimension.
+    /// Contiguous elements: the size of the last dimension.
     pub(crate) fn row_elements(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Where each of its rows begins in the tensor, per dimension, in row-major order.
+    /// First element of each row in the tensor, per dimension, in row-major order.
     pub(crate) fn rows(&self) -> impl Iterator<Item = Vec<usize>> + '_ {
         let outer = &self.shape[..self.shape.len().saturating_sub(1)];
         let count: usize = if self.elements() == 0 { 0 } else { outer.iter().product() };
@@ -86,8 +86,8 @@ impl Region {
         })
     }
 
-    /// The element of this region, counted row-major, that is at `at` in the tensor; none outside
-    /// of it in any but the last dimension, which is left to the caller.
+    /// Row-major index in this region of the tensor's element `at`; `None` if outside of the region
+    /// in any dimension except the last, which the caller checks.
     pub(crate) fn row_begin(&self, at: &[usize]) -> Option<usize> {
         let mut begin = 0;
         let outer = at.len().saturating_sub(1);
@@ -102,7 +102,7 @@ impl Region {
     }
 }
 
-/// Adds the rectangles of `range`, counted from the place `before` on.
+/// Adds the rectangles of `range` within the subtensor at index `before`.
 fn cut(shape: &[usize], range: Range<usize>, before: &mut Vec<usize>, regions: &mut Vec<Region>) {
     if range.is_empty() {
         return;
@@ -144,13 +144,14 @@ fn cut(shape: &[usize], range: Range<usize>, before: &mut Vec<usize>, regions: &
     }
 }
 
-/// What keeps parts from making up a tensor of this shape: elements that no part or several have.
+/// Describes why parts do not form a tensor of this shape: missing or overlapping elements.
 pub(crate) fn wrong_with(parts: &[Region], shape: &[usize]) -> Option<String> {
     let whole: usize = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size))?;
     if let Some(part) = parts.iter().find(|part| !part.is_within(shape)) {
         return Some(format!("a part {:?} at {:?} of {shape:?}", part.shape, part.offset));
     }
-    // Along the first dimension only those that begin before the end of another can overlap it.
+    // In the order of the first dimension, only parts that begin before the end of a part overlap
+    // it.
     let mut sorted: Vec<&Region> = parts.iter().collect();
     sorted.sort_by_key(|part| part.offset.first().copied().unwrap_or(0));
     for (index, part) in sorted.iter().enumerate() {
@@ -170,7 +171,7 @@ pub(crate) fn wrong_with(parts: &[Region], shape: &[usize]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Every range of some shapes: its regions have its elements, in order.
+    /// For every range of some shapes the regions have the range's elements, in order.
     #[test]
     fn ranges_are_rectangles() {
         for shape in [vec![], vec![7], vec![3, 4], vec![2, 3, 4], vec![2, 1, 3, 2], vec![1, 5]] {

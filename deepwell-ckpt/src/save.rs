@@ -1,24 +1,24 @@
-//! Writes a checkpoint: aside, to the disk, then in one step into place.
+//! Writes a checkpoint to a temporary folder, syncs it, and renames it into place.
 //!
-//! The order of operations is the whole of the safety:
+//! Safety rests on the order of operations:
 //!
-//! 1. every floating-point value is looked at, before anything is written;
+//! 1. every floating-point value is checked before anything is written;
 //! 2. `.tmp-step-N-PID/` is filled: shards, manifest, manifest checksum, each file synced;
-//! 3. the folder is synced, so that its entries are on the disk too;
-//! 4. it is renamed to `step-N/`; from here on it is listed, and it is whole;
-//! 5. the parent is synced, so that the new name survives a power cut;
-//! 6. older ones are renamed to `.pruned-…` and only then removed, so that a kill in the middle of
-//!    a removal leaves nothing half-listed.
+//! 3. the folder is synced, so that its entries are on disk;
+//! 4. it is renamed to `step-N/`; from here on it is listed, and complete;
+//! 5. the parent is synced, so that the new name survives a power failure;
+//! 6. older checkpoints are renamed to `.pruned-…` before they are removed, so that a kill during a
+//!    removal leaves no partial checkpoint in the listing.
 //!
-//! If step N was there already, it is renamed to `.replaced-step-N-PID` between 3 and 4. While
-//! `step-N` is missing that folder is listed in its place, so at no moment is there neither.
+//! If step N already exists, it is renamed to `.replaced-step-N-PID` between 3 and 4. While
+//! `step-N` is missing, the renamed folder is listed instead, so one of the two is always present.
 //!
-//! Where several ranks save, the first one has the folder of step 2 and each fills it with shards
-//! of its own; the first writes the manifest when all of them have told it what they wrote, so a
-//! rank that dies before leaves nothing that is listed ([`crate::Draft`]).
+//! If several ranks save, the first rank creates the folder of step 2 and each rank writes separate
+//! shards into it. The first rank writes the manifest once all ranks have reported their shards, so
+//! a rank that dies earlier leaves nothing that is listed ([`crate::Draft`]).
 //!
-//! A writer holds a lock on `.lock` in the folder, which the kernel drops with the process. So
-//! whoever holds it knows that every folder aside was left by a dead process or a failed save.
+//! A writer holds a lock on `.lock` in the folder, which the kernel releases with the process. So
+//! every unpublished folder that the lock holder finds was left by a dead process or a failed save.
 
 use std::collections::HashSet;
 use std::io;
@@ -33,21 +33,21 @@ use crate::io::{DiskIo, Io};
 use crate::region::Region;
 use crate::tensor::{PartView, TensorView, tensor_bytes};
 
-/// What safetensors keeps for itself among the names of a file.
+/// Name reserved by safetensors.
 const RESERVED_NAME: &str = "__metadata__";
 
-/// Everything that goes into one checkpoint. The tensors are borrowed and never copied.
+/// Contents of one checkpoint. The tensors are borrowed and never copied.
 ///
-/// The JSON sections belong to the caller; this crate stores them and gives them back as they
-/// were, every `f64` to the last bit. JSON has no NaN and no infinity: serde_json turns them into
-/// `null`, so keep numbers that may be such as strings or bit patterns.
+/// The JSON sections belong to the caller; this crate stores and restores them unchanged, every
+/// `f64` to the last bit. JSON has no NaN and no infinity: serde_json turns them into `null`, so
+/// store numbers that may be non-finite as strings or bit patterns.
 #[derive(Debug, Clone)]
 pub struct CheckpointContents<'a> {
-    /// Training steps done.
+    /// Completed training steps.
     pub step: u64,
     /// Weights, master weights, moments, scales and the rest.
     pub tensors: Vec<TensorView<'a>>,
-    /// How the model was laid out on the hardware.
+    /// Layout of the model on the hardware.
     pub plan: Value,
     /// Precision per tensor.
     pub policy: Value,
@@ -55,7 +55,7 @@ pub struct CheckpointContents<'a> {
     pub guards: Value,
     /// State of the random-number generators.
     pub rng: Value,
-    /// Where in the data the next batch begins.
+    /// Position of the next batch in the data.
     pub data_position: Value,
     /// Options, model configuration, seeds, versions.
     pub run: Value,
@@ -78,45 +78,45 @@ impl CheckpointContents<'_> {
     }
 }
 
-/// How to save.
+/// Options of [`save`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaveOptions {
-    /// Keep this many complete checkpoints, at least 1: the one just written and those with the
-    /// highest steps below it; `None` keeps all. Checkpoints of later steps are not of the past of
-    /// the run that saves: they neither count nor go.
+    /// Number of complete checkpoints to keep, at least 1: the new checkpoint and its predecessors
+    /// with the highest steps; `None` keeps all. Checkpoints of later steps do not belong to the
+    /// past of this run: they do not count and are kept.
     pub keep_last: Option<usize>,
-    /// Begin another shard when the tensors of one would take more bytes than this. A larger
-    /// tensor gets a shard of its own.
+    /// Starts another shard if the tensors of a shard would exceed this size. A larger tensor gets
+    /// a shard of its own.
     pub shard_bytes_max: u64,
 }
 
 impl Default for SaveOptions {
-    /// Keeps all; shards of at most 4 GiB.
+    /// Keeps all checkpoints; shards of at most 4 GiB.
     fn default() -> Self {
         SaveOptions { keep_last: None, shard_bytes_max: 4 << 30 }
     }
 }
 
-/// A checkpoint that is on the disk.
+/// A published checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedCheckpoint {
-    /// Training steps done.
+    /// Completed training steps.
     pub step: u64,
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
-    /// Bytes of all its files.
+    /// Total bytes of all files.
     pub bytes: u64,
-    /// Steps of the checkpoints that `keep_last` removed.
+    /// Steps of the checkpoints removed due to `keep_last`.
     pub pruned_steps: Vec<u64>,
-    /// What went wrong without harm to this checkpoint, such as an old one that could not be
+    /// Problems that do not affect this checkpoint, such as an old checkpoint that could not be
     /// removed. To be shown to the user.
     pub warnings: Vec<String>,
 }
 
-/// Saves a checkpoint into `root/step-N/`, where it appears complete or not at all.
+/// Saves a checkpoint into `root/step-N/`, which appears complete or not at all.
 ///
-/// `root` is created if needed. A checkpoint of the same step is replaced; until the new one is
-/// in place the old one stays readable. Memory: buffers of at most 1 MiB and the manifest.
+/// `root` is created if needed. A checkpoint of the same step is replaced; the old one stays
+/// readable until the new one is in place. Memory: buffers of at most 1 MiB and the manifest.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub struct SavedCheckpoint {
 /// [`InvalidOption`](CheckpointError::InvalidOption) before anything is written;
 /// [`WriterBusy`](CheckpointError::WriterBusy) if another process holds the folder for a minute;
 /// [`NoSpace`](CheckpointError::NoSpace) and [`Io`](CheckpointError::Io) from the disk. After an
-/// error the earlier checkpoints are as they were, and the half-written folder is removed.
+/// error the earlier checkpoints are unchanged, and the partial folder is removed.
 pub fn save(
     root: &Path,
     contents: &CheckpointContents<'_>,
@@ -135,7 +135,7 @@ pub fn save(
     save_with(&DiskIo, root, contents, options)
 }
 
-/// [`save`], through any [`Io`].
+/// [`save`] with any [`Io`].
 pub(crate) fn save_with<I: Io>(
     io: &I,
     root: &Path,
@@ -175,7 +175,7 @@ pub(crate) fn check_options(options: &SaveOptions) -> Result<(), CheckpointError
     Ok(())
 }
 
-/// Everything that can be wrong with what a rank saves, before a byte is written.
+/// Checks a rank's parts before a byte is written.
 pub(crate) fn check_parts(parts: &[PartView<'_>]) -> Result<(), CheckpointError> {
     let mut seen = HashSet::new();
     for part in parts {
@@ -215,7 +215,7 @@ pub(crate) fn check_parts(parts: &[PartView<'_>]) -> Result<(), CheckpointError>
     Ok(())
 }
 
-/// A full disk has a message of its own.
+/// Turns the error of a full disk into [`CheckpointError::NoSpace`].
 pub(crate) fn name_full_disk(
     error: CheckpointError,
     step: u64,

@@ -4,8 +4,8 @@
 //! | u64 LE: n | n bytes of JSON, padded with spaces to 8 | tensor | tensor | ... |
 //! ```
 //!
-//! The header is built by the `safetensors` crate; the tensors are streamed here, since
-//! the crate wants either all of them in memory or none of our checksums.
+//! The header is built by the `safetensors` crate. The tensors are streamed here, since the crate
+//! would need all of them in memory and has no checksums.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::tensor::CkptDtype;
 
-/// One tensor of a file that is to be written.
+/// Header entry of a tensor to be written.
 pub(crate) struct HeaderTensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: CkptDtype,
@@ -24,10 +24,10 @@ pub(crate) struct HeaderTensor<'a> {
     pub(crate) bytes: usize,
 }
 
-/// The first bytes of a file, up to and with the padding before the first tensor.
+/// Returns the first bytes of a file, up to the first tensor, including the padding.
 ///
-/// The tensors follow in the order given, without gaps; give those with wide elements first and
-/// each one is aligned to its element.
+/// The tensors follow in the given order, without gaps; with wide elements first, each tensor is
+/// aligned to its element size.
 pub(crate) fn header_bytes(tensors: &[HeaderTensor<'_>]) -> Result<Vec<u8>, String> {
     let mut begin = 0;
     let infos = tensors
@@ -43,8 +43,8 @@ pub(crate) fn header_bytes(tensors: &[HeaderTensor<'_>]) -> Result<Vec<u8>, Stri
             (tensor.name.to_string(), info)
         })
         .collect();
-    // Hugging Face's loaders insist on a `format`. One key only: the crate keeps them in a hash
-    // map, and a second key would make the bytes differ from run to run.
+    // Hugging Face's loaders require a `format`. Only one key: the crate keeps keys in a hash map,
+    // and the bytes of several keys would differ from run to run.
     let format = HashMap::from([("format".to_string(), "pt".to_string())]);
     let metadata = Metadata::new(Some(format), infos).map_err(|error| error.to_string())?;
     let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! What a checkpoint stores: named tensors, each with an element type and a section.
+//! Contents of a checkpoint: named tensors, each with an element type and a section.
 
 use std::fmt;
 
@@ -77,7 +77,7 @@ impl CkptDtype {
         }
     }
 
-    /// The name of this type in a safetensors header.
+    /// Name of this type in a safetensors header.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ impl CkptDtype {
         }
     }
 
-    /// The same type as the safetensors crate names it.
+    /// The corresponding type of the safetensors crate.
     pub(crate) fn to_safetensors(self) -> Dtype {
         match self {
             CkptDtype::F64 => Dtype::F64,
@@ -127,8 +127,8 @@ impl fmt::Display for CkptDtype {
     }
 }
 
-/// What role a tensor plays. Names are unique within a section, not across sections: a weight,
-/// its master copy and its two moments share one name.
+/// Role of a tensor. Names are unique within a section, not across sections: a weight, its master
+/// copy and its two moments share a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Section {
@@ -160,7 +160,7 @@ impl Section {
         Section::Other,
     ];
 
-    /// The section's name in the manifest and, followed by a number, in file names.
+    /// Name of the section in the manifest and, followed by a number, in file names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -181,7 +181,7 @@ impl fmt::Display for Section {
     }
 }
 
-/// A tensor to be saved: borrowed bytes and what they mean. Saving never copies `data`.
+/// A tensor to be saved: borrowed bytes with type, shape and section. Saving never copies `data`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorView<'a> {
     /// Name, unique within `section`.
@@ -217,19 +217,19 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// One part of a tensor, to be saved by the rank that has it.
+/// Part of a tensor, saved by the rank that holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartView<'a> {
-    /// The part's elements; `shape` is that of the part.
+    /// The part's elements; `shape` is the shape of the part.
     pub view: TensorView<'a>,
     /// Shape of the whole tensor.
     pub global_shape: Vec<usize>,
-    /// Where the part begins in it, per dimension.
+    /// Offset of the part in the whole tensor, per dimension.
     pub global_offset: Vec<usize>,
 }
 
 impl<'a> PartView<'a> {
-    /// All of a tensor as its one part.
+    /// The whole tensor as a single part.
     #[must_use]
     pub fn whole(view: TensorView<'a>) -> Self {
         let global_shape = view.shape.clone();

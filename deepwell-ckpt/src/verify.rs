@@ -1,4 +1,4 @@
-//! Reads every byte of a checkpoint and names each place that is not as it was written.
+//! Reads every byte of a checkpoint and reports all damage.
 
 use std::fmt;
 use std::fs::File;
@@ -13,21 +13,20 @@ use crate::load::{Checkpoint, load};
 use crate::manifest::{FileEntry, TensorEntry};
 use crate::shard::read_header;
 
-/// One damaged place.
+/// A damaged range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Damage {
     /// The file.
     pub file: String,
-    /// The tensor, as `section/name`; `None` when the header, the padding or the whole file is
-    /// meant.
+    /// The tensor, as `section/name`; `None` for the header, the padding or the whole file.
     pub tensor: Option<String>,
     /// First byte of the damaged range in the file.
     pub offset: u64,
     /// Length of the range.
     pub bytes: u64,
-    /// What was expected: a checksum, or words.
+    /// Expected value: a checksum, or a description.
     pub expected: String,
-    /// What was found.
+    /// Actual value.
     pub got: String,
 }
 
@@ -45,25 +44,25 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What [`verify`] found.
+/// Result of [`verify`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VerifyReport {
     /// The checkpoint's folder.
     pub path: PathBuf,
-    /// Its step.
+    /// Step of the checkpoint.
     pub step: u64,
-    /// Shards that were read.
+    /// Number of shards read.
     pub files: usize,
-    /// Tensors whose checksum was taken.
+    /// Number of tensors with a verified checksum.
     pub tensors: usize,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub bytes: u64,
-    /// Everything that is not as it was written; empty for a sound checkpoint.
+    /// All damage; empty for a sound checkpoint.
     pub damages: Vec<Damage>,
 }
 
 impl VerifyReport {
-    /// Whether every byte is as it was written.
+    /// Whether no byte has changed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.damages.is_empty()
@@ -89,15 +88,15 @@ impl fmt::Display for VerifyReport {
     }
 }
 
-/// Reads every byte of the checkpoint in folder `path` and compares all checksums: those of the
-/// tensors, those of the whole files, and each shard's own header with the manifest.
+/// Reads every byte of the checkpoint in folder `path` and compares all checksums of tensors and of
+/// whole files, and each shard's own header, with the manifest.
 ///
-/// Damage in a shard is reported, not an error, so that one run names all of it.
+/// Damage in a shard is reported instead of returned as an error, so that one run finds all damage.
 ///
 /// # Errors
 ///
-/// As [`load`]: without a trustworthy manifest there is nothing to compare with. A missing or
-/// truncated shard is such an error too.
+/// As [`load`]: without a valid manifest there is nothing to compare with. A missing or truncated
+/// shard is also such an error.
 pub fn verify(path: &Path) -> Result<VerifyReport, CheckpointError> {
     let checkpoint = load(path)?;
     let mut report = VerifyReport {
@@ -132,7 +131,7 @@ fn verify_file(
     let mut file_hasher = blake3::Hasher::new();
     let mut position = 0;
     for tensor in &tensors {
-        // Tensors lie side by side; only the header comes before the first.
+        // Tensors are contiguous; only the header precedes the first.
         if tensor.begin < position {
             report.damages.push(Damage {
                 file: entry.name.clone(),
@@ -176,7 +175,7 @@ fn verify_file(
 
     let got = file_hasher.finalize().to_hex().to_string();
     if got != entry.blake3 && report.damages.len() == damages_before {
-        // All tensors are sound, so it is the header or the padding.
+        // All tensors are sound, so the damage is in the header or the padding.
         report.damages.push(Damage {
             file: entry.name.clone(),
             tensor: None,
@@ -202,7 +201,7 @@ fn label(tensor: &TensorEntry) -> String {
     format!("{}/{}", tensor.section, tensor.name_in_file())
 }
 
-/// Whether the shard, read as any safetensors reader would, holds what the manifest says.
+/// Checks that the shard's header, as any safetensors reader sees it, matches the manifest.
 fn compare_header(path: &Path, tensors: &[&TensorEntry]) -> Result<(), String> {
     let header = read_header(path)?;
     let in_header = header.metadata.tensors();
@@ -229,7 +228,7 @@ fn compare_header(path: &Path, tensors: &[&TensorEntry]) -> Result<(), String> {
     Ok(())
 }
 
-/// Hands exactly `bytes` bytes to `on_piece`.
+/// Passes exactly `bytes` bytes to `on_piece`.
 fn read_through(
     file: &mut File,
     mut bytes: u64,

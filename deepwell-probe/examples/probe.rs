@@ -1,4 +1,4 @@
-//! Prints what this machine is: a table, or with `--json` the whole value.
+//! Prints a description of this machine: a table, or with `--json` the whole value.
 //!
 //! `--measure` measures the memory bandwidth first. `--preset NAME` describes another machine.
 
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
     let text = if has("--json") { hardware.to_json() + "\n" } else { hardware.table() };
     eprintln!("probed in {probe_ms:.1} ms");
-    // A reader that closes the pipe early, as `head` does, is no failure of ours.
+    // A reader that closes the pipe early, such as `head`, is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }

@@ -1,4 +1,4 @@
-//! The architecture of a device, as one word.
+//! Architecture of a device, as one word.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a kernel must have been built for in order to run on a device.
+/// The architecture that a kernel must be built for to run on a device.
 ///
 /// As text (and in JSON) it is the family and the compute capability, `hopper-sm90` or
-/// `blackwell-sm100`; a processor is `cpu`. A capability without a name here is kept as
-/// [`Arch::Other`] with its text, so nothing is lost on the way through JSON.
+/// `blackwell-sm100`; a processor is `cpu`. A capability without a name is kept as the text of
+/// [`Arch::Other`], so that JSON loses nothing.
 ///
 /// ```
 /// use deepwell_probe::Arch;
@@ -47,14 +47,14 @@ pub enum Arch {
     BlackwellSm120,
     /// Compute capability 12.1: GB10.
     BlackwellSm121,
-    /// Anything else, as its own text.
+    /// Any other architecture, as text.
     Other(String),
 }
 
-/// An architecture with its text and its compute capability.
+/// An architecture with text and compute capability.
 type Named = (Arch, &'static str, Option<(u32, u32)>);
 
-/// Every architecture but [`Arch::Other`].
+/// Every architecture except [`Arch::Other`].
 const NAMED: [Named; 13] = [
     (Arch::Cpu, "cpu", None),
     (Arch::VoltaSm70, "volta-sm70", Some((7, 0))),
@@ -86,7 +86,7 @@ impl Arch {
         NAMED.iter().find(|(arch, _, _)| arch == self).and_then(|(_, _, capability)| *capability)
     }
 
-    /// Whether this is any Blackwell.
+    /// Whether this is a Blackwell architecture.
     pub fn is_blackwell(&self) -> bool {
         matches!(
             self,
@@ -98,7 +98,7 @@ impl Arch {
         )
     }
 
-    /// Whether matrix units take MXFP8 operands with their block scales as they are.
+    /// Whether matrix units apply the block scales of MXFP8 operands.
     pub fn has_block_scaled_matrix_units(&self) -> bool {
         self.is_blackwell()
     }

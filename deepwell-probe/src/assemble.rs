@@ -1,4 +1,4 @@
-//! From what the driver answered to GPUs and links.
+//! Builds GPUs and links from the driver's answers.
 
 use crate::datasheet;
 use crate::files::FileTree;
@@ -8,7 +8,7 @@ use crate::record::{
 };
 use crate::{Arch, Clocks, Cpu, Endpoint, Fault, Gpu, Link, LinkKind, Pcie, PcieMeet};
 
-/// GPUs and every link of the machine, those of the processor included.
+/// Returns GPUs and all links of the machine, including those of the processor.
 pub(crate) fn assemble(
     record: &GpuRecord,
     cpu: &Cpu,
@@ -88,7 +88,7 @@ pub(crate) fn assemble(
     (gpus, links)
 }
 
-/// The access distance between memory nodes that do not reach each other, as in ACPI's table.
+/// Access distance of memory nodes that cannot reach each other, as in the ACPI SLIT.
 pub(crate) const UNREACHABLE: u32 = 255;
 
 /// Hops between memory nodes, each pair once.
@@ -110,7 +110,7 @@ pub(crate) fn numa_links(cpu: &Cpu) -> Vec<Link> {
     links
 }
 
-/// Takes an answer, or notes that there was none.
+/// Returns an answer, or adds a note about the missing answer.
 fn known<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -> Option<T> {
     match answer {
         Ok(value) => Some(value.clone()),
@@ -121,7 +121,7 @@ fn known<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -> O
     }
 }
 
-/// As [`known`], but a device without the thing is no news.
+/// As [`known`], but without a note if the device does not support the feature.
 fn optional<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -> Option<T> {
     match answer {
         Err(Refusal::NotSupported) => None,
@@ -129,12 +129,12 @@ fn optional<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -
     }
 }
 
-/// What to do about NVLink that does not join the GPUs of a board.
+/// Fix for NVLinks that should join the GPUs of a board and do not.
 const FABRIC_FIX: &str = "start the fabric manager, of the same version as the driver (`sudo \
                           systemctl restart nvidia-fabricmanager`), and look at `nvidia-smi nvlink \
                           --status`; in a virtual machine this is the host's to do";
 
-/// Links that are down on a board or in a rack where all should be up.
+/// Fault for inactive links on a board or in a rack where all links should be active.
 fn nvlink_fault(name: &str, device: &DeviceRecord) -> Option<Fault> {
     let (up, down) = (device.nvlinks.len() as u32, device.nvlinks_down);
     let all = up + down;
@@ -142,7 +142,7 @@ fn nvlink_fault(name: &str, device: &DeviceRecord) -> Option<Fault> {
         .then(|| Fault::new(format!("{down} of {all} NVLinks are down"), FABRIC_FIX))
 }
 
-/// Memory errors that a reset, or only another device, would put right.
+/// Faults for memory errors that require a reset or a replacement of the device.
 fn memory_faults(device: &DeviceRecord) -> Vec<Fault> {
     let reset = format!(
         "stop what runs on it and reset it, `sudo nvidia-smi --gpu-reset -i {}`, or restart the \
@@ -246,7 +246,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
     }
 }
 
-/// The peaks of a SKU and where they are from.
+/// The peaks of a SKU and their source.
 fn peaks(
     name: &str,
     capability: (u32, u32),
@@ -277,7 +277,7 @@ fn peaks(
     (peaks.collect(), format!("{sm_count} SMs at {mhz} MHz, dense"))
 }
 
-/// Bus width x clock x 2, or the datasheet's figure, or 0.
+/// Memory bandwidth in GB/s: bus width x clock x 2, or the datasheet's figure, or 0.
 fn memory_bandwidth(
     name: &str,
     device: &DeviceRecord,
@@ -292,7 +292,7 @@ fn memory_bandwidth(
         (Some(bits), Some(mhz), sheet_gbps) => {
             let gbps = f64::from(bits) / 8.0 * f64::from(mhz) * 2.0 / 1000.0;
             let gbps = (gbps * 10.0).round() / 10.0;
-            // Clocks and sheets of one SKU differ by a few per cent.
+            // Clocks and datasheets of one SKU differ by a few per cent.
             if let Some(sheet_gbps) = sheet_gbps
                 && !(0.85..1.15).contains(&(gbps / sheet_gbps))
             {
@@ -314,8 +314,8 @@ fn memory_bandwidth(
     }
 }
 
-/// The memory node of a PCI address. A virtual machine often shows -1: then it is the only node
-/// there is, if there is only one.
+/// The memory node of a PCI address. Virtual machines often report -1; a single node is then
+/// assumed.
 fn numa_node(address: Option<PciAddress>, cpu: &Cpu, files: &dyn FileTree) -> Option<u32> {
     let shown = address.and_then(|address| {
         files.read_u64(&format!("/sys/bus/pci/devices/{}/numa_node", address.sysfs_name()))
@@ -332,7 +332,7 @@ fn pcie(device: &DeviceRecord, notes: &mut Vec<String>) -> Option<Pcie> {
     let generation = known(&device.pcie_generation_max, "PCIe generation", notes)?;
     let width_max = known(&device.pcie_width_max, "PCIe width", notes)?;
     let width_now = device.pcie_width_now.as_ref().ok().copied().unwrap_or(width_max);
-    // Idle devices lower the generation, not the width: fewer lanes are a matter of the slot.
+    // Idle devices lower the generation but not the width: fewer lanes are due to the slot.
     if width_now > 0 && width_now < width_max {
         notes.push(format!("PCIe runs {width_now} of {width_max} lanes"));
         return Some(Pcie::new(generation, width_now));
@@ -340,19 +340,19 @@ fn pcie(device: &DeviceRecord, notes: &mut Vec<String>) -> Option<Pcie> {
     Some(Pcie::new(generation, width_max))
 }
 
-/// What NVLink there is between two devices.
+/// NVLink connection between two devices.
 enum NvLinkBetween {
-    /// A link, and what to know about it.
+    /// A link, with an optional note.
     Joined(Link, Option<String>),
-    /// Both have links to switches, in parts of a domain that were set apart.
+    /// Both have links to switches, but are in different cliques of a domain.
     Apart,
-    /// Both have links to switches that should bring them together and do not.
+    /// Both have links to switches, but the switches do not join the two.
     NotReached,
-    /// No links that could.
+    /// No NVLinks that could join them.
     None,
 }
 
-/// Where one link leads: to another device of the list, to a switch, or out of sight.
+/// Whether a link leads to a switch, visible or hidden, and not to another device of the list.
 fn leads_to_switch(link: &NvLinkRecord) -> bool {
     let hidden = link.remote_address.as_ref().is_ok_and(|address| address.is_hidden());
     match link.remote_kind {
@@ -363,7 +363,7 @@ fn leads_to_switch(link: &NvLinkRecord) -> bool {
     }
 }
 
-/// GB/s of one link in each direction: as the driver says, else by its version, 0 if neither.
+/// GB/s of one link in each direction: from the driver, or by version, or 0.
 fn link_gbps(link: &NvLinkRecord) -> f64 {
     let told = link.speed_mbps.as_ref().ok().filter(|mbps| **mbps > 0);
     let told = told.map(|mbps| f64::from(*mbps) / 1000.0);

@@ -6,7 +6,7 @@ use toml::Spanned;
 use crate::skus::RACK_TRAYS;
 use crate::{Hardware, ProbeError};
 
-/// Machines of one kind or several, and what joins them.
+/// Machines, possibly of several kinds, and the network between the machines.
 ///
 /// ```
 /// use deepwell_probe::Cluster;
@@ -30,62 +30,61 @@ use crate::{Hardware, ProbeError};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// What people call it; empty if nobody named it.
+    /// Display name; may be empty.
     pub name: String,
-    /// Networks that do not meet below their top: NIC `i` of every node is on rail `i % rails`,
-    /// and traffic between two rails crosses NVLink in a node first. 1 where every NIC reaches
-    /// every other alike.
+    /// Number of rails, that is, networks joined only at the top level: NIC `i` of every node is on
+    /// rail `i % rails`, and traffic between two rails first crosses NVLink within a node. 1 if
+    /// every NIC reaches every other NIC alike.
     pub rails: u32,
     /// Kinds of machines, at least one.
     pub nodes: Vec<Nodes>,
-    /// What a GPU costs for an hour, in any currency; `None` if nobody said.
+    /// Price of a GPU per hour, in any currency; `None` if unknown.
     pub price_per_gpu_hour: Option<f64>,
 }
 
 /// Machines of one kind in a [`Cluster`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nodes {
-    /// How many.
+    /// Number of machines.
     pub count: u32,
-    /// The [preset](Hardware::preset) that each of them is.
+    /// The [preset](Hardware::preset) of each machine.
     pub preset: String,
-    /// What each of them is.
+    /// Hardware of each machine.
     pub hardware: Hardware,
-    /// Network interfaces of one machine that GPUs use.
+    /// Network interfaces per machine for GPU traffic.
     pub nics: u32,
-    /// Line rate of one interface in one direction, in Gbit/s as its name says (400 for NDR).
+    /// Line rate of an interface per direction, in Gbit/s as in its name (400 for NDR).
     pub nic_gbit_per_s: f64,
-    /// Machines whose GPUs are in one NVLink domain: 18 in a GB200 NVL72 rack, 1 where NVLink ends
-    /// at the machine.
+    /// Machines per NVLink domain: 18 in a GB200 NVL72 rack, 1 if NVLink does not leave the
+    /// machine.
     pub nvlink_domain_nodes: u32,
 }
 
 impl Nodes {
-    /// GPUs of all these machines.
+    /// Number of GPUs of all these machines.
     pub fn gpu_count(&self) -> u32 {
         self.count * self.hardware.gpus.len() as u32
     }
 
-    /// GB/s of one machine's interfaces together in one direction.
+    /// GB/s of all interfaces of a machine, per direction.
     pub fn network_gbps(&self) -> f64 {
         f64::from(self.nics) * self.nic_gbit_per_s / 8.0
     }
 
-    /// GB/s of the network in one direction that one GPU has while all others use it too; `None`
-    /// without GPUs.
+    /// Network GB/s per GPU in one direction while all GPUs use the network; `None` without GPUs.
     pub fn network_gbps_per_gpu(&self) -> Option<f64> {
         let gpus = self.hardware.gpus.len();
         (gpus > 0).then(|| self.network_gbps() / gpus as f64)
     }
 
-    /// GPUs of one NVLink domain; `None` where GPUs have no NVLink.
+    /// GPUs per NVLink domain; `None` if the GPUs have no NVLink.
     pub fn nvlink_domain_gpus(&self) -> Option<u32> {
         let has_nvlink = self.hardware.gpus.iter().any(|gpu| gpu.nvlinks_active > 0);
         has_nvlink.then_some(self.hardware.gpus.len() as u32 * self.nvlink_domain_nodes)
     }
 }
 
-/// The file as it is written.
+/// The TOML file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClusterFile {
@@ -107,21 +106,21 @@ struct NodesFile {
     nvlink_domain_nodes: Option<Spanned<u32>>,
 }
 
-/// Machines of one kind at most, so that sums stay far from overflow.
+/// Maximum number of machines of a kind, so that sums do not overflow.
 pub(crate) const COUNT_MAX: u32 = 1_000_000;
 
 impl Cluster {
     /// Reads a description.
     ///
-    /// `rails` (1 where it is not given), `price_per_gpu_hour` and one or more `[[nodes]]`, each
-    /// with `count`, `preset` (a name of [`Hardware::preset`]), `nics` (0 for machines that stand
-    /// alone), `nic_gbit_per_s` and, where NVLink spans machines, `nvlink_domain_nodes`. Keys that
-    /// are none of these are refused.
+    /// Keys are `rails` (default 1), `price_per_gpu_hour` and one or more `[[nodes]]`, each with
+    /// `count`, `preset` (a name of [`Hardware::preset`]), `nics` (0 for machines without a
+    /// network), `nic_gbit_per_s` and, if NVLink spans machines, `nvlink_domain_nodes`. Other keys
+    /// are errors.
     ///
     /// # Errors
     ///
-    /// [`ProbeError::Cluster`] with line and column, for text that is no TOML and for values that
-    /// describe no cluster.
+    /// [`ProbeError::Cluster`] with line and column, for invalid TOML and for values that do not
+    /// describe a cluster.
     pub fn from_toml(text: &str) -> Result<Cluster, ProbeError> {
         let refuse = |start: usize, what: String| {
             let (line, column) = line_and_column(text, start);
@@ -152,8 +151,8 @@ impl Cluster {
         Ok(Cluster { name: file.name, rails, nodes, price_per_gpu_hour })
     }
 
-    /// The description as TOML; [`Cluster::from_toml`] gives the cluster back, with the hardware
-    /// of its presets.
+    /// Returns the description as TOML; [`Cluster::from_toml`] restores the cluster, with the
+    /// hardware of its presets.
     pub fn to_toml(&self) -> String {
         let name = toml::Value::from(self.name.clone());
         let mut text = format!("name = {name}\nrails = {}\n", self.rails);
@@ -174,18 +173,18 @@ impl Cluster {
         text
     }
 
-    /// Machines of all kinds.
+    /// Number of machines of all kinds.
     pub fn node_count(&self) -> u32 {
         self.nodes.iter().map(|nodes| nodes.count).sum()
     }
 
-    /// GPUs of all machines.
+    /// Number of GPUs of all machines.
     pub fn gpu_count(&self) -> u32 {
         self.nodes.iter().map(Nodes::gpu_count).sum()
     }
 }
 
-/// Checks one `[[nodes]]`; `refuse` makes an error of a place and a message.
+/// Checks one `[[nodes]]`; `refuse` creates an error from an offset and a message.
 fn nodes_of(
     file: &NodesFile,
     rails: u32,
@@ -240,7 +239,7 @@ fn nodes_of(
     Ok(Nodes { count, preset, hardware, nics, nic_gbit_per_s, nvlink_domain_nodes })
 }
 
-/// Line and column of a byte, both from 1, the column in characters.
+/// Line and column of a byte offset, both from 1, the column in characters.
 fn line_and_column(text: &str, start: usize) -> (usize, usize) {
     let before = text.get(..start).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |place| place + 1);
@@ -281,7 +280,7 @@ mod tests {
 
     #[test]
     fn errors_point_at_line_and_column() {
-        // What to replace in the good text, with what, and where and how it is refused.
+        // The text to replace in a valid file, the replacement, and position and text of the error.
         let rows = [
             ("rails = 4", "rails = 0", (1, 9), "1 rail or more"),
             ("rails = 4", "rails 4", (1, 7), ""),

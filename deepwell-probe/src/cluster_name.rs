@@ -1,17 +1,17 @@
-//! Clusters by name, and with what differs from the named one after it.
+//! Clusters by name, with optional changes.
 
 use crate::cluster::COUNT_MAX;
 use crate::skus::{Host, RACK_TRAYS, Sku, sku};
 use crate::{Cluster, Hardware, Nodes, ProbeError};
 
-/// Keys that may stand after a name.
+/// Keys allowed after a name.
 const KEYS: &str = "`nodes`, `gpus`, `nics`, `gbit` or `price`";
 
 impl Cluster {
     /// A cluster by name: `gb200-nvl72` or `gb300-nvl72` (18 compute trays of four GPUs in one
-    /// NVLink domain), or a board, `hgx-h100`, `hgx-h200`, `hgx-b200`, `hgx-b300`; each with `-x16`
-    /// or any other number after it for so many of them. NICs are those that NVIDIA's own systems
-    /// of these SKUs have, one rail for each.
+    /// NVLink domain), or a board, `hgx-h100`, `hgx-h200`, `hgx-b200`, `hgx-b300`; a suffix such as
+    /// `-x16` multiplies either. NICs are as in NVIDIA's own systems of these SKUs, with a rail per
+    /// NIC.
     ///
     /// ```
     /// use deepwell_probe::Cluster;
@@ -24,7 +24,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`ProbeError::UnknownPreset`], with the names that there are.
+    /// [`ProbeError::UnknownPreset`], with the known names.
     pub fn preset(name: &str) -> Result<Cluster, ProbeError> {
         let unknown = || ProbeError::UnknownPreset {
             got: name.to_owned(),
@@ -62,10 +62,10 @@ impl Cluster {
         })
     }
 
-    /// A cluster on one line: a name of [`Cluster::preset`] or of [`Hardware::preset`], and after a
-    /// colon what differs, separated by commas: `nodes`, `gpus` of a node, `nics` of a node, `gbit`
-    /// (Gbit/s of a NIC) and `price` (of a GPU for an hour). A GPU's name alone, with `nodes` after
-    /// it, is NVIDIA's own system: eight of them, or four beside Grace.
+    /// A cluster in one line: a name of [`Cluster::preset`] or of [`Hardware::preset`], optionally
+    /// followed by a colon and changes separated by commas: `nodes`, `gpus` per node, `nics` per
+    /// node, `gbit` (Gbit/s of a NIC) and `price` (of a GPU per hour). A GPU's name with `nodes`
+    /// means NVIDIA's own system: eight GPUs, or four with Grace.
     ///
     /// ```
     /// use deepwell_probe::Cluster;
@@ -78,8 +78,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`ProbeError::UnknownPreset`], or [`ProbeError::ClusterName`] with the key that cannot be
-    /// used.
+    /// [`ProbeError::UnknownPreset`], or [`ProbeError::ClusterName`] with the invalid key.
     pub fn from_name(text: &str) -> Result<Cluster, ProbeError> {
         let (name, changes) = text.split_once(':').unwrap_or((text, ""));
         let refuse = |what: String| ProbeError::ClusterName { got: text.to_owned(), what };
@@ -139,7 +138,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One machine that stands alone, with NVIDIA's own NICs where its GPUs are known.
+    /// A single machine, with the NICs of NVIDIA's own system if its GPUs are known.
     pub fn of_machine(name: &str, hardware: Hardware) -> Cluster {
         let gpus = hardware.gpus.len() as u32;
         let known = hardware.gpus.first().and_then(|gpu| sku_of(&gpu.name));
@@ -158,7 +157,7 @@ impl Cluster {
     }
 }
 
-/// The machine of a preset; a system of NVIDIA's own for the name of a GPU if `is_system`.
+/// The machine of a preset; for a GPU's name, NVIDIA's own system if `is_system`.
 fn machine(name: &str, is_system: bool) -> Result<Cluster, ProbeError> {
     let preset = match sku(name).filter(|_| is_system) {
         Some(sku) => format!("{name}-x{}", sku.gpus_max),
@@ -167,7 +166,7 @@ fn machine(name: &str, is_system: bool) -> Result<Cluster, ProbeError> {
     Ok(Cluster::of_machine(&preset, Hardware::preset(&preset)?))
 }
 
-/// The SKU of a GPU's name.
+/// The SKU with this GPU name.
 fn sku_of(name: &str) -> Option<&'static Sku> {
     crate::skus::SKUS.iter().find(|sku| sku.name == name)
 }
@@ -178,7 +177,7 @@ mod tests {
 
     #[test]
     fn clusters_on_one_line() {
-        // Nodes, GPUs, GB/s of the network for each GPU, GPUs of an NVLink domain.
+        // Nodes, GPUs, network GB/s per GPU, GPUs per NVLink domain.
         let check = |name: &str, expected: (u32, u32, f64, u32)| {
             let cluster = Cluster::from_name(name).unwrap();
             let nodes = &cluster.nodes[0];

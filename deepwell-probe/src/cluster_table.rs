@@ -1,4 +1,4 @@
-//! A cluster as text for people.
+//! A cluster as a text table.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use crate::table::rate;
 use crate::{Cluster, NUMBER_FORMATS, Nodes, NumberFormat};
 
 impl Cluster {
-    /// Dense TFLOP/s of all GPUs together; `None` where one of them does not say.
+    /// Dense TFLOP/s of all GPUs together; `None` if the peak of any GPU is unknown.
     ///
     /// ```
     /// use deepwell_probe::{Cluster, NumberFormat};
@@ -23,15 +23,15 @@ impl Cluster {
         self.nodes.iter().map(|nodes| Some(of_one(nodes)? * f64::from(nodes.count))).sum()
     }
 
-    /// Bytes of all GPUs' memory together.
+    /// Memory of all GPUs together, bytes.
     pub fn gpu_memory_bytes(&self) -> u64 {
         let of_one =
             |nodes: &Nodes| -> u64 { nodes.hardware.gpus.iter().map(|gpu| gpu.memory_bytes).sum() };
         self.nodes.iter().map(|nodes| of_one(nodes) * u64::from(nodes.count)).sum()
     }
 
-    /// A table for people, of several lines, each ended by a line break. Rates are GB (10⁹ bytes)
-    /// a second in one direction.
+    /// A human-readable table of several lines, each ended by a line break. Rates are GB (10⁹
+    /// bytes) per second in one direction.
     pub fn table(&self) -> String {
         let mut text = String::new();
         let name = if self.name.is_empty() { "without a name" } else { &self.name };

@@ -1,4 +1,4 @@
-//! What is known of the processor, and the arithmetic that follows from it.
+//! Description of the processor, and estimates of its peak rates.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::NumberFormat;
 
-/// The clock that estimates use where the machine names none, in Hz.
+/// Clock for estimates if the clock is unknown, in Hz.
 pub const ASSUMED_FREQUENCY_HZ: u64 = 2_000_000_000;
 
-/// The memory bandwidth that estimates use where nobody measured, in GB/s for each physical core:
-/// what one core of a server processor can move by itself.
+/// Memory bandwidth for estimates without a measurement, in GB/s per physical core: the sustained
+/// rate of a single core of a server processor.
 pub const ASSUMED_MEMORY_GBPS_PER_CORE: f64 = 10.0;
 
-/// The processors of this machine, and its memory.
+/// The processors and the memory of a machine.
 ///
 /// `peak_flops` holds estimates in FLOP/s for each format, from
 ///
@@ -22,78 +22,78 @@ pub const ASSUMED_MEMORY_GBPS_PER_CORE: f64 = 10.0;
 /// FLOP per cycle and core = lanes of a vector x 2 (multiply, add) x FMA units
 /// ```
 ///
-/// where cores are the physical ones that this process may use, the clock is
-/// `frequency_hz_max` (or [`ASSUMED_FREQUENCY_HZ`]), and the FLOP per cycle are those of
-/// [`Cpu::flops_per_cycle_and_core`]. Real cores clock down under wide vectors, so that the
-/// estimate is an upper bound.
+/// where cores are the physical cores that this process may use, the clock is `frequency_hz_max`
+/// (or [`ASSUMED_FREQUENCY_HZ`]), and the FLOP per cycle are those of
+/// [`Cpu::flops_per_cycle_and_core`]. Real cores clock down under wide vectors, so the estimate is
+/// an upper bound.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// The model name as the processor or the kernel gives it.
+    /// The model name reported by the processor or the kernel.
     pub model: String,
-    /// `GenuineIntel`, `AuthenticAMD`, `ARM`, ...; `unknown` where nothing says.
+    /// `GenuineIntel`, `AuthenticAMD`, `ARM`, ...; `unknown` if not reported.
     pub vendor: String,
-    /// The processor family as x86 counts it, `None` elsewhere.
+    /// The processor family of x86, `None` on other architectures.
     pub family: Option<u32>,
     /// Number of processor packages.
     pub sockets: u32,
-    /// Number of cores, each counted once however many threads it runs.
+    /// Number of cores; hyper-threads do not count.
     pub physical_cores: u32,
     /// Number of hardware threads.
     pub logical_cores: u32,
-    /// Threads that this process may run at once: affinity and container limits are counted in.
+    /// Threads that this process may run at once, within affinity and container limits.
     pub usable_threads: u32,
     /// Memory nodes, at least one.
     pub numa_nodes: Vec<NumaNode>,
     /// Vector and matrix extensions by their usual names (`avx2`, `avx512f`, `avx512bf16`,
     /// `amx_tile`, `amx_bf16`, `neon`, `sve`, ...), in the order of [`SIMD_NAMES`].
     pub simd: Vec<String>,
-    /// Caches as the first core sees them, nearest first.
+    /// Caches of the first core, nearest first.
     pub caches: Vec<Cache>,
-    /// Memory of the machine, or of the container where that is less.
+    /// Memory of the machine, or the container's limit if lower.
     pub memory_total_bytes: u64,
-    /// Memory that could be allocated when this was read.
+    /// Memory available for allocation at the time of probing.
     pub memory_available_bytes: u64,
-    /// The highest clock known, `None` where nothing says.
+    /// The highest known clock, `None` if unknown.
     pub frequency_hz_max: Option<u64>,
-    /// Where the clock was read.
+    /// Source of the clock.
     pub frequency_source: String,
     /// Estimated FLOP/s by operand format, see above.
     pub peak_flops: BTreeMap<NumberFormat, f64>,
     /// Copy bandwidth of all cores together (read plus written), in GB/s. `None` until
     /// [`Cpu::measure_memory_bandwidth`] has run: probing allocates no buffers.
     pub memory_gbps: Option<f64>,
-    /// What to know about the figures above.
+    /// Remarks about the figures above.
     pub notes: Vec<String>,
 }
 
 /// One memory node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
-    /// The number that the kernel gives it.
+    /// Index in the kernel.
     pub index: u32,
-    /// Its hardware threads.
+    /// Hardware threads of the node.
     pub cpus: Vec<u32>,
-    /// Its memory.
+    /// Memory of the node.
     pub memory_bytes: u64,
     /// Access distance to each node in the order of `Cpu::numa_nodes`, 10 for the node itself.
-    /// Empty where the kernel gives none.
+    /// Empty if the kernel reports none.
     pub distances: Vec<u32>,
 }
 
 /// One cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
-    /// 1, 2, 3.
+    /// Level: 1, 2 or 3.
     pub level: u32,
-    /// What it holds.
+    /// Contents.
     pub kind: CacheKind,
-    /// Its size.
+    /// Capacity in bytes.
     pub bytes: u64,
-    /// How many hardware threads share it.
+    /// Number of hardware threads that share the cache.
     pub shared_by_threads: u32,
 }
 
-/// What a cache holds.
+/// Contents of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheKind {
@@ -101,12 +101,12 @@ pub enum CacheKind {
     Data,
     /// Instructions only.
     Instruction,
-    /// Both.
+    /// Data and instructions.
     Unified,
 }
 
-/// The extensions that [`Cpu::simd`] can name: the name here, and the names under which
-/// `/proc/cpuinfo` may list it.
+/// The extensions that [`Cpu::simd`] can name: the name used here, and the names in
+/// `/proc/cpuinfo`.
 pub(crate) const SIMD_TABLE: [(&str, &[&str]); 21] = [
     ("sse2", &["sse2"]),
     ("sse4_2", &["sse4_2"]),
@@ -131,7 +131,7 @@ pub(crate) const SIMD_TABLE: [(&str, &[&str]); 21] = [
     ("sve2", &["sve2"]),
 ];
 
-/// Every name that can stand in [`Cpu::simd`], narrow before wide.
+/// All names of [`Cpu::simd`], narrow before wide.
 pub const SIMD_NAMES: [&str; 21] = {
     let mut names = [""; 21];
     let mut index = 0;
@@ -145,8 +145,8 @@ pub const SIMD_NAMES: [&str; 21] = {
 impl Cpu {
     /// A processor with round figures, for tests and for planning without the machine.
     ///
-    /// One socket, one memory node, no hyper-threads, caches of 48 KiB, 2 MiB a core and 2 MiB a
-    /// core shared; `memory_gbps` is left `None`.
+    /// One socket, one memory node, no hyper-threads, caches of 48 KiB, 2 MiB per core and 2 MiB
+    /// per core shared; `memory_gbps` is `None`.
     ///
     /// ```
     /// use deepwell_probe::{Cpu, NumberFormat};
@@ -201,13 +201,13 @@ impl Cpu {
         self.simd.iter().any(|name| name == simd)
     }
 
-    /// Physical cores that this process may use.
+    /// Number of physical cores that this process may use.
     pub fn usable_cores(&self) -> u32 {
         let threads_per_core = self.logical_cores.div_ceil(self.physical_cores.max(1)).max(1);
         self.usable_threads.div_ceil(threads_per_core).clamp(1, self.physical_cores.max(1))
     }
 
-    /// FLOP that one core can start in one cycle on operands of `format`.
+    /// FLOP per cycle and core on operands of `format`.
     ///
     /// | unit | FP32 | BF16 | FP16 |
     /// |---|---|---|---|
@@ -220,12 +220,12 @@ impl Cpu {
     /// | NEON, 4 lanes x 2 x 2 units | 16 | 64 (`neon_bf16`) | 16 |
     /// | SSE2 and everything else, 4 lanes, one multiply and one add | 8 | 8 | 8 |
     ///
-    /// Intel cores start one BF16 dot product of 512 bits a cycle where they start two FP32 FMAs,
-    /// so that `avx512bf16` alone does not raise their rate. A format without instructions of its
-    /// own runs at the rate of the one it is widened to: TF32, and BF16 or FP16 without
+    /// Intel cores start one BF16 dot product of 512 bits in the cycle in which they could start
+    /// two FP32 FMAs, so `avx512bf16` alone does not raise their rate. A format without
+    /// instructions runs at the rate of the format it is widened to: TF32, and BF16 or FP16 without
     /// instructions, as FP32; FP8 and every block-scaled format as BF16. FP64 is half of FP32. INT8
-    /// is 2048 with `amx_int8`, four times FP32 with dot products of vectors (`avx512vnni`,
-    /// `avx_vnni`) and FP32's rate elsewhere.
+    /// is 2048 with `amx_int8`, four times FP32 with vector dot products (`avx512vnni`,
+    /// `avx_vnni`), and otherwise the rate of FP32.
     pub fn flops_per_cycle_and_core(&self, format: NumberFormat) -> f64 {
         let amd_family = (self.vendor == "AuthenticAMD").then_some(self.family).flatten();
         let fp32 = if self.has("avx512f") {
@@ -266,8 +266,8 @@ impl Cpu {
 
     /// Estimated GFLOP/s of all usable cores on operands of `format`, for rooflines.
     ///
-    /// Reads `peak_flops`, so that a figure put there by hand counts; a format that is not there
-    /// is estimated by the formula of [`Cpu`].
+    /// Uses `peak_flops`, so that figures set by hand count; missing formats are estimated by the
+    /// formula of [`Cpu`].
     pub fn peak_gflops(&self, format: NumberFormat) -> f64 {
         let estimate = || {
             let clock_hz = self.frequency_hz_max.unwrap_or(ASSUMED_FREQUENCY_HZ);
@@ -277,24 +277,24 @@ impl Cpu {
         self.peak_flops.get(&format).copied().unwrap_or_else(estimate) / 1e9
     }
 
-    /// Memory bandwidth in GB/s: the measured figure, else [`ASSUMED_MEMORY_GBPS_PER_CORE`] for
-    /// each usable core.
+    /// Memory bandwidth in GB/s: the measured figure, or [`ASSUMED_MEMORY_GBPS_PER_CORE`] per
+    /// usable core.
     pub fn memory_gbps_or_assumed(&self) -> f64 {
         self.memory_gbps
             .unwrap_or_else(|| ASSUMED_MEMORY_GBPS_PER_CORE * f64::from(self.usable_cores()))
     }
 
-    /// Measures the copy bandwidth with all usable threads and keeps it in `memory_gbps`.
+    /// Measures the copy bandwidth with all usable threads and stores it in `memory_gbps`.
     ///
-    /// See [`measure_memory_bandwidth`](crate::measure_memory_bandwidth) for what is measured and
-    /// how much it allocates.
+    /// See [`measure_memory_bandwidth`](crate::measure_memory_bandwidth) for the method and its
+    /// allocations.
     pub fn measure_memory_bandwidth(&mut self) -> crate::MemoryBandwidth {
         let measured = crate::measure_memory_bandwidth(self);
         self.memory_gbps = Some(measured.gbps);
         measured
     }
 
-    /// The figures of `peak_flops` by the formula of [`Cpu`].
+    /// Computes `peak_flops` by the formula of [`Cpu`].
     pub(crate) fn estimate_peak_flops(&self) -> BTreeMap<NumberFormat, f64> {
         let empty = Cpu { peak_flops: BTreeMap::new(), ..self.clone() };
         let formats = [

@@ -1,13 +1,14 @@
-//! Reads the processor from `/proc` and `/sys`; a sensible subset where there are none.
+//! Reads the processor from `/proc` and `/sys`; a reasonable subset on other systems.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpu::{Cache, CacheKind, Cpu, NumaNode, SIMD_TABLE};
 use crate::files::{FileTree, parse_list};
 
-/// Describes the processor of the machine that `files` shows.
+/// Describes the processor of the machine with these files.
 ///
-/// `usable_threads` is what the process may run at once, as the standard library counts it.
+/// `usable_threads` is the number of threads that the process may run at once, as counted by the
+/// standard library.
 pub(crate) fn read_cpu(files: &dyn FileTree, usable_threads: u32) -> Cpu {
     let text = files.read("/proc/cpuinfo").unwrap_or_default();
     let entries = CpuInfo::parse(&text);
@@ -72,7 +73,7 @@ pub(crate) fn read_cpu(files: &dyn FileTree, usable_threads: u32) -> Cpu {
     cpu
 }
 
-/// `/proc/cpuinfo`: the entries of each processor, and those that belong to none.
+/// `/proc/cpuinfo`: the entries of each processor, and entries of none.
 struct CpuInfo<'a> {
     processors: Vec<BTreeMap<&'a str, &'a str>>,
     others: BTreeMap<&'a str, &'a str>,
@@ -97,7 +98,7 @@ impl<'a> CpuInfo<'a> {
         info
     }
 
-    /// The value of the first of `keys` that the first processor has.
+    /// The value of the first key that the first processor has.
     fn first(&self, keys: &[&str]) -> Option<&'a str> {
         let maps = || self.processors.first().into_iter().chain([&self.others]);
         keys.iter().find_map(|key| maps().find_map(|entries| entries.get(key).copied()))
@@ -109,8 +110,8 @@ impl<'a> CpuInfo<'a> {
     }
 }
 
-/// Packages and physical cores: from `/proc/cpuinfo` where it has them (x86), else from the
-/// topology files, else every thread is taken for a core.
+/// Number of packages and physical cores: from `/proc/cpuinfo` (x86), or from the topology files;
+/// otherwise every thread counts as a core.
 fn count_cores(files: &dyn FileTree, info: &CpuInfo<'_>, logical_cores: u32) -> (u32, u32) {
     let mut cores = BTreeSet::new();
     for index in 0..info.processors.len() {
@@ -137,14 +138,14 @@ fn vendor_of_build() -> String {
         .to_owned()
 }
 
-/// The names of [`SIMD_TABLE`] that the kernel's flags list.
+/// The names of [`SIMD_TABLE`] among the kernel's flags.
 fn simd_from_flags(flags: &BTreeSet<&str>) -> Vec<String> {
     let listed = |names: &[&str]| names.iter().any(|name| flags.contains(name));
     let table = SIMD_TABLE.iter().filter(|(_, listed_as)| listed(listed_as));
     table.map(|(name, _)| name.to_string()).collect()
 }
 
-/// What the standard library detects, for systems without `/proc/cpuinfo`.
+/// Extensions detected by the standard library, for systems without `/proc/cpuinfo`.
 fn simd_of_host() -> Vec<String> {
     #[allow(unused_mut)]
     let mut found: Vec<&str> = Vec::new();
@@ -174,9 +175,9 @@ fn simd_of_host() -> Vec<String> {
     found.into_iter().map(str::to_owned).collect()
 }
 
-/// The highest clock in Hz and where it was found: the frequency driver, the model's name, the
-/// highest `cpu MHz`, or half of BogoMIPS, which Linux on x86 sets to twice the time-stamp
-/// counter's rate.
+/// The highest clock in Hz and its source: the frequency driver, the model name, the highest `cpu
+/// MHz`, or half of BogoMIPS (Linux on x86 sets BogoMIPS to twice the rate of the time-stamp
+/// counter).
 fn read_frequency(files: &dyn FileTree, info: &CpuInfo<'_>, model: &str) -> (Option<u64>, String) {
     let driver = "/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq";
     if let Some(khz) = files.read_u64(driver).filter(|khz| *khz > 0) {
@@ -202,7 +203,7 @@ fn read_frequency(files: &dyn FileTree, info: &CpuInfo<'_>, model: &str) -> (Opt
     }
 }
 
-/// The value of one line such as `MemTotal:  24684084 kB`, in bytes.
+/// The value of a line such as `MemTotal:  24684084 kB`, in bytes.
 fn kilobytes(text: &str, key: &str) -> Option<u64> {
     let line =
         text.lines().find(|line| line.split(':').next().is_some_and(|k| k.ends_with(key)))?;
@@ -210,7 +211,7 @@ fn kilobytes(text: &str, key: &str) -> Option<u64> {
     number.checked_mul(1024)
 }
 
-/// Total and available memory, with the limit of the control group counted in.
+/// Total and available memory, within the limit of the control group.
 fn read_memory(files: &dyn FileTree, notes: &mut Vec<String>) -> (u64, u64) {
     let text = files.read("/proc/meminfo").unwrap_or_default();
     let Some(total) = kilobytes(&text, "MemTotal") else {
@@ -229,8 +230,8 @@ fn read_memory(files: &dyn FileTree, notes: &mut Vec<String>) -> (u64, u64) {
     }
 }
 
-/// The tightest memory limit of this process's control group and the groups around it, with what
-/// is used under it, in bytes.
+/// The lowest memory limit of this process's control group and its ancestors, and the usage of that
+/// group, in bytes.
 fn read_memory_limit(files: &dyn FileTree) -> Option<(u64, u64)> {
     let groups = files.read("/proc/self/cgroup").unwrap_or_default();
     let mut tightest: Option<(u64, u64)> = None;
@@ -262,7 +263,7 @@ fn read_memory_limit(files: &dyn FileTree) -> Option<(u64, u64)> {
     tightest
 }
 
-/// The memory nodes; one that holds everything where the kernel shows none.
+/// The memory nodes; a single node if the kernel reports none.
 fn read_numa_nodes(
     files: &dyn FileTree,
     logical_cores: u32,

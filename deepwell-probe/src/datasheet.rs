@@ -1,31 +1,31 @@
 //! Dense peaks and memory bandwidths of GPUs, from their datasheets.
 //!
-//! Datasheets print figures "with sparsity", twice what a dense GEMM can reach; every figure here
-//! is the dense one. The racks' and boards' sheets print totals, which are divided here by their 72
-//! or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every format
-//! of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too (FP4:
-//! GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones; the
-//! Blackwell datasheet's columns for one GPU round them to 15 and 14 PFLOP/s. Its memory bandwidths
-//! are those here, 7.7 TB/s on HGX boards and 8 in racks. A GPU that is not in the table gets the
-//! arithmetic of its architecture: SMs x FLOP per cycle and SM x highest clock.
+//! Datasheets print figures "with sparsity", twice the peak of a dense GEMM; every figure here is
+//! dense. The sheets of racks and boards print totals, divided here by their 72 or 8 GPUs, and one
+//! figure each for "FP8/FP6" and for "FP4", used here for every format of that width. The Blackwell
+//! Ultra sheets also print FP4 figures without sparsity (GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300
+//! 108 of 144), which are not half of the sparse figures; the Blackwell datasheet rounds them to 15
+//! and 14 PFLOP/s per GPU. Memory bandwidths are from the Blackwell datasheet: 7.7 TB/s on HGX
+//! boards and 8 in racks. The peaks of a GPU that is not in the table are computed from its
+//! architecture: SMs x FLOP per cycle and SM x highest clock.
 
 use std::collections::BTreeMap;
 
 use crate::NumberFormat::{self, *};
 
-/// The figures of one SKU.
+/// Figures of one SKU.
 pub(crate) struct Sheet {
-    /// Words that the SKU's name must have, whole.
+    /// Words that the SKU's name must contain.
     words: &'static [&'static str],
-    /// Where the figures are from.
+    /// Source of the figures.
     pub(crate) source: &'static str,
-    /// GB/s of the device memory; `None` where one name covers several memories.
+    /// GB/s of the device memory; `None` if one name covers several memories.
     pub(crate) hbw_gbps: Option<f64>,
     /// Dense TFLOP/s.
     pub(crate) peaks: &'static [(NumberFormat, f64)],
 }
 
-/// Words that mark another SKU under a known SKU's name: a laptop part or an export version runs at
+/// Words that distinguish another SKU with a similar name: a laptop part or an export version has
 /// other rates.
 const OTHER_SKU: [&str; 4] = ["Laptop", "D", "Max", "vGPU"];
 
@@ -49,7 +49,7 @@ const HOPPER_NVL: &[(NumberFormat, f64)] = &[
     (Int8, 1670.0),
 ];
 
-/// More words before fewer: the first match counts.
+/// Sheets with more words first: the first match counts.
 const SHEETS: [Sheet; 20] = [
     Sheet {
         words: &["GB300"],
@@ -262,8 +262,8 @@ const SHEETS: [Sheet; 20] = [
             (Int8, 838.0),
         ],
     },
-    // 188 SMs at the boost clock of 2617 MHz. Unlike GeForce, FP32 accumulation is not
-    // halved. The Max-Q and Server editions run at other clocks and are left to arithmetic.
+    // 188 SMs at the boost clock of 2617 MHz. FP32 accumulation is not halved as on GeForce. The
+    // Max-Q and Server editions have other clocks and use computed peaks.
     Sheet {
         words: &["RTX", "PRO", "6000", "Blackwell", "Workstation"],
         source: "NVIDIA RTX Blackwell PRO architecture paper, dense, FP32 accumulation",
@@ -296,7 +296,7 @@ const SHEETS: [Sheet; 20] = [
     },
 ];
 
-/// The sheet of a SKU by the name that the driver gives it.
+/// The sheet of a SKU, given its name in the driver.
 pub(crate) fn sheet(name: &str) -> Option<&'static Sheet> {
     let words: Vec<&str> = name.split([' ', '-', '_']).collect();
     let has = |word: &&str| words.contains(word);
@@ -306,16 +306,15 @@ pub(crate) fn sheet(name: &str) -> Option<&'static Sheet> {
     SHEETS.iter().find(|sheet| sheet.words.iter().all(has))
 }
 
-/// Whether a SKU comes on boards or in racks where an NVSwitch joins all GPUs, so that links
-/// that are down are a fault and not a bridge that nobody bought.
+/// Whether a SKU comes on boards or in racks where an NVSwitch joins all GPUs, so that inactive
+/// links are a fault and not a missing bridge.
 pub(crate) fn is_switched(name: &str) -> bool {
     let words = sheet(name).map(|sheet| sheet.words);
     let switched = ["GB300", "B300", "GB200", "B200", "H200", "H100"];
     words.is_some_and(|words| matches!(words, [word] if switched.contains(word)))
 }
 
-/// Dense FLOP that one SM of a capability starts in one cycle, by format; empty for a
-/// capability that nobody has counted here.
+/// Dense FLOP per cycle and SM of a compute capability, by format; empty for an unknown capability.
 ///
 /// Workstation and GeForce SKUs share capabilities 8.6, 8.9 and 12.0, but GeForce accumulates
 /// 16-bit and 8-bit floating-point MMAs in FP32 at half rate.
@@ -324,8 +323,8 @@ pub(crate) fn flops_per_cycle(
     is_geforce: bool,
 ) -> BTreeMap<NumberFormat, f64> {
     let halved = if is_geforce { 0.5 } else { 1.0 };
-    // Rate of 16-bit MMAs as the matrix unit is built, what FP32 accumulation leaves of it,
-    // then FP32 and FP64 of the cores (or the FP64 matrix unit).
+    // The matrix unit's rate of 16-bit MMAs, its factor with FP32 accumulation, then FP32 and FP64
+    // of the cores (or the FP64 matrix unit).
     let (built, left, fp32, fp64) = match capability {
         (7, 0) => (1024.0, 1.0, 128.0, 64.0),
         (7, 5) => (1024.0, 1.0, 128.0, 4.0),
@@ -344,7 +343,7 @@ pub(crate) fn flops_per_cycle(
         Fp8 | Mxfp8 | Mxfp6 => 2.0 * built * left,
         Mxfp4 | Nvfp4 if capability == (10, 3) => 6.0 * built,
         Mxfp4 | Nvfp4 => 4.0 * built,
-        // Blackwell Ultra gave most of its integer rate away: 150 TOP/s of an HGX B300's GPU.
+        // Blackwell Ultra reduced the integer rate: 150 TOP/s per GPU of an HGX B300.
         Int8 if capability == (10, 3) => built / 16.0,
         Int8 => 2.0 * built,
     };
@@ -352,7 +351,7 @@ pub(crate) fn flops_per_cycle(
     formats.into_iter().map(|format| (format, rate(format))).collect()
 }
 
-/// CUDA cores of one SM, `None` for a capability that nobody has counted here.
+/// CUDA cores per SM, `None` for an unknown compute capability.
 pub(crate) fn cores_per_sm(capability: (u32, u32)) -> Option<u32> {
     match capability {
         (7, _) | (8, 0) => Some(64),
@@ -361,12 +360,12 @@ pub(crate) fn cores_per_sm(capability: (u32, u32)) -> Option<u32> {
     }
 }
 
-/// GB/s of one NVLink in each direction by the code that the management library gives for its
-/// version, for drivers that do not tell the speed.
+/// GB/s of one NVLink in each direction by NVML's code for its version, for drivers that do not
+/// report the speed.
 ///
 /// Codes of `nvml.h`: 1 is NVLink 1.0, 2 is 2.0, 3 is 2.2, 4 is 3.0, 5 is 3.1, 6 is 4.0, 7 is 5.0.
-/// Speeds: 20, 25, 25, 25, 25 GB/s of the architectures' papers; for 4.0 the 26.562 GB/s that the
-/// driver reports on H200; for 5.0 the 50 GB/s of 1.8 TB/s over 18 links and both directions.
+/// Speeds: 20, 25, 25, 25, 25 GB/s from the architecture papers; for 4.0 the 26.562 GB/s reported
+/// by the driver on H200; for 5.0 the 50 GB/s of 1.8 TB/s over 18 links and both directions.
 pub(crate) fn nvlink_gbps(version_code: u32) -> Option<f64> {
     match version_code {
         1 => Some(20.0),
@@ -420,8 +419,8 @@ mod tests {
 
     #[test]
     fn no_sparse_figure_is_in_the_table() {
-        // SMs and boost clock of each SKU; its sheet must be within 12 % of what its architecture
-        // can do (sheets round, and quote the boost clock of their day). A sparse figure would be
+        // SMs and boost clock of each SKU. The sheet's figures must be within 12 % of the computed
+        // peaks (sheets round, and quote the boost clock of their day). A sparse figure would be
         // 100 % off.
         let rows = [
             ("NVIDIA H200", (9, 0), 132.0, 1.83),

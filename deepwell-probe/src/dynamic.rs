@@ -1,9 +1,8 @@
-//! Loads libraries at run time and calls the few functions that no safe wrapper offers.
+//! Loads libraries at run time and calls the few functions that have no safe wrapper.
 //!
-//! Every `unsafe` of the crate is here. Two rules keep it small: a symbol is called only with the
-//! C signature that its library has had in all its versions, and a library that was loaded stays
-//! loaded, because CUDA's libraries start threads and register exit handlers, and their code must
-//! be there for as long as those are.
+//! All `unsafe` code of the crate is here. Two rules keep it small. A symbol is called only with
+//! the C signature that its library has had in all versions. A loaded library stays loaded, because
+//! CUDA's libraries start threads and register exit handlers whose code must remain mapped.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +22,7 @@ use crate::record::{Answer, CudaDevice, PciAddress, Refusal, RemoteKind, RowRepa
 use crate::software::{CUBLASLT, CUDA_DRIVER_API, CUDA_RUNTIME, NCCL, NVRTC, Requirement};
 use crate::{Library, NvLinkDomain};
 
-/// How one library tells its version.
+/// How a library reports its version.
 enum VersionCall {
     /// `int f(int *version)`, zero on success; the number is `1000 x major + 10 x minor`.
     Cuda(&'static str),
@@ -35,8 +34,7 @@ enum VersionCall {
     Nvrtc(&'static str),
 }
 
-/// The libraries beside the driver's management library, in the order of
-/// [`Software`](crate::Software).
+/// All libraries except the management library, in the order of [`Software`](crate::Software).
 pub(crate) struct Found {
     pub(crate) cuda_driver_api: Library,
     pub(crate) cuda_runtime: Library,
@@ -45,7 +43,7 @@ pub(crate) struct Found {
     pub(crate) nvrtc: Library,
 }
 
-/// Looks for every library and asks it for its version.
+/// Searches for every library and reads its version.
 pub(crate) fn libraries() -> Found {
     use VersionCall::{CublasLt, Cuda, Nccl, Nvrtc};
     let toolkit = toolkit_folders();
@@ -92,7 +90,7 @@ pub(crate) fn libraries() -> Found {
     }
 }
 
-/// Library folders of toolkits that the loader may not search by itself.
+/// Library folders of toolkits outside the loader's search path.
 fn toolkit_folders() -> Vec<PathBuf> {
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
     let roots = named.map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")]);
@@ -123,7 +121,7 @@ fn look_for(
                     Err(reason) => Library::unusable(requirement, reason, path),
                 };
             }
-            // A file that is there and cannot be loaded is worth a word if no other can be.
+            // A file that exists but cannot be loaded is reported if no other candidate loads.
             Err(reason) if !reason.contains("No such file") && broken.is_none() => {
                 broken = Some(reason);
             }
@@ -139,7 +137,7 @@ fn look_for(
     }
 }
 
-/// What to know about a library that was found in a folder that the loader does not search.
+/// Note about a library in a folder outside the loader's search path.
 fn note(folder: &Path) -> String {
     format!("outside the loader's search path; add `{}` to `LD_LIBRARY_PATH`", folder.display())
 }
@@ -159,7 +157,7 @@ fn open(path: &Path) -> Result<Handle, String> {
     })
 }
 
-/// The version of a loaded library as text, or why it does not tell.
+/// The version of a loaded library as text, or the reason why it is unknown.
 fn version(handle: &Handle, call: &VersionCall) -> Result<String, String> {
     type OneNumber = unsafe extern "C" fn(*mut c_int) -> c_int;
     type TwoNumbers = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
@@ -205,7 +203,7 @@ fn version(handle: &Handle, call: &VersionCall) -> Result<String, String> {
     }
 }
 
-/// The file behind a library that was just loaded, where the system tells.
+/// The file of a library that was just loaded, if the system reports it.
 fn loaded_path(candidate: &Path) -> Option<String> {
     let name = candidate.file_name()?.to_str()?;
     // `libnccl.so` is usually a link to `libnccl.so.2.27.3`, and the map shows the target.
@@ -221,9 +219,9 @@ fn loaded_path(candidate: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// What the CUDA driver knows of the devices that it shows; empty if it does not start.
+/// The CUDA driver's information about its devices; empty if the driver does not start.
 ///
-/// Starts the driver in this process (`cuInit`) but makes no context on any device.
+/// Starts the driver in this process (`cuInit`) but creates no context on any device.
 pub(crate) fn cuda_devices() -> Vec<CudaDevice> {
     let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
     let Ok(handle) = open(Path::new(name)) else { return Vec::new() };
@@ -239,7 +237,7 @@ fn ask_cuda(handle: &Handle) -> Option<Vec<CudaDevice>> {
     type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
     type GetBusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-    // Of `CUdevice_attribute` in `cuda.h`.
+    // From `CUdevice_attribute` in `cuda.h`.
     const SM_COUNT: c_int = 16;
     const GLOBAL_MEMORY_BUS_WIDTH: c_int = 37;
     const L2_CACHE_SIZE: c_int = 38;
@@ -255,7 +253,7 @@ fn ask_cuda(handle: &Handle) -> Option<Vec<CudaDevice>> {
             handle.get::<GetAttribute>("cuDeviceGetAttribute").ok()?,
         )
     };
-    // SAFETY: zero is the only flag value there is; calling it again later does no harm.
+    // SAFETY: zero is the only valid flag value, and repeated calls are allowed.
     if unsafe { init(0) } != 0 {
         return None;
     }
@@ -299,7 +297,7 @@ fn ask_cuda(handle: &Handle) -> Option<Vec<CudaDevice>> {
     Some(devices)
 }
 
-/// The NVLink domain of a device: `None` where it belongs to no domain wider than the host.
+/// The NVLink domain of a device: `None` if no domain spans several hosts.
 pub(crate) fn nvlink_domain(device: &Device<'_>) -> Answer<Option<NvLinkDomain>> {
     const SUCCESS: c_uint = 0;
     const NOT_SUPPORTED: c_uint = 3;
@@ -308,8 +306,8 @@ pub(crate) fn nvlink_domain(device: &Device<'_>) -> Answer<Option<NvLinkDomain>>
     let Ok(function) = library.nvmlDeviceGetGpuFabricInfoV.as_ref() else {
         return Err(Refusal::NotSupported);
     };
-    // A structure's version word is its size and, in the top byte, its number. Version 2 is the
-    // beginning of version 3, so that one buffer serves drivers that know only the older one.
+    // The version word of a structure is its size and, in the top byte, its number. Version 2 is a
+    // prefix of version 3, so one buffer also serves drivers that know only version 2.
     let versions = [
         size_of::<nvmlGpuFabricInfo_v3_t>() as c_uint | (3 << 24),
         size_of::<nvmlGpuFabricInfo_v2_t>() as c_uint | (2 << 24),
@@ -326,8 +324,8 @@ pub(crate) fn nvlink_domain(device: &Device<'_>) -> Answer<Option<NvLinkDomain>>
             healthSummary: 0,
         };
         // SAFETY: the device handle comes from a live library object that `device` borrows, the
-        // pointer is to a structure of ours, and the version word tells the library how many of
-        // its bytes it may write, never more than it has.
+        // pointer is to a structure of ours, and the version word tells the library how many bytes
+        // it may write, never more than the structure has.
         code = unsafe { function(device.handle(), &mut info) };
         if code == SUCCESS {
             let whole = info.state == STATE_COMPLETED && info.clusterUuid != [0; 16];
@@ -338,13 +336,13 @@ pub(crate) fn nvlink_domain(device: &Device<'_>) -> Answer<Option<NvLinkDomain>>
         }
     }
     match code {
-        // Argument or version not known: a driver from before such domains.
+        // Unknown argument or version: the driver predates such domains.
         2 | NOT_SUPPORTED | 13 | 25 => Err(Refusal::NotSupported),
         other => Err(Refusal::Failed(format!("code {other}"))),
     }
 }
 
-/// Rows of the device memory that wait for their replacement, or could not be replaced.
+/// Pending and failed replacements of rows of the device memory.
 pub(crate) fn row_repairs(device: &Device<'_>) -> Answer<RowRepairs> {
     let library = device.nvml().lib();
     let Ok(function) = library.nvmlDeviceGetRemappedRows.as_ref() else {
@@ -364,9 +362,9 @@ pub(crate) fn row_repairs(device: &Device<'_>) -> Answer<RowRepairs> {
     }
 }
 
-/// What the other end of a link is.
+/// Kind of the other end of a link.
 ///
-/// The wrapper crate has a function for this, but as of 0.13.0 it drops what the library wrote and
+/// The wrapper crate has a function for this, but as of 0.13.0 it drops the library's result and
 /// always returns "unknown".
 pub(crate) fn nvlink_remote_kind(device: &Device<'_>, link: u32) -> Answer<RemoteKind> {
     let library = device.nvml().lib();

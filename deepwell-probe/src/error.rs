@@ -1,51 +1,51 @@
-//! What can go wrong outside of probing; probing itself records what is missing.
+//! Errors outside of probing; probing itself records what is missing.
 
-/// An error of reading a value back from text.
+/// An error of parsing a value from text.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The JSON is not that of a [`Hardware`](crate::Hardware).
+    /// Not the JSON of a [`Hardware`](crate::Hardware).
     #[error(
         "expected the JSON of a hardware description: {source}\nhint: `deepwell probe --json` \
          writes one"
     )]
     Json {
-        /// Line, column and what was expected there.
+        /// Line, column and expected value.
         #[source]
         source: serde_json::Error,
     },
-    /// A number format of that name is not known.
+    /// Unknown name of a number format.
     #[error(
         "expected a number format (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `mxfp8`, \
          `mxfp6`, `mxfp4`, `nvfp4` or `int8`), got `{got}`"
     )]
     UnknownFormat {
-        /// The text that was given.
+        /// The given text.
         got: String,
     },
-    /// The TOML is no description of a [`Cluster`](crate::Cluster).
+    /// Not a TOML description of a [`Cluster`](crate::Cluster).
     #[error("line {line}, column {column} of the cluster description: {what}")]
     Cluster {
-        /// From 1.
+        /// Line, from 1.
         line: usize,
-        /// From 1, in characters.
+        /// Column, from 1, in characters.
         column: usize,
-        /// What was expected there, what is there, and what to do.
+        /// Expected value, actual value, and fix.
         what: String,
     },
-    /// A line that names no cluster.
+    /// A line that does not name a cluster.
     #[error("cluster `{got}`: {what}")]
     ClusterName {
-        /// The text that was given.
+        /// The given text.
         got: String,
-        /// What was expected of which part of it.
+        /// The invalid part, and its expected value.
         what: String,
     },
-    /// There is no preset of that name.
+    /// Unknown name of a preset.
     #[error("expected a preset ({known}), got `{got}`")]
     UnknownPreset {
-        /// The text that was given.
+        /// The given text.
         got: String,
-        /// The names that are known, separated by commas.
+        /// The known names, separated by commas.
         known: String,
     },
 }

@@ -1,6 +1,6 @@
-//! Reading `/proc` and `/sys` through a seam, so that tests can describe a machine as text.
+//! Access to `/proc` and `/sys` behind a trait, so that tests can describe a machine as text.
 
-/// Where the text files of the kernel come from.
+/// Source of the kernel's text files.
 pub(crate) trait FileTree {
     /// The whole text of the file at an absolute `path`; `None` if it cannot be read.
     fn read(&self, path: &str) -> Option<String>;
@@ -16,15 +16,15 @@ pub(crate) struct HostFiles;
 
 impl FileTree for HostFiles {
     fn read(&self, path: &str) -> Option<String> {
-        // `/proc/cpuinfo` and friends are text, but a model name may hold any byte.
+        // `/proc/cpuinfo` and similar files are text, but a model name may contain any byte.
         std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-/// The numbers of a kernel list such as `0-3,8,10-11`; parts that are not numbers are left out.
+/// The numbers of a kernel list such as `0-3,8,10-11`; parts that are not numbers are skipped.
 ///
-/// Ranges are cut at 65,536 entries, more than any kernel can be configured for, so that a damaged
-/// file cannot ask for all the memory.
+/// Ranges are limited to 65,536 entries, more than any kernel supports, so that a damaged file
+/// cannot exhaust memory.
 pub(crate) fn parse_list(text: &str) -> Vec<u32> {
     const ENTRIES_MAX: u32 = 65_536;
     let mut numbers = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A machine made of text: path to content.
+    /// A machine described by text: path to content.
     pub(crate) struct FakeFiles(pub(crate) BTreeMap<String, String>);
 
     impl FakeFiles {

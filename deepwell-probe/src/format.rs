@@ -1,4 +1,4 @@
-//! The number formats in which arithmetic is counted.
+//! Number formats of peak rates.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ProbeError;
 
-/// The format of the operands of a multiply-add, for peak figures.
+/// Operand format of a multiply-add, for peak figures.
 ///
-/// Only the rate of arithmetic is meant here; what the formats are bit by bit is the business of
-/// `deepwell-precision`. In JSON and as text the names are lower case: `bf16`, `mxfp8`.
+/// Describes only the rate of arithmetic; the bit layouts are in `deepwell-precision`. Names in
+/// JSON and as text are lower case: `bf16`, `mxfp8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumberFormat {
@@ -26,19 +26,19 @@ pub enum NumberFormat {
     Fp16,
     /// E4M3 or E5M2 inputs without block scales, FP32 accumulation.
     Fp8,
-    /// E4M3 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
+    /// E4M3 inputs with one E8M0 scale per 32 elements, applied by the matrix unit.
     Mxfp8,
-    /// E3M2 or E2M3 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
+    /// E3M2 or E2M3 inputs with one E8M0 scale per 32 elements, applied by the matrix unit.
     Mxfp6,
-    /// E2M1 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
+    /// E2M1 inputs with one E8M0 scale per 32 elements, applied by the matrix unit.
     Mxfp4,
-    /// E2M1 inputs with one E4M3 scale for 16 elements, applied by the matrix unit.
+    /// E2M1 inputs with one E4M3 scale per 16 elements, applied by the matrix unit.
     Nvfp4,
     /// 8-bit integers, 32-bit accumulation.
     Int8,
 }
 
-/// Every format in the order in which tables show them.
+/// Every format, in table order.
 pub const NUMBER_FORMATS: [NumberFormat; 11] = [
     NumberFormat::Fp64,
     NumberFormat::Fp32,
@@ -54,7 +54,7 @@ pub const NUMBER_FORMATS: [NumberFormat; 11] = [
 ];
 
 impl NumberFormat {
-    /// The name in JSON, on the command line and in tables.
+    /// Name in JSON, on the command line and in tables.
     pub fn name(self) -> &'static str {
         match self {
             NumberFormat::Fp64 => "fp64",

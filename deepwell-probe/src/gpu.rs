@@ -1,4 +1,4 @@
-//! What is known of one GPU.
+//! Description of one GPU.
 
 use std::collections::BTreeMap;
 
@@ -6,89 +6,89 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Arch, Fault, NumberFormat};
 
-/// One GPU as the driver describes it.
+/// One GPU, as described by the driver.
 ///
-/// Where the driver does not answer a question, the field is `None` and `notes` says so.
+/// If the driver does not answer a question, the field is `None` and `notes` says so.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// The number that the management library gives it. `CUDA_VISIBLE_DEVICES` does not change
-    /// this number; use `uuid` to find the device in CUDA.
+    /// Index in the management library, which `CUDA_VISIBLE_DEVICES` does not change; use `uuid` to
+    /// find the device in CUDA.
     pub index: u32,
-    /// The SKU as the driver names it.
+    /// The driver's name of the SKU.
     pub name: String,
-    /// The name that does not change with the order of devices, `GPU-...`.
+    /// Identifier independent of the device order, `GPU-...`.
     pub uuid: String,
     /// PCI address, `00000000:04:00.0`.
     pub pci_bus_id: String,
-    /// CUDA compute capability, `(major, minor)`; `(0, 0)` if the driver does not tell.
+    /// CUDA compute capability, `(major, minor)`; `(0, 0)` if unknown.
     pub compute_capability: (u32, u32),
-    /// What kernels must have been built for.
+    /// The architecture that kernels must be built for.
     pub arch: Arch,
-    /// SMs; files of older releases have another key.
+    /// Number of SMs; files of older releases use another key.
     #[serde(alias = "multiprocessors")]
     pub sm_count: Option<u32>,
-    /// Memory of the device.
+    /// Memory of the device, bytes.
     pub memory_bytes: u64,
-    /// Memory that was free when this was read.
+    /// Memory that was free at the time of probing.
     pub memory_free_bytes: u64,
-    /// Bandwidth of the device memory in GB/s: bus width / 8 x memory clock x 2 (double data
-    /// rate), or the datasheet's figure where the driver gives no clock (a note says so). 0 where
-    /// neither is known.
+    /// Bandwidth of the device memory in GB/s: bus width / 8 x memory clock x 2 (double data rate),
+    /// or the datasheet's figure if the driver reports no clock (a note says so). 0 if both are
+    /// unknown.
     pub hbw_gbps: f64,
-    /// Size of the second-level cache, known to the CUDA driver only.
+    /// Size of the L2 cache, reported by the CUDA driver only.
     pub l2_bytes: Option<u64>,
-    /// Highest clocks.
+    /// Maximum clocks.
     pub clocks: Clocks,
-    /// Power that the device may draw now, in watts.
+    /// Current power limit, in watts.
     pub power_cap_w: Option<f64>,
-    /// Power that it may draw as delivered, in watts.
+    /// Default power limit, in watts.
     pub power_cap_default_w: Option<f64>,
-    /// Whether it is divided into MIG instances; `None` if it cannot be.
+    /// Whether MIG is enabled; `None` if not supported.
     pub mig: Option<bool>,
-    /// Whether memory errors are corrected; `None` if they cannot be.
+    /// Whether ECC is enabled; `None` if not supported.
     pub ecc: Option<bool>,
-    /// The memory node of the processor that it hangs on.
+    /// The processor's memory node that the device is attached to.
     pub numa_node: Option<u32>,
     /// The connection to the host.
     pub pcie: Option<Pcie>,
-    /// NVLink links of the device that are up.
+    /// Number of active NVLinks of the device.
     pub nvlinks_active: u32,
-    /// The NVLink domain that it belongs to, where racks are one domain.
+    /// The device's NVLink domain, if it spans hosts.
     pub nvlink_domain: Option<NvLinkDomain>,
-    /// Formats that its matrix units (or, for FP32 and FP64, its cores) take, block scales
-    /// included where the format has them.
+    /// Formats that the matrix units (or, for FP32 and FP64, the cores) support, including the
+    /// block scales of the format.
     pub precisions: Vec<NumberFormat>,
-    /// Peak of dense (never sparse) GEMMs in TFLOP/s by operand format. MXFP8 is there only if
-    /// matrix units apply the block scales; a kernel that applies them itself, as on Hopper, is
+    /// Peak of dense (never sparse) GEMMs in TFLOP/s by operand format. MXFP8 is included only if
+    /// matrix units apply the block scales; a kernel that applies scales itself, as on Hopper, is
     /// bounded by the FP8 figure.
     pub peak_tflops_dense: BTreeMap<NumberFormat, f64>,
-    /// Where the peaks are from.
+    /// Source of the peaks.
     pub peak_source: String,
-    /// What keeps the device from being used, MIG aside; see
+    /// Faults that make the device unusable, except MIG; see
     /// [`Hardware::refusals`](crate::Hardware::refusals).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
-    /// What was not to be read, and what to know before trusting the figures.
+    /// Missing values, and remarks about the figures.
     pub notes: Vec<String>,
 }
 
-/// The highest clocks of a GPU in MHz.
+/// Maximum clocks of a GPU in MHz.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// SMs; files of older releases have another key.
+    /// SM clock; files of older releases use another key.
     #[serde(alias = "multiprocessor_mhz_max")]
     pub sm_mhz_max: Option<u32>,
-    /// Memory, before doubling for double data rate.
+    /// Memory clock, before doubling for double data rate.
     pub memory_mhz_max: Option<u32>,
 }
 
 /// One PCI Express connection.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pcie {
-    /// Generation that both ends can run, 1 to 6. Idle devices fall back to a lower one, so that
+    /// Maximum generation of both ends, 1 to 6. Idle devices fall back to a lower generation, so
     /// the current generation says nothing.
     pub generation: u32,
-    /// Lanes.
+    /// Number of lanes.
     pub width: u32,
     /// GB/s in each direction after line coding, before packet headers.
     pub gbps: f64,
@@ -97,18 +97,18 @@ pub struct Pcie {
 /// Membership in an NVLink domain that spans hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvLinkDomain {
-    /// The domain, as hexadecimal digits.
+    /// Identifier of the domain, as hexadecimal digits.
     pub cluster_uuid: String,
-    /// The part of the domain whose members reach each other.
+    /// The part of the domain within which all members can communicate.
     pub clique: u32,
 }
 
 impl Pcie {
     /// A connection of `width` lanes of a `generation`.
     ///
-    /// One lane carries, in GB/s each way: 2.5 and 5 GT/s with 8b/10b coding for generations 1 and
-    /// 2, 8, 16 and 32 GT/s with 128b/130b for 3, 4 and 5, and 64 GT/s with 242 of 256 bytes of a
-    /// flit for 6. A newer generation counts as 6.
+    /// Rate per lane, in GB/s each way: 2.5 and 5 GT/s with 8b/10b coding for generations 1 and 2,
+    /// 8, 16 and 32 GT/s with 128b/130b for 3, 4 and 5, and 64 GT/s with 242 of 256 bytes of a flit
+    /// for 6. A newer generation counts as 6.
     ///
     /// ```
     /// assert_eq!(deepwell_probe::Pcie::new(5, 16).gbps, 63.015);
@@ -129,26 +129,25 @@ impl Pcie {
 }
 
 impl Gpu {
-    /// Dense peak on operands of `format` in TFLOP/s, `None` if the device does not take it or
-    /// nothing is known.
+    /// Dense peak on operands of `format` in TFLOP/s, `None` if not supported or unknown.
     pub fn peak_tflops(&self, format: NumberFormat) -> Option<f64> {
         self.peak_tflops_dense.get(&format).copied()
     }
 
-    /// Formats that the device takes and whose peak is not in `peak_tflops_dense`: neither its
-    /// datasheet nor arithmetic tells.
+    /// Supported formats without a peak in `peak_tflops_dense`: neither in the datasheet nor
+    /// computed.
     pub fn peaks_unknown(&self) -> Vec<NumberFormat> {
         let is_unknown = |format: &NumberFormat| self.peak_tflops(*format).is_none();
         self.precisions.iter().copied().filter(is_unknown).collect()
     }
 
-    /// Whether matrix units take `format`.
+    /// Whether matrix units support `format`.
     pub fn supports(&self, format: NumberFormat) -> bool {
         self.precisions.contains(&format)
     }
 }
 
-/// The formats that the matrix units of a compute capability take (FP32 and FP64: its cores).
+/// The formats that the matrix units of a compute capability support (FP32 and FP64: the cores).
 ///
 /// Source: the table of `mma`, `wgmma` and `tcgen05.mma` kinds of the PTX ISA.
 pub(crate) fn precisions(capability: (u32, u32)) -> Vec<NumberFormat> {

@@ -6,31 +6,30 @@ use crate::link::{self, Fabric};
 use crate::software::CUDA_RUNTIME;
 use crate::{Arch, Cpu, Endpoint, Fault, Gpu, Library, Link, ProbeError, Software};
 
-/// Everything that planning and kernel selection need to know about a machine.
+/// Description of a machine for planning and kernel selection.
 ///
-/// It is plain data: made by [`probe`](crate::probe), by a [preset](Hardware::preset), from JSON
-/// or by hand. Planning for a machine that is not here is planning with another value.
+/// Plain data: created by [`probe`](crate::probe), by a [preset](Hardware::preset), from JSON or by
+/// hand. Planning for another machine only needs another value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// The processors and their memory.
+    /// Processors and memory.
     pub cpu: Cpu,
-    /// GPUs in the order of their index.
+    /// GPUs in index order.
     pub gpus: Vec<Gpu>,
-    /// Why there are no GPUs, if there are none.
+    /// The reason, if there are no GPUs.
     pub gpus_absent: Option<Absence>,
-    /// Pairs that are joined: GPUs with each other, GPUs with memory nodes, memory nodes with each
-    /// other.
+    /// Connected pairs: of GPUs, of a GPU and a memory node, and of memory nodes.
     pub links: Vec<Link>,
     /// Drivers and libraries.
     pub software: Software,
 }
 
-/// Why something is not here.
+/// Reason for something missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
     /// What was found instead.
     pub reason: String,
-    /// What to do about it.
+    /// How to fix it.
     pub hint: String,
 }
 
@@ -59,17 +58,16 @@ impl Hardware {
         }
     }
 
-    /// The architecture that training uses when nobody says: that of the first GPU, else the
-    /// processor's.
+    /// Default architecture for training: that of the first GPU, or of the processor without GPUs.
     pub fn arch(&self) -> Arch {
         self.gpus.first().map_or(Arch::Cpu, |gpu| gpu.arch.clone())
     }
 
     /// The machine as a graph of memory nodes, GPUs and switches.
     ///
-    /// A pair in `links` that is joined through an NVSwitch becomes two edges to a switch vertex,
-    /// so that the bandwidth that a GPU shares among its peers is there once. A pair of GPUs that
-    /// meets at the host by PCIe has no edge of its own: its way is over the memory nodes.
+    /// A pair in `links` joined through an NVSwitch becomes two edges to a switch vertex, so that
+    /// the bandwidth of a GPU, shared among peers, counts once. A pair of GPUs that meets at the
+    /// host by PCIe has no edge of its own: its route is over the memory nodes.
     ///
     /// ```
     /// use deepwell_probe::{Endpoint, Hardware};
@@ -92,24 +90,24 @@ impl Hardware {
         self.links.iter().filter(joins).max_by(|x, y| width(x).total_cmp(&width(y)))
     }
 
-    /// The value as JSON with line breaks; [`Hardware::from_json`] gives it back unchanged.
+    /// The value as JSON with line breaks; [`Hardware::from_json`] restores it unchanged.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self)
             .expect("maps have text keys and no type refuses to be written")
     }
 
-    /// Reads what [`Hardware::to_json`] wrote.
+    /// Reads the output of [`Hardware::to_json`].
     ///
     /// # Errors
     ///
-    /// [`ProbeError::Json`] with line and column if it is not the JSON of a `Hardware`.
+    /// [`ProbeError::Json`] with line and column if the text is not the JSON of a `Hardware`.
     pub fn from_json(text: &str) -> Result<Hardware, ProbeError> {
         serde_json::from_str(text).map_err(|source| ProbeError::Json { source })
     }
 
-    /// Everything that a person should look at: the [refusals](Hardware::refusals) with their
-    /// fixes, the notes of the processor and of each GPU, and the libraries that are missing or too
-    /// old although there are GPUs to use them.
+    /// All remarks for a user: the [refusals](Hardware::refusals) with their fixes, the notes of
+    /// the processor and of each GPU, and, if there are GPUs, the libraries that are missing or too
+    /// old.
     pub fn warnings(&self) -> Vec<String> {
         let refusals = self.refusals();
         let mut warnings: Vec<String> = refusals.iter().map(Fault::to_string).collect();
@@ -121,8 +119,8 @@ impl Hardware {
             warnings.push(format!("no GPUs: {}; hint: {}", absence.reason, absence.hint));
         } else {
             for (name, library) in self.software.libraries() {
-                // Deepwell does not need the run time, and a description made by hand or by a
-                // preset says nothing of libraries.
+                // Deepwell does not need the runtime, and a description made by hand or by a preset
+                // has no information about libraries.
                 let unknown = matches!(
                     library,
                     Library::Missing { looked_for, .. } if looked_for.is_empty()

@@ -1,18 +1,18 @@
-//! What hardware is here: CPUs, GPUs, links and libraries, as one value.
+//! Describes the hardware of a machine: CPUs, GPUs, links and libraries, as one value.
 //!
 //! # Brief overview
 //!
-//! [`probe`] looks at the machine and returns a [`Hardware`]. It never fails and never panics:
-//! what is not there is in the value too, with the reason and what to install. The value is plain
-//! data that goes through JSON unchanged, so that a plan can be made on one machine for another;
-//! [`Hardware::preset`] describes machines that are not at hand.
+//! [`probe`] examines the machine and returns a [`Hardware`]. It never fails and never panics:
+//! missing parts are recorded in the value, with the reason and a hint what to install. The value
+//! is plain data that JSON preserves unchanged, so that a plan can be made on one machine for
+//! another; [`Hardware::preset`] describes machines that are not at hand.
 //!
 //! A `Hardware` has a [`Cpu`] (model, cores, memory nodes, vector extensions, caches, memory, and
-//! estimates of its arithmetic by [`NumberFormat`]), a [`Gpu`] for each device (architecture,
-//! memory, clocks, power, and dense peaks from its datasheet), [`Link`]s between pairs, and
-//! [`Software`]. [`Hardware::fabric`] is the machine as a graph, where GPUs that are joined by an
-//! NVSwitch meet at a vertex for it, be it visible or hidden from a virtual machine.
-//! [`Hardware::table`] prints it for people.
+//! estimated peaks by [`NumberFormat`]), a [`Gpu`] for each device (architecture, memory, clocks,
+//! power, and dense peaks from its datasheet), [`Link`]s between pairs, and [`Software`].
+//! [`Hardware::fabric`] is the machine as a graph, in which GPUs joined by an NVSwitch are
+//! connected to a switch vertex, even if the switch is hidden from a virtual machine.
+//! [`Hardware::table`] is a human-readable table.
 //!
 //! ```
 //! use deepwell_probe::{Hardware, NumberFormat, probe};
@@ -27,17 +27,17 @@
 //! # Ok::<(), deepwell_probe::ProbeError>(())
 //! ```
 //!
-//! # What it asks
+//! # Sources
 //!
-//! The processor is read from `/proc` and `/sys` (on other systems than Linux: core count and
-//! vector extensions only). GPUs are asked through NVIDIA's management library and, for cache size
-//! and SMs, through the CUDA driver, which is started (`cuInit`) only if there is a GPU; no context
-//! is made on any device. Libraries are loaded, asked for their version, and stay loaded. No call
-//! changes a setting.
+//! The processor is read from `/proc` and `/sys` (on systems other than Linux: core count and
+//! vector extensions only). GPUs are queried through NVIDIA's management library and, for cache
+//! size and SMs, through the CUDA driver, which is started (`cuInit`) only if there is a GPU; no
+//! context is created on any device. Libraries are loaded, asked for their version, and stay
+//! loaded. No call changes a setting.
 //!
-//! Bandwidth is arithmetic on what the hardware says, except that of the processor's memory, which
-//! [`measure_memory_bandwidth`] and [`measure_triad`] measure when they are called. GEMMs and
-//! GPUs are measured by `deepwell probe --measure`, which has kernels to do it with.
+//! Bandwidths are computed from hardware properties, except for the processor's memory, which
+//! [`measure_memory_bandwidth`] and [`measure_triad`] measure on request. GEMMs and GPUs are
+//! measured by `deepwell probe --measure`, which has the kernels.
 
 mod arch;
 mod assemble;
@@ -83,8 +83,8 @@ use software::DRIVER;
 
 /// Describes this machine.
 ///
-/// Never fails: what is missing is in the value, with the reason and what to do about it. Takes a
-/// few milliseconds without a GPU; with GPUs, the time that their driver needs to start.
+/// Never fails: missing parts are recorded in the value, with the reason and a hint. Takes a few
+/// milliseconds without a GPU; with GPUs, the start-up time of the driver.
 pub fn probe() -> Hardware {
     let usable_threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     let cpu = cpu_read::read_cpu(&HostFiles, usable_threads as u32);
@@ -100,14 +100,14 @@ pub fn probe() -> Hardware {
     describe(cpu, &HostFiles, &nvml::ManagementLibrary, libraries)
 }
 
-/// Bytes of GPU `ordinal` that all processes and the driver together use now; `None` without such a
-/// GPU or driver. GPUs are counted as CUDA does, so as `CUDA_VISIBLE_DEVICES` leaves them. Takes
-/// some ten microseconds: meant for sampling while a program runs.
+/// Bytes of GPU `ordinal` currently used by all processes and the driver together; `None` without
+/// such a GPU or driver. GPUs are numbered as in CUDA, under `CUDA_VISIBLE_DEVICES`. Takes some ten
+/// microseconds: meant for sampling while a program runs.
 pub fn gpu_memory_used_bytes(ordinal: usize) -> Option<u64> {
     nvml::memory_used_bytes(ordinal)
 }
 
-/// Puts the parts together; the driver's own entry in `software` comes from `source`.
+/// Combines the parts; the driver's own entry in `software` comes from `source`.
 fn describe(
     cpu: Cpu,
     files: &dyn FileTree,

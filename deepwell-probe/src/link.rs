@@ -1,4 +1,4 @@
-//! How the parts of a machine are joined.
+//! Connections between the parts of a machine.
 
 use std::fmt;
 
@@ -15,7 +15,8 @@ pub enum Endpoint {
     Numa(u32),
     /// A GPU, by [`Gpu::index`](crate::Gpu::index).
     Gpu(u32),
-    /// An NVSwitch, or several that act as one. It may be one that a virtual machine cannot see.
+    /// An NVSwitch, or several NVSwitches acting as a single switch; may be hidden from a virtual
+    /// machine.
     Switch(u32),
 }
 
@@ -29,23 +30,23 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Two endpoints that reach each other, and how. The direction has no meaning.
+/// A connection of two endpoints, without a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// One end.
     pub a: Endpoint,
     /// The other end.
     pub b: Endpoint,
-    /// What joins them.
+    /// Kind of connection.
     pub kind: LinkKind,
-    /// GB/s in each direction, all lanes or links together, as the hardware's arithmetic gives it.
-    /// `None` where only a measurement could tell (hops between memory nodes).
+    /// GB/s in each direction over all lanes or links, computed from hardware properties. `None` if
+    /// only a measurement could tell (hops between memory nodes).
     pub gbps: Option<f64>,
 }
 
 impl Link {
-    /// NVLink of some links; `gbps_each_way` 0 where nobody knows the speed. The sum is rounded to
-    /// 1 MB/s, the driver's own unit.
+    /// Several NVLinks; `gbps_each_way` is 0 if the speed is unknown. The sum is rounded to 1 MB/s,
+    /// the driver's unit.
     pub(crate) fn nvlink(
         (a, b): (Endpoint, Endpoint),
         links: u32,
@@ -64,18 +65,18 @@ impl Link {
     }
 }
 
-/// What joins two endpoints.
+/// Kind of connection between two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkKind {
     /// NVLink.
     NvLink {
-        /// Links that are up.
+        /// Number of active links.
         links: u32,
         /// GB/s of one link in each direction.
         gbps_each_way: f64,
-        /// Whether an NVSwitch lies between the two: then each end has these links once for all
-        /// its peers together, not once for each.
+        /// Whether the links lead to an NVSwitch: then an end has these links once for all peers
+        /// together, not once per peer.
         through_switch: bool,
     },
     /// PCI Express.
@@ -84,19 +85,19 @@ pub enum LinkKind {
         generation: u32,
         /// Lanes of the narrower end.
         width: u32,
-        /// Where the two meet.
+        /// Where the two connections meet.
         meet: PcieMeet,
     },
     /// NVLink-C2C, the coherent connection of a GPU to the processor of its superchip.
     ChipToChip,
-    /// The interconnect between two memory nodes of the host.
+    /// Interconnect of two memory nodes of the host.
     NumaHop {
-        /// Access distance as the kernel gives it; 10 would be the node itself.
+        /// Access distance reported by the kernel; 10 is the node itself.
         distance: u32,
     },
 }
 
-/// Where two PCI Express endpoints meet, nearest first.
+/// Meeting point of two PCI Express endpoints, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PcieMeet {
@@ -130,9 +131,9 @@ impl fmt::Display for PcieMeet {
 /// An edge of the fabric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FabricEdge {
-    /// What it is.
+    /// Kind of connection.
     pub kind: LinkKind,
-    /// GB/s in each direction, `None` where only a measurement could tell.
+    /// GB/s in each direction, `None` if only a measurement could tell.
     pub gbps: Option<f64>,
 }
 
@@ -141,10 +142,10 @@ pub type Fabric = UnGraphMap<Endpoint, FabricEdge>;
 
 /// Builds the fabric from links between pairs.
 ///
-/// A pair that is joined through an NVSwitch becomes two edges to a switch vertex, one for each
-/// end, so that the bandwidth an end shares among its peers is there once. GPUs that reach each
-/// other through switches, directly or by way of others, share one vertex. A PCIe pair of GPUs
-/// that meets at the host has no edge of its own: its way is over the memory nodes.
+/// A pair joined through an NVSwitch becomes two edges to a switch vertex, one per end, so that the
+/// bandwidth of an end, shared among peers, counts once. GPUs connected through switches, directly
+/// or through further GPUs, share a vertex. A PCIe pair of GPUs that meets at the host has no edge
+/// of its own: its route is over the memory nodes.
 pub(crate) fn fabric(vertices: impl Iterator<Item = Endpoint>, links: &[Link]) -> Fabric {
     let mut fabric = Fabric::new();
     let mut gpus = Vec::new();
@@ -176,7 +177,8 @@ pub(crate) fn fabric(vertices: impl Iterator<Item = Endpoint>, links: &[Link]) -
                         switch_roots.len() - 1
                     });
                     let switch = Endpoint::Switch(number as u32);
-                    // Two peers with fewer links than this end has: its own edge is the widest.
+                    // A peer with fewer links than this end limits the pair, so this end's edge is
+                    // its widest pair.
                     let wider = fabric
                         .edge_weight(end, switch)
                         .is_none_or(|known| known.gbps.unwrap_or(0.0) < edge.gbps.unwrap_or(0.0));

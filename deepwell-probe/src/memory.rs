@@ -1,4 +1,4 @@
-//! How quickly this machine moves memory, measured on request: a copy, and the triad of STREAM.
+//! Measures memory bandwidth on request: a copy, and the STREAM triad.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,45 +8,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cpu;
 
-/// What [`measure_memory_bandwidth`] or [`measure_triad`] saw.
+/// Result of [`measure_memory_bandwidth`] or [`measure_triad`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryBandwidth {
-    /// Bytes read plus bytes written in a second, of all threads together, in 10⁹ bytes; the best
-    /// of the passes.
+    /// Bytes read plus bytes written per second over all threads, in 10⁹ bytes; the best pass.
     pub gbps: f64,
-    /// Threads that ran at the same time.
+    /// Number of concurrent threads.
     pub threads: u32,
     /// Size of all buffers together.
     pub buffer_bytes: u64,
-    /// Whether the buffers fit in the caches of the cores that ran: then `gbps` is the caches'
-    /// speed more than the memory's.
+    /// Whether the buffers fit in the caches of the cores used: then `gbps` is the caches'
+    /// bandwidth rather than the memory's.
     pub fits_in_cache: bool,
-    /// Passes over the buffers that were timed.
+    /// Number of timed passes over the buffers.
     pub passes: u32,
 }
 
-/// Bytes of one buffer of each thread, before the cap on all of them.
+/// Bytes of one buffer of each thread, before the cap on the total.
 const BYTES_PER_THREAD: u64 = 16 << 20;
-/// Bytes of all buffers together, at most.
+/// Maximum total size of all buffers.
 const BYTES_MAX: u64 = 512 << 20;
-/// Passes start until this much time has gone; the first touch of the pages is not in it.
+/// Passes start until this time has elapsed, not counting the first touch of the pages.
 const MEASURING_TIME: Duration = Duration::from_millis(30);
-/// Threads at most: a few dozen saturate the memory of any socket.
+/// Maximum number of threads: a few dozen saturate the memory of any socket.
 const THREADS_MAX: u32 = 64;
 
 /// Copies one `Vec<f64>` into another on every usable core and reports the bandwidth.
 ///
-/// Takes under 100 ms and allocates 32 MiB for each thread, 512 MiB (or a quarter of the available
-/// memory) at most, all freed again on return. [`probe`](crate::probe) never calls it.
+/// Takes under 100 ms and allocates 32 MiB per thread, at most 512 MiB (or a quarter of the
+/// available memory), all freed on return. [`probe`](crate::probe) never calls it.
 pub fn measure_memory_bandwidth(cpu: &Cpu) -> MemoryBandwidth {
     measure_on(cpu, Pass::Copy)
 }
 
 /// Runs `a = b + 3 c` over three `Vec<f64>` on every usable core and reports the bandwidth.
 ///
-/// This is the triad of STREAM, counted as it counts: two buffers read and one written, whatever
-/// the caches read besides before they write. It takes and allocates what
-/// [`measure_memory_bandwidth`] does, and half as much memory again for each thread below the cap.
+/// This is the triad of STREAM, with STREAM's count: two buffers read and one written, without the
+/// caches' additional reads before writes. Time and allocations are those of
+/// [`measure_memory_bandwidth`], with half as much memory again per thread below the cap.
 ///
 /// ```
 /// use deepwell_probe::{measure_triad, probe};
@@ -58,7 +57,7 @@ pub fn measure_triad(cpu: &Cpu) -> MemoryBandwidth {
     measure_on(cpu, Pass::Triad)
 }
 
-/// What a thread does to its buffers in one pass.
+/// Work of a thread in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     /// One buffer into another.
@@ -68,7 +67,7 @@ enum Pass {
 }
 
 impl Pass {
-    /// Buffers of one thread, each read or written once in a pass.
+    /// Buffers per thread, each read or written once per pass.
     fn buffers(self) -> u64 {
         match self {
             Pass::Copy => 2,
@@ -91,7 +90,7 @@ fn triad(target: &mut [f64], source: &[f64], second: &[f64]) {
     }
 }
 
-/// Capacity of the last-level caches that the usable cores of `cpu` can reach.
+/// Total capacity of the last-level caches of `cpu`.
 fn cache_bytes(cpu: &Cpu) -> u64 {
     let last = cpu.caches.iter().max_by_key(|cache| cache.level);
     last.map_or(0, |cache| {
@@ -100,8 +99,9 @@ fn cache_bytes(cpu: &Cpu) -> u64 {
     })
 }
 
-/// Runs the passes. Each worker owns its buffers and touches them first itself, so that they lie in
-/// its memory node; a pass starts with one message to every worker and ends with one from each.
+/// Runs the passes. Each worker allocates and first touches its own buffers, which places the
+/// buffers in the worker's memory node. A pass starts with a message to every worker and ends with
+/// a message from each.
 fn measure(kind: Pass, threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
     let elements = (bytes_each / 8) as usize;
     thread::scope(|scope| {
@@ -117,8 +117,7 @@ fn measure(kind: Pass, threads: u32, bytes_each: u64, cache_bytes: u64) -> Memor
                     Pass::Triad => vec![3.0_f64; elements],
                 };
                 let mut target = vec![2.0_f64; elements];
-                // The coordinator hangs up when it has seen enough; sending to it cannot fail
-                // before that.
+                // The coordinator closes the channel when it is done; sends cannot fail before.
                 while ready.send(()).is_ok() && start_receiver.recv().is_ok() {
                     match kind {
                         Pass::Copy => target.copy_from_slice(&source),
@@ -127,7 +126,7 @@ fn measure(kind: Pass, threads: u32, bytes_each: u64, cache_bytes: u64) -> Memor
                     std::hint::black_box(&mut target);
                 }
             };
-            // A machine that refuses another thread is measured with those it gave.
+            // If the machine refuses a thread, the measurement uses the threads already started.
             if thread::Builder::new().spawn_scoped(scope, worker).is_ok() {
                 starts.push(start);
             }

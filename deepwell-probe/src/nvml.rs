@@ -1,4 +1,4 @@
-//! Asks NVIDIA's management library.
+//! Queries NVIDIA's management library (NVML).
 
 use std::sync::OnceLock;
 
@@ -22,10 +22,10 @@ use crate::{Absence, PcieMeet};
 /// The management library of this machine.
 pub(crate) struct ManagementLibrary;
 
-/// Links that a device can have, of any generation so far.
+/// Maximum number of links of a device, for all generations so far.
 const NVLINKS_MAX: u32 = 18;
 
-/// The field of each link's speed; later links have none of their own and share the common one.
+/// The speed field of each link; later links have no individual field and use the common one.
 const SPEED_FIELDS: [u32; 12] = [
     field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
     field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L1,
@@ -66,7 +66,7 @@ fn no_answers(error: NvmlError) -> NoAnswers {
     NoAnswers { absence, library_loaded: !matches!(error, NvmlError::LibloadingError(_)) }
 }
 
-/// Bytes of a GPU that are in use now, by whomever; see [`crate::gpu_memory_used_bytes`].
+/// Bytes of a GPU in use by all processes; see [`crate::gpu_memory_used_bytes`].
 pub(crate) fn memory_used_bytes(ordinal: usize) -> Option<u64> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     static CUDA_ORDER: OnceLock<Vec<PciAddress>> = OnceLock::new();
@@ -75,7 +75,7 @@ pub(crate) fn memory_used_bytes(ordinal: usize) -> Option<u64> {
         .get_or_init(|| dynamic::cuda_devices().into_iter().map(|device| device.address).collect());
     let device = match order.get(ordinal) {
         Some(address) if !address.is_hidden() => nvml.device_by_pci_bus_id(address.to_string()),
-        // CUDA does not show it.
+        // CUDA does not show this device.
         None if !order.is_empty() => return None,
         _ => nvml.device_by_index(u32::try_from(ordinal).ok()?),
     };
@@ -89,7 +89,7 @@ impl GpuSource for ManagementLibrary {
         let mut devices = Vec::new();
         let mut handles = Vec::new();
         for index in 0..count {
-            // A device that fell off the bus has no handle; the others are still described.
+            // A device that fell off the bus has no handle; other devices are still described.
             let handle = nvml.device_by_index(index);
             if let Ok(device) = &handle {
                 devices.push(device_record(index, device));
@@ -149,7 +149,7 @@ fn device_record(index: u32, device: &Device<'_>) -> DeviceRecord {
     }
 }
 
-/// A device that the library counts and cannot open.
+/// A device that the library counts but cannot open.
 fn lost_device(index: u32, reason: Refusal) -> DeviceRecord {
     fn lost<T>(reason: &Refusal) -> Answer<T> {
         Err(reason.clone())
@@ -181,12 +181,12 @@ fn lost_device(index: u32, reason: Refusal) -> DeviceRecord {
     }
 }
 
-/// The links of a device that are up.
+/// The active links of a device.
 fn nvlink_records(device: &Device<'_>) -> Vec<NvLinkRecord> {
     let mut records = Vec::new();
     for number in 0..NVLINKS_MAX {
         let link = device.link_wrapper_for(number);
-        // Devices answer with an error for links that they do not have.
+        // Devices return an error for nonexistent links.
         if !link.is_active().unwrap_or(false) {
             continue;
         }
@@ -204,7 +204,7 @@ fn nvlink_records(device: &Device<'_>) -> Vec<NvLinkRecord> {
     records
 }
 
-/// Megabytes per second of one link: its own field, else the one for all links.
+/// Speed of one link in MB/s: its individual field, or the common field.
 fn link_speed(device: &Device<'_>, number: u32) -> Answer<u32> {
     let common = field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON;
     let own = SPEED_FIELDS.get(number as usize).copied().unwrap_or(common);
@@ -248,10 +248,10 @@ fn pair_records(nvml: &Nvml, handles: &[(u32, Device<'_>)]) -> Vec<PairRecord> {
     pairs
 }
 
-/// Where the PCIe connections of two devices meet.
+/// Meeting point of the PCIe connections of two devices.
 #[cfg(target_os = "linux")]
 fn meet(nvml: &Nvml, a: u32, b: u32) -> Answer<PcieMeet> {
-    // The library's wrapper takes the second device by value, so that it is opened once more.
+    // The library's wrapper takes the second device by value, so the device is opened once more.
     let level = answer(nvml.device_by_index(a)).and_then(|device_a| {
         let device_b = answer(nvml.device_by_index(b))?;
         answer(device_a.topology_common_ancestor(device_b))
@@ -266,7 +266,7 @@ fn meet(nvml: &Nvml, a: u32, b: u32) -> Answer<PcieMeet> {
     })
 }
 
-/// Where the PCIe connections of two devices meet: told on Linux only.
+/// Meeting point of the PCIe connections of two devices: reported on Linux only.
 #[cfg(not(target_os = "linux"))]
 fn meet(_nvml: &Nvml, _a: u32, _b: u32) -> Answer<PcieMeet> {
     Err(Refusal::NotSupported)

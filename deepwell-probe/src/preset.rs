@@ -1,4 +1,4 @@
-//! Machines that are not here, for planning and for tests.
+//! Descriptions of machines by name, for planning and for tests.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use crate::{
 
 impl Hardware {
     /// A machine by name: `cpu`, or a SKU (`h100`, `h200`, `b200`, `b300`, `gb200`, `gb300`,
-    /// `rtx5090`, `rtxpro6000`) with `-x2` to `-x8` after it for several of them. `hgx-h100` is the
+    /// `rtx5090`, `rtxpro6000`), with a suffix `-x2` to `-x8` for several GPUs. `hgx-h100` is the
     /// board of eight, as `h100-x8`.
     ///
-    /// GPUs of a data centre are joined through an NVSwitch, others by PCIe; four of them share a
-    /// memory node. Those of Grace systems share one by twos, and four are a compute tray.
-    /// `gb200-nvl72` and `gb300-nvl72` are a whole rack as if it were one machine: its 18 hosts
-    /// are memory nodes without a way to each other but NVLink (a note says so);
-    /// [`Cluster::preset`](crate::Cluster::preset) has it as 18 nodes. Peaks are those of the
-    /// datasheet; memory is that of an idle machine; software is not looked for.
+    /// Data-center GPUs are joined through an NVSwitch, other GPUs by PCIe; four share a memory
+    /// node. In Grace systems two share a node, and four are a compute tray. `gb200-nvl72` and
+    /// `gb300-nvl72` are a whole rack as one machine: its 18 hosts are memory nodes connected only
+    /// by NVLink (a note says so); [`Cluster::preset`](crate::Cluster::preset) describes it as 18
+    /// nodes. Peaks are from the datasheet; free memory is that of an idle machine; software is
+    /// unknown.
     ///
     /// ```
     /// use deepwell_probe::{Arch, Hardware};
@@ -33,7 +33,7 @@ impl Hardware {
     ///
     /// # Errors
     ///
-    /// [`ProbeError::UnknownPreset`], with the names that there are.
+    /// [`ProbeError::UnknownPreset`], with the known names.
     pub fn preset(name: &str) -> Result<Hardware, ProbeError> {
         let unknown = || ProbeError::UnknownPreset {
             got: name.to_owned(),
@@ -61,7 +61,7 @@ impl Hardware {
         Ok(machine(sku.ok_or_else(unknown)?, count))
     }
 
-    /// One name of each kind that [`Hardware::preset`] knows.
+    /// One name of each kind accepted by [`Hardware::preset`].
     pub fn preset_names() -> Vec<String> {
         let skus = SKUS.iter().flat_map(|sku| {
             let name = sku.preset;
@@ -79,7 +79,7 @@ impl Hardware {
     }
 }
 
-/// The host of a preset: 48 cores and 1 TiB for each memory node, or what was asked for.
+/// The host of a preset, with `cores_each` cores and 16 GiB per core for each memory node.
 fn server(nodes: u32, cores_each: u32) -> Cpu {
     let simd = [
         "sse2",
@@ -108,7 +108,7 @@ fn server(nodes: u32, cores_each: u32) -> Cpu {
     cpu
 }
 
-/// The memory nodes of a host; `distance` of two that are not the same.
+/// The memory nodes of a host; `distance` is called for two different nodes.
 fn nodes_of(
     nodes: u32,
     cores_each: u32,
@@ -126,7 +126,7 @@ fn nodes_of(
     (0..nodes).map(node).collect()
 }
 
-/// Grace processors: two to a host, each a memory node.
+/// Grace processors: two per host, each a memory node.
 fn graces(count: u32) -> Cpu {
     let cores = count * GRACE_CORES;
     let name = format!("{count} x NVIDIA Grace, {cores} cores");
@@ -155,7 +155,7 @@ impl Sku {
         }
     }
 
-    /// The connection to the host; GPUs of Grace systems reach theirs by NVLink-C2C.
+    /// The connection to the host; `None` for GPUs of Grace systems, which use NVLink-C2C.
     fn pcie(&self) -> Option<Pcie> {
         match self.host {
             Host::Server { pcie_generation } => Some(Pcie::new(pcie_generation, 16)),
@@ -163,7 +163,7 @@ impl Sku {
         }
     }
 
-    /// The domain of a rack, `None` inside one host.
+    /// The NVLink domain of a rack, `None` within one host.
     fn domain(&self, count: u32) -> Option<NvLinkDomain> {
         let cluster_uuid = format!("preset-{}-nvl{count}", self.preset);
         (count > self.gpus_max).then_some(NvLinkDomain { cluster_uuid, clique: 0 })
@@ -208,8 +208,8 @@ fn machine(sku: &Sku, count: u32) -> Hardware {
     Hardware { cpu, gpus, gpus_absent: None, links, software: Software::none() }
 }
 
-/// Memory of an idle GPU that the driver keeps for itself: an H200 has 143,771 MiB, 143,156 free.
-/// No other SKU has been read.
+/// Memory of an idle GPU that the driver reserves: an H200 has 143,771 MiB, 143,156 free. Not
+/// measured for other SKUs.
 const DRIVER_BYTES: u64 = 615 << 20;
 
 fn device(sku: &Sku, index: u32) -> Gpu {
@@ -264,7 +264,7 @@ mod tests {
                     assert!(gpu.peak_tflops_dense.keys().all(listed), "{}", gpu.name);
                     assert_ne!(gpu.arch.to_string(), "");
                 }
-                // Every GPU reaches every other and its host.
+                // All GPUs and hosts are connected.
                 let fabric = hardware.fabric();
                 assert_eq!(petgraph::algo::connected_components(&fabric), 1, "{}", sku.name);
             }
@@ -291,8 +291,8 @@ mod tests {
         }
     }
 
-    /// Totals that datasheets print for whole boards and racks: PFLOP/s dense of each format,
-    /// TB/s of memory, TB/s of NVLink in both directions. Sheets round to two or three digits.
+    /// Datasheet totals of whole boards and racks: PFLOP/s dense of each format, TB/s of memory,
+    /// TB/s of NVLink in both directions. Sheets round to two or three digits.
     #[test]
     fn totals_are_those_of_the_datasheets() {
         use crate::NumberFormat::{Bf16, Fp8, Mxfp6, Nvfp4, Tf32};
@@ -324,7 +324,7 @@ mod tests {
             };
             near(sum(&|gpu| gpu.peak_tflops(format).unwrap_or(0.0)) / 1e3, pflops, 0.01);
             near(sum(&|gpu| gpu.hbw_gbps) / 1e3, memory_tbps, 0.01);
-            // Hopper's links carry 26.562 GB/s on the wire where the sheet counts 25.
+            // Hopper's links carry 26.562 GB/s on the wire; the sheet counts 25.
             near(sum(&port) * 2.0 / 1e3, nvlink_tbps, 0.07);
         }
     }

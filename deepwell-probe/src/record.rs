@@ -1,34 +1,32 @@
-//! What a driver answers, as plain data: the seam between asking and understanding.
+//! A driver's answers as plain data, the interface between queries and their interpretation.
 
 use crate::{Absence, NvLinkDomain, PcieMeet};
 
-/// Somebody who can say which GPUs are here.
-///
-/// The management library is one; a recording is another.
+/// Source of information about GPUs: the management library, or a recording.
 pub(crate) trait GpuSource {
-    /// Everything that was asked with its answers.
+    /// Returns all answers.
     ///
     /// # Errors
     ///
-    /// Why nobody could be asked at all.
+    /// The reason why nothing could be queried.
     fn record(&self) -> Result<GpuRecord, NoAnswers>;
 }
 
-/// Why nobody could be asked.
+/// Why nothing could be queried.
 #[derive(Clone, Debug)]
 pub(crate) struct NoAnswers {
-    /// The reason, for people.
+    /// The reason, for users.
     pub(crate) absence: Absence,
-    /// Whether the management library is there and does not start, or is not there at all.
+    /// True if the management library exists but does not start, false if it does not exist.
     pub(crate) library_loaded: bool,
 }
 
-/// Why a question has no answer.
+/// Why a query has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The device has no such thing. That is an answer for MIG and ECC.
+    /// The device does not support the feature; for MIG and ECC a valid answer.
     NotSupported,
-    /// Anything else, as the driver says it.
+    /// Any other error, in the driver's words.
     Failed(String),
 }
 
@@ -41,19 +39,19 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// One answer.
+/// An answer to one query.
 pub(crate) type Answer<T> = Result<T, Refusal>;
 
-/// All the answers.
+/// All answers.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuRecord {
-    /// `580.159.04`.
+    /// For example `580.159.04`.
     pub(crate) driver_version: Answer<String>,
-    /// The devices in the order of their index.
+    /// The devices in index order.
     pub(crate) devices: Vec<DeviceRecord>,
     /// Each pair once.
     pub(crate) pairs: Vec<PairRecord>,
-    /// What the CUDA driver adds; devices that it hides are not there.
+    /// Data from the CUDA driver; devices that it hides are missing.
     pub(crate) cuda_devices: Vec<CudaDevice>,
 }
 
@@ -66,25 +64,25 @@ pub(crate) struct PciAddress {
 }
 
 impl PciAddress {
-    /// What stands in for the address of a device that a virtual machine cannot see, which the
-    /// driver prints as `FFFFFFFF:FF:FF.0`.
+    /// Placeholder for the address of a device that a virtual machine cannot see; the driver prints
+    /// it as `FFFFFFFF:FF:FF.0`.
     #[cfg(test)]
     pub(crate) const HIDDEN: PciAddress =
         PciAddress { domain: 0xffff_ffff, bus: 0xff, device: 0xff };
 
-    /// Whether this is no address at all but a placeholder for one.
+    /// Whether this is a placeholder instead of an address.
     pub(crate) fn is_hidden(self) -> bool {
         self.domain >= 0xffff_0000 || self.bus > 0xfe || self.device > 0x1f
     }
 
-    /// Reads `0000:04:00.0`, with a domain of any length.
+    /// Parses `0000:04:00.0`, with a domain of any length.
     pub(crate) fn parse(text: &str) -> Option<PciAddress> {
         let mut parts = text.trim().split([':', '.']);
         let mut number = || u32::from_str_radix(parts.next()?, 16).ok();
         Some(PciAddress { domain: number()?, bus: number()?, device: number()? })
     }
 
-    /// The name of the folder under `/sys/bus/pci/devices`.
+    /// Name of the folder under `/sys/bus/pci/devices`.
     pub(crate) fn sysfs_name(self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
     }
@@ -104,7 +102,7 @@ pub(crate) struct DeviceRecord {
     pub(crate) uuid: Answer<String>,
     pub(crate) address: Answer<PciAddress>,
     pub(crate) compute_capability: Answer<(u32, u32)>,
-    /// CUDA cores, from which SMs follow where the CUDA driver is silent.
+    /// CUDA cores, used to compute SMs if the CUDA driver does not report them.
     pub(crate) cores: Answer<u32>,
     /// Total and free bytes.
     pub(crate) memory_bytes: Answer<(u64, u64)>,
@@ -115,18 +113,18 @@ pub(crate) struct DeviceRecord {
     pub(crate) power_cap_default_mw: Answer<u32>,
     pub(crate) mig: Answer<bool>,
     pub(crate) ecc: Answer<bool>,
-    /// Highest generation and width of the device and its slot, then the width now.
+    /// Highest generation and width of device and slot; then the current width.
     pub(crate) pcie_generation_max: Answer<u32>,
     pub(crate) pcie_width_max: Answer<u32>,
     pub(crate) pcie_width_now: Answer<u32>,
-    /// Rows of HBM that wait for a replacement.
+    /// Pending and failed row replacements of HBM.
     pub(crate) row_repairs: Answer<RowRepairs>,
-    /// Whether pages wait to be taken out of use, on devices without spare rows.
+    /// Whether pages are pending retirement, on devices without spare rows.
     pub(crate) pages_pending: Answer<bool>,
-    /// Memory errors since the driver was loaded that could not be corrected.
+    /// Uncorrectable memory errors since the driver was loaded.
     pub(crate) errors_uncorrected: Answer<u64>,
     pub(crate) nvlinks: Vec<NvLinkRecord>,
-    /// Links that the device has and that the driver calls inactive.
+    /// Links of the device that the driver reports as inactive.
     pub(crate) nvlinks_down: u32,
     pub(crate) nvlink_domain: Answer<Option<NvLinkDomain>>,
 }
@@ -134,16 +132,16 @@ pub(crate) struct DeviceRecord {
 /// Replacements of broken rows of the device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowRepairs {
-    /// Some wait for the next reset.
+    /// Some are pending until the next reset.
     pub(crate) pending: bool,
-    /// Some could not be replaced.
+    /// Some have failed.
     pub(crate) failed: bool,
 }
 
-/// One NVLink of a device that is up.
+/// An active NVLink of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct NvLinkRecord {
-    /// `nvmlDeviceGetNvLinkVersion`: a code, not the version that the documents print.
+    /// `nvmlDeviceGetNvLinkVersion`: a code, not the version number of the documentation.
     pub(crate) version: Answer<u32>,
     /// Megabytes per second in each direction.
     pub(crate) speed_mbps: Answer<u32>,
@@ -151,7 +149,7 @@ pub(crate) struct NvLinkRecord {
     pub(crate) remote_kind: Answer<RemoteKind>,
 }
 
-/// What the other end of an NVLink is.
+/// Kind of the other end of an NVLink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemoteKind {
     Gpu,
@@ -164,13 +162,13 @@ pub(crate) enum RemoteKind {
 pub(crate) struct PairRecord {
     /// Indices of the devices.
     pub(crate) devices: (u32, u32),
-    /// Whether NVLink joins the two.
+    /// Whether NVLink joins the devices.
     pub(crate) nvlink_reaches: Answer<bool>,
-    /// Where their PCIe connections meet.
+    /// Meeting point of the PCIe connections.
     pub(crate) meet: Answer<PcieMeet>,
 }
 
-/// What only the CUDA driver knows of a device.
+/// Data about a device that only the CUDA driver has.
 #[derive(Clone, Debug)]
 pub(crate) struct CudaDevice {
     pub(crate) address: PciAddress,

@@ -1,5 +1,5 @@
-//! What drivers say on machines that are not here: two H200s as a virtual machine with such a pair
-//! showed them, and a B200 made up to leave questions open.
+//! Recorded driver answers of other machines: two H200s, as seen by a virtual machine with such a
+//! pair, and an invented B200 with missing answers.
 
 use crate::record::{
     Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NoAnswers, NvLinkRecord, PairRecord,
@@ -8,7 +8,7 @@ use crate::record::{
 use crate::software::DRIVER;
 use crate::{Absence, PcieMeet};
 
-/// A machine without a driver, or with one that does not start.
+/// A machine without a working driver.
 pub(crate) struct NoDriver {
     pub(crate) library_loaded: bool,
 }
@@ -38,7 +38,7 @@ fn address(bus: u32) -> PciAddress {
     PciAddress { domain: 0, bus, device: 0 }
 }
 
-/// A link whose other end is a switch that the virtual machine cannot see.
+/// A link to a switch that the virtual machine cannot see.
 pub(crate) fn hidden_link(version: u32, speed_mbps: Answer<u32>) -> NvLinkRecord {
     NvLinkRecord {
         version: Ok(version),
@@ -86,7 +86,7 @@ fn h200(index: u32, bus: u32) -> DeviceRecord {
     }
 }
 
-/// Two H200s of a virtual machine, behind an NVSwitch that it cannot see.
+/// Two H200s of a virtual machine, connected to an NVSwitch that the machine cannot see.
 pub(crate) fn two_h200() -> GpuRecord {
     let cuda = |bus| CudaDevice {
         address: address(bus),
@@ -106,7 +106,7 @@ pub(crate) fn two_h200() -> GpuRecord {
     }
 }
 
-/// One B200 whose CUDA driver does not start and that answers no question about its memory clock.
+/// A B200 whose CUDA driver does not start and whose memory bus width is unknown.
 pub(crate) fn one_b200() -> GpuRecord {
     let device = DeviceRecord {
         name: Ok("NVIDIA B200".to_owned()),

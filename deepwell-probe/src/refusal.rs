@@ -1,18 +1,18 @@
-//! What keeps a machine from training, with what to do about it.
+//! Faults that prevent training, with fixes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::software::DRIVER;
 use crate::{Gpu, Hardware, Library};
 
-/// Something that must be put right before the machine, or one of its GPUs, is of use.
+/// A fault that must be fixed before the machine, or a GPU, is usable.
 ///
-/// What only makes it slower, or leaves a figure unknown, is a note and no fault.
+/// A problem that only slows the machine down, or leaves a figure unknown, is a note instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// What is wrong.
+    /// Description of the fault.
     pub reason: String,
-    /// What to do about it.
+    /// How to fix it.
     pub fix: String,
 }
 
@@ -29,10 +29,10 @@ impl std::fmt::Display for Fault {
 }
 
 impl Hardware {
-    /// Why training on the GPUs of this machine would be refused; empty without GPUs.
+    /// Reasons why training on the GPUs of this machine is refused; empty without GPUs.
     ///
     /// A driver that is too old or does not answer, GPUs in MIG mode, NVLinks that are down or
-    /// reach nobody, and memory errors that wait for a repair.
+    /// reach no GPU, and memory errors that await a repair.
     ///
     /// ```
     /// use deepwell_probe::Hardware;

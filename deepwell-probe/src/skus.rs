@@ -1,34 +1,34 @@
-//! The SKUs that presets are made of, each figure with its source.
+//! The SKUs of presets, each figure with its source.
 //!
-//! Peaks are not here but in [`datasheet`](crate::datasheet), by SKU. For every SKU:
+//! Peaks are in [`datasheet`](crate::datasheet), by SKU. For every SKU:
 //!
-//! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine, as owners
-//!   have published it), a little less than what the datasheet's name of the memory says;
+//! - `memory_bytes` is the driver's total (`nvidia-smi` of such a machine, as published by owners),
+//!   slightly less than the nominal size in the datasheet;
 //! - NVLink is the datasheet's total of both directions over its links: 900 GB/s over 18 links of
 //!   version 4 on Hopper, 1.8 TB/s over 18 links of version 5 on Blackwell;
-//! - the power cap is the datasheet's maximum, and what the driver shows.
+//! - the power cap is the datasheet's maximum, as reported by the driver.
 //!
-//! "As the driver shows" are outputs of `nvidia-smi` and of CUDA's device properties that owners
-//! of such machines have published; no document of NVIDIA's has the figure then. Only the H200's
-//! have been read on a machine by this project, and no Blackwell machine has been probed.
+//! "As the driver shows" refers to outputs of `nvidia-smi` and of CUDA's device properties
+//! published by owners of such machines, for figures in no document of NVIDIA's. Only the H200's
+//! figures were read on a machine by this project, and no Blackwell machine has been probed.
 //!
-//! The datasheets' figures of Blackwell were compared with public pages and projects that quote
-//! them (NVIDIA's aiconfigurator, PyTorch's torchao, operators of such machines), not with the
-//! sheets. The L2 caches of B300, GB200 and GB300 have no public source at all: they are taken to
-//! be that of B200, which has the same two dies.
+//! Blackwell figures of the datasheets were checked against public pages and projects that quote
+//! them (NVIDIA's aiconfigurator, PyTorch's torchao, operators of such machines), not against the
+//! sheets. The L2 caches of B300, GB200 and GB300 have no public source: they are assumed equal to
+//! the L2 of B200, which has the same two dies.
 
-/// How GPUs of a SKU reach each other and their host.
+/// How GPUs of a SKU are connected to each other and to their host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// An x86 server: four GPUs for each memory node, by PCIe of a generation, 16 lanes.
+    /// An x86 server: four GPUs per memory node, connected by PCIe of a generation, 16 lanes.
     Server { pcie_generation: u32 },
-    /// Grace processors, each with two GPUs on its NVLink-C2C; two of them are a compute tray.
+    /// Grace processors, each with two GPUs on its NVLink-C2C; two processors are a compute tray.
     Grace,
 }
 
-/// The figures of a SKU that neither its datasheet's peaks nor its capability tell.
+/// Figures of a SKU besides the peaks of its datasheet and its compute capability.
 pub(crate) struct Sku {
-    /// What stands before `-x8`.
+    /// The name before a suffix such as `-x8`.
     pub(crate) preset: &'static str,
     pub(crate) name: &'static str,
     pub(crate) capability: (u32, u32),
@@ -36,22 +36,22 @@ pub(crate) struct Sku {
     pub(crate) memory_bytes: u64,
     pub(crate) hbw_gbps: f64,
     pub(crate) l2_bytes: u64,
-    /// Where a document or a driver's output gives it.
+    /// `None` if neither a document nor a driver's output has it.
     pub(crate) sm_mhz_max: Option<u32>,
     pub(crate) power_cap_w: f64,
     pub(crate) host: Host,
-    /// Links and the version code of the management library; `None` without NVLink.
+    /// Links and NVML's version code; `None` without NVLink.
     pub(crate) nvlink: Option<(u32, u32)>,
-    /// GPUs of one host at most.
+    /// Maximum number of GPUs of one host.
     pub(crate) gpus_max: u32,
-    /// NICs of one host and Gbit/s of each as NVIDIA's own systems have them.
+    /// NICs of one host and Gbit/s of each, as in NVIDIA's own systems.
     pub(crate) nics: Option<(u32, f64)>,
 }
 
 const NVLINK_4: Option<(u32, u32)> = Some((18, 6));
 const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
 
-/// All of them; each is given by what it differs in from the one before it of its kind.
+/// All SKUs; each is defined by its differences from the previous SKU of its kind.
 pub(crate) const SKUS: [Sku; 8] = [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
 
 /// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132 SMs and 50 MB
@@ -73,7 +73,7 @@ const H100: Sku = Sku {
 };
 
 /// NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0. SMs, L2 and clock:
-/// as the driver shows them on an H200. NICs: DGX H200 datasheet.
+/// as the driver shows on an H200. NICs: DGX H200 datasheet.
 const H200: Sku = Sku {
     preset: "h200",
     name: "NVIDIA H200",
@@ -149,8 +149,8 @@ const GB300: Sku = Sku {
 };
 
 /// NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 SMs, 96 MB of L2, 32 GB GDDR7 at
-/// 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest, 683 MHz above the boost clock of
-/// the paper; no document has it.
+/// 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's maximum, 683 MHz above the boost clock of
+/// the paper; no document contains it.
 const RTX_5090: Sku = Sku {
     preset: "rtx5090",
     name: "NVIDIA GeForce RTX 5090",
@@ -181,7 +181,7 @@ const RTX_PRO_6000: Sku = Sku {
 };
 
 /// Compute trays of an NVL72 rack: NVIDIA GB200 NVL72 and GB300 NVL72 datasheets, 72 GPUs and 36
-/// Grace processors, four and two of them to a tray.
+/// Grace processors, four GPUs and two processors per tray.
 pub(crate) const RACK_TRAYS: u32 = 18;
 
 /// Cores of a Grace processor (NVIDIA Grace datasheet: 72 Neoverse V2) and its memory in an NVL72
@@ -191,11 +191,11 @@ pub(crate) const GRACE_CORES: u32 = 72;
 pub(crate) const GRACE_MEMORY_BYTES: u64 = 480_000_000_000;
 /// Base clock, NVIDIA Grace datasheet.
 pub(crate) const GRACE_HZ: u64 = 3_100_000_000;
-/// GB/s of NVLink-C2C in one direction for each GPU: 900 GB/s of both directions (NVIDIA GB200
-/// superchip), which its two GPUs share.
+/// GB/s of NVLink-C2C in one direction per GPU: 900 GB/s in both directions (NVIDIA GB200
+/// superchip), shared by two GPUs.
 pub(crate) const GRACE_LINK_GBPS: f64 = 225.0;
 
-/// The SKU of a preset's name.
+/// The SKU with this preset name.
 pub(crate) fn sku(preset: &str) -> Option<&'static Sku> {
     SKUS.iter().find(|sku| sku.preset == preset)
 }

@@ -1,4 +1,4 @@
-//! Which libraries are here, and whether they are new enough.
+//! Installed libraries, and whether they are recent enough.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 /// Drivers, libraries and their versions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Software {
-    /// The kernel driver, as its management library reports it.
+    /// The kernel driver, as reported by its management library.
     pub driver: Library,
-    /// The CUDA version that the driver offers (`libcuda`).
+    /// The CUDA version of the driver (`libcuda`).
     pub cuda_driver_api: Library,
-    /// The CUDA run time (`libcudart`), which Deepwell itself does not need.
+    /// The CUDA runtime (`libcudart`), which Deepwell itself does not need.
     pub cuda_runtime: Library,
     /// Collectives (`libnccl`).
     pub nccl: Library,
@@ -21,62 +21,62 @@ pub struct Software {
     pub nvrtc: Library,
 }
 
-/// One library: here, absent, or not of use.
+/// State of a library: found, missing, or not usable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Library {
-    /// It is here and new enough.
+    /// Found, and recent enough.
     Found {
-        /// Its version.
+        /// Version of the library.
         version: String,
-        /// The file that was loaded, where the system tells.
+        /// The loaded file, if the system reports it.
         path: Option<String>,
-        /// What to know about it.
+        /// Remark about the library.
         note: Option<String>,
     },
-    /// It is not here.
+    /// Not found.
     Missing {
-        /// The file names that were tried, in order.
+        /// The file names tried, in order.
         looked_for: Vec<String>,
         /// What to install.
         hint: String,
     },
-    /// It is here and too old.
+    /// Found, but too old.
     TooOld {
-        /// Its version.
+        /// Version of the library.
         version: String,
-        /// The oldest version that will do, and why.
+        /// The minimum version, and the reason.
         needed: String,
-        /// The file that was loaded, where the system tells.
+        /// The loaded file, if the system reports it.
         path: Option<String>,
         /// What to install.
         hint: String,
     },
-    /// It is here and does not answer.
+    /// Found, but does not answer.
     Unusable {
-        /// What it answered.
+        /// The library's answer.
         reason: String,
-        /// The file that was loaded, where the system tells.
+        /// The loaded file, if the system reports it.
         path: Option<String>,
         /// What to do.
         hint: String,
     },
 }
 
-/// Everything that is known about one library before looking.
+/// Requirements on a library.
 pub(crate) struct Requirement {
-    /// What people call it.
+    /// Display name.
     pub(crate) name: &'static str,
-    /// The oldest version that will do.
+    /// The minimum version.
     pub(crate) minimum: (u32, u32),
-    /// Why that one.
+    /// Reason for the minimum.
     pub(crate) reason: &'static str,
     /// What to install.
     pub(crate) hint: &'static str,
 }
 
-/// The kernel driver. Kernels are built ahead of time with CUDA 13.0, whose code runs on driver 580
-/// or newer.
+/// The kernel driver. Kernels are built ahead of time with CUDA 13.0, which requires driver 580 or
+/// newer.
 pub(crate) const DRIVER: Requirement = Requirement {
     name: "NVIDIA driver",
     minimum: (580, 0),
@@ -93,7 +93,7 @@ pub(crate) const CUDA_DRIVER_API: Requirement = Requirement {
     hint: "install NVIDIA driver 580 or newer, which brings `libcuda.so.1`",
 };
 
-/// The run time, reported only.
+/// The runtime, reported only.
 pub(crate) const CUDA_RUNTIME: Requirement = Requirement {
     name: "CUDA runtime",
     minimum: (0, 0),
@@ -110,7 +110,7 @@ pub(crate) const NCCL: Requirement = Requirement {
            name its file in `DEEPWELL_NCCL`",
 };
 
-/// GEMMs. Block scales of 32 elements came with 12.8, of 128 elements with 12.9.
+/// GEMMs. Block scales of 32 elements require 12.8, of 128 elements 12.9.
 pub(crate) const CUBLASLT: Requirement = Requirement {
     name: "cuBLASLt",
     minimum: (12, 9),
@@ -118,7 +118,7 @@ pub(crate) const CUBLASLT: Requirement = Requirement {
     hint: "install cuBLAS of CUDA 13 (`libcublas-13-0`) or the CUDA toolkit",
 };
 
-/// The run-time compiler. `.block32` of block-scaled MMAs needs PTX ISA 8.8, of CUDA 12.9.
+/// The run-time compiler. `.block32` of block-scaled MMAs requires PTX ISA 8.8, of CUDA 12.9.
 pub(crate) const NVRTC: Requirement = Requirement {
     name: "NVRTC",
     minimum: (12, 9),
@@ -128,12 +128,12 @@ pub(crate) const NVRTC: Requirement = Requirement {
 };
 
 impl Library {
-    /// Whether it is here and new enough.
+    /// Whether the library is present and recent enough.
     pub fn is_found(&self) -> bool {
         matches!(self, Library::Found { .. })
     }
 
-    /// Its version, also of one that is too old.
+    /// Version of the library, even if too old.
     pub fn version(&self) -> Option<&str> {
         match self {
             Library::Found { version, .. } | Library::TooOld { version, .. } => Some(version),
@@ -141,7 +141,7 @@ impl Library {
         }
     }
 
-    /// What to do about it, `None` if nothing.
+    /// Hint for the user, if any.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Library::Found { note, .. } => note.as_deref(),
@@ -151,7 +151,7 @@ impl Library {
         }
     }
 
-    /// A library that nobody looked for or that was not there.
+    /// A library that was not searched for or not found.
     pub(crate) fn missing(requirement: &Requirement, looked_for: &[&str]) -> Library {
         Library::Missing {
             looked_for: looked_for.iter().map(|name| name.to_string()).collect(),
@@ -159,7 +159,7 @@ impl Library {
         }
     }
 
-    /// A library that answered with `version`, judged by its requirement.
+    /// A library with the reported `version`, compared with the requirement.
     pub(crate) fn judged(
         requirement: &Requirement,
         version: &str,
@@ -180,7 +180,7 @@ impl Library {
         }
     }
 
-    /// A library that was loaded and did not answer.
+    /// A library that was loaded but did not answer.
     pub(crate) fn unusable(
         requirement: &Requirement,
         reason: String,
@@ -207,7 +207,7 @@ impl fmt::Display for Library {
 }
 
 impl Software {
-    /// Every library with its name, in the order of tables.
+    /// Every library with its name, in table order.
     pub fn libraries(&self) -> [(&'static str, &Library); 6] {
         [
             (DRIVER.name, &self.driver),
@@ -219,7 +219,7 @@ impl Software {
         ]
     }
 
-    /// The software of a machine on which nobody looked.
+    /// The software of a machine that was not probed.
     pub fn none() -> Software {
         Software {
             driver: Library::missing(&DRIVER, &[]),

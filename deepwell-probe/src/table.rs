@@ -1,14 +1,14 @@
-//! The hardware as text for people.
+//! The hardware as a text table.
 
 use crate::cpu::CacheKind;
 use crate::files::format_list;
 use crate::{Cpu, Gpu, Hardware, Library, LinkKind, NUMBER_FORMATS};
 
 impl Hardware {
-    /// A table for people, of several lines, each ended by a line break.
+    /// A human-readable table of several lines, each ended by a line break.
     ///
-    /// The text is for reading; programs take [`Hardware::to_json`]. Rates are GB (10⁹ bytes) a
-    /// second in one direction, sizes GiB (2³⁰ bytes).
+    /// Programs should use [`Hardware::to_json`]. Rates are GB (10⁹ bytes) per second in one
+    /// direction, sizes GiB (2³⁰ bytes).
     pub fn table(&self) -> String {
         let mut text = String::new();
         cpu_section(&mut text, &self.cpu);
@@ -65,7 +65,7 @@ fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
 }
 
-/// A cache or memory size in the largest unit that leaves no fraction.
+/// A cache or memory size in the largest unit without a fraction.
 fn size(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
@@ -74,7 +74,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A rate with as many digits as it is good for.
+/// A rate with about three significant digits.
 pub(crate) fn rate(number: f64) -> String {
     match number {
         _ if number >= 100.0 => format!("{number:.0}"),

@@ -1,4 +1,4 @@
-//! Two tensors of one type and shape, element by element, in pieces of 1 MiB.
+//! Compares two tensors of one type and shape, element by element, in pieces of 1 MiB.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,12 +11,12 @@ use crate::load::{Checkpoint, StoredTensor};
 use crate::manifest::TensorEntry;
 use crate::tensor::CkptDtype;
 
-/// How far two tensors are apart.
+/// Distance between two tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Distance {
     /// Elements whose bits differ.
     pub(super) differing: u64,
-    /// Largest difference of values, and the element that has it.
+    /// Largest absolute difference of values, and its element index.
     pub(super) max_abs: f64,
     pub(super) max_abs_at: u64,
     /// Sums of squares: of the differences, and of the first tensor.
@@ -25,13 +25,13 @@ pub(super) struct Distance {
 }
 
 impl Distance {
-    /// Euclidean length of the difference over that of the first tensor.
+    /// Euclidean norm of the difference relative to the norm of the first tensor.
     pub(super) fn relative(&self) -> Option<f64> {
         (self.square_of_first > 0.0)
             .then(|| (self.square_of_difference / self.square_of_first).sqrt())
     }
 
-    /// Adds elements from `first` on.
+    /// Adds the elements from index `first` on.
     fn add(&mut self, dtype: CkptDtype, first: u64, a: &[u8], b: &[u8]) {
         let width = dtype.element_bytes();
         for (index, (a, b)) in a.chunks_exact(width).zip(b.chunks_exact(width)).enumerate() {
@@ -50,7 +50,7 @@ impl Distance {
     }
 }
 
-/// Reads both tensors side by side, checks the checksum of each and compares them.
+/// Reads both tensors together, verifies both checksums and compares the elements.
 pub(super) fn compare(
     [a, b]: [(&Checkpoint, &StoredTensor); 2],
     buffers: &mut [Vec<u8>; 2],
@@ -123,8 +123,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// An element's value. Whole numbers beyond 2^53 are rounded; checkpoints hold nothing that is not
-/// finite.
+/// Value of an element. Integers beyond 2^53 are rounded; checkpoints hold no non-finite values.
 fn value(dtype: CkptDtype, bytes: &[u8]) -> f64 {
     let mut word = [0u8; 8];
     word[..bytes.len()].copy_from_slice(bytes);
@@ -145,7 +144,7 @@ fn value(dtype: CkptDtype, bytes: &[u8]) -> f64 {
     }
 }
 
-/// A finite float of a sign, an exponent and `mantissa_bits`.
+/// A finite float with a sign, an exponent and `mantissa_bits`.
 fn small_float(code: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let mantissa = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
     let exponent = i32::from((code & 0x7F) >> mantissa_bits);

@@ -1,4 +1,4 @@
-//! Where two JSON values differ.
+//! Differences between two JSON values.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-/// One place where two JSON values differ.
+/// A difference between two JSON values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JsonDifference {
-    /// The place, such as `run.settings.steps` or `plan.precision[0].format`.
+    /// Path of the difference, such as `run.settings.steps` or `plan.precision[0].format`.
     pub path: String,
-    /// What the first checkpoint has; none where it has nothing there.
+    /// Value in the first checkpoint; `None` if absent.
     pub a: Option<Value>,
-    /// What the second one has.
+    /// Value in the second checkpoint; `None` if absent.
     pub b: Option<Value>,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for JsonDifference {
     }
 }
 
-/// A value in a few columns.
+/// A value as short text.
 fn short(value: Option<&Value>) -> String {
     const COLUMNS_MAX: usize = 60;
     let Some(value) = value else { return "nothing".to_string() };
@@ -35,7 +35,7 @@ fn short(value: Option<&Value>) -> String {
     }
 }
 
-/// Every place where two JSON values differ, by name: `optimizer.beta1`.
+/// Returns all differences of two JSON values, with paths such as `optimizer.beta1`.
 #[must_use]
 pub fn json_differences(a: &Value, b: &Value) -> Vec<JsonDifference> {
     let mut found = Vec::new();
@@ -43,7 +43,7 @@ pub fn json_differences(a: &Value, b: &Value) -> Vec<JsonDifference> {
     found
 }
 
-/// Adds every place below `path` where `a` and `b` differ.
+/// Adds all differences of `a` and `b` at or below `path`.
 pub(super) fn compare(
     path: &str,
     a: Option<&Value>,

@@ -1,4 +1,4 @@
-//! What differs between two checkpoints: tensors, steps and JSON sections.
+//! Differences between two checkpoints: tensors, steps and JSON sections.
 
 mod elements;
 mod json;
@@ -15,42 +15,42 @@ use crate::error::CheckpointError;
 use crate::load::{Checkpoint, StoredTensor, load};
 use crate::tensor::{CkptDtype, Section};
 
-/// A tensor that only one of two checkpoints has.
+/// A tensor that only one of the checkpoints has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LoneTensor {
-    /// Its section.
+    /// Section of the tensor.
     pub section: Section,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: CkptDtype,
-    /// Its sizes.
+    /// Shape.
     pub shape: Vec<usize>,
 }
 
-/// A tensor that both have, in another shape or element type.
+/// A tensor with another shape or element type in the second checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChangedTensor {
-    /// Its section.
+    /// Section of the tensor.
     pub section: Section,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Element types, of the first and of the second checkpoint.
+    /// Element types in the first and in the second checkpoint.
     pub dtypes: [CkptDtype; 2],
-    /// Sizes of both.
+    /// Shapes in both checkpoints.
     pub shapes: [Vec<usize>; 2],
 }
 
-/// A tensor that both have, with other values.
+/// A tensor with other values in the second checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorDifference {
-    /// Its section.
+    /// Section of the tensor.
     pub section: Section,
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: CkptDtype,
-    /// Its elements.
+    /// Number of elements.
     pub elements: u64,
     /// Elements whose bits differ.
     pub differing: u64,
@@ -58,36 +58,36 @@ pub struct TensorDifference {
     pub max_abs: f64,
     /// Row-major index of the first element with that difference.
     pub max_abs_at: u64,
-    /// Euclidean length of the difference over that of the first checkpoint's tensor; none where
-    /// that one is all zeros.
+    /// Euclidean norm of the difference relative to the norm of the first checkpoint's tensor;
+    /// `None` if that tensor is all zeros.
     pub relative: Option<f64>,
 }
 
-/// What [`diff`] found. `{}` prints it as a table.
+/// Result of [`diff`]. `{}` prints it as a table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckpointDiff {
     /// The first checkpoint.
     pub a: PathBuf,
-    /// The second one.
+    /// The second checkpoint.
     pub b: PathBuf,
-    /// Training steps of both.
+    /// Training steps of both checkpoints.
     pub steps: [u64; 2],
-    /// Tensors that both have, with the same bits.
+    /// Number of tensors with the same bits in both checkpoints.
     pub equal: usize,
-    /// Tensors of the first that the second does not have.
+    /// Tensors of the first checkpoint that are missing in the second.
     pub missing: Vec<LoneTensor>,
-    /// Tensors of the second that the first does not have.
+    /// Tensors of the second checkpoint that are missing in the first.
     pub added: Vec<LoneTensor>,
-    /// Tensors of another shape or element type.
+    /// Tensors with another shape or element type.
     pub changed: Vec<ChangedTensor>,
     /// Tensors with other values.
     pub differing: Vec<TensorDifference>,
-    /// Where plan, policy, guards, random numbers, data position and run differ.
+    /// Differences in plan, policy, guards, random numbers, data position and run.
     pub sections: Vec<JsonDifference>,
 }
 
 impl CheckpointDiff {
-    /// Whether both have the same tensors with the same bits.
+    /// Whether both checkpoints have the same tensors with the same bits.
     #[must_use]
     pub fn has_equal_tensors(&self) -> bool {
         self.missing.is_empty()
@@ -105,9 +105,9 @@ impl CheckpointDiff {
 
 /// Compares the checkpoints in folders `a` and `b`.
 ///
-/// Tensors whose checksums are the same in both manifests are equal and not read. The others are
-/// read side by side, 2 MiB at a time, and their checksums are checked on the way. Tensors that
-/// ranks have written parts of are read whole.
+/// Tensors with the same checksums in both manifests are equal and not read. Other tensors are read
+/// together, 2 MiB at a time, and their checksums are verified. Tensors stored in parts are read
+/// whole.
 ///
 /// ```
 /// use deepwell_ckpt::{CheckpointContents, SaveOptions, Section, TensorView, diff, save};
@@ -128,8 +128,8 @@ impl CheckpointDiff {
 ///
 /// # Errors
 ///
-/// As [`load`], for either; [`TensorChecksum`](CheckpointError::TensorChecksum) for a tensor that
-/// was read and is damaged; [`Io`](CheckpointError::Io).
+/// As [`load`], for either; [`TensorChecksum`](CheckpointError::TensorChecksum) for a damaged
+/// tensor; [`Io`](CheckpointError::Io).
 pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     let (first, second) = (load(a)?, load(b)?);
     let others: HashMap<(Section, &str), &StoredTensor> =
@@ -166,7 +166,7 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
             continue;
         }
         let distance = elements::compare([(&first, tensor), (&second, other)], &mut buffers)?;
-        // The same elements in other parts.
+        // The same elements, split into other parts.
         if distance.differing == 0 {
             found.equal += 1;
             continue;
@@ -188,7 +188,8 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     Ok(found)
 }
 
-/// Whether the manifests alone say that two tensors are equal: the same parts of the same bytes.
+/// Whether the manifests alone show that two tensors are equal: the same parts with the same
+/// checksums.
 fn has_same_checksums([a, b]: [(&Checkpoint, &StoredTensor); 2]) -> bool {
     let parts = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
         let entries = tensor.parts.iter().map(|&part| &checkpoint.entries()[part]);

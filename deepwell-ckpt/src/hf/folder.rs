@@ -15,19 +15,19 @@ use crate::io::{DiskIo, HashingFile, Io, PIECE_BYTES};
 use crate::shard::{HeaderTensor, header_bytes};
 use crate::tensor::{CkptDtype, tensor_bytes};
 
-/// A tensor of a folder that is to be written.
+/// A tensor to be written to a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderTensor {
     /// Name, unique within the folder.
     pub name: String,
     /// Sizes, outermost first.
     pub shape: Vec<usize>,
-    /// Whether it is F32 whatever the others are: what BF16 would round away.
+    /// Whether the tensor is always stored as F32, because BF16 would lose its precision.
     pub keeps_f32: bool,
 }
 
 impl FolderTensor {
-    /// Bytes where the others are `dtype`, `None` if no address can count them.
+    /// Bytes if other tensors are stored as `dtype`, `None` on overflow.
     #[must_use]
     pub fn bytes(&self, dtype: CkptDtype) -> Option<usize> {
         tensor_bytes(self.dtype(dtype), &self.shape)
@@ -41,27 +41,26 @@ impl FolderTensor {
 /// How weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FolderOptions {
-    /// `F32` or `Bf16`, which is rounded to nearest, ties to even; of all tensors but those that
-    /// keep F32.
+    /// `F32`, or `Bf16` rounded to nearest, ties to even; for all tensors without `keeps_f32`.
     pub dtype: CkptDtype,
-    /// Most bytes of tensors in one file; a tensor that is larger has a file of its own.
+    /// Maximum bytes of tensors per file; a larger tensor gets a file of its own.
     pub shard_bytes_max: u64,
 }
 
-/// What was written.
+/// Summary of the written files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WrittenFolder {
     /// The folder.
     pub path: PathBuf,
-    /// Its files, in the order in which they were written.
+    /// Files, in the order of writing.
     pub files: Vec<String>,
-    /// Tensors in its weight files.
+    /// Number of tensors in the weight files.
     pub tensors: usize,
-    /// Bytes of those tensors.
+    /// Total bytes of the tensors.
     pub tensor_bytes: u64,
 }
 
-/// The index of shards, as transformers writes it.
+/// The index of shards, in the format of transformers.
 #[derive(Serialize)]
 struct Index {
     metadata: BTreeMap<&'static str, u64>,
@@ -69,17 +68,17 @@ struct Index {
 }
 
 /// Writes a folder of `files` (name and contents) and weights. `values` fills the elements of one
-/// tensor at a time, row-major; `progress` is told how many bytes of tensors are written.
+/// tensor at a time, row-major; `progress` receives the number of tensor bytes written so far.
 ///
-/// All is written to a folder beside `path`, waited for, and renamed into place. Memory: the
-/// elements of the largest tensor and 1 MiB.
+/// Everything is written to a temporary folder next to `path`, synced, and renamed into place.
+/// Memory: the elements of the largest tensor and 1 MiB.
 ///
 /// # Errors
 ///
 /// [`HfError::Exists`] unless `path` is absent or an empty folder; [`HfError::InvalidTensor`] for
-/// an element type that is not written or a name that occurs twice, and
-/// [`HfError::NonFinite`] for a value that is NaN or infinite or becomes so in BF16;
-/// [`HfError::Io`]; what `values` fails with. Nothing is at `path` then.
+/// an unsupported element type or a duplicate name, and [`HfError::NonFinite`] for a value that is
+/// NaN or infinite, or becomes infinite in BF16; [`HfError::Io`]; errors of `values`. After an
+/// error nothing is at `path`.
 pub fn write_folder<E: From<HfError>>(
     path: &Path,
     files: &[(String, Vec<u8>)],
@@ -139,7 +138,7 @@ pub fn write_folder<E: From<HfError>>(
     Ok(written)
 }
 
-/// Cuts a list of tensors into shards, in order.
+/// Splits a list of tensors into shards, in order.
 fn shards_of(
     tensors: &[FolderTensor],
     options: FolderOptions,
@@ -183,7 +182,7 @@ fn header(shard: &[FolderTensor], dtype: CkptDtype, folder: &Path) -> Result<Vec
         .map_err(|detail| HfError::InvalidFile { path: folder.to_path_buf(), detail })
 }
 
-/// Appends the elements of a tensor in `dtype`.
+/// Appends the elements of a tensor as `dtype`.
 fn append(
     file: &mut HashingFile<'_, DiskIo>,
     tensor: &FolderTensor,
@@ -219,7 +218,7 @@ fn append(
     Ok(())
 }
 
-/// A folder beside its place. Dropped before it is renamed, it is removed.
+/// A temporary folder next to its destination; dropping it removes the folder unless renamed.
 struct Partial {
     folder: PathBuf,
 }
@@ -245,7 +244,7 @@ impl Partial {
     fn rename_to(self, path: &Path) -> Result<(), HfError> {
         let parent = parent(path);
         DiskIo.sync_dir(&self.folder).map_err(io("sync", &self.folder))?;
-        // An empty folder gives way on Unix only.
+        // A rename replaces an empty folder on Unix only.
         let _ = fs::remove_dir(path);
         fs::rename(&self.folder, path).map_err(io("rename", &self.folder))?;
         DiskIo.sync_dir(parent).map_err(io("sync", parent))
@@ -254,7 +253,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // It is no longer there once renamed; the first error is the one to tell.
+        // Nothing is left after a rename. Errors are ignored: the first error is reported.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -1,4 +1,4 @@
-//! Hugging Face weights: model folders in, one safetensors file or a whole folder out.
+//! Hugging Face weights: reads model folders; writes a safetensors file or a whole folder.
 //!
 //! ```
 //! use deepwell_ckpt::CkptDtype;
@@ -30,16 +30,16 @@ pub use folder::{FolderOptions, FolderTensor, WrittenFolder, write_folder};
 pub use read::{HfTensor, ModelFolder, open_model_folder};
 pub use write::{WriteTensor, write};
 
-/// Why weights could not be read or written. Each message is complete by itself.
+/// Why weights could not be read or written. Each message is self-contained.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HfError {
-    /// The folder has no weights that this crate reads.
+    /// The folder has no weights in a supported form.
     #[error("no weights in `{}`: {reason}", path.display())]
     NoWeights {
         /// The folder.
         path: PathBuf,
-        /// What was looked for, and what to do.
+        /// Expected files, and a hint.
         reason: String,
     },
     /// A file is not well-formed.
@@ -47,7 +47,7 @@ pub enum HfError {
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         detail: String,
     },
     /// The model has no tensor of that name.
@@ -55,12 +55,12 @@ pub enum HfError {
     MissingTensor {
         /// The folder.
         path: PathBuf,
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// What is there instead.
+        /// What the folder has instead.
         hint: String,
     },
-    /// The tensor has an element type that cannot be read as asked.
+    /// The element type of a tensor cannot be converted as requested.
     #[error(
         "tensor `{name}` in `{}`: expected {expected}, got {got}\n\
          hint: weights that are already quantized have to be converted first", path.display()
@@ -70,12 +70,12 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// What can be read.
+        /// Supported element types.
         expected: &'static str,
-        /// Its element type.
+        /// Actual element type.
         got: String,
     },
-    /// The tensor has another shape than the model at hand.
+    /// The tensor has another shape than requested.
     #[error(
         "tensor `{name}` in `{}`: expected shape {expected:?}, got {got:?}\n\
          hint: compare the weights with `config.json`", path.display()
@@ -85,9 +85,9 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// The shape that was asked for.
+        /// Requested shape.
         expected: Vec<usize>,
-        /// The shape in the file.
+        /// Shape in the file.
         got: Vec<usize>,
     },
     /// The buffer for a tensor has the wrong length.
@@ -100,7 +100,7 @@ pub enum HfError {
         /// Elements of the buffer.
         got: usize,
     },
-    /// A value is NaN or infinite, or becomes infinite in the type that was asked for.
+    /// A value is NaN or infinite, or becomes infinite in the requested type.
     #[error(
         "tensor `{name}` in `{}`: expected finite values, got {value} at element {index}",
         path.display()
@@ -110,7 +110,7 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Row-major index of the first such element.
+        /// Row-major index of the first non-finite element.
         index: usize,
         /// `NaN`, `inf` or `-inf`.
         value: String,
@@ -120,10 +120,10 @@ pub enum HfError {
     InvalidTensor {
         /// The tensor.
         name: String,
-        /// Why.
+        /// Reason.
         detail: String,
     },
-    /// There is something where a folder is to be written.
+    /// The destination of a folder already exists.
     #[error(
         "`{}`: expected no such file or folder, or an empty folder\n\
          hint: nothing is written over; name another folder", path.display()
@@ -132,14 +132,14 @@ pub enum HfError {
         /// The folder.
         path: PathBuf,
     },
-    /// The operating system refused something.
+    /// An operation of the operating system failed.
     #[error("cannot {action} `{}`: {cause}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// With which file or folder.
+        /// Its file or folder.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the operating system.
         cause: io::Error,
     },
 }

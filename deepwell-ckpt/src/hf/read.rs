@@ -15,10 +15,10 @@ use crate::io::{PIECE_BYTES, read_full};
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Where a tensor is and what it is.
+/// Location, type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HfTensor {
-    /// The file that holds it.
+    /// File of the tensor.
     pub path: PathBuf,
     /// Element type as safetensors names it, such as `BF16`.
     pub dtype: String,
@@ -30,7 +30,7 @@ pub struct HfTensor {
     bytes: u64,
 }
 
-/// An opened model folder: the headers only. Tensors are read when asked for.
+/// An opened model folder: only headers; tensors are read on request.
 #[derive(Debug, Clone)]
 pub struct ModelFolder {
     path: PathBuf,
@@ -39,14 +39,14 @@ pub struct ModelFolder {
 
 /// Opens the weights of a Hugging Face model folder.
 ///
-/// Reads the headers of the files that [`WeightFiles`] finds: `model.safetensors`, or shards; no
-/// tensor yet.
+/// Reads the headers of the files found by [`WeightFiles`], `model.safetensors` or shards, but no
+/// tensors.
 ///
 /// # Errors
 ///
-/// [`NoWeights`](HfError::NoWeights) if there are none, or none in a form that is read;
+/// [`NoWeights`](HfError::NoWeights) if there are no weights in a supported form;
 /// [`InvalidFile`](HfError::InvalidFile) if a file is missing, malformed or truncated, or if the
-/// index and the shards do not agree; [`Io`](HfError::Io).
+/// index does not match the shards; [`Io`](HfError::Io).
 pub fn open_model_folder(path: &Path) -> Result<ModelFolder, HfError> {
     let no_weights = |reason| HfError::NoWeights { path: path.to_path_buf(), reason };
     if !path.is_dir() {
@@ -70,7 +70,7 @@ pub fn open_model_folder(path: &Path) -> Result<ModelFolder, HfError> {
     Ok(ModelFolder { path: path.to_path_buf(), tensors: tensors.collect() })
 }
 
-/// The same error in the words of this crate.
+/// Converts an error of deepwell-ir to this crate's error.
 fn of_capture(error: CaptureError) -> HfError {
     match error {
         CaptureError::Io { path, source } => HfError::Io { action: "read", path, cause: source },
@@ -90,7 +90,7 @@ fn of_capture(error: CaptureError) -> HfError {
     }
 }
 
-/// Element types that can be read as floats.
+/// Element types with a conversion to floats.
 #[derive(Clone, Copy)]
 enum Source {
     F32,
@@ -128,7 +128,7 @@ impl ModelFolder {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// One tensor's place, type and shape.
+    /// Location, type and shape of a tensor.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl ModelFolder {
     }
 
     fn missing_hint(&self, name: &str) -> String {
-        // Exports differ in a prefix most often: `model.layers…` against `layers…`.
+        // Most often, names differ in a prefix: `model.layers…` against `layers…`.
         let similar = self.tensors.keys().find(|candidate| {
             candidate.ends_with(&format!(".{name}")) || name.ends_with(&format!(".{candidate}"))
         });
@@ -156,7 +156,7 @@ impl ModelFolder {
     }
 
     /// Reads a tensor of this shape into `buffer`, one element per value. F32, BF16 and F16 are
-    /// converted without loss. Memory: 1 MiB beside the buffer.
+    /// converted without loss. Memory: 1 MiB besides the buffer.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl ModelFolder {
     }
 
     /// Reads a tensor of this shape into `buffer` as BF16 bit patterns, rounding to nearest, ties
-    /// to even. A value that BF16 cannot hold is an error.
+    /// to even. A value beyond the range of BF16 is an error.
     ///
     /// # Errors
     ///
@@ -199,8 +199,8 @@ impl ModelFolder {
         self.read_converted(name, shape, buffer, convert, |bits| bits & 0x7F80 != 0x7F80)
     }
 
-    /// Reads the bytes of a tensor of this shape whose elements are a byte each, `dtype` in the
-    /// words of safetensors: `U8` or `F8_E4M3`, such as the data of packed weights.
+    /// Reads the bytes of a tensor of this shape with one byte per element. `dtype` is a
+    /// safetensors name, `U8` or `F8_E4M3`, for example for the data of packed weights.
     ///
     /// # Errors
     ///
@@ -235,7 +235,7 @@ impl ModelFolder {
         Ok(bytes)
     }
 
-    /// Elements of a tensor, which must have this shape.
+    /// Returns the number of elements of a tensor, which must have this shape.
     fn elements(&self, name: &str, shape: &[usize]) -> Result<usize, HfError> {
         let tensor = self.tensor(name)?;
         if tensor.shape != shape {
@@ -246,7 +246,7 @@ impl ModelFolder {
                 got: tensor.shape.clone(),
             });
         }
-        // The header was checked against the file's length, so this is a size that exists.
+        // The header was checked against the file's length, so the size is valid.
         Ok(shape.iter().product())
     }
 
@@ -298,7 +298,7 @@ impl ModelFolder {
                 let value = source.to_f32(element);
                 let converted = convert(value);
                 if !is_finite(converted) {
-                    // `inf` for a finite value that the target type cannot hold.
+                    // A finite value beyond the range of the target type.
                     let value = if value.is_finite() {
                         format!("{value:e}, beyond the range of BF16,")
                     } else {

@@ -1,4 +1,4 @@
-//! Writes named tensors as one safetensors file that Hugging Face's loaders read.
+//! Writes named tensors as one safetensors file for Hugging Face's loaders.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::io::{DiskIo, HashingFile, Io};
 use crate::shard::{HeaderTensor, header_bytes};
 use crate::tensor::{CkptDtype, tensor_bytes};
 
-/// A tensor to be written: borrowed bytes and what they mean.
+/// A tensor to be written: borrowed bytes with type and shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteTensor<'a> {
     /// Name, unique within the file.
@@ -39,13 +39,14 @@ impl<'a> WriteTensor<'a> {
     }
 }
 
-/// Writes `tensors` to the safetensors file `path`, replacing it only when all is on the disk.
+/// Writes `tensors` to the safetensors file `path`, which is replaced only once all data is on
+/// disk.
 ///
 /// # Errors
 ///
-/// [`InvalidTensor`](HfError::InvalidTensor) for another element type, a wrong length or a name
-/// that occurs twice, [`NonFinite`](HfError::NonFinite), both before anything is written;
-/// [`Io`](HfError::Io), after which the former file is as it was.
+/// [`InvalidTensor`](HfError::InvalidTensor) for an unsupported element type, a wrong length or a
+/// duplicate name, [`NonFinite`](HfError::NonFinite), both before anything is written;
+/// [`Io`](HfError::Io), after which the previous file is unchanged.
 pub fn write(path: &Path, tensors: &[WriteTensor<'_>]) -> Result<(), HfError> {
     check(path, tensors)?;
     let mut sorted: Vec<_> = tensors.iter().collect();
@@ -67,7 +68,7 @@ pub fn write(path: &Path, tensors: &[WriteTensor<'_>]) -> Result<(), HfError> {
     let temporary = PathBuf::from(temporary);
     let written = write_file(&temporary, path, &header, &sorted);
     if written.is_err() {
-        // It may not exist; the first error is the one to tell.
+        // It may not exist. Errors are ignored: the first error is reported.
         let _ = DiskIo.remove_file(&temporary);
     }
     written.map_err(|error| match error {
