@@ -1,4 +1,4 @@
-//! The time of day, for people.
+//! Current time as readable text.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -99,7 +99,7 @@ pub struct Fingerprint {
     pub eval_every: u64,
     /// Held-out tokens of the last evaluation, at least.
     pub eval_tokens: u64,
-    /// The same of each evaluation before.
+    /// Held-out tokens of each earlier evaluation, at least.
     pub interim_eval_tokens: u64,
 }
 

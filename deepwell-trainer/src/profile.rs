@@ -28,7 +28,7 @@ pub struct CallProfile {
     pub phase: Phase,
     /// Transformer layer.
     pub layer: Option<u32>,
-    /// Queue.
+    /// Stream.
     pub stream: u32,
     /// Seconds from the first call's begin.
     pub begin_s: f64,
@@ -68,9 +68,9 @@ pub struct OpProfile {
     pub time_s: f64,
     /// Share of the step's time.
     pub share: f64,
-    /// Achieved rate of arithmetic, 10^12 operations a second.
+    /// Achieved rate of arithmetic, 10^12 operations per second.
     pub tflops: f64,
-    /// Achieved rate of necessary memory traffic, 10^9 bytes a second.
+    /// Achieved rate of necessary memory traffic, 10^9 bytes per second.
     pub gbps: f64,
     /// Least time by the roofline over the time taken.
     pub roof_share: f64,

@@ -82,7 +82,7 @@ pub struct RunSummary {
     /// Quantized share of the FLOPs of the blocks' linear layers, over all steps of the run.
     #[serde(alias = "mxfp8_flop_share")]
     pub quantized_flop_share: f64,
-    /// The same with the output head counted as a linear layer.
+    /// Quantized share over all steps if the output head counts as a linear layer.
     #[serde(alias = "mxfp8_flop_share_with_head")]
     pub quantized_flop_share_with_head: f64,
     /// The planned share of the blocks, without any fallback.

@@ -154,7 +154,7 @@ pub struct Settings {
     /// If not, each evaluation then reads the whole held-out part.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub needs_eval_tokens: bool,
-    /// The same of each evaluation before; none takes `eval_tokens`.
+    /// Held-out tokens of each earlier evaluation, at least; `None` takes `eval_tokens`.
     pub interim_eval_tokens: Option<u64>,
     /// Steps between two checkpoints; none takes a fifth of the run.
     pub checkpoint_every: Option<u64>,

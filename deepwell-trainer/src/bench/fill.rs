@@ -81,7 +81,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// The same words for the same seed.
+    /// Returns a pool of random words, which depend only on the seed.
     pub(super) fn new(seed: u64) -> Pool {
         Pool::of(POOL, seed)
     }

@@ -23,7 +23,7 @@ pub struct GemmRate {
     pub shape: [usize; 3],
     /// The kernel.
     pub kernel: String,
-    /// 10¹² FLOP a second, `2 x m x n x k` to a GEMM; by the median of the samples.
+    /// 10¹² FLOP per second, at `2 x m x n x k` FLOP per GEMM; from the median of the samples.
     pub tflops: f64,
     /// The device's known dense peak, 10¹² FLOP per second.
     pub peak_tflops: Option<f64>,
@@ -43,7 +43,7 @@ pub struct LaunchTimes {
     pub round_trip_us: f64,
     /// Microseconds between consecutive launches on a stream.
     pub in_stream_us: f64,
-    /// Microseconds between launches of a recorded graph.
+    /// Microseconds between launches in a captured graph.
     pub in_graph_us: f64,
 }
 

@@ -11,7 +11,7 @@ pub struct PeerRate {
     pub from: usize,
     /// Index of the destination GPU.
     pub to: usize,
-    /// 10⁹ bytes a second in this direction, nothing else being copied.
+    /// 10⁹ bytes per second in this direction, without any other copy in flight.
     pub gbps: f64,
     /// Bandwidth of the link in one direction, as probed.
     pub link_gbps: Option<f64>,

@@ -1,4 +1,4 @@
-//! Whole training steps and forward passes: time by op, tokens a second, memory.
+//! Whole training steps and forward passes: time by op, tokens per second, memory.
 
 use std::time::Instant;
 

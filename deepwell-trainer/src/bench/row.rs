@@ -116,7 +116,7 @@ pub enum RowEvent {
     Note(String),
     /// A row was measured.
     Row(Box<Row>),
-    /// A copy was measured, 10⁹ bytes read and written a second.
+    /// A copy was measured, 10⁹ bytes read and written per second.
     Copy(f64),
 }
 

@@ -10,9 +10,9 @@ use super::timer::{SAMPLE_TIME, Timer, calls_recorded};
 /// A kernel that is ready to be timed.
 struct Ready {
     recording: Recording,
-    /// Calls of the recording.
+    /// Number of calls in the recording.
     calls: usize,
-    /// Replays of a sample.
+    /// Number of replays per sample.
     replays: usize,
 }
 

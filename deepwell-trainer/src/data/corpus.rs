@@ -11,7 +11,7 @@ use super::{DataError, Progress, workspace};
 pub(crate) struct Corpus {
     /// Not empty.
     pub(crate) documents: Vec<Document>,
-    /// The inputs, for people.
+    /// The inputs, as readable text.
     pub(crate) source: String,
     pub(crate) skipped: Skipped,
 }

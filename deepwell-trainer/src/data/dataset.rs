@@ -238,7 +238,7 @@ impl Dataset {
     }
 }
 
-/// The tokenizer of token files, for people.
+/// Name shown in place of a tokenizer for inputs that are token files.
 const TOKEN_FILES: &str = "token files";
 
 /// Hash of names and contents, in order; independent of the location of the inputs.

@@ -75,7 +75,7 @@ pub enum DataError {
     /// No input holds any text or tokens.
     #[error("no text in {inputs}: {skipped}\nhint: give a file or folder of UTF-8 text")]
     Empty {
-        /// The inputs, as a list for people.
+        /// The inputs, as readable text.
         inputs: String,
         /// Skipped files with their reasons, as text.
         skipped: String,
@@ -402,7 +402,7 @@ pub enum DataError {
         /// The document.
         name: String,
     },
-    /// The default corpus cannot be had.
+    /// The default corpus is not available.
     #[error(
         "the default corpus (Rust sources of the locked dependencies of `{}`) is not available: \
          {message}\nhint: {hint}", workspace.display()

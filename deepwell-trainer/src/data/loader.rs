@@ -161,7 +161,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`DataError::LoaderStopped`] if the thread could not be started or came to grief.
+    /// [`DataError::LoaderStopped`] if the thread could not be started or ended early.
     pub fn next_batch(&mut self) -> Result<&Batch, DataError> {
         let stopped = DataError::LoaderStopped { batch_index: self.next_index };
         let worker = match self.worker.take() {

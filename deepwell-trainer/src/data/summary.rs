@@ -1,4 +1,4 @@
-//! Contents of a data set, as a table for people and a record for programs.
+//! Contents of a data set, as a readable table and a machine-readable record.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::Skipped;
 /// Contents of a data set. `Display` prints a small table.
 #[derive(Clone, Debug, Serialize)]
 pub struct DatasetSummary {
-    /// The inputs, for people.
+    /// The inputs, as readable text.
     pub source: String,
     /// Files in all.
     pub files: u64,

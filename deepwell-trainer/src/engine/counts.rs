@@ -51,7 +51,7 @@ pub struct RunCounts {
     pub quantized_flops: f64,
     /// FLOPs of all GEMMs of the blocks' linear layers of steps.
     pub linear_flops: f64,
-    /// The same with the output head.
+    /// FLOPs of all GEMMs of the blocks' linear layers and of the output head.
     pub linear_flops_with_head: f64,
 }
 

@@ -46,7 +46,7 @@ pub enum Stop {
     /// The model ended the text, with the tokenizer's end-of-text token or a token named by
     /// `generation_config.json` or `config.json`.
     EndOfText,
-    /// Nobody reads on.
+    /// The reader has closed the pipe.
     ReaderGone,
 }
 
@@ -63,7 +63,7 @@ pub struct Generation {
     pub stop: Stop,
     /// Seconds from the first token to the last.
     pub time_s: f64,
-    /// Tokens in a second.
+    /// Tokens per second.
     pub tokens_per_s: f64,
 }
 

@@ -45,9 +45,9 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     }
 }
 
-/// The same for an optional number. Omit `None` when writing (`skip_serializing_if`, `default`):
-/// then a missing key means that no number exists, and the string `"NaN"` means a number that is
-/// not finite.
+/// Serde for `Option<f64>` including numbers that JSON lacks. Omit `None` when writing
+/// (`skip_serializing_if`, `default`): then a missing key means that no number exists, and the
+/// string `"NaN"` means a number that is not finite.
 pub mod option {
     use serde::de::Deserializer;
     use serde::{Deserialize, Serialize, Serializer};

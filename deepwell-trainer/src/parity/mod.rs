@@ -105,7 +105,7 @@ pub struct PairReport {
     pub control: Option<RunReport>,
     /// `(low_precision - bf16) / bf16` of the held-out losses after the last step.
     pub gap_rel: Option<f64>,
-    /// The same of the control.
+    /// `(control - bf16) / bf16` of the held-out losses after the last step.
     pub control_gap_rel: Option<f64>,
 }
 
@@ -130,7 +130,7 @@ pub struct ParityReport {
     pub evaluation_error_rel: Option<f64>,
     /// Number of held-out tokens predicted by the last evaluation.
     pub eval_tokens: u64,
-    /// The same of each evaluation before.
+    /// Number of held-out tokens predicted by each earlier evaluation.
     pub interim_eval_tokens: u64,
     /// Number of pairs that would settle an open verdict, for the same mean and deviation.
     pub pairs_that_tell: Option<u64>,
@@ -154,7 +154,7 @@ pub struct ParityReport {
     pub quantized_flop_share_planned: f64,
     /// Share of these FLOPs that ran in low precision, in the run with the smallest share.
     pub quantized_flop_share: f64,
-    /// The same with the output head counted as a linear layer.
+    /// Share that ran in low precision if the output head counts as a linear layer.
     pub quantized_flop_share_with_head: f64,
     /// Quantized GEMMs of the first low-precision run, by GEMM of a layer.
     pub quantized_gemms_run: GemmCounts,

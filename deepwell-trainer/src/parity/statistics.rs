@@ -6,10 +6,10 @@ use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 /// Confidence level of the intervals if pairs are evaluated once.
 const CONFIDENCE: f64 = 0.95;
 
-/// The same of each interval where pairs are looked at twice, after the first half and at the end:
-/// both hold the true mean in 95 % of comparisons. Pocock, "Group sequential methods in the design
-/// and analysis of clinical trials", Biometrika 64 (1977), table 1: two looks, nominal level
-/// 0.0294.
+/// Confidence level of each interval if pairs are evaluated twice, after the first half and at the
+/// end: both intervals contain the true mean in 95 % of comparisons. Pocock, "Group sequential
+/// methods in the design and analysis of clinical trials", Biometrika 64 (1977), table 1: two
+/// looks, nominal level 0.0294.
 const CONFIDENCE_OF_EACH_LOOK: f64 = 1.0 - 0.0294;
 
 /// The samples use their own deviation if, for the known deviation, a deviation this far above or
@@ -98,8 +98,8 @@ impl Estimate {
         Estimate { pooled_with: Some(known), ..own }.with_interval()
     }
 
-    /// The same mean with the wider interval for two looks: after half of the pairs, and after all
-    /// of them if the first look leaves the question open.
+    /// Returns the same mean with the wider interval for two looks: after half of the pairs, and
+    /// after all pairs if the first look leaves the question open.
     pub fn of_each_look(self) -> Estimate {
         Estimate { confidence: CONFIDENCE_OF_EACH_LOOK, ..self }.with_interval()
     }

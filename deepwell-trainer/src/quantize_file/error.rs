@@ -1,4 +1,4 @@
-//! Why a model could not be quantized, or brought back.
+//! Errors of quantizing and dequantizing a model.
 
 use std::io;
 use std::path::PathBuf;

@@ -84,7 +84,7 @@ struct State {
     moved: Option<Instant>,
     /// Ranks that have said goodbye.
     done: Vec<u32>,
-    /// This rank listens no more.
+    /// Whether the lifeline is closed: its threads then end and ignore further messages.
     is_closed: bool,
 }
 
@@ -92,7 +92,7 @@ impl Lifeline {
     /// Listens at rank 0's address, or connects to it, with retries for at most `limit`.
     ///
     /// # Errors
-    /// The port is in use, or nobody listens within the limit.
+    /// The port is in use, or rank 0 does not listen within the limit.
     pub(super) fn open(
         launched: &Launched,
         limit: Duration,

@@ -119,7 +119,7 @@ impl Peers {
     }
 }
 
-/// Everybody's elements to everybody.
+/// Returns an all-gather through host memory among all ranks.
 fn among_hosts(ranks: u32, dtype: DType) -> Exchange {
     let group = ProcessGroup { name: ProcessGroup::HOST.to_string(), ranks: (0..ranks).collect() };
     Exchange { kind: CollectiveKind::AllGather, group, dtype }

@@ -109,7 +109,7 @@ pub struct TuneReport {
     pub machine: Machine,
     /// Each shape.
     pub shapes: Vec<Tuned>,
-    /// How far the selection by predicted time is behind the whole table.
+    /// Times of kernels selected by predicted time, relative to selection by the whole table.
     pub heuristics_behind: Behind,
 }
 

@@ -101,7 +101,7 @@ struct FlopShare {
     all: f64,
 }
 
-/// The same plan in BF16.
+/// Prediction of the same run in BF16.
 #[derive(Debug, Serialize)]
 struct InBf16 {
     time_s: f64,

@@ -1,4 +1,4 @@
-//! Origin and quality of a trained tokenizer, as a table for people and a record for programs.
+//! Origin and quality of a trained tokenizer, as a readable table and a machine-readable record.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::super::summary::grouped;
 pub struct BpeSummary {
     /// The file.
     pub path: PathBuf,
-    /// The inputs, for people.
+    /// The inputs, as readable text.
     pub source: String,
     /// Skipped files, by reason.
     pub skipped: Skipped,

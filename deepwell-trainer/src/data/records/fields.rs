@@ -137,7 +137,7 @@ fn turn(message: Value) -> Result<Turn, String> {
     Ok(Turn(Value::from_pairs([("role", Value::from(role)), ("content", value)])))
 }
 
-/// Names of fields, for people.
+/// Lists the names of fields for an error message.
 fn list(object: &Value) -> String {
     let names = object.try_iter().into_iter().flatten();
     let names: Vec<String> = names.take(20).map(|name| format!("`{name}`")).collect();

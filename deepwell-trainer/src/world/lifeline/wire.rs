@@ -43,7 +43,7 @@ impl Hello {
         MAGIC.into_iter().chain(numbers.into_iter().flat_map(u32::to_le_bytes)).collect()
     }
 
-    /// None of a stranger.
+    /// Reads a greeting; `None` if the connection sends anything else.
     pub(super) fn read(stream: &mut TcpStream) -> Option<Hello> {
         let mut bytes = [0; Hello::BYTES];
         stream.read_exact(&mut bytes).ok()?;
