@@ -68,13 +68,13 @@ impl Sizes {
     }
 }
 
-/// Scaled dot-product attention in BF16, of heads that lie one behind the other: q, k, v and o are
-/// `[B, H, S, D]`. The scores are multiplied by `1/sqrt(D)`; where `causal` is not 0 a token sees
-/// itself and what came before. `Q` and `K`, the lengths of queries and keys, are the same.
+/// Scaled dot-product attention in BF16 with contiguous heads: q, k, v and o are `[B, H, S, D]`.
+/// The scores are multiplied by `1/sqrt(D)`; if `causal` is not 0 a token sees itself and earlier
+/// tokens only. `Q` and `K`, the numbers of queries and keys, must be equal.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of `B * H * S * D` BF16 numbers that nobody else
-/// writes (and for `o`, reads) during the call.
+/// Each pointer is memory of the chosen device with `B * H * S * D` BF16 numbers. No other code may
+/// write this memory (or read `o`) during the call.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, clippy::too_many_arguments)] // the names and the order of a given interface
 pub unsafe extern "C" fn dw_fmha_bf16_forward(
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn dw_fmha_bf16_forward(
         }
         not_null(&[("q", q), ("k", k), ("v", v), ("o", o)])?;
         let (batch, heads) = (size("B", B)?, size("H", H)?);
-        // To the kernels each head is a sequence with one head.
+        // For the kernels each head is a sequence with one head.
         let sequences = i32::try_from(batch * heads).map_err(|_| {
             Failure::InvalidArgument(format!("expected B * H below 2^31, got {B} * {H}"))
         })?;
@@ -116,15 +116,15 @@ pub unsafe extern "C" fn dw_fmha_bf16_forward(
     })
 }
 
-/// Scaled dot-product attention in BF16 with grouped query heads, of tokens that lie one behind the
-/// other: q and o are `[batch, seq, heads, head_dim]`, k and v `[batch, seq, kv_heads, head_dim]`,
-/// `lse` is `[batch, heads, seq]` in FP32, the natural logarithm of the sum of exponentials of the
-/// scaled scores; the backward reads it. `scale` multiplies the scores, 0 stands for
-/// `1/sqrt(head_dim)`. Where `causal` is not 0 a token sees itself and what came before.
+/// Scaled dot-product attention in BF16 with grouped query heads and contiguous tokens: q and o are
+/// `[batch, seq, heads, head_dim]`, k and v `[batch, seq, kv_heads, head_dim]`. `lse` is `[batch,
+/// heads, seq]` in FP32, the natural logarithm of the sum of exponentials of the scaled scores; the
+/// backward pass reads it. `scale` multiplies the scores; 0 stands for `1/sqrt(head_dim)`. If
+/// `causal` is not 0 a token sees itself and earlier tokens only.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of as many elements as said, and nobody else writes
-/// it (or reads what is written) during the call.
+/// Each pointer is memory of the chosen device with the stated number of elements. No other code
+/// may write this memory (or read the outputs) during the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // C has no other way
 pub unsafe extern "C" fn dw_attention_bf16_forward(
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn dw_attention_bf16_forward(
     })
 }
 
-/// Gradients of [`dw_attention_bf16_forward`] by q, k and v: `dout` is that of o, `o` and `lse` are
-/// what the forward wrote, and the sizes are those of the forward.
+/// Gradients of [`dw_attention_bf16_forward`] with respect to q, k and v. `dout` is the gradient of
+/// o, `o` and `lse` are outputs of the forward pass, and the sizes are those of the forward pass.
 ///
 /// # Safety
 /// As [`dw_attention_bf16_forward`].

@@ -19,7 +19,7 @@ pub enum DwDType {
     F32 = 1,
 }
 
-/// The numbers of [`DwDType`], as C may pass any.
+/// Converts the value of a [`DwDType`]; C may pass any integer.
 pub(crate) fn dtype(name: &str, value: i32) -> Result<DType, Failure> {
     match value {
         0 => Ok(DType::Bf16),
@@ -30,7 +30,7 @@ pub(crate) fn dtype(name: &str, value: i32) -> Result<DType, Failure> {
     }
 }
 
-/// MXFP8 with `granularity` elements that share an exponent, in a row or in a square.
+/// MXFP8 with one exponent per `granularity` elements of a row, or per square block.
 pub(crate) fn format(name: &str, granularity: i32, square: i32) -> Result<QuantFormat, Failure> {
     let granularity = match granularity {
         32 => Granularity::G32,
@@ -49,10 +49,10 @@ pub(crate) fn scale_shape(rows: usize, columns: usize) -> Vec<usize> {
     scale_tiles::shape(rows, columns.div_ceil(BLOCK)).to_vec()
 }
 
-/// Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; those of the
-/// columnwise operand are `dw_mxfp8_scale_bytes(columns, rows)`. Scales lie in tiles of 128 rows by
-/// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a
-/// size is negative.
+/// Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; for the
+/// columnwise operand use `dw_mxfp8_scale_bytes(columns, rows)`. Scales are stored in tiles of 128
+/// rows by four scales of 32 elements, 512 bytes each, the layout of cuBLAS and `tcgen05.mma`.
+/// Returns 0 if a size is negative.
 #[unsafe(no_mangle)]
 pub extern "C" fn dw_mxfp8_scale_bytes(rows: i32, columns: i32) -> usize {
     match (usize::try_from(rows), usize::try_from(columns)) {
@@ -63,13 +63,13 @@ pub extern "C" fn dw_mxfp8_scale_bytes(rows: i32, columns: i32) -> usize {
 
 /// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
 /// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed,
-/// into `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null.
-/// `granularity` elements, 32 or 128, share an exponent; where `square` is not 0 so do as many
-/// rows.
+/// into `data_t` `[columns, rows]` and `scales_t`, or both. Pointers of an omitted operand are
+/// null. `granularity` elements, 32 or 128, share an exponent; if `square` is not 0, so do
+/// `granularity` rows.
 ///
 /// # Safety
-/// Each pointer that is not null is memory of the chosen device of as many elements as said
-/// (scales: [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
+/// Each non-null pointer is memory of the chosen device with the stated number of elements (scales:
+/// [`dw_mxfp8_scale_bytes`] bytes). No other code may access the outputs during the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // C has no other way
 pub unsafe extern "C" fn dw_mxfp8_quantize(
@@ -125,14 +125,14 @@ pub unsafe extern "C" fn dw_mxfp8_quantize(
     })
 }
 
-/// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized
-/// along `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
-/// `b_square` says whether `b` has squares. `out_dtype` is a `DwDType`; where it is FP32 and
-/// `accumulate` is not 0 the result is added to `out`.
+/// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands quantized along `k` by
+/// [`dw_mxfp8_quantize`], accumulated in FP32. `a_granularity` and `b_granularity` are the
+/// granularities of the operands; `b_square` says whether `b` has square blocks. `out_dtype` is a
+/// `DwDType`; if it is FP32 and `accumulate` is not 0, the result is added to `out`.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of as many elements as said (scales:
-/// [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
+/// Each pointer is memory of the chosen device with the stated number of elements (scales:
+/// [`dw_mxfp8_scale_bytes`] bytes). No other code may access the outputs during the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // C has no other way
 pub unsafe extern "C" fn dw_mxfp8_gemm(
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn dw_mxfp8_gemm(
                     .to_string(),
             ));
         }
-        // A result in FP32 is that of wgrad, which is added to or overwritten.
+        // An FP32 result is the wgrad GEMM's, which accumulates or overwrites.
         let kind = if output == DType::F32 { GemmKind::Wgrad } else { GemmKind::Fprop };
         let op = ScaledGemm {
             kind,
@@ -185,8 +185,8 @@ pub unsafe extern "C" fn dw_mxfp8_gemm(
 /// `out [m, n] = a [m, k] · b [n, k]ᵀ` in BF16, accumulated in FP32.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else
-/// uses what is written during the call.
+/// Each pointer is memory of the chosen device with the stated number of BF16 numbers. No other
+/// code may access the outputs during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_bf16_gemm(
     a: *const c_void,

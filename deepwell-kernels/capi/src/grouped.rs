@@ -11,7 +11,7 @@ use crate::gemm::{dtype, format, scale_shape};
 use crate::session::{Memory, Request, not_null, run, size};
 use crate::status::{DwStatus, Failure, guard};
 
-/// `groups` groups of a multiple of `align` rows.
+/// `groups` groups, each of a multiple of `align` rows.
 fn grouped(groups: i32, align: i32) -> Result<GroupedRows, Failure> {
     Ok(GroupedRows::new(size("groups", groups)?, size("align", align)?))
 }
@@ -20,12 +20,12 @@ fn offsets_input(offsets: *const c_void, grouped: &GroupedRows) -> Memory {
     Memory::input("offsets", offsets, DType::I32, &[grouped.groups + 1])
 }
 
-/// The scales of a stack of matrices, each of which was quantized by itself.
+/// Shape of the scales of a stack of separately quantized matrices.
 fn stacked_scale_shape(matrices: usize, rows: usize, columns: usize) -> Vec<usize> {
     [vec![matrices], scale_shape(rows, columns)].concat()
 }
 
-/// The three GEMMs in BF16: `b` of wgrad is `[rows, k]`, a stack `[groups, n, k]` otherwise.
+/// The three GEMMs in BF16: `b` is `[rows, k]` for wgrad, otherwise a stack `[groups, n, k]`.
 fn gemm_bf16(
     kind: GemmKind,
     [a, b, offsets]: [*const c_void; 3],
@@ -56,14 +56,14 @@ fn gemm_bf16(
     run(&Request { accumulate, ..Request::new(op, inputs, outputs) })
 }
 
-/// fprop: `out [rows, n]` is a GEMM of the rows of group e of `a [rows, k]` with matrix e of
-/// `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the rows
-/// `offsets[e]..offsets[e + 1]`, multiples of `align`, possibly none; `offsets` are `groups + 1`
-/// INT32 of the device's memory that ascend from 0. Rows behind the last group become zeros.
+/// fprop: the rows of group e of `out [rows, n]` are the rows of group e of `a [rows, k]` times
+/// matrix e of `b [groups, n, k]`, transposed, in BF16 and accumulated in FP32. Group e has the
+/// rows `offsets[e]..offsets[e + 1]`, a multiple of `align`, possibly none; `offsets` are `groups +
+/// 1` INT32 in device memory, ascending from 0. Rows after the last group become zeros.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of as many numbers as said, no offset is larger than
-/// `rows`, and nobody else uses what is written during the call.
+/// Each pointer is memory of the chosen device with the stated number of elements, and no offset is
+/// larger than `rows`. No other code may access the outputs during the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // C has no other way
 pub unsafe extern "C" fn dw_grouped_gemm_bf16(
@@ -83,8 +83,8 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16(
     })
 }
 
-/// dgrad: `out [rows, k]` is a GEMM of the rows of group e of `a [rows, n]` with matrix e of
-/// `b [groups, n, k]`; the rest is as in [`dw_grouped_gemm_bf16`].
+/// dgrad: the rows of group e of `out [rows, k]` are the rows of group e of `a [rows, n]` times
+/// matrix e of `b [groups, n, k]`; everything else is as in [`dw_grouped_gemm_bf16`].
 ///
 /// # Safety
 /// As [`dw_grouped_gemm_bf16`].
@@ -107,10 +107,10 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_dgrad(
     })
 }
 
-/// wgrad: matrix e of `out [groups, n, k]`, in FP32, is a GEMM of the rows of group e of
-/// `a [rows, n]`, transposed, and of `b [rows, k]`, both in BF16. Where `accumulate` is not 0 it is
-/// added to `out`; otherwise the matrix of a group without rows becomes zeros. Offsets are those of
-/// [`dw_grouped_gemm_bf16`].
+/// wgrad: matrix e of `out [groups, n, k]`, in FP32, is the transpose of the rows of group e of `a
+/// [rows, n]` times the rows of group e of `b [rows, k]`, both in BF16. If `accumulate` is not 0
+/// the result is added to `out`; otherwise the matrix of a group without rows becomes zeros.
+/// Offsets are as in [`dw_grouped_gemm_bf16`].
 ///
 /// # Safety
 /// As [`dw_grouped_gemm_bf16`].
@@ -134,12 +134,11 @@ pub unsafe extern "C" fn dw_grouped_gemm_bf16_wgrad(
     })
 }
 
-/// fprop and dgrad of MXFP8 operands: `out [rows, n]` is a GEMM of the rows of group e of
-/// `a [rows, k]` with matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both are
-/// quantized along `k` as by `dw_mxfp8_quantize`, `a` as one matrix, each matrix of `b` by itself,
-/// with its scales behind those of the one before; for dgrad that is the weight quantized
-/// columnwise.
-/// `out_dtype` is a `DwDType`. Offsets are those of [`dw_grouped_gemm_bf16`]. Granularity 128 takes
+/// fprop and dgrad of MXFP8 operands: the rows of group e of `out [rows, n]` are the rows of group
+/// e of `a [rows, k]` times matrix e of `b [groups, n, k]`, transposed, accumulated in FP32. Both
+/// operands are quantized along `k` as by `dw_mxfp8_quantize`: `a` as one matrix, and each matrix
+/// of `b` separately, with contiguous scales. For dgrad, `b` is the weight quantized columnwise.
+/// `out_dtype` is a `DwDType`. Offsets are as in [`dw_grouped_gemm_bf16`]. Granularity 128 requires
 /// groups of a multiple of 128 rows.
 ///
 /// # Safety
@@ -188,10 +187,10 @@ pub unsafe extern "C" fn dw_grouped_gemm_mxfp8(
     })
 }
 
-/// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is a GEMM of the
-/// columns of group e of `a [m, rows]` and, transposed, of those of `b [n, rows]`, both quantized
-/// along `rows`: columnwise, of the matrices whose rows belong to groups. `accumulate` and offsets
-/// are those of [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
+/// wgrad of MXFP8 operands: matrix e of `out [groups, m, n]`, in FP32, is the columns of group e of
+/// `a [m, rows]` times the transposed columns of group e of `b [n, rows]`. Both operands are
+/// quantized along `rows`: columnwise, from matrices whose rows belong to groups. `accumulate` and
+/// offsets are as in [`dw_grouped_gemm_bf16_wgrad`]; `align` is a multiple of `granularity`.
 ///
 /// # Safety
 /// As [`dw_grouped_gemm_mxfp8`].

@@ -1,12 +1,14 @@
 //! C interface of Deepwell's kernels: `include/deepwell.h` and `libdeepwell.so`.
 //!
-//! Each function runs one op on memory that the caller owns: of an NVIDIA GPU, or of the host where
-//! [`dw_set_device`] has chosen the CPU. It returns when the result is there. Matrices are
-//! row-major and contiguous, every pointer is a multiple of 64 bytes. A function returns
-//! [`DwStatus::Ok`] or says in [`dw_last_error`] what was expected, what came and what to do.
+//! Each function runs one op on memory of the caller: on an NVIDIA GPU, or on the host if
+//! [`dw_set_device`] has chosen the CPU. It returns once the result is complete. Matrices are
+//! row-major and contiguous, and every pointer is a multiple of 64 bytes. A function returns
+//! [`DwStatus::Ok`], or another status and an explanation in [`dw_last_error`]: expected value,
+//! actual value and fix.
 //!
-//! On a GPU a call waits for all work of the device before it begins and after it ends, so that
-//! results of other streams are seen without further ado. That costs a few microseconds a call.
+//! On a GPU a call synchronizes the device before it starts and after it ends, so that results of
+//! other streams are visible without further synchronization. This costs a few microseconds per
+//! call.
 //!
 //! ```
 //! use deepwell::{DwStatus, dw_bf16_gemm, dw_set_device};

@@ -1,4 +1,4 @@
-//! The device that calls run on, and one call on memory of the caller.
+//! The device of all calls, and execution of one call on the caller's memory.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -8,10 +8,10 @@ use deepwell_kernels::{Backend, CpuBackend, CpuCatalog, SingleCall, cpu_target};
 
 use crate::status::{DwStatus, Failure, guard};
 
-/// What every pointer is a multiple of, as kernels copy whole lines by themselves.
+/// Alignment of every pointer, because kernels copy whole lines.
 const ALIGNMENT_BYTES: usize = 64;
 
-/// An operand in memory of the caller.
+/// An operand in the caller's memory.
 pub(crate) struct Memory {
     name: &'static str,
     address: *mut c_void,
@@ -20,7 +20,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// What is read.
+    /// An operand that is read.
     pub(crate) fn input(
         name: &'static str,
         address: *const c_void,
@@ -30,7 +30,7 @@ impl Memory {
         Memory { name, address: address.cast_mut(), dtype, shape: shape.to_vec() }
     }
 
-    /// What is written.
+    /// An operand that is written.
     pub(crate) fn output(
         name: &'static str,
         address: *mut c_void,
@@ -40,7 +40,7 @@ impl Memory {
         Memory { name, address, dtype, shape: shape.to_vec() }
     }
 
-    /// What is written and nobody asked for: its address is that of the scratch.
+    /// An output without a destination: its memory is allocated in the scratch.
     pub(crate) fn scratch(name: &'static str, dtype: DType, shape: &[usize]) -> Memory {
         Memory { name, address: std::ptr::null_mut(), dtype, shape: shape.to_vec() }
     }
@@ -57,7 +57,7 @@ impl Memory {
     }
 }
 
-/// Refuses a pointer that is null.
+/// Returns an error if a pointer is null.
 pub(crate) fn not_null(operands: &[(&str, *const c_void)]) -> Result<(), Failure> {
     match operands.iter().find(|(_, address)| address.is_null()) {
         None => Ok(()),
@@ -67,21 +67,21 @@ pub(crate) fn not_null(operands: &[(&str, *const c_void)]) -> Result<(), Failure
     }
 }
 
-/// A size that C gives as an `int`.
+/// Converts a size that C passes as an `int`.
 pub(crate) fn size(name: &str, value: i32) -> Result<usize, Failure> {
     usize::try_from(value).ok().filter(|&size| size > 0).ok_or_else(|| {
         Failure::InvalidArgument(format!("`{name}`: expected a size of at least 1, got {value}"))
     })
 }
 
-/// An op on operands of the caller.
+/// An op with the caller's operands.
 pub(crate) struct Request {
     pub(crate) op: Op,
     pub(crate) inputs: Vec<Memory>,
     pub(crate) outputs: Vec<Memory>,
     pub(crate) batch: usize,
     pub(crate) seq: usize,
-    /// Whether the output is added to.
+    /// Whether the result is added to the output.
     pub(crate) accumulate: bool,
 }
 
@@ -105,7 +105,7 @@ impl Request {
     }
 }
 
-/// A device that calls run on.
+/// An open device.
 #[allow(clippy::large_enum_variant)] // there is one
 enum Session {
     Host {
@@ -152,7 +152,7 @@ impl Session {
     }
 }
 
-/// Runs a call on host memory: through the backend's own arena.
+/// Runs a call on host memory, through the backend's own arena.
 fn run_on_host(
     backend: &mut CpuBackend,
     target: &Target,
@@ -167,7 +167,7 @@ fn run_on_host(
     let at = |index: usize| program.values[index].range;
     for (index, operand) in request.inputs.iter().chain(&request.outputs).enumerate().take(read) {
         let range = at(index);
-        // SAFETY: the caller gives as many bytes at this address as the op's operand has.
+        // SAFETY: the caller provides memory of the operand's size at this address.
         let bytes =
             unsafe { std::slice::from_raw_parts(operand.address.cast::<u8>(), range.bytes) };
         backend.write(range, bytes)?;
@@ -180,7 +180,7 @@ fn run_on_host(
         if operand.address.is_null() {
             continue;
         }
-        // SAFETY: as above, and the caller lets nobody else use it during the call.
+        // SAFETY: as above, and no other code uses the memory during the call.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(operand.address.cast::<u8>(), range.bytes) };
         backend.read(range, bytes)?;
@@ -190,7 +190,7 @@ fn run_on_host(
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    //! Calls on memory of a GPU that others have allocated.
+    //! Calls on GPU memory that the caller has allocated.
 
     use deepwell_ir::{KernelCatalog, Target};
     use deepwell_kernels::cuda::{
@@ -205,7 +205,7 @@ mod cuda {
     pub(super) struct CudaSession {
         backend: CudaBackend,
         target: Target,
-        /// Scratch of calls and of outputs that nobody asked for.
+        /// Scratch for calls and for outputs without a destination.
         scratch: Option<(DevicePtr, usize)>,
     }
 
@@ -249,9 +249,9 @@ mod cuda {
             }
             program.calls[0].workspace.offset = free;
             self.backend.driver().synchronize_device().map_err(KernelError::from)?;
-            // SAFETY: the caller of the exported function gives addresses of this device that have
-            // as many bytes as the operands, and leaves them alone during the call; the rest lies
-            // in the scratch.
+            // SAFETY: the caller of the exported function provides addresses of this device with as
+            // many bytes as the operands, and does not use them during the call; all other memory
+            // is in the scratch.
             let prepared =
                 unsafe { self.backend.prepare_at_addresses(&program, &program.calls[0])? };
             self.backend.enqueue(prepared)?;
@@ -259,7 +259,7 @@ mod cuda {
             Ok(self.backend.forget_prepared()?)
         }
 
-        /// Where at least so many bytes of scratch begin.
+        /// Returns the start of a scratch buffer of at least `bytes` bytes.
         fn reserve(&mut self, bytes: usize) -> Result<usize, Failure> {
             if self.scratch.is_none_or(|(_, size)| size < bytes) {
                 self.backend.synchronize()?;
@@ -278,7 +278,7 @@ mod cuda {
 
 static SESSION: Mutex<Option<Session>> = Mutex::new(None);
 
-/// Runs a request on the device that was chosen, `cuda:0` if none was.
+/// Runs a request on the chosen device, by default `cuda:0`.
 pub(crate) fn run(request: &Request) -> Result<(), Failure> {
     let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     if session.is_none() {
@@ -290,9 +290,9 @@ pub(crate) fn run(request: &Request) -> Result<(), Failure> {
     }
 }
 
-/// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
-/// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
-/// (pointers are addresses of host memory). Without it they run on `cuda:0`.
+/// Sets the device of this process's calls: `cuda` or `cuda:N` (pointers are addresses in the
+/// memory of that GPU's primary context, which PyTorch and the CUDA runtime use), or `cpu`
+/// (pointers are addresses of host memory). The default is `cuda:0`.
 ///
 /// # Safety
 /// `device` is a string that ends with a zero byte.
@@ -300,7 +300,7 @@ pub(crate) fn run(request: &Request) -> Result<(), Failure> {
 pub unsafe extern "C" fn dw_set_device(device: *const c_char) -> DwStatus {
     guard(|| {
         not_null(&[("device", device.cast())])?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let name = unsafe { CStr::from_ptr(device) }.to_string_lossy();
         let opened = Session::open(&name)?;
         *SESSION.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);

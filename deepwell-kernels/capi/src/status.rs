@@ -1,4 +1,4 @@
-//! What a call returns, and the words for it.
+//! Status and error message of a call.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -7,25 +7,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use deepwell_ir::NoKernel;
 use deepwell_kernels::KernelError;
 
-/// What became of a call.
+/// Result of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DwStatus {
-    /// The result is there.
+    /// Success: the result is complete.
     Ok = 0,
-    /// An argument is not what the function takes.
+    /// An argument is invalid.
     InvalidArgument = 1,
-    /// There is no such device, or no driver for it.
+    /// The device does not exist, or has no driver.
     NoDevice = 2,
-    /// No kernel of the device takes this.
+    /// No kernel of the device supports the arguments.
     Unsupported = 3,
     /// The device failed, or has too little memory.
     DeviceError = 4,
-    /// A mistake in Deepwell.
+    /// An internal error of Deepwell.
     Internal = 5,
 }
 
-/// Why a call did not do what it was asked for.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{0}")]
@@ -54,12 +54,12 @@ thread_local! {
 }
 
 fn set_last_error(message: &str) {
-    // A message has no zero bytes; if one had, it would end there.
+    // Messages contain no zero bytes; the text would end at the first.
     let text = message.split('\0').next().unwrap_or_default();
     LAST_ERROR.set(CString::new(text).unwrap_or_default());
 }
 
-/// Runs the body of an exported function: no error and no panic leaves it.
+/// Runs the body of an exported function; neither errors nor panics leave it.
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> DwStatus {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => {
@@ -82,8 +82,8 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> DwStatus {
     }
 }
 
-/// Why the last call of this thread failed, in UTF-8, empty if it did not. Valid until the next
-/// call of this thread.
+/// Error message of this thread's last call, in UTF-8; empty if the call succeeded. Valid until the
+/// next call of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dw_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|message| message.as_ptr())

@@ -1,9 +1,9 @@
-//! The harness of tests that want a device: they say why they were skipped.
+//! Harness of tests that need a device, which can be skipped at run time with a reason.
 //!
-//! libtest knows only while it compiles whether a test is ignored. Whether there is a GPU shows
-//! when a test runs: then it calls [`skip`], and the line of the test says `ignored` and why.
-//! Filters and flags are libtest's; several names run the tests of each, as there. The line of a
-//! test says how many seconds it took, and the slowest tests are listed at the end.
+//! libtest decides at compile time whether a test is ignored, but the presence of a GPU is known
+//! only when a test runs. A test then calls [`skip`] and is reported as `ignored` with the reason.
+//! Filters and flags are those of libtest; several names select the tests of each, as in libtest.
+//! The line of a test includes its time in seconds, and the slowest tests are listed at the end.
 //!
 //! ```no_run
 //! use deepwell_trials::{skip, trial};
@@ -30,14 +30,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use inventory;
 use libtest_mimic::{Arguments, Completion};
 
-/// Flags whose value is an argument of its own.
+/// Flags with a value in a separate argument.
 const WITH_VALUE: [&str; 6] =
     ["--test-threads", "--logfile", "--skip", "--color", "--format", "-Z"];
 
 /// Whether `--nocapture` was given.
 static IS_VERBOSE: AtomicBool = AtomicBool::new(false);
 
-/// A function that [`trial!`] made a test.
+/// A test function registered by [`trial!`].
 pub struct Test {
     module: &'static str,
     name: &'static str,
@@ -52,7 +52,7 @@ impl Test {
         Test { module, name, body }
     }
 
-    /// As libtest calls it: the path without the crate.
+    /// Path of the test without the crate, as in libtest.
     fn path(&self) -> String {
         match self.module.split_once("::") {
             Some((_, module)) => format!("{module}::{}", self.name),
@@ -69,8 +69,8 @@ impl Test {
     }
 }
 
-/// Makes a function without arguments a test; one that is not is dead code, which the compiler
-/// reports.
+/// Registers a function without arguments as a test. The compiler reports an unregistered function
+/// as dead code.
 #[macro_export]
 macro_rules! trial {
     ($name:ident) => {
@@ -80,29 +80,29 @@ macro_rules! trial {
     };
 }
 
-/// What [`skip`] unwinds with.
+/// Payload of the unwinding in [`skip`].
 struct Skipped {
     reason: String,
 }
 
-/// Ends the test that calls it, which is reported as ignored for `reason`.
+/// Ends the calling test, which is reported as ignored for `reason`.
 pub fn skip(reason: impl Into<String>) -> ! {
-    // Without the hook of a panic: nothing is wrong.
+    // Bypasses the panic hook: this is not a failure.
     let reason = reason.into().replace('\n', "; ");
     resume_unwind(Box::new(Skipped { reason }))
 }
 
-/// A line on stderr, with `--nocapture` alone: this harness captures nothing.
+/// Prints a line on stderr if `--nocapture` was given: this harness captures nothing.
 pub fn note(line: impl FnOnce() -> String) {
     if IS_VERBOSE.load(Ordering::Relaxed) {
         eprintln!("{}", line());
     }
 }
 
-/// Runs the tests of this binary that the command line asks for, and prints how long each took.
+/// Runs the selected tests of this binary and prints the time of each test.
 pub fn run() -> ExitCode {
     let (mut arguments, names) = arguments(std::env::args());
-    // Tests of a GPU measure its time and its free memory, which others would change.
+    // GPU tests measure time and free memory, which concurrent tests would change.
     if std::path::Path::new("/dev/nvidiactl").exists() {
         arguments.test_threads.get_or_insert(1);
     }
@@ -120,7 +120,7 @@ pub fn run() -> ExitCode {
     times::run(&arguments, tests)
 }
 
-/// Flags, and names of tests: libtest-mimic takes one name at most.
+/// Splits off names of tests, as libtest-mimic accepts at most one name.
 fn arguments(all: impl Iterator<Item = String>) -> (Arguments, Vec<String>) {
     let (mut flags, mut names) = (Vec::new(), Vec::new());
     let mut is_value = true;

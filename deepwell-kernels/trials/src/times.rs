@@ -1,9 +1,10 @@
-//! Runs tests, takes their times, and prints them: in the line of each test, and the slowest at the
-//! end.
+//! Runs tests, measures their times, and prints them in the line of each test, with a list of the
+//! slowest at the end.
 //!
-//! libtest-mimic prints the result of a test when its function returns, and knows no times. So its
-//! tests run one by one here and only wait for the real ones, which a pool of threads runs in the
-//! same order. The lines come in the order of the names, whatever ends first.
+//! libtest-mimic prints the result of a test when its function returns, and has no times. So the
+//! functions passed to libtest-mimic run one by one and only wait for the actual tests, which a
+//! thread pool runs in the same order. The lines are printed in the order of names, independent of
+//! the order of completion.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
@@ -17,33 +18,33 @@ use libtest_mimic::{Arguments, Completion, Failed, FormatSetting, Trial};
 
 use crate::Test;
 
-/// Tests that the list of the slowest names.
+/// Length of the list of the slowest tests.
 const SLOWEST: usize = 10;
 
-/// What a test gave, and how long it took.
+/// Result and duration of a test.
 struct Ended {
     seconds: f64,
     result: thread::Result<Completion>,
 }
 
-/// Tests that no thread has taken yet, and where the result of each goes.
+/// Pending tests, and the channels for their results.
 type Queue = Mutex<VecDeque<(&'static Test, Sender<Ended>)>>;
 
-/// Seconds of the tests that ended, with their paths.
+/// Seconds of completed tests, with their paths.
 type Times = Arc<Mutex<Vec<(String, f64)>>>;
 
-/// Runs `tests` on as many threads as `arguments` ask for.
+/// Runs `tests` on the number of threads in `arguments`.
 pub(crate) fn run(arguments: &Arguments, tests: BTreeMap<String, &'static Test>) -> ExitCode {
     let threads = arguments
         .test_threads
         .or_else(|| thread::available_parallelism().ok().map(Into::into))
         .unwrap_or(1);
-    // No test of this harness is marked as ignored or is a benchmark.
+    // No test of this harness is ignored statically or is a benchmark.
     let runs_none = arguments.list || arguments.ignored || arguments.bench;
     let is_pretty = matches!(arguments.format, None | Some(FormatSetting::Pretty))
         && !arguments.quiet
         && arguments.logfile.is_none();
-    // The names were compared before.
+    // The names were filtered before.
     let one_by_one = Arguments { test_threads: Some(1), skip: Vec::new(), ..arguments.clone() };
 
     let queue = Queue::default();
@@ -52,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments, tests: BTreeMap<String, &'static Test>)
     for (path, test) in tests {
         let (sender, receiver) = channel();
         lock(&queue).push_back((test, sender));
-        // On one thread a test runs within its line, on the main thread.
+        // With a single thread, a test runs within its line, on the main thread.
         let alone = (threads == 1).then_some(test);
         let times = Arc::clone(&times);
         let name = path.clone();
@@ -74,13 +75,13 @@ pub(crate) fn run(arguments: &Arguments, tests: BTreeMap<String, &'static Test>)
     conclusion.exit_code()
 }
 
-/// Takes tests and runs them until there are none.
+/// Takes and runs tests until the queue is empty.
 fn work(queue: &Queue) {
     loop {
-        // The lock is given back before the test runs.
+        // The lock is released before the test runs.
         let next = lock(queue).pop_front();
         let Some((test, sender)) = next else { break };
-        // Nobody receives only where the run has ended already.
+        // The receiver is gone only if the run has already ended.
         let _ = sender.send(timed(test));
     }
 }
@@ -91,7 +92,7 @@ fn timed(test: &Test) -> Ended {
     Ended { seconds: begin.elapsed().as_secs_f64(), result }
 }
 
-/// Waits for a test, or runs the one that is to run `alone`; prints its time into its line.
+/// Waits for a test, or runs the test `alone`; prints its time in its line.
 fn finish(
     path: String,
     alone: Option<&'static Test>,
@@ -111,7 +112,7 @@ fn finish(
     ended.result.or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The slowest tests and the sum of all, a line each.
+/// Lists the slowest tests and the sum of all times, one per line.
 fn slowest(times: &[(String, f64)]) -> String {
     if times.is_empty() {
         return String::new();
