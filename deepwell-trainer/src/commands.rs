@@ -26,7 +26,7 @@ const SEEDS: u64 = 4;
 /// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// All is well.
+    /// The command succeeded, with a positive verdict if it has one.
     Success,
     /// The run finished with a negative verdict.
     Failed,

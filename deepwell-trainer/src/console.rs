@@ -32,7 +32,7 @@ fn write_to(out: &mut impl Write, text: &str) -> io::Result<()> {
     }
 }
 
-/// Shows a run to a person.
+/// Shows the progress of a run on the terminal.
 pub struct Console {
     name: String,
     bar: Option<ProgressBar>,

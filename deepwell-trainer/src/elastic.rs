@@ -38,7 +38,7 @@ pub(crate) fn micro_batch(settings: &Settings, given: usize) -> Option<usize> {
 pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     let ranks = settings.ranks;
     let divisors = |of: usize| (1..=of).filter(move |it| of.is_multiple_of(*it));
-    // As many ranks share experts and sequences as still can.
+    // Largest degrees of expert and context parallelism first: the loop keeps the first that fits.
     let most_first = |degree: usize| divisors(degree.max(1)).rev().collect::<Vec<_>>();
     let (experts, contexts) = (most_first(settings.expert), most_first(settings.context));
     let both = |&context: &usize| experts.iter().map(move |&expert| (context, expert));

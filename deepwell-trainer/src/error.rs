@@ -51,7 +51,7 @@ pub enum TrainError {
         rank: usize,
         /// Number of ranks.
         world_size: usize,
-        /// How.
+        /// The rank's error.
         #[source]
         source: Box<TrainError>,
     },
@@ -73,12 +73,12 @@ pub enum TrainError {
     /// Hugging Face weights cannot be read.
     #[error(transparent)]
     Weights(#[from] deepwell_ckpt::hf::HfError),
-    /// A file or folder.
+    /// A file or folder cannot be used.
     #[error("{path}: {source}", path = path.display())]
     Io {
-        /// Where.
+        /// The file or folder.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -91,7 +91,7 @@ pub enum TrainError {
     OutputFolder {
         /// The folder, or a file in it.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },

@@ -51,7 +51,7 @@ pub struct LockHolder {
     pub pid: u32,
     /// The machine's name.
     pub host: String,
-    /// Since when, `2026-01-31T23:59:59Z`.
+    /// Start time, such as `2026-01-31T23:59:59Z`.
     pub since: String,
 }
 

@@ -557,7 +557,7 @@ fn memory_table(world: &World, copies: &[u64]) -> String {
 pub fn stop_with_parent(stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         let mut byte = [0u8; 1];
-        // Nothing is ever sent; an error means as much as the end.
+        // The parent sends no data; a read error counts as the end.
         while matches!(std::io::stdin().read(&mut byte), Ok(count) if count > 0) {}
         stop.store(true, Ordering::Relaxed);
     });

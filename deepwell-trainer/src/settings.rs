@@ -55,7 +55,7 @@ pub struct Settings {
     pub train_frozen: bool,
     /// Files and folders of text or of records, or token files; none takes the default corpus.
     pub data: Vec<PathBuf>,
-    /// More of the same to evaluate on; none holds out a share of `data`.
+    /// Inputs to evaluate on, in the forms of `data`; none holds out a share of `data`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub eval_data: Vec<PathBuf>,
     /// Field of a record with its text or messages; by default the first of `text`, `content`,

@@ -139,7 +139,7 @@ pub trait Progress {
     fn step(&mut self, line: &StepLine);
     /// An evaluation is done.
     fn evaluation(&mut self, step: u64, val_loss: f64);
-    /// Something worth a line.
+    /// A remark for the user.
     fn note(&mut self, text: &str);
 }
 

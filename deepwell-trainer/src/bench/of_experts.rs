@@ -12,7 +12,7 @@ use super::shapes::{self, ExpertSize};
 /// Distribution of pairs of a token and an expert over the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// As many for each.
+    /// The same number of pairs for each expert.
     Balanced,
     /// By Zipf's law: the load of rank `r` is `1 / (r + 1)` of the most popular expert's, and no
     /// expert gets more than all tokens.

@@ -12,7 +12,7 @@ use crate::Device;
 
 /// The program, run by `python3 -c`.
 const SCRIPT: &str = include_str!("peers.py");
-/// The interpreter; on the path.
+/// The interpreter, found through `PATH`.
 const INTERPRETER: &str = "python3";
 /// Maximum number of concurrent compile processes: each holds the operands of its task.
 const COMPILERS_MAX: usize = 8;
@@ -34,10 +34,10 @@ struct Answer {
     peer: String,
     time_s: Option<f64>,
     note: Option<String>,
-    /// Peak of memory, of training.
+    /// Peak memory of a training task.
     #[serde(default)]
     bytes: Option<f64>,
-    /// No peer but the end of a task.
+    /// Marks the end of a task in place of a peer's result.
     #[serde(default)]
     done: bool,
 }
@@ -146,7 +146,7 @@ fn compile_ahead(tasks: &[PeerTask], device: Device) {
                 | PeerTask::MoeLayer { .. }
         )
     };
-    // The longest first and each in another process.
+    // The longest tasks first, dealt to the processes in turn.
     let mut order: Vec<(usize, &PeerTask)> =
         tasks.iter().enumerate().filter(|(_, task)| compiles(task)).collect();
     order.sort_by_key(|(_, task)| match task {

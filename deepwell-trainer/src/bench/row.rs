@@ -49,7 +49,7 @@ pub struct Row {
     pub roofline_share: Option<f64>,
     /// Results of peers on the same work.
     pub peers: Vec<PeerTime>,
-    /// Name and value of whatever else was measured or chosen.
+    /// Names and values of further measurements and choices.
     pub details: Vec<(String, String)>,
     /// Reason for a missing time.
     pub failure: Option<String>,

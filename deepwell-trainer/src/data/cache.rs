@@ -57,11 +57,11 @@ enum Store {
 /// The stored tokens of one part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tokens<'a> {
-    /// Little-endian u16, whatever the machine.
+    /// Little-endian u16 on every machine.
     U16(&'a [u16]),
-    /// Little-endian u32, whatever the machine.
+    /// Little-endian u32 on every machine.
     U32(&'a [u32]),
-    /// u32 in the order of the machine.
+    /// u32 in the byte order of the machine.
     Native(&'a [u32]),
 }
 

@@ -280,7 +280,7 @@ impl Rules {
                 !inverts
                     && ["Removed", "Isolated", "MergedWithNext", "Contiguous"].contains(&behavior)
             }
-            // None is left.
+            // No space is left to cut at.
             Pattern::Text(" ") => !inverts,
             Pattern::Text(text) => {
                 let is_apart = |c: char| !c.is_alphanumeric() && !is_beside(c);

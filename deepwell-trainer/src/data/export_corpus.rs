@@ -11,7 +11,7 @@ use super::{DataError, workspace};
 /// Size of an exported corpus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CorpusFolder {
-    /// Files.
+    /// Number of files.
     pub files: usize,
     /// Bytes of text.
     pub text_bytes: u64,

@@ -22,7 +22,7 @@ pub(crate) struct Candidate {
     /// Size when found, for the progress only.
     pub(crate) bytes: u64,
     pub(crate) found: Found,
-    /// Given as data to hold out.
+    /// Whether the file was given as held-out data.
     pub(crate) is_heldout: bool,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Document {
     pub(crate) records: u64,
     /// Number of these documents that are conversations.
     pub(crate) chats: u64,
-    /// Given as data to hold out.
+    /// Whether the file was given as held-out data.
     pub(crate) is_heldout: bool,
     /// Bytes of the text, or of the tokens without the header.
     pub(crate) bytes: u64,

@@ -13,21 +13,22 @@ pub struct Sampling {
     pub temperature: f64,
     /// Number of most probable tokens to sample from.
     pub top_k: Option<usize>,
-    /// Only the most probable tokens are drawn from, as many as together reach this probability.
+    /// Samples only from the smallest set of most probable tokens whose sum reaches this
+    /// probability.
     pub top_p: f64,
     /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// All tokens by the model's own probabilities.
+    /// Samples from all tokens with the probabilities of the model.
     fn default() -> Sampling {
         Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 0 }
     }
 }
 
 impl Sampling {
-    /// The largest logit, always.
+    /// Always takes the largest logit.
     pub fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }

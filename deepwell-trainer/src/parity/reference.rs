@@ -20,7 +20,7 @@ const STEPS: u64 = 1000;
 /// BF16's best rate of 1.4e-3, 2e-3 and 2.8e-3 with this warm-up, six seeds each.
 const LEARNING_RATE: f64 = 2e-3;
 
-/// The rate falls to nothing.
+/// The learning rate falls to zero.
 const FINAL_RATIO: f64 = 0.0;
 
 /// Deviation of the gap of a pair: 16 seeds of `mxfp8` and of `mxfp8-128` on an H200, each with its

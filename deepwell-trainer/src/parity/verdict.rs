@@ -264,7 +264,8 @@ fn runs(pairs: &[Pair]) -> impl Iterator<Item = (String, &RunFacts)> {
     })
 }
 
-/// Every step trained, every planned evaluation made, every loss a number.
+/// Checks that every step was trained, every planned evaluation was made and every loss is a
+/// number.
 fn complete(pairs: &[Pair]) -> Check {
     let mut problems = Vec::new();
     for (name, run) in runs(pairs) {
@@ -299,8 +300,8 @@ const FREE_IN_A_PAIR: [&str; 4] = ["policy", "kernels", "micro_batch", "perturb_
 /// Additional fields that may differ between pairs.
 const FREE_BETWEEN_PAIRS: [&str; 2] = ["seed", "data_seed"];
 
-/// Nothing but the precision differs within a pair: weights and batches are the same. Nothing but
-/// the seed differs between pairs.
+/// Checks that only the precision differs within a pair, with the same weights and batches, and
+/// that only the seed differs between pairs.
 fn same_runs(pairs: &[Pair]) -> Check {
     let mut problems = Vec::new();
     let mut compare = |base: &RunFacts, other: &RunFacts, free: &[&str]| {

@@ -14,9 +14,9 @@ pub enum QuantizeFileError {
     Io {
         /// The attempted action.
         action: &'static str,
-        /// Where.
+        /// The file or folder.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

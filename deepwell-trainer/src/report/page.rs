@@ -9,7 +9,7 @@ use super::{BarTable, HeatMap, IntervalChart, KeyValueTable, LineChart, Table, e
 pub enum Outcome {
     /// Everything is within tolerance.
     Pass,
-    /// Something is not.
+    /// A value is out of tolerance.
     Fail,
     /// No verdict is possible, for example because the run was stopped.
     Open,

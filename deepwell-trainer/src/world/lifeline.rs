@@ -82,7 +82,7 @@ struct State {
     begun: BTreeMap<u32, u64>,
     /// Time of the last change of `begun`.
     moved: Option<Instant>,
-    /// Ranks that have said goodbye.
+    /// Ranks that have sent [`kind::DONE`].
     done: Vec<u32>,
     /// Whether the lifeline is closed: its threads then end and ignore further messages.
     is_closed: bool,

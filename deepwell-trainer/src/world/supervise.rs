@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A rank's process, ended with this value at the latest.
+/// Process of a rank, killed on drop if still running.
 struct Rank {
     process: Child,
     input: Option<ChildStdin>,
@@ -50,7 +50,7 @@ pub(crate) fn supervise(
     for index in first..first + settings.ranks {
         Device::Cuda(index).target(&hardware)?;
     }
-    // Before any rank starts, and once.
+    // Checked once, before any rank starts.
     super::member::library_version(settings.device)?;
     let program = std::env::current_exe().map_err(TrainError::io("this program"))?;
     let port = free_port()?;

@@ -39,7 +39,7 @@ pub trait TimeSource {
 pub struct OnDevice<'a>(Timer<'a>);
 
 impl<'a> OnDevice<'a> {
-    /// So many rounds of each kernel.
+    /// Times kernels on `device` with this number of rounds for each kernel.
     pub fn new(
         device: &'a mut OpenDevice,
         hardware: &'a deepwell_probe::Hardware,
@@ -71,7 +71,7 @@ pub struct Tuning<'a> {
     pub source: &'a mut dyn TimeSource,
     /// Whether shapes already in the table are measured again.
     pub again: bool,
-    /// Keeps the table, after each shape.
+    /// Saves the table; called after each shape.
     pub save: &'a mut dyn FnMut(&TunedTable) -> Result<(), TrainError>,
     /// Called after each shape with its number, the number of shapes, and the result.
     pub progress: &'a mut dyn FnMut(usize, usize, &Tuned),

@@ -139,7 +139,7 @@ enum Outcome {
     Failed,
     /// Done, and too little is known for an answer.
     Open,
-    /// Asked to stop, and stopped in order.
+    /// Stopped in order on request.
     Interrupted,
     /// Failed with this code; another process has already printed the error.
     Said(u8),

@@ -57,7 +57,7 @@ impl Watch {
         });
     }
 
-    /// The search is done.
+    /// Prints the result of the finished search.
     pub(crate) fn found(&self, found: &Found) {
         let (considered, fitting) = (found.considered as u64, found.fitting as u64);
         let line = format!("plan: {} combinations, {} fit", grouped(considered), grouped(fitting));
@@ -72,7 +72,7 @@ impl Watch {
         self.draw("searching again under other conditions".to_string());
     }
 
-    /// Takes the line away.
+    /// Clears the progress line.
     pub(crate) fn end(self) {
         if let Some(bar) = self.bar {
             bar.finish_and_clear();
