@@ -134,8 +134,8 @@ impl BlockStatistics {
         &self.bins[usize::from(code)]
     }
 
-    /// Histogram: the scale bytes that occur, ascending, each with its sums. The scale is 2^(code -
-    /// 127) for MX formats, and [`crate::ue4m3`] for NVFP4.
+    /// Histogram: the scale bytes that occur, ascending, with sums. For MX formats the scale is
+    /// 2^(code - 127), for NVFP4 a [`crate::ue4m3`] value.
     pub fn by_scale(&self) -> impl Iterator<Item = (u8, &BlockSums)> {
         let bins = (0..=u8::MAX).map(|code| (code, self.bin(code)));
         bins.filter(|(_, bin)| bin.blocks + bin.blocks_not_finite > 0)

@@ -8,8 +8,8 @@
 //! (r % 32) * 16 + (r / 32) * 4 + k        r in 0..128, k in 0..4
 //! ```
 //!
-//! and tiles are ordered along the blocks first: tile (R, K) starts at `(R * ceil(blocks / 4) + K)
-//! * 512`. Missing rows and blocks are padded with 0x00, never 0xFF: 0xFF is NaN in E8M0 (as is
+//! and tiles are ordered along the blocks first. Tile (R, K) starts at byte `512 * (R * ceil(blocks
+//! / 4) + K)`. Missing rows and blocks are padded with 0x00, never 0xFF: 0xFF is NaN in E8M0 (as is
 //! 0x7F in UE4M3), and NaN times a zero element makes an accumulator NaN. Sources: cuBLAS
 //! documentation, "1D block scaling factors layout"; the PTX ISA on `tcgen05.mma` with block
 //! scaling.
