@@ -27,8 +27,8 @@ constexpr float kLeast = -3.4028234663852886e38f;
 
 template <int kHeadDim>
 struct Tiling {
-    // Keys per stage. With heads of 192 elements, two stages of 64 keys do not fit beside the
-    // queries.
+    // Keys per stage. With heads of 192 elements, shared memory does not hold the queries and
+    // two stages of 64 keys.
     static constexpr int kStageKeys = kHeadDim > 128 ? 32 : 64;
     // Keys between two checks of the maxima. With heads of 128 elements the queries do not fit in
     // registers, and rereading them pays only for wider chunks.

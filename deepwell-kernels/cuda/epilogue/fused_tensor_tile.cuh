@@ -284,8 +284,8 @@ __device__ __forceinline__ void write_data(const MxTarget& to, int32 row, int32 
     }
 }
 
-// Stores the scales of a lane's row, one per byte of `scales`: those of `kColumns` columns from
-// `column` on, within the scale tiles. Scales of padding are zero.
+// Stores the scales of a lane's row for `kColumns` columns from `column` on in the scale tiles.
+// Each byte of `scales` is a scale. Scales of padding are zero.
 template <int kColumns>
 __device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, int32 column,
                                                  uint64 scales) {

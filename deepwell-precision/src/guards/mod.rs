@@ -107,8 +107,9 @@ impl Guards {
         }
     }
 
-    /// Converts the guards to other units: for each, a name and the index of the present unit whose
-    /// state its GEMMs take over. Units without an index start anew. Losses and events are kept.
+    /// Converts the guards to the units of `gemms`. Each entry is a name and the index of the
+    /// current unit whose state is inherited; a unit without an index starts anew. Losses and
+    /// events are kept.
     #[must_use]
     pub fn regrouped(self, gemms: impl IntoIterator<Item = (String, Option<usize>)>) -> Self {
         let of = |(name, before): (String, Option<usize>)| match before
