@@ -1,4 +1,4 @@
-//! Flags of a command, as the few commands here need them.
+//! Parser for the flags of a command.
 
 use std::ffi::OsString;
 
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, bail};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Takes {
     Nothing,
-    /// A value, which may hold several things with commas in between.
+    /// A value, possibly a comma-separated list.
     Value,
 }
 
-/// The flags in `arguments` in order, each with its value (empty for a flag that takes none).
+/// Returns the flags in `arguments` in order, each with its value (empty for a flag without value).
 ///
 /// # Errors
-/// Anything that is not one of `known`, a value that is missing or that no one asked for.
+/// An argument that is not in `known`, a missing value, or a value for a flag that takes none.
 pub(crate) fn flags(
     command: &str,
     arguments: &[OsString],
@@ -48,7 +48,7 @@ pub(crate) fn flags(
     Ok(found)
 }
 
-/// The parts of a value with commas in between.
+/// Returns the parts of a comma-separated value.
 pub(crate) fn list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim).filter(|part| !part.is_empty())
 }

@@ -1,11 +1,11 @@
-//! What cargo says under `--message-format json`.
+//! Parser for cargo's `--message-format json`.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The executable of a target, `kind` being `bin` or `test`, of the package in `folder`, in
-/// cargo's messages.
+/// Returns the executable of a target of the package in `folder` from cargo's messages; `kind` is
+/// `bin` or `test`.
 pub(crate) fn executable(messages: &str, folder: &Path, kind: &str, name: &str) -> Option<PathBuf> {
     let manifest = folder.join("Cargo.toml");
     messages.lines().rev().find_map(|line| {

@@ -1,4 +1,4 @@
-//! `cargo xtask parity|train|bench|tune|probe|score`: builds the release binary and becomes it.
+//! `cargo xtask parity|train|bench|tune|probe|score`: builds the release binary and executes it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,16 +22,16 @@ pub(crate) fn run(
     hand_over(command)
 }
 
-/// Builds `deepwell` and returns where it is. Cargo's progress goes to the terminal.
+/// Builds `deepwell` and returns its path. Cargo's progress goes to the terminal.
 pub(crate) fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
     let cargo = cargo();
-    // The default corpus is the sources of every locked package, also of those that this build
+    // The default corpus is the sources of every locked package, including packages that this build
     // does not need.
     cmd!(shell, "{cargo} fetch --locked --quiet")
         .quiet()
         .run()
         .context("the locked packages cannot be fetched; cargo's message is above")?;
-    // Cargo itself says where the binary is: the user may have set another target directory.
+    // Cargo's messages name the binary: the user may have set another target directory.
     let messages = cmd!(
         shell,
         "{cargo} build --release --package deepwell-trainer --bin deepwell
@@ -46,7 +46,8 @@ pub(crate) fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
     executable.context("cargo built `deepwell` and did not say where")
 }
 
-/// The commit that records of benchmarks name: where they are made there may be no repository.
+/// Returns the commit for records of benchmarks, which may be made on a machine without the
+/// repository.
 fn commit(shell: &Shell) -> String {
     let described = cmd!(shell, "git describe --always --dirty --exclude *").quiet().read();
     described.unwrap_or_else(|_| "unknown".to_string())

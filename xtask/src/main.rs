@@ -1,8 +1,8 @@
 //! Developer commands of the Deepwell workspace.
 //!
-//! One file per command; this one only looks at the first word. `cargo xtask --help` says what
-//! there is. No Deepwell crate is among the dependencies, so that this compiles in seconds and
-//! works while the workspace does not build.
+//! One file per command; this file dispatches on the first word. `cargo xtask --help` lists the
+//! commands. No Deepwell crate is a dependency, so xtask compiles in seconds and works while the
+//! workspace does not build.
 
 mod arguments;
 mod bundle;
@@ -98,8 +98,8 @@ fn run() -> Result<ExitCode> {
     }
 }
 
-/// The folder of the workspace's Cargo.toml. Cargo says at run time where this package is, so a
-/// moved checkout works without a rebuild.
+/// Returns the folder of the workspace's Cargo.toml. Cargo sets the folder of this package at run
+/// time, so a moved checkout works without a rebuild.
 fn workspace_root() -> Result<PathBuf> {
     let package = env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -6,13 +6,13 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-/// The cargo that started this program, or the one on the path.
+/// Returns the cargo that started this program, or `cargo` from the path.
 pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Becomes `command`: signals and the exit code are its own, and nothing is left in between that
-/// could die before it. Returns only if it cannot be started.
+/// Replaces this process with `command`, so that signals and the exit code reach and come from the
+/// command directly. Returns only if the command cannot be started.
 #[cfg(unix)]
 pub(crate) fn hand_over(mut command: Command) -> Result<ExitCode> {
     use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
-//! `cargo xtask snapshots`: runs the snapshot tests, shows what changed, takes it or drops it.
+//! `cargo xtask snapshots`: runs the snapshot tests and shows, accepts or rejects changes.
 //!
-//! It does what is needed of `cargo insta review` without another tool to install. Snapshots are
-//! files (`*.snap`); a changed one appears beside the old one as `*.snap.new`.
+//! Replaces `cargo insta review` without installing a tool. Snapshots are files (`*.snap`); a
+//! changed snapshot appears next to the old file as `*.snap.new`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -60,7 +60,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, args: &[OsString]) -> Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the tests of every crate that uses insta, so that each changed snapshot is written.
+/// Runs the tests of every crate that uses insta; insta writes each changed snapshot.
 fn run_tests(shell: &Shell, root: &Path) -> Result<()> {
     let mut arguments = Vec::new();
     for package in packages(root)? {
@@ -74,7 +74,7 @@ fn run_tests(shell: &Shell, root: &Path) -> Result<()> {
     let cargo = cargo();
     cmd!(shell, "{cargo} test {arguments...}")
         .env("INSTA_UPDATE", "new")
-        // A test goes on after its first changed snapshot: all of them are wanted.
+        // A test continues after its first changed snapshot, so that all changes are written.
         .env("INSTA_FORCE_PASS", "1")
         .run()
         .context("the tests fail for another reason than a changed snapshot")
@@ -96,7 +96,7 @@ fn pending_snapshots(root: &Path) -> Result<Vec<PathBuf>> {
 
 fn show(shell: &Shell, old: &Path, new: &Path) -> Result<()> {
     let before = if old.exists() { old } else { Path::new("/dev/null") };
-    // 1 means that they differ.
+    // Exit code 1 means that the files differ.
     cmd!(shell, "git --no-pager diff --no-index {before} {new}")
         .quiet()
         .ignore_status()

@@ -1,4 +1,5 @@
-//! What the repository consists of: its files, its packages, and Rust text without its strings.
+//! Contents of the repository: files, packages, and Rust text split into code, comments and
+//! strings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,10 +7,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// A dependency as a Cargo.toml names it.
+/// A dependency in a Cargo.toml.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Dependency {
-    /// Package name, after a `package = "..."` if there is one.
+    /// Package name, from `package = "..."` if present.
     pub(crate) name: String,
     /// Line in Cargo.toml, counted from 1.
     pub(crate) line: usize,
@@ -25,13 +26,13 @@ pub(crate) struct Package {
     pub(crate) keys: Vec<(String, String)>,
     /// Normal, build and development dependencies of every target.
     pub(crate) dependencies: Vec<Dependency>,
-    /// Names under `[features]`, but `default`.
+    /// Names under `[features]`, except `default`.
     pub(crate) features: Vec<String>,
-    /// Whether `[lints]` takes the workspace's.
+    /// Whether `[lints]` inherits the workspace's lints.
     pub(crate) has_workspace_lints: bool,
 }
 
-/// The members of the workspace at `root`, in order.
+/// Returns the members of the workspace at `root`, in order.
 pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
     let manifest = read(&root.join("Cargo.toml"))?;
     let (_, list) = manifest.split_once("members = [").context("Cargo.toml has `members = [`")?;
@@ -46,8 +47,8 @@ pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
         .collect()
 }
 
-/// Reads as much of a Cargo.toml as the checks need: tables, keys on one line, and values that
-/// may go over several lines in brackets.
+/// Parses the parts of a Cargo.toml that the checks need: tables, keys on one line, and bracketed
+/// values over several lines.
 pub(crate) fn parse_package(text: &str, folder: PathBuf) -> Package {
     let mut package = Package {
         name: String::new(),
@@ -111,12 +112,12 @@ fn bracket_balance(line: &str) -> i32 {
     balance
 }
 
-/// The text of a file.
+/// Reads a text file.
 pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// All files below `folder`, build outputs and git's own left out.
+/// Returns all files below `folder`, except build outputs and git's files.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries =
@@ -135,8 +136,8 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Files that are or may become part of a commit, relative to `root`: what git does not ignore,
-/// or everything where this is no git checkout.
+/// Returns the files that are or may become part of a commit, relative to `root`: all files that
+/// git does not ignore, or all files outside a git checkout.
 pub(crate) fn committable_files(root: &Path) -> Result<Vec<PathBuf>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -157,30 +158,31 @@ pub(crate) fn committable_files(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(files(root)?.into_iter().filter_map(relative).collect())
 }
 
-/// Rust text, line by line, taken apart.
+/// Rust text, line by line, split into code, comments and strings.
 pub(crate) struct RustLines {
-    /// Code only: the contents of strings and comments are left out.
+    /// Code only, without comments and the contents of strings.
     pub(crate) code: Vec<String>,
     /// Comments only, with their slashes.
     pub(crate) comments: Vec<String>,
-    /// What was in quotes, in the order of the `"` that `code` has for each.
+    /// Contents of strings, in the order of the `"` that stand for them in `code`.
     pub(crate) texts: Vec<String>,
 }
 
-/// Where in Rust text we are.
+/// State of the lexer.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Code,
     LineComment,
-    /// How many are open.
+    /// Number of open comments.
     BlockComment(usize),
-    /// In quotes; `\` escapes.
+    /// In a string; `\` escapes.
     Text,
-    /// In quotes followed by so many `#`; nothing escapes.
+    /// In a raw string with this number of `#`; nothing escapes.
     RawText(usize),
 }
 
-/// Takes Rust text apart. `C` and CUDA text, which has no raw strings, comes out right too.
+/// Splits Rust text into code, comments and strings. Also correct for `C` and CUDA text, which has
+/// no raw strings.
 pub(crate) fn split_rust(text: &str) -> RustLines {
     let mut lines = RustLines { code: Vec::new(), comments: Vec::new(), texts: Vec::new() };
     let mut state = State::Code;
@@ -200,7 +202,7 @@ pub(crate) fn split_rust(text: &str) -> RustLines {
                     comment.extend(&rest[..length]);
                 }
                 (State::Code, State::Code) if length == 1 => code.push(rest[0]),
-                // Whatever was in quotes, so that two words around it stay apart.
+                // A placeholder for the literal, so that the words around it stay separate.
                 (State::Code, State::Code) => code.push_str("''"),
                 (State::Code, _) => {
                     code.push('"');
@@ -218,7 +220,8 @@ pub(crate) fn split_rust(text: &str) -> RustLines {
     lines
 }
 
-/// The state after the next characters, and how many they are. `before` is the code's last one.
+/// Returns the state after the next characters, and their number. `before` is the last character of
+/// code.
 fn advance(state: State, rest: &[char], before: Option<char>) -> (State, usize) {
     let starts = |text: &str| rest.iter().copied().take(text.len()).eq(text.chars());
     match state {
@@ -251,7 +254,7 @@ fn advance(state: State, rest: &[char], before: Option<char>) -> (State, usize) 
     }
 }
 
-/// Length of a literal such as `'x'` or `'\n'`; 1 for the quote of a lifetime.
+/// Returns the length of a literal such as `'x'` or `'\n'`; 1 for the quote of a lifetime.
 fn character_literal_length(rest: &[char]) -> usize {
     match rest {
         ['\'', '\\', _, tail @ ..] => {
@@ -263,7 +266,7 @@ fn character_literal_length(rest: &[char]) -> usize {
     }
 }
 
-/// Whether a character can be part of a name.
+/// Whether a character can be part of an identifier.
 pub(crate) fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }

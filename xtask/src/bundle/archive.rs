@@ -1,5 +1,4 @@
-//! Folders of the bundle that travel packed: a tar, compressed by gzip, which every machine can
-//! undo.
+//! Packs folders of the bundle as gzip-compressed tar archives, which every machine can unpack.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Packs the folder `name` of `parent`. The same bytes for the same files: names in order, no
-/// times, no owner.
+/// Packs the folder `name` of `parent`. The same files give the same bytes: names are sorted, times
+/// and owner are fixed.
 pub(super) fn pack(parent: &Path, name: &str, archive: &Path) -> Result<()> {
     let file =
         fs::File::create(archive).with_context(|| format!("cannot write {}", archive.display()))?;

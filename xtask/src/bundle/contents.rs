@@ -1,4 +1,4 @@
-//! How large the parts of a bundle are, as a table and as JSON.
+//! Sizes of the files of a bundle, as a table and as JSON.
 
 use std::fs;
 use std::path::Path;
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 use crate::kernels::manifest::{aligned, grouped};
 use crate::source::files;
 
-/// All files of a bundle together.
+/// Largest total size of a bundle.
 pub(super) const BYTES_MAX: u64 = 64_000_000;
 
 /// A file of the bundle.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// From the bundle's folder, with forward slashes.
+    /// Path relative to the bundle's folder, with forward slashes.
     pub(super) path: String,
     pub(super) bytes: u64,
-    /// blake3 in hexadecimal.
+    /// BLAKE3 in hexadecimal.
     pub(super) hash: String,
 }
 
-/// The files of the bundle at `folder`, sorted by name.
+/// Returns the files of the bundle at `folder`, sorted by name.
 pub(super) fn parts(folder: &Path) -> Result<Vec<Part>> {
     files(folder)?
         .into_iter()
@@ -37,7 +37,7 @@ pub(super) fn parts(folder: &Path) -> Result<Vec<Part>> {
         .collect()
 }
 
-/// A line for each file, and the sum.
+/// Formats a line for each file, and the sum.
 pub(super) fn table(parts: &[Part]) -> String {
     let lines = parts.iter().map(|part| (part.path.as_str(), part.bytes));
     let lines = lines.chain([("in all", total_bytes(parts))]);
@@ -50,7 +50,7 @@ pub(super) fn total_bytes(parts: &[Part]) -> u64 {
     parts.iter().map(|part| part.bytes).sum()
 }
 
-/// An error if the bundle is larger than it may be.
+/// Returns an error if the bundle exceeds [`BYTES_MAX`].
 pub(super) fn check_size(parts: &[Part]) -> Result<()> {
     let bytes = total_bytes(parts);
     if bytes > BYTES_MAX {

@@ -1,7 +1,7 @@
-//! The text that the bundle carries: what `deepwell` trains on when it is given nothing else.
+//! The corpus of the bundle: the default corpus of `deepwell`.
 //!
-//! On a machine without cargo `deepwell` cannot find the sources of the locked packages, so they
-//! travel. The command itself says which files they are.
+//! On a machine without cargo `deepwell` cannot find the sources of the locked packages, so the
+//! bundle contains them. `deepwell corpus` selects the files.
 
 use std::path::Path;
 
@@ -11,16 +11,15 @@ use xshell::{Shell, cmd};
 
 use super::archive;
 
-/// What was packed.
+/// Size of the packed corpus.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) files: usize,
     pub(super) text_bytes: u64,
 }
 
-/// Writes the corpus of the workspace at `root` as `archive`, a tar of one folder `corpus`,
-/// compressed by gzip, which every machine can undo. `binary` is the command `deepwell`, `stage` a
-/// folder of our own for the files before they are packed.
+/// Writes the corpus of the workspace at `root` to `archive`, a gzip-compressed tar of one folder
+/// `corpus`. `binary` is the command `deepwell`, `stage` a temporary folder for the unpacked files.
 pub(super) fn pack(
     shell: &Shell,
     root: &Path,

@@ -1,5 +1,5 @@
-//! `cargo xtask bundle`: one folder with which a GPU machine that has neither Rust nor nvcc can
-//! test, compare, measure and train.
+//! `cargo xtask bundle`: one folder for tests, comparisons, measurements and training on a GPU
+//! machine without Rust and nvcc.
 
 mod archive;
 mod contents;
@@ -38,7 +38,7 @@ const RUN_SCRIPT: &str = include_str!("run.sh");
 /// Marks a folder as a bundle, which may be replaced.
 const MARK: &str = "bundle.json";
 
-/// Packages whose integration test `cuda` wants a GPU. The second need not have one.
+/// Packages with an integration test `cuda` for GPUs; a package without this test is skipped.
 const TESTED: [&str; 2] = ["deepwell-kernels", "deepwell-trainer"];
 
 pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
@@ -61,7 +61,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
     }
     check_replaceable(&out)?;
 
-    // What takes least comes first, so that an error shows early.
+    // The fastest step comes first, so that errors show early.
     let options = kernels::Options { architectures, ..kernels::Options::default() };
     let manifest = kernels::build(root, &options)?;
     if let Some(failed) = manifest.failed.first() {
@@ -76,7 +76,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
     let partial = beside(&out, "partial")?;
     let stage = beside(&out, "stage")?;
     let made = fill(shell, root, &partial, &stage, &manifest);
-    // Of no use to anyone any more, whether or not all went well.
+    // The staged files are not needed any more, in case of success and of failure.
     let _ = fs::remove_dir_all(&stage);
     if made.is_err() {
         let _ = fs::remove_dir_all(&partial);
@@ -91,7 +91,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Only a bundle, or nothing, is replaced.
+/// Checks that `out` is absent, empty or a bundle: nothing else is replaced.
 fn check_replaceable(out: &Path) -> Result<()> {
     if !out.exists() || out.join(MARK).is_file() {
         return Ok(());
@@ -106,7 +106,7 @@ fn check_replaceable(out: &Path) -> Result<()> {
     )
 }
 
-/// A new folder beside `out`, for what is not finished.
+/// Makes a new folder next to `out`, for unfinished files.
 fn beside(out: &Path, what: &str) -> Result<PathBuf> {
     let name = out.file_name().context("`--out` names a folder")?.to_string_lossy();
     let folder = out.with_file_name(format!(".{name}.{what}.{}", std::process::id()));
@@ -114,7 +114,7 @@ fn beside(out: &Path, what: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Puts everything into `bundle` and checks its size.
+/// Writes all files of the bundle to `bundle` and checks the total size.
 fn fill(
     shell: &Shell,
     root: &Path,
@@ -122,11 +122,11 @@ fn fill(
     stage: &Path,
     manifest: &Manifest,
 ) -> Result<()> {
-    // Packed, kernels and tests take a quarter; they are unpacked where they run.
+    // Packing reduces kernels and tests to a quarter of their size; `run.sh` unpacks them.
     copy_kernels(root, stage, manifest)?;
     archive::pack(stage, "kernels", &bundle.join("kernels.tar.gz"))?;
     eprintln!("packing the corpus");
-    // Also fetches the locked packages, which the corpus consists of.
+    // Also fetches the locked packages, the sources of the corpus.
     let binary = deepwell::build(shell, root)?;
     let packed = corpus::pack(shell, root, &binary, stage, &bundle.join("corpus.tar.gz"))?;
     strip(&binary, &bundle.join("deepwell"))?;
@@ -167,7 +167,7 @@ fn unique(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// What a program says, for the record; null if there is none.
+/// Returns the output of a program, for the record; `None` if the program cannot run.
 fn command_line(shell: &Shell, line: &str) -> Option<String> {
     let mut words = line.split(' ');
     let program = words.next()?;
@@ -189,8 +189,8 @@ fn copy_kernels(root: &Path, stage: &Path, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Builds the integration tests `cuda` in one go, so that what they share is built once, and
-/// returns where each is.
+/// Builds the integration tests `cuda` in a single cargo call, so that shared crates are built
+/// once, and returns the path of each test.
 fn build_tests(shell: &Shell, root: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
     let cargo = cargo();
     let mut packages = Vec::new();

@@ -1,7 +1,7 @@
-//! `cargo xtask emulate`: kernels on the emulator, watched, in any mode.
+//! `cargo xtask emulate`: runs kernels on the emulator with the hazard tracker, in any mode.
 //!
-//! The tests of a kernel run on the emulated device and write their launches as files
-//! (`target/emulate/`); `deepwell-emulate` runs those again, or any other launch file.
+//! The tests of a kernel run on the emulated device and write launch files (`target/emulate/`);
+//! `deepwell-emulate` runs these launches again, or any other launch file.
 
 mod record;
 
@@ -69,7 +69,7 @@ struct Options {
     architectures: Vec<&'static str>,
     mutate: bool,
     keep: bool,
-    /// For `deepwell-emulate`.
+    /// Arguments for `deepwell-emulate`.
     rest: Vec<OsString>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
         (_, false) => "run",
     });
     if options.mutate || options.what == What::All {
-        // Comments in the sources may say why a mistake goes unnoticed.
+        // Comments in the sources may give the reason for an unnoticed mistake.
         command.arg("--sources").arg(root);
     }
     command.args(folders).args(&options.rest).current_dir(root);
@@ -124,7 +124,7 @@ impl Options {
                 }
                 flag if flag.starts_with('-') => {
                     rest.push(argument.clone());
-                    // Its value, if it has one: positional arguments come first or after others.
+                    // The flag's value, if the flag takes a value.
                     let takes = ["--json", "--verbose", "--every", "--skip-eager"];
                     if !takes.contains(&flag) && !flag.contains('=') {
                         rest.extend(arguments.next().cloned());
@@ -159,7 +159,7 @@ impl Options {
     }
 }
 
-/// Records launches and returns their folders.
+/// Records launches and returns the folders of the launches.
 fn recorded(
     shell: &Shell,
     root: &Path,
@@ -200,8 +200,9 @@ fn recorded(
     Ok(folders)
 }
 
-/// Builds what the integration tests `test` need, as `cargo test --workspace` does, so that after
-/// that nothing is left to build; returns where a program of it is: of a folder, a kind and a name.
+/// Builds the integration tests `test` with the options of `cargo test --workspace`, so that
+/// neither command rebuilds for the other. Returns the executable with the given folder, kind and
+/// name.
 fn build(
     shell: &Shell,
     root: &Path,

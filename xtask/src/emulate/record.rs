@@ -1,4 +1,4 @@
-//! Tests of kernels on the emulated device, which write their launches.
+//! Runs kernel tests on the emulated device and records the launches.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,29 +13,30 @@ use super::build;
 use crate::kernels;
 use crate::kernels::unit::ARCHITECTURES;
 
-/// Where emulated devices write launches: `<architecture>/<.cu file>/<kernel>-….toml`. A row of the
-/// table that passed leaves an empty `<architecture>/<row>.passed`.
+/// Folder of recorded launches: `<architecture>/<.cu file>/<kernel>-….toml`. A passed row of the
+/// table leaves an empty `<architecture>/<row>.passed`.
 pub(super) const FOLDER: &str = "target/emulate";
 
-/// What the names of rows begin with.
+/// Prefix of the names of rows.
 const ROW: &str = "emulated::";
-/// Has rows of the table write their launches.
+/// Makes rows of the table write launches.
 const ROWS_VARIABLE: &str = "DEEPWELL_TEST_RECORD";
-/// Has every emulated device write its launches.
+/// Makes every emulated device write launches.
 const LAUNCHES_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
 
-/// What of the kernels' tests is run.
+/// The selected kernel tests.
 pub(super) struct Which<'a> {
     /// One `.cu` file, or all.
     pub(super) kernel: Option<&'a str>,
-    /// Instead of the architecture that the table names.
+    /// Overrides the architecture in the table.
     pub(super) architecture: Option<&'static str>,
 }
 
-/// Runs rows of the table in `deepwell-kernels/tests/cuda/emulated.rs`, a test each, and has their
-/// launches written; former ones are removed, unless those of all rows are of these tests and this
-/// PTX (`.ci/run` has `cargo test` write them). Of the kernels that `is_mutated` chooses also the
-/// other tests run: shapes at the edges take ways that the table's do not.
+/// Runs rows of the table in `deepwell-kernels/tests/cuda/emulated.rs`, one test per row, and
+/// records launches. Earlier launches are removed, unless the launches of all rows come from the
+/// current tests and PTX (in `.ci/run`, `cargo test` writes them). For kernels selected by
+/// `is_mutated`, all other tests run too: edge shapes take code paths that the table's shapes do
+/// not.
 pub(super) fn run(
     shell: &Shell,
     root: &Path,
@@ -61,14 +62,15 @@ pub(super) fn run(
     let folders = recorded(root, which)?;
     for (architecture, kernels) in by_architecture(&folders, is_mutated) {
         eprintln!("running more tests on {architecture}: {}", kernels.join(", "));
-        // In one go: each of the tests once, on all processors.
+        // A single process runs each test once, on all cores.
         let filter: Vec<String> = kernels.iter().map(|kernel| format!("{kernel}::")).collect();
         execute(root, &program, &filter, Some(architecture), LAUNCHES_VARIABLE)?;
     }
     Ok(())
 }
 
-/// The `.cu` files of folders of launches that `is_mutated` chooses, by their architectures.
+/// Groups the `.cu` files selected by `is_mutated` by architecture; `folders` are folders of
+/// launches.
 fn by_architecture(
     folders: &[PathBuf],
     is_mutated: impl Fn(&str) -> bool,
@@ -84,13 +86,13 @@ fn by_architecture(
     found
 }
 
-/// Whether the launches of all rows, on their own architectures, are there: each row passed after
-/// the tests and the PTX were made.
+/// Whether the launches of all rows, on the architectures of the table, are up to date: each row
+/// passed after the tests and the PTX were built.
 fn is_recorded(root: &Path, program: &Path) -> Result<bool> {
     let list = Command::new(program).current_dir(root).args(["--list", ROW]).output();
     let list = list.context("cannot start the tests")?;
     let list = String::from_utf8_lossy(&list.stdout);
-    // The test of the table itself has no launches.
+    // The test that checks the table has no launches.
     let rows = list.lines().filter_map(|line| line.strip_prefix(ROW)?.strip_suffix(": test"));
     let rows: Vec<&str> = rows.filter(|row| *row != "every_file_has_a_row").collect();
     let mut newest = time_of(program)?;
@@ -117,8 +119,8 @@ fn time_of(path: &Path) -> Result<SystemTime> {
     time.with_context(|| format!("cannot read when {} was written", path.display()))
 }
 
-/// Runs tests on the device that they name, or on another; `variable` tells them where to write
-/// launches.
+/// Runs tests on the device that they name, or on the device of `architecture`; the environment
+/// variable `variable` sets the folder for launches.
 fn execute(
     root: &Path,
     program: &Path,
@@ -148,7 +150,7 @@ fn execute(
     Ok(())
 }
 
-/// The folders of launches that there are, one for each `.cu` file and architecture, in order.
+/// Returns the existing folders of launches, one for each `.cu` file and architecture, in order.
 pub(super) fn recorded(root: &Path, which: &Which<'_>) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for architecture in folders(&root.join(FOLDER))? {
@@ -180,7 +182,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// The PTX of all kernels: tests of one launch others.
+/// Compiles the PTX of all kernels: the tests of a kernel launch other kernels.
 fn compile(root: &Path, architecture: Option<&'static str>) -> Result<()> {
     let options = kernels::Options {
         architectures: architecture.map_or_else(|| ARCHITECTURES.to_vec(), |one| vec![one]),

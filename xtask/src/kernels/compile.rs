@@ -1,4 +1,4 @@
-//! One source for one architecture: PTX, SASS, and what is in it.
+//! Compiles a source for an architecture: PTX, SASS, and a record of both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use super::sass::count_instructions;
 use super::toolchain::Toolchain;
 use super::unit::{CUDA_FOLDER, OPS_FOLDER, Source, feed};
 
-/// How every kernel is compiled.
+/// Flags of nvcc for every kernel.
 pub(crate) const NVCC_FLAGS: [&str; 5] =
     ["-std=c++17", "-O3", "-ptx", "-lineinfo", "-allow-unsupported-compiler"];
-/// `-v` for the registers, and none of the optimizer's choices left to a default.
+/// `-v` prints registers; the optimization level is explicit.
 pub(crate) const PTXAS_FLAGS: [&str; 2] = ["-v", "-O3"];
 
-/// A source and an architecture.
+/// A source to compile for an architecture.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) source: &'a Source,
@@ -45,12 +45,12 @@ impl<'a> Job<'a> {
         self.source.text_hash.to_hex().to_string()
     }
 
-    /// Where a file of this job is, `out` being the folder of all kernels.
+    /// Returns the path of an output of this job in `out`, the folder of all kernels.
     pub(crate) fn output(&self, out: &Path, extension: &str) -> PathBuf {
         out.join(self.architecture).join(format!("{}.{extension}", self.source.stem))
     }
 
-    /// What an earlier run made of the same content, if its files are still there.
+    /// Returns the record of an earlier run with the same content, if its files still exist.
     pub(crate) fn up_to_date(&self, out: &Path, ptx_only: bool) -> Option<Compiled> {
         let text = fs::read(self.output(out, "json")).ok()?;
         let compiled = Compiled::from_json(&serde_json::from_slice::<Value>(&text).ok()?)?;
@@ -61,8 +61,8 @@ impl<'a> Job<'a> {
         (is_same && is_enough).then_some(Compiled { source_hash, ..compiled })
     }
 
-    /// Compiles. What was there before is gone even if it fails, so that nobody runs a kernel that
-    /// is not the source's.
+    /// Compiles the source. Old outputs are removed even if compilation fails, so that no stale
+    /// kernel can run.
     pub(crate) fn compile(
         &self,
         toolchain: &Toolchain,
@@ -70,7 +70,7 @@ impl<'a> Job<'a> {
         out: &Path,
         ptx_only: bool,
     ) -> Result<Compiled> {
-        // The record goes first: without it the rest counts as absent.
+        // The record is removed first: outputs without a record count as absent.
         for extension in ["json", "cubin", "ptx"] {
             match fs::remove_file(self.output(out, extension)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -111,7 +111,7 @@ impl<'a> Job<'a> {
             Ok(compiled)
         })();
         for leftover in [ptx, bare, cubin, record] {
-            // Those that are in their place are not there any more.
+            // Files that were renamed into place do not exist under this name any more.
             let _ = fs::remove_file(leftover);
         }
         result
@@ -120,7 +120,8 @@ impl<'a> Job<'a> {
     fn make_ptx(&self, toolchain: &Toolchain, root: &Path, ptx: &Path) -> Result<Vec<String>> {
         let number = self.architecture.trim_start_matches("sm_");
         let mut command = toolchain.command("nvcc");
-        // Relative paths, so that messages and outputs do not depend on where the checkout lies.
+        // Paths are relative, so that messages and outputs do not depend on the location of the
+        // checkout.
         command
             .current_dir(root)
             .args(NVCC_FLAGS)
@@ -150,7 +151,7 @@ impl<'a> Job<'a> {
         warnings.extend(said.lines().filter(is_warning).map(|line| line.trim().to_string()));
 
         let mut command = toolchain.command("nvdisasm");
-        // Without the data flow, which nobody reads here and which takes time.
+        // `-ndf` skips the data-flow analysis, which is slow and unused here.
         command.args(["-c", "-ndf"]).arg(cubin);
         let sass = run(command)?;
         let mut counts = count_instructions(&sass);
@@ -164,7 +165,8 @@ impl<'a> Job<'a> {
         if kernels.is_empty() {
             bail!("no `extern \"C\" __global__` function in it");
         }
-        // Functions that were not inlined: who calls them is not known here, so all do.
+        // The callers of functions that were not inlined are unknown, so each function counts for
+        // every kernel.
         for kernel in &mut kernels {
             for instructions in counts.values() {
                 kernel.instructions.add(instructions);
@@ -175,7 +177,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What a program writes on both streams; an error with that text if it fails.
+/// Runs a program and returns the text of both streams; if the program fails, the error contains
+/// the text.
 fn run(mut command: Command) -> Result<String> {
     let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_owned();
     let program = program.display();

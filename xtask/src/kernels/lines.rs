@@ -1,12 +1,12 @@
-//! Lines of the source in PTX: kept for whoever reads the PTX, taken out for ptxas.
+//! Line information in PTX: kept in the `.ptx` file for readers, removed for ptxas.
 //!
-//! What nvcc emits with `-lineinfo` is, but for `.loc`, `.file` and a section of names, what it
-//! emits without. SASS with line tables would be four times as large.
+//! With `-lineinfo`, nvcc only adds `.loc`, `.file` and a section of names to the PTX. SASS with
+//! line tables would be four times as large.
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// The PTX without anything that only says where it came from.
+/// Returns the PTX without line information.
 pub(super) fn without(ptx: &str) -> String {
     let mut kept = String::with_capacity(ptx.len());
     let mut in_names = false;
@@ -24,8 +24,8 @@ pub(super) fn without(ptx: &str) -> String {
     kept
 }
 
-/// The PTX with the files of the workspace by their paths within it, so that it does not depend on
-/// where the checkout lies; of other files only the name stays.
+/// Returns the PTX with paths relative to the workspace, so that the text does not depend on the
+/// location of the checkout; other files keep only the file name.
 pub(super) fn with_relative_files(ptx: &str, root: &Path) -> String {
     let mut changed = String::with_capacity(ptx.len());
     for line in ptx.lines() {
@@ -33,7 +33,7 @@ pub(super) fn with_relative_files(ptx: &str, root: &Path) -> String {
             let (number, path) = rest.split_once('"')?;
             Some((number.trim(), path.split('"').next()?))
         });
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = match file {
             Some((number, path)) => {
                 writeln!(changed, "\t.file\t{number} \"{}\"", shown(Path::new(path), root))

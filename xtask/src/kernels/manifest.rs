@@ -1,4 +1,4 @@
-//! What was compiled, as JSON and as a table.
+//! Manifest of the compiled kernels, as JSON and as a table.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Whether registers are spilled beside tensor cores, which then wait for memory.
+    /// Whether a kernel with MMAs spills registers: tensor cores would wait for memory.
     fn spills_beside_tensor_cores(&self) -> bool {
         self.resources.spill_bytes > 0 && !self.instructions.mmas.is_empty()
     }
@@ -30,36 +30,36 @@ pub(crate) struct Compiled {
     pub(crate) architecture: String,
     /// Hash of sources, flags and compiler, in hexadecimal.
     pub(crate) content_hash: String,
-    /// Hash of the sources alone: which kernel a table of measured times is of.
+    /// Hash of the sources alone: the version of the kernel in tables of measured times.
     pub(crate) source_hash: String,
     pub(crate) ptx_bytes: u64,
-    /// None where only the PTX was asked for.
+    /// `None` if only the PTX was requested.
     pub(crate) cubin: Option<Cubin>,
 }
 
-/// SASS and what is in it.
+/// SASS, and the contents of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cubin {
     pub(crate) bytes: u64,
     pub(crate) kernels: Vec<Kernel>,
-    /// Warnings of the compiler, one a line.
+    /// Warnings of the compiler, one per line.
     pub(crate) warnings: Vec<String>,
 }
 
-/// One source that did not compile, or that broke a rule.
+/// A source that did not compile or broke a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failed {
     pub(crate) stem: String,
-    /// None where the source does not say what it is for.
+    /// `None` if the source names no valid architectures.
     pub(crate) architecture: Option<String>,
     /// The compiler's text.
     pub(crate) message: String,
 }
 
-/// All of it.
+/// All results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
-    /// Of nvcc and ptxas.
+    /// Versions of nvcc and ptxas.
     pub(crate) compiler: String,
     pub(crate) flags: Vec<String>,
     /// Sorted by source, then by architecture, oldest first.
@@ -68,7 +68,7 @@ pub(crate) struct Manifest {
 }
 
 impl Compiled {
-    /// What must not be, though it compiles.
+    /// Returns the broken rules of a compiled source.
     pub(crate) fn fault(&self) -> Option<String> {
         let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
         let spilling: Vec<_> = kernels
@@ -91,7 +91,8 @@ impl Compiled {
         (!faults.is_empty()).then(|| faults.join("\n"))
     }
 
-    /// As it stands in the manifest, and beside the cubin for the next run.
+    /// Returns the JSON of the manifest and of the record next to the cubin, which the next run
+    /// reads.
     pub(crate) fn to_json(&self) -> Value {
         let mut value = json!({
             "file": self.stem,
@@ -111,7 +112,7 @@ impl Compiled {
         value
     }
 
-    /// The reverse; None for what another version wrote.
+    /// Parses [`Compiled::to_json`]; `None` for JSON of another version.
     pub(crate) fn from_json(value: &Value) -> Option<Compiled> {
         let text = |key: &str| Some(value.get(key)?.as_str()?.to_string());
         let cubin = match value.get("cubin_bytes") {
@@ -133,7 +134,7 @@ impl Compiled {
             stem: text("file")?,
             architecture: text("architecture")?,
             content_hash: text("content_hash")?,
-            // Of the same content it is known: records without it stay of use.
+            // Records without this key remain valid: the caller sets the hash from the source.
             source_hash: text("source_hash").unwrap_or_default(),
             ptx_bytes: value.get("ptx_bytes")?.as_u64()?,
             cubin,
@@ -176,7 +177,7 @@ fn kernel_from_json(value: &Value) -> Option<Kernel> {
 }
 
 impl Manifest {
-    /// For programs. Paths are relative to the folder of the manifest.
+    /// Returns the manifest for programs. Paths are relative to the folder of the manifest.
     pub(crate) fn to_json(&self) -> Value {
         let compiled: Vec<_> = self.compiled.iter().map(Compiled::to_json).collect();
         let failed: Vec<_> = self
@@ -199,7 +200,8 @@ impl Manifest {
         })
     }
 
-    /// For people: a line for each kernel, and one for what has none.
+    /// Returns the manifest for people: a line for each kernel, and for each source without
+    /// kernels.
     pub(crate) fn table(&self) -> String {
         let mut rows = vec![
             [
@@ -232,7 +234,7 @@ impl Manifest {
                     grouped(resources.shared_bytes),
                     grouped(resources.spill_bytes),
                     counts_text(&kernel.instructions.mmas),
-                    // Once for each file.
+                    // Shown once for each file.
                     if index == 0 { grouped(cubin.bytes) } else { String::new() },
                 ]);
                 rows.push(row);
@@ -264,7 +266,7 @@ fn counts_text(counts: &Counts) -> String {
     counts.join(", ")
 }
 
-/// A number with a comma at each thousand.
+/// Formats a number with a comma at each thousand.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -277,7 +279,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Columns in line, numbers to the right.
+/// Aligns columns; numbers are right-aligned.
 pub(crate) fn aligned(rows: &[Vec<String>], is_number: &[bool]) -> String {
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()

@@ -1,8 +1,8 @@
-//! `cargo xtask kernels`: compiles every CUDA kernel for the architectures that it names.
+//! `cargo xtask kernels`: compiles every CUDA kernel for the architectures named in its source.
 //!
-//! `target/kernels/<architecture>/<file>.ptx` comes from nvcc, the `.cubin` from ptxas and that
-//! very PTX less its line numbers, and a `.json` beside them says what is in it and of what content
-//! it was made. What has the same content is not made again. `manifest.json` has all of it.
+//! nvcc writes `target/kernels/<architecture>/<file>.ptx`, ptxas writes the `.cubin` from this PTX
+//! without line information, and a `.json` file records the results and the hash of the content.
+//! Unchanged content is not compiled again. `manifest.json` contains all records.
 
 pub(crate) mod compile;
 mod lines;
@@ -51,16 +51,16 @@ it uses tensor cores and spills registers, or if its SASS lacks the instructions
 written for.
 ";
 
-/// What to compile and how.
+/// Options of the command.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// Empty: all.
+    /// Empty for all architectures.
     pub(crate) architectures: Vec<&'static str>,
-    /// Names of files without `.cu`; empty: all.
+    /// Names of files without `.cu`; empty for all.
     pub(crate) only: Vec<String>,
     pub(crate) ptx_only: bool,
     pub(crate) force: bool,
-    /// Nothing is installed, and without a compiler nothing is done.
+    /// Installs nothing; without a compiler, does nothing.
     pub(crate) if_present: bool,
     pub(crate) json: bool,
 }
@@ -116,7 +116,7 @@ impl Options {
     }
 }
 
-/// The architectures that a value of `--arch` names.
+/// Parses a value of `--arch`.
 pub(crate) fn architectures(value: &str) -> Result<Vec<&'static str>> {
     list(value)
         .map(|name| {
@@ -129,13 +129,13 @@ pub(crate) fn architectures(value: &str) -> Result<Vec<&'static str>> {
         .collect()
 }
 
-/// Where the compiled kernels are.
+/// Returns the folder of the compiled kernels.
 pub(crate) fn folder(root: &Path) -> PathBuf {
     root.join("target/kernels")
 }
 
-/// Compiles what `options` name and is not up to date. The result has what was asked for; the
-/// manifest on the disk has everything that is up to date, also from earlier runs.
+/// Compiles the requested kernels that are not up to date. The result contains the requested
+/// kernels; the manifest on disk contains everything that is up to date, also from earlier runs.
 pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     let begun = Instant::now();
     let sources = unit::sources(root)?;
@@ -153,7 +153,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         flags: NVCC_FLAGS.iter().chain(&PTXAS_FLAGS).map(ToString::to_string).collect(),
         ..Manifest::default()
     };
-    // Everything that there is, whether or not it was asked for.
+    // All kernels, requested or not.
     let mut whole = result.clone();
     for source in &sources {
         let is_asked_for = options.only.is_empty() || options.only.contains(&source.stem);
@@ -195,7 +195,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
             }
         }
     }
-    // Those of earlier runs stand in the manifest, but are not this run's failure.
+    // Faults of kernels from earlier runs are in the manifest, but do not fail this run.
     add_faults(&mut whole);
     add_faults(&mut result);
     sort(&mut result);
@@ -223,7 +223,7 @@ fn failed(source: &Source, architecture: Option<&str>, message: &str) -> Failed 
     }
 }
 
-/// What compiled and must not be as it is. It stays, so that it can be looked at.
+/// Adds kernels that compiled but break a rule. The files stay for inspection.
 fn add_faults(manifest: &mut Manifest) {
     let faults = manifest.compiled.iter().filter_map(|compiled| {
         let architecture = Some(compiled.architecture.clone());
@@ -251,7 +251,7 @@ fn write_manifest(out: &Path, manifest: &Manifest) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs the jobs on all cores; the results are in the order of the jobs.
+/// Runs the jobs on all cores; returns results in the order of the jobs.
 fn compile_all(
     jobs: &[Job<'_>],
     toolchain: &Toolchain,
@@ -291,7 +291,7 @@ fn print_warnings(compiled: &Compiled) {
     }
 }
 
-/// `release 13.0, V13.0.88` of all that the compiler says of itself.
+/// Returns the part `release 13.0, V13.0.88` of the compiler's version text.
 fn first_words(version: &str) -> &str {
     let line = version.split(';').next().unwrap_or_default();
     line.find("release ").map_or(line, |at| &line[at..])

@@ -1,9 +1,9 @@
-//! How far a command is: one line that changes on a terminal, plain lines elsewhere.
+//! Progress of a command: a redrawn line on a terminal, plain lines otherwise.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 
-/// Counts pieces of work on standard error.
+/// Progress counter on standard error.
 pub(crate) struct Progress {
     total: usize,
     done: Mutex<usize>,
@@ -15,15 +15,15 @@ impl Progress {
         Progress { total, done: Mutex::new(0), is_terminal: io::stderr().is_terminal() }
     }
 
-    /// Says that one more piece is done.
+    /// Counts and shows a finished piece of work.
     pub(crate) fn step(&self, what: &str) {
         let mut done = self.done.lock().expect("nobody panics while counting");
         *done += 1;
         let line = line(*done, self.total, what);
         let mut stream = io::stderr().lock();
-        // Nobody reads a broken stream.
+        // Errors of a broken stream are ignored.
         let _ = match self.is_terminal {
-            // Back to the beginning, and clear what is there.
+            // Returns to the beginning of the line and clears it.
             true => write!(stream, "\r\x1b[2K{line}").and_then(|()| stream.flush()),
             false => writeln!(stream, "{line}"),
         };

@@ -1,25 +1,25 @@
-//! What ptxas says of each kernel under `-v`.
+//! Parser for the resources that `ptxas -v` prints for each kernel.
 
-/// What a kernel needs of an SM.
+/// Resources of a kernel on an SM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Name of the `__global__` function.
     pub(crate) entry: String,
-    /// Of a thread.
+    /// Registers of a thread.
     pub(crate) registers: u64,
-    /// Static shared memory of a block.
+    /// Static shared memory of a CTA.
     pub(crate) shared_bytes: u64,
-    /// Local memory of a thread: arrays that are indexed at run time, and spilled registers.
+    /// Local memory of a thread: arrays indexed at run time, and spilled registers.
     pub(crate) stack_bytes: u64,
-    /// Stores and loads of spilled registers together, in instructions times their width.
+    /// Bytes of spill stores plus spill loads: instructions times width.
     pub(crate) spill_bytes: u64,
 }
 
-/// The kernels in ptxas' text, in its order. Spills of functions that were not inlined count for
-/// every kernel of the file, since the text does not say who calls them.
+/// Returns the kernels in ptxas' text, in order. Spills of functions that were not inlined count
+/// for every kernel of the file, because the text does not name the callers.
 pub(crate) fn parse_ptxas(text: &str) -> Vec<Resources> {
     let mut entries: Vec<Resources> = Vec::new();
-    // Whose properties the next lines are: an entry, or a function that is none.
+    // Entry that the next lines describe; `None` for a function that is no entry.
     let mut current: Option<usize> = None;
     let mut function_spill_bytes = 0;
     for line in text.lines() {
@@ -56,7 +56,7 @@ pub(crate) fn parse_ptxas(text: &str) -> Vec<Resources> {
     entries
 }
 
-/// The number that stands right before `unit`.
+/// Returns the number directly before `unit`.
 fn number_before(text: &str, unit: &str) -> Option<u64> {
     let before = &text[..text.find(unit)?];
     let digits = before.rsplit(|character: char| !character.is_ascii_digit()).next()?;

@@ -1,25 +1,25 @@
-//! Instructions that matter in SASS, as nvdisasm prints it: MMAs and tensor copies.
+//! Counts MMAs and tensor copies in SASS printed by nvdisasm.
 
 use std::collections::BTreeMap;
 
-/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a CTA pair, `UTCQMMA.2CTA` for example; with
-/// scales of blocks `QMMA.SF`.
+/// Counts by mnemonic, for example `HGMMA`, `UTCQMMA`, `UTCQMMA.2CTA` for a CTA pair, and `QMMA.SF`
+/// with block scales.
 pub(crate) type Counts = BTreeMap<String, u64>;
 
-/// Modifiers that make another instruction of it: by a CTA pair, and with scales of blocks.
+/// Modifiers that count as separate instructions: CTA pairs, and block scales.
 const KEPT_MODIFIERS: [&str; 2] = ["2CTA", "SF"];
 
-/// What a function has.
+/// Counted instructions of a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Instructions {
     /// MMAs.
     pub(crate) mmas: Counts,
-    /// Copies of boxes of tensors to shared memory.
+    /// Copies of tensor boxes to shared memory.
     pub(crate) tensor_loads: Counts,
 }
 
 impl Instructions {
-    /// Adds what another function has.
+    /// Adds the counts of another function.
     pub(crate) fn add(&mut self, other: &Instructions) {
         for (own, others) in
             [(&mut self.mmas, &other.mmas), (&mut self.tensor_loads, &other.tensor_loads)]
@@ -31,7 +31,8 @@ impl Instructions {
     }
 }
 
-/// Instructions of each function in nvdisasm's text. Functions without any have an empty entry.
+/// Returns the counts for each function in nvdisasm's text. Functions without such instructions
+/// have an empty entry.
 pub(crate) fn count_instructions(text: &str) -> BTreeMap<String, Instructions> {
     let mut functions: BTreeMap<String, Instructions> = BTreeMap::new();
     let mut current: Option<String> = None;

@@ -1,23 +1,23 @@
-//! What the SASS of some kernels must have: that a source asks for an instruction does not
-//! say that the compiler writes it.
+//! Rules for the SASS of some kernels: the compiler need not emit the instruction that a source
+//! requests.
 
 use super::manifest::Kernel;
 use super::sass::Counts;
 
-/// Kernels whose SASS is looked at.
+/// Rule for the kernels of a source.
 struct Rule {
     /// Name of the source without `.cu`.
     stem: &'static str,
-    /// The instruction of all of its MMAs, which must be there.
+    /// The instruction of all MMAs; required.
     mma: &'static str,
-    /// The instruction of all of its tensor copies, which there must be; without it there are none.
+    /// The instruction of all tensor copies; required. `None` if tensor copies are forbidden.
     load: Option<&'static str>,
-    /// What kernels have in their names whose MMAs and copies are those of CTA pairs.
+    /// Substring in the names of kernels whose MMAs and copies use CTA pairs.
     pair: Option<&'static str>,
 }
 
-/// GEMMs on tcgen05, whose operands come by tensor copies, and those of sm_120 with scales of
-/// blocks. Nothing is in local memory.
+/// GEMMs on tcgen05, with tensor copies of operands, and sm_120 GEMMs with block scales. Local
+/// memory is forbidden.
 const RULES: &[Rule] = &[
     Rule { stem: "sm100_bf16_gemm", mma: "UTCHMMA", load: Some("UTMALDG"), pair: Some("_256x") },
     Rule { stem: "sm100_mxfp8_gemm", mma: "UTCQMMA", load: Some("UTMALDG"), pair: Some("_256x") },
@@ -36,7 +36,7 @@ const RULES: &[Rule] = &[
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
 ];
 
-/// What is wrong with a kernel's SASS.
+/// Returns the broken rules of a kernel's SASS.
 pub(crate) fn sass_fault(stem: &str, kernel: &Kernel) -> Option<String> {
     let rule = RULES.iter().find(|rule| rule.stem == stem)?;
     let resources = &kernel.resources;

@@ -7,32 +7,32 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The oldest nvcc that knows all architectures.
+/// The oldest nvcc that supports all architectures.
 const RELEASE_MIN: (u32, u32) = (12, 9);
 
-/// What is installed where there is no nvcc: a requirements file of pip.
+/// The wheels installed if nvcc is missing: a requirements file for pip.
 const WHEELS: &str = include_str!("wheels.txt");
 
-/// Where they are installed.
+/// Folder of the installed wheels.
 const WHEELS_FOLDER: &str = "target/cuda-toolchain";
 
-/// The programs that compiling takes.
+/// The required programs.
 const PROGRAMS: [&str; 3] = ["nvcc", "ptxas", "nvdisasm"];
 
-/// An nvcc and its siblings.
+/// An nvcc and its companion programs.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     /// Folder of the programs.
     bin: PathBuf,
-    /// For people: where it was found.
+    /// Description of the place, for messages.
     pub(crate) origin: String,
-    /// What nvcc and ptxas say that they are; part of the hash of what they make.
+    /// Versions printed by nvcc and ptxas; part of the content hash.
     pub(crate) version: String,
 }
 
 impl Toolchain {
-    /// From `CUDA_HOME` or the path if it is new enough and whole, else from the wheels, which
-    /// are installed if need be.
+    /// Finds a complete and sufficiently new toolchain in `CUDA_HOME` or on the path, otherwise in
+    /// the wheels, which are installed if missing.
     pub(crate) fn find(root: &Path) -> Result<Toolchain> {
         for (bin, origin) in candidates() {
             match Toolchain::at(&bin, origin) {
@@ -45,7 +45,7 @@ impl Toolchain {
         Toolchain::at(&home.join("nvidia/cu13/bin"), origin)
     }
 
-    /// Whether there is one that need not be installed first.
+    /// Whether a toolchain is available without installation.
     pub(crate) fn is_present(root: &Path) -> bool {
         let is_whole = |(bin, origin): (PathBuf, String)| Toolchain::at(&bin, origin).is_ok();
         candidates().into_iter().any(is_whole) || wheels_home(root).is_dir()
@@ -73,7 +73,7 @@ impl Toolchain {
         Ok(toolchain)
     }
 
-    /// One of the programs, which finds the others.
+    /// Returns a command for one of the programs; the toolchain's folder is first on its path.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
         let path = env::var_os("PATH").unwrap_or_default();
@@ -85,7 +85,8 @@ impl Toolchain {
     }
 }
 
-/// Where an nvcc is, in the order of preference: what the user names comes before what is there.
+/// Returns candidate folders and their origins in order of preference: `CUDA_HOME` first, then the
+/// path.
 fn candidates() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     if let Some(home) = env::var_os("CUDA_HOME") {
@@ -93,7 +94,7 @@ fn candidates() -> Vec<(PathBuf, String)> {
     }
     for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
         if folder.join("nvcc").is_file() {
-            // The link in a common folder may stand alone.
+            // A link in a shared folder may lack the companion programs next to it.
             let bin = fs::canonicalize(folder.join("nvcc"))
                 .ok()
                 .and_then(|nvcc| nvcc.parent().map(Path::to_path_buf))
@@ -104,7 +105,7 @@ fn candidates() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// `(13, 0)` of `Cuda compilation tools, release 13.0, V13.0.88`.
+/// Returns `(13, 0)` for `Cuda compilation tools, release 13.0, V13.0.88`.
 fn release_in(text: &str) -> Option<(u32, u32)> {
     let (_, rest) = text.split_once("release ")?;
     let (major, rest) = rest.split_once('.')?;
@@ -112,7 +113,7 @@ fn release_in(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What is of interest in the texts of `--version`, each part once.
+/// Joins the release and build lines of the texts of `--version`, without duplicates.
 fn joined_versions(texts: &[String]) -> String {
     let mut said: Vec<&str> = Vec::new();
     for line in texts.iter().flat_map(|text| text.lines()).map(str::trim) {
@@ -124,7 +125,7 @@ fn joined_versions(texts: &[String]) -> String {
     said.join("; ")
 }
 
-/// Says what to install if nvcc would find no host compiler, which it preprocesses with.
+/// Checks that nvcc will find a host compiler for preprocessing.
 pub(crate) fn check_host_compiler() -> Result<()> {
     if env::var_os("NVCC_CCBIN").is_some() || is_on_path("g++") {
         return Ok(());
@@ -141,14 +142,14 @@ fn is_on_path(program: &str) -> bool {
     env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The folder that the pinned wheels are in, if they are installed.
+/// Returns the folder for the pinned wheels, whether or not they are installed.
 fn wheels_home(root: &Path) -> PathBuf {
     let hash = blake3::hash(WHEELS.as_bytes()).to_hex();
     root.join(WHEELS_FOLDER).join(format!("{}-{}", nvcc_version(), &hash[..8]))
 }
 
-/// The folder that the wheels are in. It is made under another name and then renamed, so it is
-/// whole or absent.
+/// Returns the folder of the wheels, and installs them if missing. Installation uses a temporary
+/// folder, which is then renamed, so the folder is complete or absent.
 fn installed_wheels(root: &Path) -> Result<PathBuf> {
     let parent = root.join(WHEELS_FOLDER);
     let home = wheels_home(root);
@@ -170,12 +171,12 @@ fn installed_wheels(root: &Path) -> Result<PathBuf> {
     let result = install(&partial, below(root, &home)).and_then(|()| {
         match fs::rename(partial.join("site"), &home) {
             Ok(()) => Ok(()),
-            // Someone else was quicker.
+            // Another process was faster.
             Err(_) if home.is_dir() => Ok(()),
             Err(error) => Err(error).context("cannot move the installed wheels to their place"),
         }
     });
-    // What is left is of no use to anyone; that it stays is no failure.
+    // The rest of the temporary folder is useless; failing to remove it is no error.
     let _ = fs::remove_dir_all(&partial);
     result.map(|()| home)
 }
@@ -221,7 +222,7 @@ fn install(partial: &Path, home: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A python3 that has pip: the one on the path, or one of a virtual environment of it.
+/// Returns a python3 with pip: from the path, or from a new virtual environment.
 fn python_with_pip(partial: &Path) -> Result<PathBuf> {
     let hint = format!(
         "hint: install it (Debian, Ubuntu: `apt-get install python3-venv`), or install a CUDA \
@@ -250,7 +251,7 @@ fn python_with_pip(partial: &Path) -> Result<PathBuf> {
     bail!("`python3` has neither pip nor venv; NVIDIA's compiler comes from PyPI\n{hint}")
 }
 
-/// `path` relative to `root`, for messages.
+/// Returns `path` relative to `root`, for messages.
 pub(crate) fn below<'a>(root: &Path, path: &'a Path) -> &'a Path {
     path.strip_prefix(root).unwrap_or(path)
 }
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn releases() {
-        // The text, what it names, and whether that is new enough.
+        // Text, expected release, and whether the release is new enough.
         let check = |text: &str, expected: Option<(u32, u32)>, serves: bool| {
             let found = release_in(text);
             assert_eq!(found, expected, "{text}");

@@ -1,4 +1,4 @@
-//! What there is to compile: kernel sources, the architectures that each names, what it includes.
+//! Kernel sources with their architectures and includes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Where the layers of headers are, below the workspace's root.
+/// Folder of the header layers, relative to the workspace's root.
 pub(crate) const CUDA_FOLDER: &str = "deepwell-kernels/cuda";
-/// Where the folders of the ops are, each with the kernels of that op, below the workspace's root.
+/// Folder of the ops, each with the kernels of the op, relative to the workspace's root.
 pub(crate) const OPS_FOLDER: &str = "deepwell-kernels/src/ops";
 
-/// What kernels are compiled for, oldest first.
+/// The supported architectures, oldest first.
 pub(crate) const ARCHITECTURES: [&str; 4] = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"];
 
-/// What the line that names a kernel's architectures begins with.
+/// Prefix of the line with a kernel's architectures.
 pub(crate) const ARCHITECTURES_MARK: &str = "// architectures:";
 
 /// One `.cu` file.
@@ -22,22 +22,22 @@ pub(crate) const ARCHITECTURES_MARK: &str = "// architectures:";
 pub(crate) struct Source {
     /// Name without `.cu`.
     pub(crate) stem: String,
-    /// The folder that it is in: its op.
+    /// Name of the folder: the op.
     pub(crate) op: String,
-    /// What it says that it is for, or what is wrong with what it says.
+    /// Architectures named in the source, or the error in that line.
     pub(crate) architectures: Result<Vec<&'static str>, String>,
-    /// Hash of the file and of everything that it includes.
+    /// Hash of the file and of all included files.
     pub(crate) text_hash: blake3::Hash,
 }
 
-/// The kernels of all ops of the workspace at `root`, sorted by name.
+/// Returns the kernels of all ops of the workspace at `root`, sorted by name.
 pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     for op in listed(&root.join(OPS_FOLDER))?.iter().filter(|path| path.is_dir()) {
         found.extend(sources_of(root, op)?);
     }
     found.sort_by(|a, b| a.stem.cmp(&b.stem));
-    // Compiled kernels of all ops lie in one folder, and are loaded by this name.
+    // Compiled kernels of all ops are in the same folder and are loaded by this name.
     match found.windows(2).find(|pair| pair[0].stem == pair[1].stem) {
         Some(pair) => {
             let (stem, first, second) = (&pair[0].stem, &pair[0].op, &pair[1].op);
@@ -47,14 +47,14 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     }
 }
 
-/// What is in a folder.
+/// Lists a folder.
 fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
 }
 
-/// The kernels in the folder of an op.
+/// Returns the kernels in the folder of an op.
 fn sources_of(root: &Path, op: &Path) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     for path in listed(op)? {
@@ -74,7 +74,7 @@ fn sources_of(root: &Path, op: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The names in the `// architectures:` line of a kernel's source, in the order of
+/// Returns the names in the `// architectures:` line of a kernel's source, in the order of
 /// [`ARCHITECTURES`].
 pub(crate) fn architectures_in(text: &str) -> Result<Vec<&'static str>, String> {
     let all = ARCHITECTURES.join(" ");
@@ -95,7 +95,7 @@ pub(crate) fn architectures_in(text: &str) -> Result<Vec<&'static str>, String> 
     Ok(ARCHITECTURES.into_iter().filter(|name| names.contains(name)).collect())
 }
 
-/// What a line of C includes.
+/// An `#include` directive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Include<'a> {
     /// `#include "x"`
@@ -104,7 +104,7 @@ pub(crate) enum Include<'a> {
     System(&'a str),
 }
 
-/// The `#include` on a line, if there is one.
+/// Returns the `#include` on a line, if any.
 pub(crate) fn include_in(line: &str) -> Option<Include<'_>> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
     let rest = rest.trim_start();
@@ -115,8 +115,8 @@ pub(crate) fn include_in(line: &str) -> Option<Include<'_>> {
     rest.split_once('>').map(|(name, _)| Include::System(name))
 }
 
-/// Hash of `source` and of all that it includes, whether or not an `#if` stands around it. It does
-/// not depend on where the workspace lies.
+/// Returns the hash of `source` and of all included files, ignoring `#if`. The hash does not depend
+/// on the location of the workspace.
 pub(crate) fn hash_with_includes(root: &Path, source: &Path) -> blake3::Hash {
     let cuda = root.join(CUDA_FOLDER);
     let mut texts: BTreeMap<PathBuf, Option<Vec<u8>>> = BTreeMap::new();
@@ -125,12 +125,12 @@ pub(crate) fn hash_with_includes(root: &Path, source: &Path) -> blake3::Hash {
         if texts.contains_key(&path) {
             continue;
         }
-        // A file that is not there is for the compiler to report; once it is, the hash differs.
+        // The compiler reports a missing file; when the file appears, the hash changes.
         let text = fs::read(&path).ok();
         let included = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
         for line in included.lines() {
             if let Some(Include::Own(name)) = include_in(line) {
-                // As the compiler looks: beside the file first.
+                // The search order of the compiler: the folder of the file comes first.
                 let beside = path.parent().unwrap_or(&cuda).join(name);
                 open.push(if beside.is_file() { beside } else { cuda.join(name) });
             }
@@ -147,7 +147,8 @@ pub(crate) fn hash_with_includes(root: &Path, source: &Path) -> blake3::Hash {
     hasher.finalize()
 }
 
-/// Hashes bytes and how many there are, so that two neighbours cannot be cut at another place.
+/// Hashes the number of bytes and the bytes, so that different splits of the same concatenation
+/// have different hashes.
 pub(crate) fn feed(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
@@ -196,12 +197,12 @@ mod tests {
 
     const KERNEL: &str = "deepwell-kernels/src/ops/add/a.cu";
 
-    /// Where a file of a layer is, or any other.
+    /// Returns the path of a file of a layer, or of any other file.
     fn place(root: &Path, name: &str) -> PathBuf {
         root.join(if name.starts_with(OPS_FOLDER) { "" } else { CUDA_FOLDER }).join(name)
     }
 
-    /// A workspace with these files.
+    /// Makes a workspace with these files.
     fn workspace(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -225,7 +226,7 @@ mod tests {
         let first = workspace(&files);
         let expected = hash_of(first.path());
         assert_eq!(hash_of(workspace(&files).path()), expected, "of the place it does not depend");
-        // File to write, its text, and whether that is another hash.
+        // File to write, its text, and whether the hash changes.
         for (name, text, differs) in [
             (KERNEL, "#include \"mma/m.cuh\"\n\n", true),
             ("mma/m.cuh", "#include \"ptx/p.cuh\"\n", true),

@@ -1,4 +1,4 @@
-//! Rules about CUDA sources: layers of headers, kernels in their ops, launchers, tests.
+//! Rules about CUDA sources: header layers, kernels in the folders of ops, launchers, tests.
 
 use crate::kernels::unit::{
     ARCHITECTURES_MARK, CUDA_FOLDER, Include, OPS_FOLDER, architectures_in, include_in,
@@ -7,20 +7,21 @@ use crate::source::{is_word, split_rust};
 
 use super::Violation;
 
-/// The folders below [`CUDA_FOLDER`], lowest first.
+/// The folders in [`CUDA_FOLDER`], lowest layer first.
 const LAYERS: [&str; 6] = ["common", "ptx", "layout", "mma", "scheduler", "epilogue"];
 
-/// Sources of the PTX that the emulator's tests run: no kernels that ship, and their PTX names
-/// their lines, so that none of the rules here is for them.
+/// Sources of the PTX of the emulator's tests. The rules do not apply: these sources do not ship,
+/// and the PTX refers to source lines.
 pub(crate) const FIXTURES: &str = "deepwell-kernels/emulator/tests/fixtures/";
 
-/// Where the tests of several kernels are; those of one are in `tests/` in the folder of its op.
+/// Folder of tests of several kernels; tests of a single kernel are in `tests/` in the folder of
+/// its op.
 const TESTS: &str = "deepwell-kernels/tests/cuda/";
 
-/// A text file: its path from the root, with forward slashes, and what is in it.
+/// A text file: path relative to the root, with forward slashes, and contents.
 pub(crate) type Text = (String, String);
 
-/// Whether the rules here look at a file.
+/// Whether these rules apply to a file.
 pub(crate) fn is_of_interest(path: &str) -> bool {
     if path.starts_with(FIXTURES) {
         return false;
@@ -30,7 +31,7 @@ pub(crate) fn is_of_interest(path: &str) -> bool {
         || ((path.starts_with(OPS_FOLDER) || path.starts_with(TESTS)) && path.ends_with(".rs"))
 }
 
-/// The broken rules among `texts`, which hold at least all files of interest.
+/// Returns the violations in `texts`, which contain at least all files of interest.
 pub(crate) fn check(texts: &[Text]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (path, text) in texts {
@@ -56,7 +57,7 @@ pub(crate) fn check(texts: &[Text]) -> Vec<Violation> {
     violations
 }
 
-/// A header is in a layer, is included once, and includes what is not above it.
+/// Checks that a header is in a layer, has `#pragma once`, and includes no higher layer.
 fn check_header(path: &str, text: &str, layer: Option<&str>) -> Vec<Violation> {
     let Some(layer) = layer else {
         let message = format!("a header outside of the layers; move it to {CUDA_FOLDER}/");
@@ -78,7 +79,7 @@ fn rank(layer: &str) -> Option<usize> {
     LAYERS.iter().position(|known| *known == layer)
 }
 
-/// A file includes what is in its own layer or in one before it, and nothing of a toolkit; kernels
+/// Checks that a file includes only its own and lower layers, and no header of a toolkit; kernels
 /// come after all layers.
 fn check_includes(path: &str, text: &str, own_rank: usize) -> Vec<Violation> {
     let mut violations = Vec::new();
@@ -109,7 +110,8 @@ fn check_includes(path: &str, text: &str, own_rank: usize) -> Vec<Violation> {
     violations
 }
 
-/// A kernel says what it is for, is launched by something in the folder of its op, and is tested.
+/// Checks that a kernel names its architectures, has a launcher in the folder of its op, and has a
+/// test.
 fn check_kernel(path: &str, op: &str, stem: &str, text: &str, texts: &[Text]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |line, message: String| violations.push(Violation::new(path, line, message));
@@ -142,7 +144,7 @@ fn check_kernel(path: &str, op: &str, stem: &str, text: &str, texts: &[Text]) ->
     violations
 }
 
-/// Whether the name is a word of the code: of an identifier's whole or a string's.
+/// Whether the code contains the name as a complete identifier or string.
 fn mentions(text: &str, stem: &str) -> bool {
     let quoted = format!("\"{stem}\"");
     text.contains(&quoted)
@@ -235,7 +237,7 @@ mod tests {
         check_files(&[source, of_op(call), test("// rope_back\nfn rope() {}\n")], &[no_test]);
         check_files(&[source, of_op(other_call), test(call)], &[no_launcher]);
         check_files(&[source, of_other(call), test(call)], &[no_launcher]);
-        // Elsewhere than there, a test is none of CUDA kernels.
+        // A test in any other place is no test of CUDA kernels.
         let far = ("deepwell-kernels/src/ops/add/tests/cuda.rs", call);
         check_files(&[source, of_op(call), far], &[no_test]);
     }

@@ -1,8 +1,8 @@
-//! Rules about Markdown: links lead somewhere, the book lists its chapters, and code blocks are
-//! code that something else runs.
+//! Rules about Markdown: links have targets, the book lists its chapters, and code blocks are
+//! tested.
 //!
-//! In `docs/` a block of Rust or TOML stands under a comment `<!-- from PATH -->`: its lines are
-//! lines of that file, one after the other, which tests compile, run or read. JSON must parse.
+//! In `docs/` a block of Rust or TOML follows a comment `<!-- from PATH -->` and equals consecutive
+//! lines of the file PATH, which tests compile, run or read. JSON must parse.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -14,11 +14,11 @@ use super::Violation;
 /// The list of the book's chapters.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Where the files of the root are for readers of the book, which holds its own chapters only.
+/// Prefix of links from the book to files outside of the book.
 const REPOSITORY: &str = "https://github.com/deepwell-rs/deepwell/blob/main/";
 
-/// Checks the Markdown files of the repository, given as paths and texts; `root` is where the files
-/// are that they point to.
+/// Checks the Markdown files of the repository, given as paths and texts; links are relative to
+/// `root`.
 pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Violation>> {
     let documents: BTreeMap<&str, Document<'_>> =
         texts.iter().map(|(path, text)| (path.as_str(), parse(text))).collect();
@@ -35,12 +35,12 @@ pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Viola
     Ok(violations)
 }
 
-/// What is checked of one file.
+/// The checked parts of a file.
 #[derive(Debug, Default)]
 struct Document<'a> {
-    /// Lines and targets.
+    /// Lines and targets of links.
     links: Vec<(usize, &'a str)>,
-    /// Anchors of its headings.
+    /// Anchors of the headings.
     anchors: Vec<String>,
     blocks: Vec<Block<'a>>,
 }
@@ -51,7 +51,7 @@ struct Block<'a> {
     /// Line of the opening fence.
     line: usize,
     language: &'a str,
-    /// The file that the comment before it names.
+    /// The file named in the comment before the block.
     from: Option<&'a str>,
     lines: Vec<&'a str>,
 }
@@ -92,21 +92,21 @@ fn parse(text: &str) -> Document<'_> {
     document
 }
 
-/// Targets of the links of a line, without those in code.
+/// Returns the targets of the links of a line, except links in code.
 fn links(line: &str) -> impl Iterator<Item = &str> {
-    // Outside of pairs of backticks.
+    // Text outside of backticks.
     let plain = line.split('`').step_by(2);
     let ends = plain.flat_map(|part| part.split("](").skip(1));
     ends.filter_map(|rest| rest.split_once(')').map(|(target, _)| target)).chain(definition(line))
 }
 
-/// The target of a line `[name]: target`.
+/// Returns the target of a line `[name]: target`.
 fn definition(line: &str) -> Option<&str> {
     let (_, target) = line.strip_prefix('[')?.split_once("]: ")?;
     Some(target.trim())
 }
 
-/// A heading's anchor, as GitHub and mdBook make it.
+/// Returns the anchor of a heading, as in GitHub and mdBook.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
@@ -145,7 +145,7 @@ fn check_link(
     }
 }
 
-/// The path that a link in `path` means, relative to the root; `None` if it leads out of it.
+/// Resolves a link in `path`, relative to the root; `None` if the target is outside of the root.
 fn beside(path: &str, target: &str) -> Option<String> {
     let mut whole = PathBuf::from(path);
     whole.pop();
@@ -185,14 +185,14 @@ fn check_block(root: &Path, path: &str, block: &Block<'_>) -> Result<Option<Viol
     violation(format!("these lines are not in `{from}`; copy them from there"))
 }
 
-/// Whether `lines` are lines of `text` one after the other, whatever their indentation.
+/// Whether `lines` are consecutive lines of `text`, ignoring indentation.
 fn contains_lines(text: &str, lines: &[&str]) -> bool {
     let text: Vec<&str> = text.lines().map(str::trim).collect();
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
     !lines.is_empty() && text.windows(lines.len()).any(|window| window == lines)
 }
 
-/// Checks that every chapter is in the list.
+/// Checks that every chapter is in [`SUMMARY`].
 fn check_summary(documents: &BTreeMap<&str, Document<'_>>) -> Vec<Violation> {
     let Some(summary) = documents.get(SUMMARY) else { return Vec::new() };
     let listed: Vec<String> =

@@ -1,8 +1,8 @@
-//! Every environment variable of the sources is on the page of all of them, and the other way
-//! around.
+//! Rule: the sources and the page of environment variables list the same variables.
 //!
-//! Variables of Deepwell are recognized by their names. In a Rust file that reads the environment
-//! each other string in capital letters is taken for a variable, too: what is none is listed here.
+//! Deepwell's variables are recognized by the prefix of the name. In a Rust file that reads the
+//! environment, every other string in capital letters also counts as a variable; exceptions are
+//! listed in [`NO_VARIABLES`].
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::source::is_word;
 
 /// The page.
 pub(super) const PAGE: &str = "docs/environment.md";
-/// How the names of Deepwell's own variables begin. In pieces, since this file is checked too.
+/// Prefix of Deepwell's variables. Split, because this file is checked too.
 const OWN: &str = concat!("DEEP", "WELL_");
-/// How a Rust file reads or names variables.
+/// Expressions that read or set variables in Rust.
 const READS: [&str; 2] = [concat!("env::", "var"), concat!("env_", "remove")];
-/// Strings in capital letters, in files that read the environment, that name no variable.
+/// Strings in capital letters, in files that read the environment, that are no variables.
 const NO_VARIABLES: [&str; 4] = ["CARGO_PKG_VERSION", "FOLDER", "MPI", "NCCL"];
 
-/// Checks the page against `sources`, files and their texts.
+/// Compares the page with `sources`, pairs of path and text.
 pub(super) fn check(sources: &[(String, String)], page: Option<&str>) -> Vec<Violation> {
     let mut found: BTreeMap<&str, (&str, usize)> = BTreeMap::new();
     for (path, text) in sources {
@@ -44,14 +44,14 @@ pub(super) fn is_of_interest(path: &str) -> bool {
     path.ends_with(".rs") || path.ends_with(".sh") || path == ".ci/run"
 }
 
-/// Lines and names of the variables that a file names.
+/// Returns the lines and names of the variables in a file.
 fn variables<'a>(path: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     let is_rust = path.ends_with(".rs");
     let takes_all = is_rust && READS.iter().any(|reads| text.contains(reads));
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let names: Vec<&str> = match is_rust {
-            // What stands between quotes.
+            // The contents of strings.
             true => line.split('"').skip(1).step_by(2).collect(),
             false => line.split(|c: char| !is_word(c)).collect(),
         };
@@ -65,7 +65,7 @@ fn variables<'a>(path: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     found
 }
 
-/// `RANK`, `CUDA_HOME`; not `A`, `F32`.
+/// Whether a name is like `RANK` or `CUDA_HOME`, and not like `A` or `F32`.
 fn is_capital(name: &str) -> bool {
     let is_in_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     name.len() > 2
@@ -75,8 +75,8 @@ fn is_capital(name: &str) -> bool {
         && !name.ends_with('_')
 }
 
-/// Names in backticks in the rows of the page's tables, with their lines: those that stand alone in
-/// them.
+/// Returns the names in backticks in the page's table rows, with their lines; the backticks must
+/// contain only the name.
 fn documented(page: &str) -> BTreeMap<&str, usize> {
     let mut found = BTreeMap::new();
     for (index, line) in page.lines().enumerate().filter(|(_, line)| line.starts_with('|')) {

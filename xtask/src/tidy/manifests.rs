@@ -1,4 +1,4 @@
-//! Rules about packages: who may depend on whom, and what a package must have.
+//! Rules about packages: allowed dependencies, and required files and keys.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const LAYERS: [(&str, usize); 11] = [
     ("deepwell-trainer", 6),
 ];
 
-/// External crates that one crate alone may use, with the way for the others.
+/// External crates reserved to a single crate, with an alternative for the rest.
 const RESERVED: [(&str, &str, &str); 4] = [
     ("mpi", "deepwell-kernels", "use the `Comm` of deepwell-kernels"),
     ("cudarc", "deepwell-kernels", "use the `Driver` of deepwell-kernels"),
@@ -30,7 +30,7 @@ const RESERVED: [(&str, &str, &str); 4] = [
     ("nvml-wrapper-sys", "deepwell-probe", "use `deepwell_probe::probe()`"),
 ];
 
-/// What lies in the root of the repository.
+/// Required files in the root of the repository.
 const ROOT_FILES: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -41,7 +41,8 @@ const ROOT_FILES: [&str; 7] = [
     "deny.toml",
 ];
 
-/// What crates.io shows of a package, beside description and license; each may be the workspace's.
+/// Keys that crates.io shows in addition to description and license; each may be inherited from the
+/// workspace.
 const SHOWN_KEYS: [&str; 6] =
     ["readme", "repository", "rust-version", "keywords", "categories", "edition"];
 
@@ -137,7 +138,7 @@ fn is_published(package: &Package) -> bool {
     !package.keys.iter().any(|(key, value)| key == "publish" && value == "false")
 }
 
-/// The crate's docs have an example and name each feature.
+/// Checks that the crate's docs have an example and a table row for each feature.
 fn check_crate_docs(package: &Package, path: &str, text: &str) -> Vec<Violation> {
     let mut violations = Vec::new();
     if !has_example(text) {
@@ -155,7 +156,7 @@ fn check_crate_docs(package: &Package, path: &str, text: &str) -> Vec<Violation>
     violations
 }
 
-/// Whether the crate's docs, the `//!` lines, hold a fenced block.
+/// Whether the crate's docs, the `//!` lines, contain a fenced block.
 fn has_example(text: &str) -> bool {
     text.lines().any(|line| line.trim_start().starts_with("//! ```"))
 }

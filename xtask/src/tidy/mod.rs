@@ -1,6 +1,6 @@
-//! `cargo xtask tidy`: the rules of the repository that a program can check.
+//! `cargo xtask tidy`: the machine-checked rules of the repository.
 //!
-//! Each message says what to do instead. The rules run in `cargo test -p xtask` as well.
+//! Each message says what to do instead. `cargo test -p xtask` checks the rules, too.
 
 mod cuda;
 mod docs;
@@ -17,14 +17,14 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-/// A place where a rule is broken.
+/// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Violation {
-    /// Relative to the workspace root, with forward slashes.
+    /// Path relative to the workspace root, with forward slashes.
     path: String,
-    /// Counted from 1; 0 for the file as a whole.
+    /// Line, counted from 1; 0 for the file as a whole.
     line: usize,
-    /// What is wrong and what to do instead.
+    /// The violation, and what to do instead.
     message: String,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn run(root: &Path, args: &[OsString]) -> Result<ExitCode> {
     }
 }
 
-/// Every broken rule in the workspace at `root`, sorted by place.
+/// Returns all violations in the workspace at `root`, sorted by place.
 fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = manifests::check(root)?;
     violations.extend(texts::check(root)?);

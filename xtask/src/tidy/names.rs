@@ -1,18 +1,18 @@
-//! No name is parsed for meaning.
+//! Rule: no name is parsed for meaning.
 //!
-//! What a node, tensor, value, call or layer is, its type says; what belongs together is linked by
-//! id. A name is for people, so that code may print it and compare it with another name as a whole,
-//! and no more. Found are four ways around that:
+//! The type of a node, tensor, value, call or layer states its role, and related objects are linked
+//! by id. Names are for people: code may print a name and compare it with another name as a whole,
+//! and no more. The rule finds four violations:
 //!
-//! - a method that looks into a text, called on something that is called a name;
-//! - the same method on anything, given a piece of the names that our passes make;
-//! - a name compared with a literal, by `==`, `match` or `matches!`;
-//! - a look-up of a name that `format!` put together.
+//! - a method that inspects a string, called on an expression called a name;
+//! - the same method on any expression, with a fragment of a name as argument;
+//! - a comparison of a name with a literal, by `==`, `match` or `matches!`;
+//! - a look-up of a name made by `format!`.
 
 use super::Violation;
 use crate::source::{RustLines, is_word};
 
-/// Crates in whose sources our own names go around.
+/// Sources of the crates that use Deepwell's names.
 const CRATES: [&str; 7] = [
     "deepwell-precision/src/",
     "deepwell-ir/src/",
@@ -23,7 +23,7 @@ const CRATES: [&str; 7] = [
     "deepwell-trainer/src/",
 ];
 
-/// Places in those crates, folders or files, where names are read, and whose names they are.
+/// Folders and files of these crates that may parse names, and the origin of these names.
 const READERS: [(&str, &str); 16] = [
     ("deepwell-ir/src/capture/", "models of others"),
     ("deepwell-precision/src/policy/", "presets and globs, which users write"),
@@ -43,7 +43,7 @@ const READERS: [(&str, &str); 16] = [
     ("deepwell-trainer/src/world/supervise.rs", "variables of the environment"),
 ];
 
-/// Methods that look into a text.
+/// Methods that inspect a string.
 const LOOKS: [&str; 24] = [
     "contains",
     "ends_with",
@@ -71,7 +71,7 @@ const LOOKS: [&str; 24] = [
     "trim_start_matches",
 ];
 
-/// Methods whose result is the same text, or a part of it.
+/// Methods that return the same string, or a view of it.
 const SAME_TEXT: [&str; 14] = [
     "as_bytes",
     "as_deref",
@@ -89,16 +89,16 @@ const SAME_TEXT: [&str; 14] = [
     "unwrap_or_default",
 ];
 
-/// Methods that look a key up.
+/// Methods that look up a key.
 const LOOK_UPS: [&str; 5] = ["contains_key", "find", "get", "get_mut", "remove"];
 
-/// Pieces that our passes put into names.
+/// Fragments of the names made by passes.
 const PIECES: [&str; 12] = [
     "@", ".mx", ".scale", ".stats", ".bf16", "fprop", "dgrad", "wgrad", "layers.", "_proj",
     ".weight", ".bias",
 ];
 
-/// The broken rules of one Rust file.
+/// Returns the violations of a Rust file.
 pub(super) fn check(path: &str, lines: &RustLines) -> Vec<Violation> {
     let is_ours = CRATES.iter().any(|sources| path.starts_with(sources));
     let is_test = path.contains("/tests/") || path.ends_with("tests.rs");
@@ -120,9 +120,9 @@ pub(super) fn check(path: &str, lines: &RustLines) -> Vec<Violation> {
     violations
 }
 
-/// A word, a text in quotes, or a character of punctuation.
+/// A word, a string, or a punctuation character.
 struct Token<'a> {
-    /// Counted from 1.
+    /// Line, counted from 1.
     line: usize,
     kind: Kind<'a>,
 }
@@ -134,7 +134,7 @@ enum Kind<'a> {
     Other(char),
 }
 
-/// The tokens of a file up to its tests.
+/// Returns the tokens of a file before its tests.
 fn tokens(lines: &RustLines) -> Vec<Token<'_>> {
     let mut tokens = Vec::new();
     let mut texts = lines.texts.iter();
@@ -170,7 +170,7 @@ fn is_other(tokens: &[Token<'_>], at: usize, character: char) -> bool {
     kind(tokens, at) == Some(Kind::Other(character))
 }
 
-/// What is wrong with the call of a method whose name stands at `at`.
+/// Returns the violation in the call of the method at `at`, if any.
 fn look(tokens: &[Token<'_>], at: usize) -> Option<String> {
     let Kind::Word(method) = tokens[at].kind else { return None };
     if at == 0 || !is_other(tokens, at - 1, '.') || !is_other(tokens, at + 1, '(') {
@@ -198,12 +198,13 @@ fn look(tokens: &[Token<'_>], at: usize) -> Option<String> {
     })
 }
 
-/// What is wrong with a comparison with a literal, which begins or has its sign at `at`.
+/// Returns the violation in a comparison with a literal whose first token or operator is at `at`,
+/// if any.
 fn comparison(tokens: &[Token<'_>], at: usize) -> Option<String> {
     let is_text = |at| matches!(kind(tokens, at), Some(Kind::Text(_)));
     let name = match tokens[at].kind {
         Kind::Other('=' | '!') if is_other(tokens, at + 1, '=') => {
-            // The text may be on either side, and may be borrowed.
+            // The literal may be borrowed.
             let after = at + 2 + usize::from(is_other(tokens, at + 2, '&'));
             if is_text(after) { name_before(tokens, at) } else { None }
         }
@@ -221,7 +222,7 @@ fn comparison(tokens: &[Token<'_>], at: usize) -> Option<String> {
     name.map(|name| format!("`{name}` compared with a literal"))
 }
 
-/// The end of the group that opens at `open`.
+/// Returns the end of the group that opens at `open`.
 fn closing(tokens: &[Token<'_>], open: usize) -> usize {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -237,7 +238,7 @@ fn closing(tokens: &[Token<'_>], open: usize) -> usize {
     tokens.len()
 }
 
-/// The beginning of the group that closes at `close`.
+/// Returns the beginning of the group that closes at `close`.
 fn opening(tokens: &[Token<'_>], close: usize) -> usize {
     let mut depth = 0;
     for at in (0..=close).rev() {
@@ -253,7 +254,7 @@ fn opening(tokens: &[Token<'_>], close: usize) -> usize {
     0
 }
 
-/// The word before `end` that an expression is called by, if it is a name: `name` in
+/// Returns the word that names the expression before `end`, if it is a name: `name` in
 /// `call.op.name().as_str()`.
 fn name_before<'a>(tokens: &[Token<'a>], end: usize) -> Option<&'a str> {
     let mut at = end;

@@ -11,28 +11,27 @@ use crate::source::{RustLines, committable_files, is_word, split_rust};
 const COLUMNS_MAX: usize = 100;
 const LINES_MAX: usize = 600;
 
-/// Files over the limit, with the number of lines that they may have at most. A ratchet: entries
-/// shrink and go, none comes.
+/// Files over the limit, each with its maximum number of lines. A ratchet: entries shrink and
+/// disappear, and no entry is added.
 const LONG_FILES: [(&str, usize); 0] = [];
 
-/// Where `#![allow(unsafe_code)]` may stand: a folder or a file.
+/// Folders and files that may contain `#![allow(unsafe_code)]`.
 const UNSAFE_PLACES: [&str; 3] =
     ["deepwell-kernels/", "deepwell-probe/src/dynamic.rs", "deepwell-trainer/src/data/map.rs"];
 
-/// Macros that do not belong in a commit, with what does.
+/// Macros that are not allowed in a commit, with the alternative.
 const BANNED_MACROS: [(&str, &str); 3] = [
     ("todo", "write it, or return an error that says what is not supported"),
     ("unimplemented", "return an error that says what is not supported"),
     ("dbg", "use `tracing`, or an assertion in a test"),
 ];
 
-/// Folders of somebody's own machine. In pieces, since this file is checked too.
+/// Folders of one developer's machine. Split, because this file is checked too.
 const MACHINE_FOLDERS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tmp/", "dw")];
 
-/// Words in small letters, and what the field says instead. In code the rule checks comments and
-/// identifiers in small letters, where `_` counts as a space. In two parts, since this file is
-/// checked too.
+/// Lower-case words, and the field's term to use instead. In code the rule checks comments and
+/// lower-case identifiers, in which `_` counts as a space. Split, because this file is checked too.
 const WORDS: [(&str, &str); 11] = [
     (concat!("multi", "processor"), "SM"),
     (concat!("multi", "processors"), "SMs"),
@@ -47,10 +46,10 @@ const WORDS: [(&str, &str); 11] = [
     (concat!("stored by ", "depth"), "K-major"),
 ];
 
-/// Where older words stand: records of what was measured, and of what has changed.
+/// Paths that may contain older words: records of measurements and changes.
 const RECORDS: [&str; 2] = ["benchmarks/", "CHANGELOG.md"];
 
-/// Larger files are data.
+/// Larger files are data and are not checked.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
 pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
@@ -84,7 +83,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
     Ok(violations)
 }
 
-/// The rules that a single file can break.
+/// Checks the rules about single files.
 fn check_text(path: &str, text: &str) -> Vec<Violation> {
     let mut violations = check_machine_folders(path, text);
     let extension = path.rsplit('.').next().unwrap_or_default();
@@ -115,7 +114,7 @@ fn check_machine_folders(path: &str, text: &str) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for folder in MACHINE_FOLDERS {
-            // Not the middle of a longer path or of an address.
+            // The match must not be in the middle of a longer path or of a URL.
             let is_absolute = line.match_indices(folder).any(|(at, _)| {
                 let before = line[..at].chars().next_back();
                 !before.is_some_and(|character| is_word(character) || "./~-}".contains(character))
@@ -133,7 +132,7 @@ fn check_size(path: &str, text: &str) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let columns = line.chars().count();
-        // Neither an address nor the row of a table can be broken.
+        // URLs and table rows cannot be wrapped.
         let is_table = ["//! |", "/// |"].iter().any(|row| line.trim_start().starts_with(row));
         if columns > COLUMNS_MAX && !line.contains("://") && !is_table {
             let message = format!("{columns} columns; break the line, {COLUMNS_MAX} is the limit");
@@ -162,7 +161,7 @@ fn check_size(path: &str, text: &str) -> Vec<Violation> {
     violations
 }
 
-/// `lines` are small letters, a space before and behind each word.
+/// Checks for words of [`WORDS`]. `lines` are lower case, with a space before and after each word.
 fn check_words(path: &str, lines: impl Iterator<Item = String>) -> Vec<Violation> {
     let mut violations = Vec::new();
     if RECORDS.iter().any(|record| path.starts_with(record)) {
@@ -179,7 +178,7 @@ fn check_words(path: &str, lines: impl Iterator<Item = String>) -> Vec<Violation
     violations
 }
 
-/// The words of a line of prose in small letters, a space before and behind each.
+/// Returns the words of a line of prose in lower case, with a space before and after each word.
 fn spaced(line: &str) -> String {
     let words = line.split(|character: char| !character.is_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
@@ -257,8 +256,8 @@ fn opens_unsafe(code: &[String], index: usize) -> bool {
     })
 }
 
-/// Whether a `SAFETY:` comment stands on this line or above it. Attributes and the beginning of
-/// the same statement may be in between.
+/// Whether this line has a `SAFETY:` comment, on the line or above it. Attributes and the beginning
+/// of the same statement may be in between.
 fn has_safety_comment(lines: &RustLines, index: usize) -> bool {
     if lines.comments[index].contains("SAFETY:") {
         return true;
@@ -277,7 +276,7 @@ fn has_safety_comment(lines: &RustLines, index: usize) -> bool {
     false
 }
 
-/// The words of a line of code, each with its place.
+/// Returns the words of a line of code, each with its byte position.
 fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     code.split(|character| !is_word(character)).filter(|word| !word.is_empty()).map(|word| {
         let at = word.as_ptr() as usize - code.as_ptr() as usize;

@@ -1,24 +1,24 @@
-//! Rules about module trees that the rest of their crate does not look into: they offer a public
-//! surface to other crates, and build on what the crate offers to everybody.
+//! Rules about module trees with a strict interface: the rest of the crate does not use them, and
+//! they use only the crate's public interface.
 
 use super::Violation;
 use crate::source::{RustLines, is_word};
 
 /// A module tree.
 struct Tree {
-    /// The sources of its crate.
+    /// Sources of the crate.
     sources: &'static str,
-    /// The module, at the top of the crate.
+    /// The top-level module.
     module: &'static str,
-    /// Public modules of the crate that the tree may name a path into.
+    /// Public modules of the crate whose paths the tree may use.
     uses: &'static [&'static str],
 }
 
-/// Capture reads other people's models, and is over half of its crate.
+/// Capture reads foreign models, and is over half of its crate.
 const TREES: [Tree; 1] =
     [Tree { sources: "deepwell-ir/src/", module: "capture", uses: &["capture", "ops"] }];
 
-/// The broken rules of one Rust file.
+/// Returns the violations of a Rust file.
 pub(super) fn check(path: &str, lines: &RustLines) -> Vec<Violation> {
     let mut violations = Vec::new();
     for Tree { sources, module, uses } in TREES {
@@ -50,7 +50,8 @@ pub(super) fn check(path: &str, lines: &RustLines) -> Vec<Violation> {
     violations
 }
 
-/// The names in `<root>::name::`, or `<root>::name` where the root is a module by itself.
+/// Returns the names in `<root>::name::`, or in `<root>::name` if the root is a module and not
+/// `crate`.
 fn modules_after<'a>(line: &'a str, root: &str) -> Vec<&'a str> {
     let pattern = format!("{root}::");
     let mut names = Vec::new();
