@@ -13,27 +13,27 @@ use deepwell_ir::{
 use crate::schedule::StageHandover;
 use crate::{Plan, PlanError};
 
-mod bands;
-mod beside;
 mod bodies;
 mod context;
 mod copies;
-mod early_sums;
 mod evaluation;
 mod expert;
 mod fallback;
 mod flops;
 mod handover;
 mod inference;
+mod memory_layout;
 mod optimizer;
-mod passing;
+mod overlap_collectives;
+mod overlapped_reduction;
 mod pipeline;
-mod place;
+mod quantized_all_gather;
 mod shard;
 mod shared_graph;
-mod sides;
+mod side_streams;
 mod streams;
 mod tensor;
+mod zero3_gather;
 
 pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
@@ -192,11 +192,11 @@ struct Lowering<'a> {
     /// The weight copies that are gathered, of casts of slices.
     gathered_copies: HashSet<TensorId>,
     /// Which of them come and go.
-    passing: passing::Passing,
+    transient: zero3_gather::TransientWeights,
     /// Whether exchanges run beside what computes.
     overlaps: bool,
     /// Gradients that are summed over ranks before the optimizer.
-    early: early_sums::EarlySums,
+    reduction: overlapped_reduction::OverlappedReduction,
     /// Copies of weights that the optimizer writes.
     update_copies: copies::UpdateCopies,
     /// Sums over tensor-parallel ranks so far.
@@ -238,9 +238,9 @@ impl<'a> Lowering<'a> {
             shards: Vec::new(),
             shared: Vec::new(),
             gathered_copies: HashSet::new(),
-            passing: passing::Passing::default(),
+            transient: zero3_gather::TransientWeights::default(),
             overlaps: false,
-            early: early_sums::EarlySums::default(),
+            reduction: overlapped_reduction::OverlappedReduction::default(),
             update_copies: copies::UpdateCopies::default(),
             tensor_sums: 0,
             value_of: HashMap::new(),
@@ -344,7 +344,7 @@ impl<'a> Lowering<'a> {
             TensorKind::Activation | TensorKind::Statistic => MemoryKind::Activations,
         };
         let is_copy = tensor.kind == TensorKind::WeightCopy;
-        let suffix = if is_copy { self.passing.suffix } else { "" };
+        let suffix = if is_copy { self.transient.suffix } else { "" };
         let name = format!("{}{suffix}", tensor.name);
         let value = self.add(name.clone(), tensor.dtype, tensor.shape.bind(&self.binding), memory);
         let added = &mut self.values[value.index()];
@@ -485,12 +485,12 @@ impl<'a> Lowering<'a> {
         training: Option<&Program>,
     ) -> Result<Program, PlanError> {
         let transient_offset = match training {
-            None => self.place_persistent(),
-            Some(training) => self.place_as_in(training)?,
+            None => self.layout_persistent(),
+            Some(training) => self.layout_as_in(training)?,
         };
         let order = Order::of(&self.calls, &self.bodies)
             .map_err(|what| IrError::Program { program: self.graph.name.clone(), what })?;
-        let mut arena = self.place_transient(transient_offset, &order);
+        let mut arena = self.layout_transient(transient_offset, &order);
         let schedule = self.invocations();
         let handover = self.hand_over(&schedule, &mut arena);
         let is_forward = |pass: &&Slotted| (pass.phase, pass.chunk) == (Phase::Forward, 0);

@@ -24,7 +24,7 @@ impl Lowering<'_> {
     /// ZeRO has in slices and take it away.
     fn nodes_of(&mut self, phase: Phase, chunk: Option<u32>) -> Result<(), PlanError> {
         let graph = self.graph;
-        self.begin_passing(phase);
+        self.begin_gathers(phase);
         let is_here = |(_, node): &(usize, &Node)| {
             let is_its = chunk.is_none_or(|chunk| self.chunk_of(node) == chunk);
             node.phase == phase && is_its && !self.comes_with_gather(node)
@@ -42,8 +42,8 @@ impl Lowering<'_> {
             for &(at, node) in *nodes {
                 self.gather_for(node)?;
                 self.node(node)?;
-                self.scatter_behind(at)?;
-                self.sum_behind(at)?;
+                self.scatter_after(at)?;
+                self.sum_after(at)?;
             }
         }
         Ok(())

@@ -126,7 +126,7 @@ impl Lowering<'_> {
         let is_shared = self.sharing().is_some();
         for (index, bucket) in self.buckets(plan.bucket_bytes).into_iter().enumerate() {
             // Gradients of shards are scattered below.
-            if is_shared && !self.is_counted[bucket.start] || self.early.has(index) {
+            if is_shared && !self.is_counted[bucket.start] || self.reduction.has(index) {
                 continue;
             }
             self.sum_bucket(index, Phase::Optimizer)?;

@@ -8,11 +8,11 @@
 //! Ranks that have the same parameters share their state: of experts those with the same ones, of
 //! all else those that split the batch.
 //!
-//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::passing`]. Where all that
-//! calls read of a bucket is BF16 copies, a rank casts its slice and these are gathered, to where
-//! the copies lie: half the bytes, and the same bits. Of a quantized weight that can be cut between
-//! its blocks ranks gather data and scales: see [`super::bands`]. With ZeRO 1 masters are whole
-//! between steps.
+//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::zero3_gather`]. Where all
+//! that calls read of a bucket is BF16 copies, a rank casts its slice and these are gathered, to
+//! where the copies lie: half the bytes, and the same bits. Of a quantized weight that can be cut
+//! between its blocks ranks gather data and scales: see [`super::quantized_all_gather`]. With ZeRO
+//! 1 masters are whole between steps.
 //!
 //! A step gives the bits that it gives without shards, for sums over ranks have the same order and
 //! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
@@ -145,7 +145,7 @@ impl Lowering<'_> {
             other_bodies.flat_map(|node| node.inputs.iter().copied()).collect();
         let layers = if self.scatters() { self.layers_of_parameters() } else { HashMap::new() };
         let beside_loss =
-            if self.scatters() { self.gradients_beside_loss() } else { HashSet::new() };
+            if self.scatters() { self.gradients_written_with_loss() } else { HashSet::new() };
         let is_evaluated = self.graph.parameter_gradients().is_empty();
         let mut members = Vec::new();
         for (index, (id, tensor)) in graph.parameters().enumerate() {
@@ -182,7 +182,9 @@ impl Lowering<'_> {
                 stays_whole: beside_loss.contains(&gradient) || self.is_shared(&name),
                 unit: self.scatters().then(|| match layers.get(&id) {
                     // What is cut between blocks is a bucket by itself.
-                    Some(&layer) if self.band_of(&shape, split).is_none() => (Some(layer), 0),
+                    Some(&layer) if self.block_slice_of(&shape, split).is_none() => {
+                        (Some(layer), 0)
+                    }
                     _ => (None, index),
                 }),
             };
@@ -191,7 +193,7 @@ impl Lowering<'_> {
         for members in buckets_of(&members, self.plan.bucket_bytes) {
             self.shard(&members, is_evaluated);
         }
-        self.plan_passing();
+        self.plan_gathers();
     }
 
     /// A parameter that nothing trains, or a selection bias with its counts.
@@ -255,11 +257,11 @@ impl Lowering<'_> {
             places.push((member.state, next));
             next += member.elements();
         }
-        let band = match members {
-            [member] => self.band_of(&member.shape, split),
+        let block_slice = match members {
+            [member] => self.block_slice_of(&member.shape, split),
             _ => None,
         };
-        let shape = band.unwrap_or_else(|| vec![slice]);
+        let shape = block_slice.unwrap_or_else(|| vec![slice]);
         let [master, first_moment, second_moment] =
             ["master.shard", "moment1.shard", "moment2.shard"].map(|name| {
                 let name = format!("{name}.{number}");
@@ -395,7 +397,7 @@ impl Lowering<'_> {
                 slices.push(own);
                 continue;
             }
-            let own = match self.early.slice(index) {
+            let own = match self.reduction.slice(index) {
                 Some(own) => own,
                 None => self.scatter_bucket(index, Phase::Optimizer)?,
             };
@@ -460,7 +462,7 @@ impl Lowering<'_> {
             if quantized_by.is_some() {
                 self.gather_quantized(index, (Phase::Weights, None))?;
                 taken.push(index);
-                if self.bytes_of_planes() >= self.plan.bucket_bytes {
+                if self.gathered_plane_bytes() >= self.plan.bucket_bytes {
                     self.gather_planes(Phase::Weights)?;
                     for before in std::mem::replace(&mut arriving, std::mem::take(&mut taken)) {
                         self.join_parts(before, (Phase::Weights, None))?;
@@ -486,7 +488,7 @@ impl Lowering<'_> {
         suffix: &str,
     ) -> Result<(), PlanError> {
         let Bucket { group: (group, ranks), master: mut own, .. } = self.shared[index];
-        let (mut what, whole) = ("masters", self.why_not_in_bands(index));
+        let (mut what, whole) = ("masters", self.why_not_quantized(index));
         if self.shared[index].gathers_copies() {
             what = "weights";
             let name = format!("bf16.shard.{index}{suffix}");

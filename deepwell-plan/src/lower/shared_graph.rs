@@ -18,7 +18,8 @@ use deepwell_precision::QuantFormat;
 use super::pipeline::{self, Pipeline, part_of_rank};
 use super::tensor::Splits;
 use super::{
-    Lowering, Scheduling, beside, check_ranks, context, fuse_for, part_of_layers, streams,
+    Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives, part_of_layers,
+    streams,
 };
 use crate::{Plan, PlanError};
 
@@ -100,14 +101,14 @@ impl<'a> SharedGraph<'a> {
         }
         if scheduling.overlaps {
             let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
-            graph = beside::order_beside_exchanges(&graph, &binding);
+            graph = overlap_collectives::order_for_overlap(&graph, &binding);
         }
         let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
         (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), self.splits.clone());
         (lowering.overlaps, lowering.handover) =
             (scheduling.overlaps, scheduling.handover.as_ref());
         lowering.persistent_values(Mode::Train);
-        lowering.plan_early_sums();
+        lowering.plan_overlapped_reduction();
         // A chunk at a time: chunks share the slots of activations. The last chunk comes first, as
         // its backward pass begins a step: the last chunk overwrites the loss, other chunks add.
         for chunk in (0..lowering.chunks()).rev() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use deepwell_ir::{Access, Body, Call, EventId, Op, Recompute, StreamId, Value, ValueId};
 
-use super::sides::{self, Kept};
+use super::side_streams::{self, Kept};
 use crate::Plan;
 
 /// Who used a value last within a body.
@@ -25,14 +25,14 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
     connect(calls, bodies, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`sides`]), and
+/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`side_streams`]), and
 /// exchanges have a stream, which waits for what computes and is waited for so that as much is kept
 /// for them as for one layer, and not for all.
 pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], plan: &Plan) {
     let in_turns = plan.has_one_stream();
     let kept = if plan.recompute == Recompute::None { Kept::TwoLayers } else { Kept::OneLayer };
     for body in bodies {
-        sides::spread(&mut calls[body.calls.clone()], body.phase, in_turns);
+        side_streams::spread(&mut calls[body.calls.clone()], body.phase, in_turns);
     }
     // What it reads makes room for other values.
     let frees = |call: &Call| {
@@ -40,13 +40,13 @@ pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value
         read.any(|operand| !values[operand.value.index()].memory.is_persistent())
     };
     connect(calls, bodies, &|calls| {
-        let mut waits = beside_one_layer(calls, &frees);
-        sides::keep(calls, &mut waits, kept);
+        let mut waits = waits_of_layers(calls, &frees);
+        side_streams::bound_kept_layers(calls, &mut waits, kept);
         waits
     });
 }
 
-pub(super) fn is_exchange(call: &Call) -> bool {
+pub(super) fn is_collective(call: &Call) -> bool {
     matches!(call.op, Op::Collective(_))
 }
 
@@ -54,15 +54,15 @@ pub(super) fn is_exchange(call: &Call) -> bool {
 /// before it of the stream that computes, so that what it writes takes the place of what is over
 /// then. A layer begins when those exchanges are over that free memory and were there before the
 /// layer before it began.
-fn beside_one_layer(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
+fn waits_of_layers(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
     let mut waits = vec![Vec::new(); calls.len()];
     let (mut last_computed, mut last_freeing) = (None, None);
     let (mut layer, mut before_layer) = (None, None);
     for (index, call) in calls.iter().enumerate() {
-        if call.stream != 0 && !is_exchange(call) {
+        if call.stream != 0 && !is_collective(call) {
             continue;
         }
-        if is_exchange(call) {
+        if is_collective(call) {
             waits[index].extend(last_computed);
             if frees(call) {
                 last_freeing = Some(index);

@@ -102,14 +102,14 @@ impl Lowering<'_> {
         }
         if self.sharing().is_none() {
             for bucket in 0..self.buckets(self.plan.bucket_bytes).len() {
-                if !self.early.has_over_tensor(bucket) {
+                if !self.reduction.has_over_tensor(bucket) {
                     self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
                 }
             }
             return Ok(());
         }
         for bucket in 0..self.shared.len() {
-            if !self.early.has_over_tensor(bucket) {
+            if !self.reduction.has_over_tensor(bucket) {
                 self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
             }
         }

@@ -11,7 +11,7 @@ use crate::arena::{Lifetime, Packing, align, pack};
 impl Lowering<'_> {
     /// Places what outlives a step, kind by kind; what the host writes for each micro-batch lies in
     /// each slot anew.
-    pub(super) fn place_persistent(&mut self) -> usize {
+    pub(super) fn layout_persistent(&mut self) -> usize {
         let slots = self.passes.slots as usize;
         let host = &self.host;
         let of_micro_batch = [host.tokens, host.targets, host.documents, host.positions];
@@ -36,7 +36,7 @@ impl Lowering<'_> {
 
     /// Persistent values lie where the training program has them; what it does not have (the
     /// counters of quantizations that only evaluation makes) goes first into the transient part.
-    pub(super) fn place_as_in(&mut self, training: &Program) -> Result<usize, PlanError> {
+    pub(super) fn layout_as_in(&mut self, training: &Program) -> Result<usize, PlanError> {
         let ranges: HashMap<&str, ByteRange> = training
             .values
             .iter()
@@ -62,25 +62,26 @@ impl Lowering<'_> {
     /// Places what lives within a step. With one slot all of it shares the transient part of the
     /// arena; with several, what lives from one body to the next lies in each slot anew, and
     /// behind the slots lies what lives within a body, or is made in the last micro-batch alone.
-    pub(super) fn place_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
-        let lives = self.lives(order);
+    pub(super) fn layout_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
+        let allocations = self.allocations(order);
         let slots = self.passes.slots as usize;
         let made_last = self.made_last();
-        let crosses = |place: &Place| {
+        let crosses = |allocation: &Allocation| {
             let is_made_last =
-                matches!(place.what, What::Value(index) if made_last.contains(&index));
-            slots > 1 && place.bodies.0 != place.bodies.1 && !is_made_last
+                matches!(allocation.item, Item::Value(index) if made_last.contains(&index));
+            slots > 1 && allocation.bodies.0 != allocation.bodies.1 && !is_made_last
         };
-        let (crossing, local): (Vec<Place>, Vec<Place>) = lives.into_iter().partition(crosses);
-        let in_slot = pack_places(&crossing);
-        let shared = pack_places(&local);
+        let (crossing, local): (Vec<Allocation>, Vec<Allocation>) =
+            allocations.into_iter().partition(crosses);
+        let in_slot = pack_allocations(&crossing);
+        let shared = pack_allocations(&local);
         let stride = if crossing.is_empty() { 0 } else { in_slot.bytes };
         let behind = transient_offset + stride * slots;
-        for (place, offset) in crossing.iter().zip(&in_slot.offsets) {
-            self.put(place.what, transient_offset + offset, stride);
+        for (allocation, offset) in crossing.iter().zip(&in_slot.offsets) {
+            self.put(allocation.item, transient_offset + offset, stride);
         }
-        for (place, offset) in local.iter().zip(&shared.offsets) {
-            self.put(place.what, behind + offset, 0);
+        for (allocation, offset) in local.iter().zip(&shared.offsets) {
+            self.put(allocation.item, behind + offset, 0);
         }
         Arena {
             bytes: behind + shared.bytes,
@@ -96,30 +97,30 @@ impl Lowering<'_> {
         own.flat_map(|call| call.outputs()).map(|output| output.value.index()).collect()
     }
 
-    fn put(&mut self, what: What, offset: usize, slot_stride_bytes: usize) {
-        match what {
-            What::Value(index) => {
+    fn put(&mut self, item: Item, offset: usize, slot_stride_bytes: usize) {
+        match item {
+            Item::Value(index) => {
                 let value = &mut self.values[index];
                 value.range.offset = offset;
                 value.slot_stride_bytes = slot_stride_bytes;
             }
-            What::Run(index) => {
+            Item::Contiguous(index) => {
                 let mut next = offset;
-                for id in self.passing.together[index].clone() {
+                for id in self.transient.contiguous[index].clone() {
                     let value = &mut self.values[id.index()];
                     value.range.offset = next;
                     value.slot_stride_bytes = slot_stride_bytes;
                     next += align(value.range.bytes);
                 }
             }
-            What::Workspace(call) => self.calls[call].workspace.offset = offset,
+            Item::Workspace(call) => self.calls[call].workspace.offset = offset,
         }
     }
 
     /// What wants bytes of the transient part and from which call to which: values first, then
     /// workspaces. A life ends with the last call that may run beside its last user.
-    fn lives(&self, order: &Order) -> Vec<Place> {
-        let mut of_values: Vec<Option<Place>> = vec![None; self.values.len()];
+    fn allocations(&self, order: &Order) -> Vec<Allocation> {
+        let mut of_values: Vec<Option<Allocation>> = vec![None; self.values.len()];
         let mut workspaces = Vec::new();
         for (body, calls) in self.bodies.iter().map(|body| body.calls.clone()).enumerate() {
             for call in calls {
@@ -127,31 +128,35 @@ impl Lowering<'_> {
                 for operand in &self.calls[call].operands {
                     let index = operand.value.index();
                     let bytes = self.values[index].range.bytes;
-                    let place = of_values[index].get_or_insert(Place {
-                        what: What::Value(index),
+                    let allocation = of_values[index].get_or_insert(Allocation {
+                        item: Item::Value(index),
                         life: Lifetime { bytes, first: call, last },
                         bodies: (body, body),
                     });
-                    place.life.last = place.life.last.max(last);
-                    place.bodies.1 = body;
+                    allocation.life.last = allocation.life.last.max(last);
+                    allocation.bodies.1 = body;
                 }
                 let bytes = self.calls[call].workspace.bytes;
                 let life = Lifetime { bytes, first: call, last };
-                workspaces.push(Place { what: What::Workspace(call), life, bodies: (body, body) });
+                workspaces.push(Allocation {
+                    item: Item::Workspace(call),
+                    life,
+                    bodies: (body, body),
+                });
             }
         }
-        let unused = |index| Place {
-            what: What::Value(index),
+        let unused = |index| Allocation {
+            item: Item::Value(index),
             life: Lifetime { bytes: self.values[index].range.bytes, first: 0, last: 0 },
             bodies: (0, 0),
         };
-        let mut is_of_run = vec![false; self.values.len()];
-        let mut runs = Vec::with_capacity(self.passing.together.len());
-        for (run, ids) in self.passing.together.iter().enumerate() {
-            let places = ids.iter().filter_map(|id| of_values[id.index()]);
+        let mut is_in_run = vec![false; self.values.len()];
+        let mut runs = Vec::with_capacity(self.transient.contiguous.len());
+        for (run, ids) in self.transient.contiguous.iter().enumerate() {
+            let allocations = ids.iter().filter_map(|id| of_values[id.index()]);
             let bytes = ids.iter().map(|id| align(self.values[id.index()].range.bytes)).sum();
-            ids.iter().for_each(|id| is_of_run[id.index()] = true);
-            let whole = places.reduce(|a, b| Place {
+            ids.iter().for_each(|id| is_in_run[id.index()] = true);
+            let whole = allocations.reduce(|a, b| Allocation {
                 life: Lifetime {
                     first: a.life.first.min(b.life.first),
                     last: a.life.last.max(b.life.last),
@@ -160,17 +165,17 @@ impl Lowering<'_> {
                 bodies: (a.bodies.0.min(b.bodies.0), a.bodies.1.max(b.bodies.1)),
                 ..a
             });
-            let life = |place: Place| Lifetime { bytes, ..place.life };
-            runs.extend(whole.map(|place| Place {
-                what: What::Run(run),
-                life: life(place),
-                ..place
+            let life = |allocation: Allocation| Lifetime { bytes, ..allocation.life };
+            runs.extend(whole.map(|allocation| Allocation {
+                item: Item::Contiguous(run),
+                life: life(allocation),
+                ..allocation
             }));
         }
         let of_values = of_values.into_iter().enumerate();
         of_values
-            .filter(|(index, _)| !self.values[*index].memory.is_persistent() && !is_of_run[*index])
-            .map(|(index, place)| place.unwrap_or_else(|| unused(index)))
+            .filter(|(index, _)| !self.values[*index].memory.is_persistent() && !is_in_run[*index])
+            .map(|(index, allocation)| allocation.unwrap_or_else(|| unused(index)))
             .chain(runs)
             .chain(workspaces)
             .collect()
@@ -179,24 +184,24 @@ impl Lowering<'_> {
 
 /// Something that lies in the transient part of the arena.
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum Item {
     /// A value, by index.
     Value(usize),
-    /// Values one behind the other, by index among those.
-    Run(usize),
+    /// Contiguous values, by index among those.
+    Contiguous(usize),
     /// The scratch of a call, by index.
     Workspace(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    what: What,
+struct Allocation {
+    item: Item,
     life: Lifetime,
     /// First and last body that use it.
     bodies: (usize, usize),
 }
 
-fn pack_places(places: &[Place]) -> Packing {
-    let lives: Vec<Lifetime> = places.iter().map(|place| place.life).collect();
-    pack(&lives)
+fn pack_allocations(allocations: &[Allocation]) -> Packing {
+    let lifetimes: Vec<Lifetime> = allocations.iter().map(|allocation| allocation.life).collect();
+    pack(&lifetimes)
 }

@@ -20,7 +20,7 @@ use crate::PlanError;
 /// Which buckets are summed early. Buckets are those of shards where ranks share the optimizer
 /// state, else those of the optimizer.
 #[derive(Default)]
-pub(super) struct EarlySums {
+pub(super) struct OverlappedReduction {
     /// The buckets whose gradients are whole behind a node, by index in the graph.
     behind: HashMap<usize, Vec<usize>>,
     /// Buckets that are summed.
@@ -31,7 +31,7 @@ pub(super) struct EarlySums {
     slices: HashMap<usize, ValueId>,
 }
 
-impl EarlySums {
+impl OverlappedReduction {
     /// Whether a bucket is summed already.
     pub(super) fn has(&self, bucket: usize) -> bool {
         self.done.contains(&bucket)
@@ -50,7 +50,7 @@ impl EarlySums {
 
 impl Lowering<'_> {
     /// Notes behind which node each bucket of gradients is whole.
-    pub(super) fn plan_early_sums(&mut self) {
+    pub(super) fn plan_overlapped_reduction(&mut self) {
         if !self.overlaps {
             return;
         }
@@ -82,7 +82,7 @@ impl Lowering<'_> {
             }
         }
         behind.values_mut().for_each(|buckets| buckets.sort_unstable());
-        self.early.behind = behind;
+        self.reduction.behind = behind;
     }
 
     /// Where in the schedule the body of a node runs for the last time.
@@ -122,17 +122,17 @@ impl Lowering<'_> {
     }
 
     /// Sums the buckets that are whole behind a node.
-    pub(super) fn sum_behind(&mut self, at: usize) -> Result<(), PlanError> {
+    pub(super) fn sum_after(&mut self, at: usize) -> Result<(), PlanError> {
         let phase: Phase = self.graph.nodes[at].phase;
-        for bucket in self.early.behind.get(&at).cloned().unwrap_or_default() {
+        for bucket in self.reduction.behind.get(&at).cloned().unwrap_or_default() {
             self.in_last_micro_batch(|this| {
                 this.sum_bucket_over_tensor(bucket, phase)?;
-                this.early.over_tensor.insert(bucket);
+                this.reduction.over_tensor.insert(bucket);
                 if this.sharing().is_some() {
                     let slice = this.scatter_bucket(bucket, phase)?;
-                    this.early.slices.insert(bucket, slice);
+                    this.reduction.slices.insert(bucket, slice);
                 } else if this.sum_bucket(bucket, phase)? {
-                    this.early.done.insert(bucket);
+                    this.reduction.done.insert(bucket);
                 }
                 Ok(())
             })?;
@@ -142,12 +142,12 @@ impl Lowering<'_> {
 
     /// Sums this rank's slice of a bucket that was scattered behind a node over tensor-parallel
     /// ranks, if they have the bucket whole.
-    pub(super) fn sum_slice_behind(&mut self, at: usize, bucket: usize) -> Result<(), PlanError> {
+    pub(super) fn sum_slice_after(&mut self, at: usize, bucket: usize) -> Result<(), PlanError> {
         if !self.overlaps || !self.closes(at) {
             return Ok(());
         }
         let phase = self.graph.nodes[at].phase;
-        self.early.over_tensor.insert(bucket);
+        self.reduction.over_tensor.insert(bucket);
         self.in_last_micro_batch(|this| this.sum_bucket_over_tensor(bucket, phase))
     }
 

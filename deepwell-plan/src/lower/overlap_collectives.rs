@@ -18,11 +18,11 @@ use deepwell_ir::{Binding, Graph, Node, Op, OperandType, TensorId};
 const FLOPS_PER_BYTE: u64 = 1500;
 
 /// The graph with the nodes of each layer of a pass in such an order.
-pub(super) fn order_beside_exchanges(graph: &Graph, binding: &Binding) -> Graph {
+pub(super) fn order_for_overlap(graph: &Graph, binding: &Binding) -> Graph {
     let layers = graph.nodes.chunk_by(|a, b| (a.phase, a.layer) == (b.phase, b.layer));
     let nodes = layers.flat_map(|nodes| {
         let order = match nodes.first().and_then(|node| node.layer) {
-            Some(_) if nodes.iter().any(is_exchange) => Layer::new(graph, binding, nodes).order(),
+            Some(_) if nodes.iter().any(is_collective) => Layer::new(graph, binding, nodes).order(),
             _ => (0..nodes.len()).collect(),
         };
         order.into_iter().map(|at| nodes[at].clone())
@@ -30,7 +30,7 @@ pub(super) fn order_beside_exchanges(graph: &Graph, binding: &Binding) -> Graph 
     Graph { nodes: nodes.collect(), ..graph.clone() }
 }
 
-fn is_exchange(node: &Node) -> bool {
+fn is_collective(node: &Node) -> bool {
     matches!(node.op, Op::Collective(_))
 }
 
@@ -54,13 +54,13 @@ impl<'a> Layer<'a> {
             // What adds to an accumulator stands behind what did before.
             let operands = node.inputs.iter().chain(&node.outputs);
             let mut own: Vec<usize> = operands.filter_map(|id| made.get(id).copied()).collect();
-            if is_exchange(node) {
+            if is_collective(node) {
                 own.extend(last_exchange.replace(at));
             }
             made.extend(node.outputs.iter().map(|&id| (id, at)));
             needs.push(own);
         }
-        let mut leads: Vec<bool> = nodes.iter().map(is_exchange).collect();
+        let mut leads: Vec<bool> = nodes.iter().map(is_collective).collect();
         for at in (0..nodes.len()).rev() {
             if leads[at] {
                 needs[at].iter().for_each(|&other| leads[other] = true);
@@ -96,7 +96,7 @@ impl<'a> Layer<'a> {
                 let mut those = ready.iter().copied();
                 those.find(|&at| self.leads[at] == leads && !waits(at))
             };
-            let exchange = ready.iter().copied().find(|&at| is_exchange(&self.nodes[at]));
+            let exchange = ready.iter().copied().find(|&at| is_collective(&self.nodes[at]));
             let ahead = || free(false).filter(|_| hidden_by > 0);
             let next = match exchange.or_else(|| free(true)).or_else(ahead) {
                 Some(next) => next,
@@ -116,7 +116,7 @@ impl<'a> Layer<'a> {
                     }
                 }
             };
-            if is_exchange(&self.nodes[next]) {
+            if is_collective(&self.nodes[next]) {
                 under_way[next] = true;
                 hidden_by += FLOPS_PER_BYTE * self.bytes_on_link[next];
             } else if !self.leads[next] {

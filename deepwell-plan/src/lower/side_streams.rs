@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
 use super::EXCHANGES;
-use super::streams::is_exchange;
+use super::streams::is_collective;
 
 /// Streams of calls that run beside those of the stream that computes.
-const SIDES: [StreamId; 3] = [2, 3, 4];
+const SIDE_STREAMS: [StreamId; 3] = [2, 3, 4];
 
 /// The stream of gradients of weights, which nothing that computes reads in their body.
 const GRADIENTS: StreamId = 5;
@@ -30,7 +30,7 @@ const STREAMS: usize = 6;
 /// weights make room for those of the next, which waits for what stands beside it.
 pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     for call in calls.iter_mut() {
-        call.stream = if is_exchange(call) { EXCHANGES } else { 0 };
+        call.stream = if is_collective(call) { EXCHANGES } else { 0 };
     }
     match phase {
         Phase::Weights => spread_copies(calls),
@@ -55,7 +55,7 @@ fn spread_copies(calls: &mut [Call]) {
         let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));
         is_copy && call.choice.workspace_bytes == 0
     });
-    let streams = [0].into_iter().chain(SIDES).cycle();
+    let streams = [0].into_iter().chain(SIDE_STREAMS).cycle();
     for (call, stream) in copies.zip(streams) {
         call.stream = stream;
     }
@@ -67,7 +67,7 @@ fn ends(calls: &[Call]) -> Vec<bool> {
     let mut read: HashSet<ValueId> = HashSet::new();
     let mut ends = vec![false; calls.len()];
     for (call, is_end) in calls.iter().zip(&mut ends).rev() {
-        if is_exchange(call) {
+        if is_collective(call) {
             continue;
         }
         *is_end = !call.outputs().iter().any(|output| read.contains(&output.value));
@@ -95,8 +95,8 @@ impl Placed {
         let operands = call.operands.iter().map(|operand| operand.value);
         let makers: Vec<(usize, Clock)> =
             operands.filter_map(|value| self.writers.get(&value).copied()).collect();
-        if !is_exchange(call) {
-            call.stream = if is_end { GRADIENTS } else { self.stream_behind(&makers) };
+        if !is_collective(call) {
+            call.stream = if is_end { GRADIENTS } else { self.stream_after(&makers) };
         }
         let stream = call.stream as usize;
         let mut clock = self.last[stream];
@@ -110,7 +110,7 @@ impl Placed {
     }
 
     /// The stream of a call whose operands `makers` made.
-    fn stream_behind(&self, makers: &[(usize, Clock)]) -> StreamId {
+    fn stream_after(&self, makers: &[(usize, Clock)]) -> StreamId {
         let is_over = |side: &StreamId| {
             let side = *side as usize;
             self.last[0][side] >= self.last[side][side]
@@ -120,10 +120,10 @@ impl Placed {
             let end = self.last[stream][stream];
             makers.iter().any(|(of, clock)| *of == stream && clock[stream] == end)
         };
-        let mut computing = [0].into_iter().chain(SIDES);
+        let mut computing = [0].into_iter().chain(SIDE_STREAMS);
         computing
             .find(continued)
-            .or_else(|| SIDES.into_iter().find(is_over).filter(|_| !makers.is_empty()))
+            .or_else(|| SIDE_STREAMS.into_iter().find(is_over).filter(|_| !makers.is_empty()))
             .unwrap_or(0)
     }
 }
@@ -139,13 +139,13 @@ pub(super) enum Kept {
 }
 
 /// Adds to what calls wait for so that side streams keep no more than `kept`.
-pub(super) fn keep(calls: &[Call], waits: &mut [Vec<usize>], kept: Kept) {
+pub(super) fn bound_kept_layers(calls: &[Call], waits: &mut [Vec<usize>], kept: Kept) {
     // The last call of each side stream: now, and when the last layer began.
     let mut last: [Option<usize>; STREAMS] = [None; STREAMS];
     let (mut at_layer, mut waited_for) = (last, last);
     let mut layer = None;
     for (index, call) in calls.iter().enumerate() {
-        if is_exchange(call) || call.phase == Phase::Weights {
+        if is_collective(call) || call.phase == Phase::Weights {
             continue;
         }
         if layer != Some(call.layer) {

@@ -24,7 +24,7 @@ use crate::PlanError;
 
 /// What comes and goes.
 #[derive(Default)]
-pub(super) struct Passing {
+pub(super) struct TransientWeights {
     /// The bucket of each parameter that is gathered, and of the copies that are made of it.
     bucket_of: HashMap<TensorId, usize>,
     /// The nodes that make the copies of a bucket, by index in the graph.
@@ -32,17 +32,17 @@ pub(super) struct Passing {
     /// Buckets that are gathered in the body that is lowered.
     fetched: HashSet<usize>,
     /// Those of which the copies are made.
-    here: HashSet<usize>,
+    copied: HashSet<usize>,
     /// The buckets whose gradients are whole behind a node.
-    complete: HashMap<usize, Vec<usize>>,
+    complete_after: HashMap<usize, Vec<usize>>,
     /// Values that lie one behind the other.
-    pub(super) together: Vec<Vec<ValueId>>,
+    pub(super) contiguous: Vec<Vec<ValueId>>,
     /// Behind the names of what is made once more.
     pub(super) suffix: &'static str,
     /// What is gathered of a bucket in parts, and the tensors that it becomes.
     pub(super) parts: HashMap<usize, Vec<(ValueId, TensorId)>>,
     /// Slices of planes that the next call gathers.
-    pub(super) planes: Vec<super::bands::Planes>,
+    pub(super) planes: Vec<super::quantized_all_gather::Planes>,
 }
 
 impl Lowering<'_> {
@@ -74,7 +74,7 @@ impl Lowering<'_> {
 
     /// Gradients that a call writes together with the loss, which is added to from micro-batch to
     /// micro-batch, as they then are.
-    pub(super) fn gradients_beside_loss(&self) -> HashSet<TensorId> {
+    pub(super) fn gradients_written_with_loss(&self) -> HashSet<TensorId> {
         if self.plan.micro_batches < 2 {
             return HashSet::new();
         }
@@ -85,23 +85,23 @@ impl Lowering<'_> {
 
     /// Notes what is made of the parameters of gathered buckets, and behind which node the
     /// gradients of scattered ones are whole.
-    pub(super) fn plan_passing(&mut self) {
-        let mut passing = Passing::default();
+    pub(super) fn plan_gathers(&mut self) {
+        let mut transient = TransientWeights::default();
         let mut bucket_of_gradient = HashMap::new();
         for (index, bucket) in self.shared.iter().enumerate() {
             if bucket.is_gathered {
-                passing.bucket_of.extend(bucket.parameters.iter().map(|&id| (id, index)));
+                transient.bucket_of.extend(bucket.parameters.iter().map(|&id| (id, index)));
             }
             if bucket.scattered.is_some() {
                 bucket_of_gradient.extend(bucket.gradients.iter().map(|&value| (value, index)));
-                passing.together.push(bucket.gradients.clone());
+                transient.contiguous.push(bucket.gradients.clone());
             }
         }
         for (at, node) in self.graph.nodes.iter().enumerate() {
-            let bucket = node.inputs.iter().find_map(|id| passing.bucket_of.get(id).copied());
+            let bucket = node.inputs.iter().find_map(|id| transient.bucket_of.get(id).copied());
             if let (Phase::Weights, Some(bucket)) = (node.phase, bucket) {
-                passing.copies.entry(bucket).or_default().push(at);
-                passing.bucket_of.extend(node.outputs.iter().map(|&id| (id, bucket)));
+                transient.copies.entry(bucket).or_default().push(at);
+                transient.bucket_of.extend(node.outputs.iter().map(|&id| (id, bucket)));
             }
         }
         let mut last: HashMap<usize, usize> = HashMap::new();
@@ -114,22 +114,22 @@ impl Lowering<'_> {
             }
         }
         for (bucket, at) in last {
-            passing.complete.entry(at).or_default().push(bucket);
+            transient.complete_after.entry(at).or_default().push(bucket);
         }
-        passing.complete.values_mut().for_each(|buckets| buckets.sort_unstable());
-        self.passing = passing;
+        transient.complete_after.values_mut().for_each(|buckets| buckets.sort_unstable());
+        self.transient = transient;
     }
 
     /// In each body weights are gathered anew.
-    pub(super) fn begin_passing(&mut self, phase: Phase) {
-        self.passing.fetched.clear();
-        self.passing.here.clear();
+    pub(super) fn begin_gathers(&mut self, phase: Phase) {
+        self.transient.fetched.clear();
+        self.transient.copied.clear();
         if phase != Phase::Backward || !self.gathers() {
             return;
         }
         let graph = self.graph;
         let is_whole = |id: &TensorId| graph.tensor(*id).kind != TensorKind::Statistic;
-        for id in self.passing.bucket_of.keys().filter(|id| is_whole(id)) {
+        for id in self.transient.bucket_of.keys().filter(|id| is_whole(id)) {
             self.value_of.remove(id);
         }
     }
@@ -137,7 +137,7 @@ impl Lowering<'_> {
     /// Whether a node of the weights' body is lowered where its weight is gathered.
     pub(super) fn comes_with_gather(&self, node: &Node) -> bool {
         let is_gathered = |id: &TensorId| {
-            let in_pass = self.gathers() && self.passing.bucket_of.contains_key(id);
+            let in_pass = self.gathers() && self.transient.bucket_of.contains_key(id);
             in_pass || self.gathered_copies.contains(id)
         };
         node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
@@ -155,7 +155,7 @@ impl Lowering<'_> {
             return Ok(());
         }
         for id in &node.inputs {
-            let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
+            let Some(&bucket) = self.transient.bucket_of.get(id) else { continue };
             self.fetch(bucket, node.phase, layer)?;
         }
         Ok(())
@@ -167,10 +167,10 @@ impl Lowering<'_> {
             return Ok(());
         }
         for id in &node.inputs {
-            let Some(&bucket) = self.passing.bucket_of.get(id) else { continue };
+            let Some(&bucket) = self.transient.bucket_of.get(id) else { continue };
             self.fetch(bucket, node.phase, node.layer)?;
             self.gather_planes(node.phase)?;
-            if self.passing.here.insert(bucket) {
+            if self.transient.copied.insert(bucket) {
                 self.make_copies(bucket, node)?;
             }
         }
@@ -178,7 +178,7 @@ impl Lowering<'_> {
     }
 
     fn fetch(&mut self, bucket: usize, phase: Phase, layer: Option<u32>) -> Result<(), PlanError> {
-        if !self.passing.fetched.insert(bucket) {
+        if !self.transient.fetched.insert(bucket) {
             return Ok(());
         }
         if self.shared[bucket].quantized_by.is_some() {
@@ -201,7 +201,7 @@ impl Lowering<'_> {
         }
         let suffix = if phase == Phase::Backward { ".again" } else { "" };
         self.gather_bucket(bucket, gathered.clone(), (phase, layer), suffix)?;
-        self.passing.together.push(gathered);
+        self.transient.contiguous.push(gathered);
         Ok(())
     }
 
@@ -215,20 +215,20 @@ impl Lowering<'_> {
         }
         let (phase, layer) = (reader.phase, reader.layer);
         let suffix = if phase == Phase::Forward { "" } else { ".again" };
-        self.passing.suffix = suffix;
-        for at in self.passing.copies.get(&bucket).cloned().unwrap_or_default() {
+        self.transient.suffix = suffix;
+        for at in self.transient.copies.get(&bucket).cloned().unwrap_or_default() {
             let node = &self.graph.nodes[at];
             let name = format!("{}{suffix}", node.name);
             let layer = if self.overlaps { layer } else { node.layer };
             self.node(&Node { phase, name, layer, ..node.clone() })?;
         }
-        self.passing.suffix = "";
+        self.transient.suffix = "";
         Ok(())
     }
 
     /// Scatters the gradients that are whole behind a node.
-    pub(super) fn scatter_behind(&mut self, at: usize) -> Result<(), PlanError> {
-        for bucket in self.passing.complete.get(&at).cloned().unwrap_or_default() {
+    pub(super) fn scatter_after(&mut self, at: usize) -> Result<(), PlanError> {
+        for bucket in self.transient.complete_after.get(&at).cloned().unwrap_or_default() {
             let (group, ranks) = self.shared[bucket].group;
             let gradients = self.shared[bucket].gradients.clone();
             let Some(own) = self.shared[bucket].scattered else { continue };
@@ -257,7 +257,7 @@ impl Lowering<'_> {
                 source: NodeId(self.graph.nodes.len() as u32),
                 recomputes: false,
             })?;
-            self.sum_slice_behind(at, bucket)?;
+            self.sum_slice_after(at, bucket)?;
         }
         Ok(())
     }

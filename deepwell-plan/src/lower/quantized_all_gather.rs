@@ -2,7 +2,7 @@
 //!
 //! Blocks are quantized each by itself. So a weight is a bucket by itself where the slices of ranks
 //! are whole blocks rowwise and columnwise, and whole tiles of scales: bands of a multiple of
-//! [`BAND_ROWS`] rows, or of a stack whole matrices. A rank quantizes its slice, and what is
+//! [`SLICE_ROWS`] rows, or of a stack whole matrices. A rank quantizes its slice, and what is
 //! gathered are the planes that calls of the body read: about a byte a parameter and axis, where
 //! masters are four. The bits are those that quantizing gathered masters gives, so this is no
 //! choice: it is done wherever it can be. All other weights come as masters, or in BF16.
@@ -30,7 +30,7 @@ use super::shard::{Bucket, SLICE_ELEMENTS};
 use crate::PlanError;
 
 /// Rows that a slice is a multiple of: those of a tile of scales, and as many as any block has.
-const BAND_ROWS: usize = scale_tiles::TILE_ROWS;
+const SLICE_ROWS: usize = scale_tiles::TILE_ROWS;
 
 /// Slices of data and scales that one call gathers.
 pub(super) struct Planes {
@@ -43,14 +43,18 @@ pub(super) struct Planes {
 
 impl Lowering<'_> {
     /// Shape of a rank's slice of a parameter that is cut between blocks, if it can be.
-    pub(super) fn band_of(&self, shape: &[usize], split: Option<SplitOver>) -> Option<Vec<usize>> {
+    pub(super) fn block_slice_of(
+        &self,
+        shape: &[usize],
+        split: Option<SplitOver>,
+    ) -> Option<Vec<usize>> {
         let format = self.plan.policy.format().quantized()?;
         // The scale of a tensor is of all of it.
         if format.element != ElementFormat::E4M3 || Storage::plane_count(&format) > 2 {
             return None;
         }
         let (_, ranks) = self.scatters().then(|| self.sharing_of(split))??;
-        band(shape, ranks as usize)
+        block_slice(shape, ranks as usize)
     }
 
     /// The node that quantizes a parameter, by index in the graph, where its blocks can be
@@ -61,7 +65,7 @@ impl Lowering<'_> {
         shape: &[usize],
         split: Option<SplitOver>,
     ) -> Option<usize> {
-        self.band_of(shape, split)?;
+        self.block_slice_of(shape, split)?;
         let nodes = || self.graph.nodes.iter().enumerate();
         let mut readers = nodes().filter(|(_, node)| node.inputs.contains(&parameter));
         let ((at, node), None) = (readers.next()?, readers.next()) else { return None };
@@ -125,12 +129,12 @@ impl Lowering<'_> {
                     shape[0] *= ranks as usize;
                     let name = format!("{}.parts{suffix}", graph.tensor(id).name);
                     let parts = self.add(name, own.dtype, shape, MemoryKind::Activations);
-                    self.passing.parts.entry(bucket).or_default().push((parts, id));
+                    self.transient.parts.entry(bucket).or_default().push((parts, id));
                     parts
                 }
                 false => self.plane(id, suffix),
             };
-            let planes = &mut self.passing.planes;
+            let planes = &mut self.transient.planes;
             match planes.iter_mut().find(|planes| planes.group == (group, ranks)) {
                 Some(planes) => planes.pairs.push((own, arrives)),
                 None => {
@@ -143,8 +147,8 @@ impl Lowering<'_> {
     }
 
     /// Bytes, whole, of the planes that the next call gathers.
-    pub(super) fn bytes_of_planes(&self) -> usize {
-        let pairs = self.passing.planes.iter().flat_map(|planes| &planes.pairs);
+    pub(super) fn gathered_plane_bytes(&self) -> usize {
+        let pairs = self.transient.planes.iter().flat_map(|planes| &planes.pairs);
         pairs.map(|(_, whole)| self.values[whole.index()].range.bytes).sum()
     }
 
@@ -152,7 +156,7 @@ impl Lowering<'_> {
     pub(super) fn gather_planes(&mut self, phase: Phase) -> Result<(), PlanError> {
         let suffix = if phase == Phase::Backward { ".again" } else { "" };
         for Planes { group: (group, ranks), bucket, pairs } in
-            std::mem::take(&mut self.passing.planes)
+            std::mem::take(&mut self.transient.planes)
         {
             let gather = Collective::gathers(group, ranks, pairs.len());
             let (slices, whole) = pairs.into_iter().map(|(a, b)| (read(a), write(b))).unzip();
@@ -170,7 +174,7 @@ impl Lowering<'_> {
     ) -> Result<(), PlanError> {
         let (_, ranks) = self.shared[bucket].group;
         let suffix = if phase == Phase::Backward { ".again" } else { "" };
-        for (parts, id) in self.passing.parts.remove(&bucket).unwrap_or_default() {
+        for (parts, id) in self.transient.parts.remove(&bucket).unwrap_or_default() {
             let whole = self.plane(id, suffix);
             let name = format!("join.{}{suffix}", self.graph.tensor(id).name);
             let op = JoinParts { parts: ranks as usize };
@@ -181,7 +185,7 @@ impl Lowering<'_> {
     }
 
     /// Why a bucket of which weights are quantized is gathered as it is.
-    pub(super) fn why_not_in_bands(&self, bucket: usize) -> Option<Rejected> {
+    pub(super) fn why_not_quantized(&self, bucket: usize) -> Option<Rejected> {
         let Bucket { parameters, group: (_, ranks), .. } = self.shared.get(bucket)?;
         let is_quantized = |id: &&TensorId| {
             let mut nodes = self.graph.nodes.iter();
@@ -189,11 +193,11 @@ impl Lowering<'_> {
         };
         let tensor = self.graph.tensor(*parameters.iter().find(is_quantized)?);
         let (name, shape) = (&tensor.name, &tensor.shape);
-        let reason = match self.band_of(&tensor.shape.bind(&self.binding), None) {
+        let reason = match self.block_slice_of(&tensor.shape.bind(&self.binding), None) {
             _ if !self.scatters() => "masters are whole between steps".to_string(),
             None => format!(
                 "slices of `{name}` {shape} on {ranks} ranks are not whole blocks of E4M3: they \
-                 are with a multiple of {BAND_ROWS} rows for each"
+                 are with a multiple of {SLICE_ROWS} rows for each"
             ),
             Some(_) => format!("calls read other copies of `{name}` too"),
         };
@@ -202,9 +206,9 @@ impl Lowering<'_> {
 
     /// The value of a plane, made on first use.
     fn plane(&mut self, id: TensorId, suffix: &'static str) -> ValueId {
-        self.passing.suffix = suffix;
+        self.transient.suffix = suffix;
         let value = self.value(id);
-        self.passing.suffix = "";
+        self.transient.suffix = "";
         value
     }
 
@@ -222,17 +226,17 @@ impl Lowering<'_> {
 }
 
 /// Shape of the slices of a parameter that as many ranks cut between blocks, if they can.
-fn band(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
+fn block_slice(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
     let first = *shape.first()?;
     let can_be = match shape.len() {
-        2 => first.is_multiple_of(BAND_ROWS * ranks),
+        2 => first.is_multiple_of(SLICE_ROWS * ranks),
         3 => first.is_multiple_of(ranks),
         _ => false,
     };
-    let band = [&[first / ranks.max(1)], &shape[1..]].concat();
-    let elements: usize = band.iter().product();
+    let slice = [&[first / ranks.max(1)], &shape[1..]].concat();
+    let elements: usize = slice.iter().product();
     let is_aligned = elements > 0 && elements.is_multiple_of(SLICE_ELEMENTS);
-    (ranks > 1 && can_be && is_aligned).then_some(band)
+    (ranks > 1 && can_be && is_aligned).then_some(slice)
 }
 
 #[cfg(test)]
@@ -242,7 +246,7 @@ mod tests {
     #[test]
     fn slices_are_whole_blocks() {
         let check = |shape: &[usize], ranks, expected: Option<&[usize]>| {
-            assert_eq!(band(shape, ranks).as_deref(), expected, "{shape:?} on {ranks}");
+            assert_eq!(block_slice(shape, ranks).as_deref(), expected, "{shape:?} on {ranks}");
         };
         check(&[256, 96], 2, Some(&[128, 96]));
         check(&[768, 768], 3, Some(&[256, 768]));
