@@ -2,12 +2,12 @@
 //!
 //! | who | what |
 //! |---|---|
-//! | the first rank | [`Draft::begin`]: locks, removes leftovers, creates a temporary folder |
+//! | the first rank | [`CheckpointWriter::begin`]: locks, removes leftovers, creates a folder |
 //! | every rank | [`write_shards`]: writes the rank's parts into separate files and syncs them |
-//! | the first rank | [`Draft::publish`]: checks all parts, writes the manifest, renames |
+//! | the first rank | [`CheckpointWriter::publish`]: checks parts, writes the manifest, renames |
 //!
-//! The caller communicates the folder and the written shards between the ranks. A dropped draft is
-//! removed; the draft of a dead process is removed by the next draft.
+//! The caller communicates the folder and the written shards between the ranks. The folder of a
+//! dropped writer is removed; the folder of a dead process is removed by the next writer.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CheckpointError;
-use crate::folder::{Aside, FolderName, entry_names, list, step_folder_name};
+use crate::folder::{FolderName, HiddenFolder, entry_names, list, step_folder_name};
 use crate::io::{DiskIo, HashingFile, Io};
 use crate::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, TensorEntry,
@@ -34,12 +34,13 @@ const LOCK_WAIT_S: u64 = 60;
 /// An unpublished checkpoint, with the exclusive right to write into its folder of checkpoints.
 ///
 /// ```
-/// use deepwell_ckpt::{CheckpointContents, Draft, PartView, SaveOptions, Section, TensorView};
+/// use deepwell_ckpt::{CheckpointContents, CheckpointWriter, SaveOptions};
+/// use deepwell_ckpt::{PartView, Section, TensorView};
 ///
 /// # let root = tempfile::tempdir()?;
 /// # let root = root.path();
 /// let (options, step) = (SaveOptions::default(), 120);
-/// let draft = Draft::begin(root, step)?;
+/// let writer = CheckpointWriter::begin(root, step)?;
 /// // Each rank has two of the four rows of `w`; they do this at the same time.
 /// let write = |rank: u32, rows: [f32; 4]| {
 ///     let part = PartView {
@@ -47,10 +48,10 @@ const LOCK_WAIT_S: u64 = 60;
 ///         global_shape: vec![4, 2],
 ///         global_offset: vec![2 * rank as usize, 0],
 ///     };
-///     deepwell_ckpt::write_shards(draft.folder(), Some(rank), &[part], &options)
+///     deepwell_ckpt::write_shards(writer.folder(), Some(rank), &[part], &options)
 /// };
 /// let shards = vec![write(0, [0.0, 1.0, 2.0, 3.0])?, write(1, [4.0, 5.0, 6.0, 7.0])?];
-/// let saved = draft.publish(&CheckpointContents::new(step), shards, &options)?;
+/// let saved = writer.publish(&CheckpointContents::new(step), shards, &options)?;
 ///
 /// let mut whole = [0.0; 8];
 /// let checkpoint = deepwell_ckpt::load(&saved.path)?;
@@ -59,13 +60,14 @@ const LOCK_WAIT_S: u64 = 60;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Draft {
+pub struct CheckpointWriter {
     /// `None` once published.
-    place: Option<Place>,
+    temporary: Option<TemporaryFolder>,
     folder: PathBuf,
 }
 
-/// Files and tensors that a rank has written into a draft's folder, for the rank that publishes it.
+/// Files and tensors that a rank has written into a writer's folder, for the rank that publishes
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankShards {
@@ -75,16 +77,16 @@ pub struct RankShards {
     pub tensors: Vec<TensorEntry>,
 }
 
-impl Draft {
+impl CheckpointWriter {
     /// Begins the checkpoint of a step in `root`, which is created if needed.
     ///
     /// # Errors
     ///
     /// [`CheckpointError::WriterBusy`] if another process holds the folder for a minute, and
     /// [`CheckpointError::Io`].
-    pub fn begin(root: &Path, step: u64) -> Result<Draft, CheckpointError> {
-        let place = Place::begin(&DiskIo, root, step)?;
-        Ok(Draft { folder: place.folder.clone(), place: Some(place) })
+    pub fn begin(root: &Path, step: u64) -> Result<CheckpointWriter, CheckpointError> {
+        let temporary = TemporaryFolder::begin(&DiskIo, root, step)?;
+        Ok(CheckpointWriter { folder: temporary.folder.clone(), temporary: Some(temporary) })
     }
 
     /// The folder for the ranks' shards.
@@ -93,16 +95,16 @@ impl Draft {
         &self.folder
     }
 
-    /// Identifies the draft for [`Draft::folder_of`] on another rank.
+    /// Identifies the writer for [`CheckpointWriter::folder_of`] on another rank.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.place.as_ref().map_or(0, |place| place.pid)
+        self.temporary.as_ref().map_or(0, |temporary| temporary.pid)
     }
 
-    /// Returns the folder of another rank's draft of a step in `root`.
+    /// Returns the folder of another rank's writer of a step in `root`.
     #[must_use]
     pub fn folder_of(root: &Path, step: u64, id: u32) -> PathBuf {
-        root.join(Aside::Temporary.folder_name(step, id))
+        root.join(HiddenFolder::Temporary.folder_name(step, id))
     }
 
     /// Publishes the checkpoint, once every rank has written the files in `shards`. `contents` has
@@ -112,7 +114,7 @@ impl Draft {
     ///
     /// [`CheckpointError::Incomplete`] if parts are missing or overlap, or a file is missing or has
     /// another length; [`NoSpace`](CheckpointError::NoSpace) and [`Io`](CheckpointError::Io). After
-    /// an error the earlier checkpoints are unchanged, and the draft's folder is removed.
+    /// an error the earlier checkpoints are unchanged, and the writer's folder is removed.
     pub fn publish(
         mut self,
         contents: &CheckpointContents<'_>,
@@ -120,22 +122,22 @@ impl Draft {
         options: &SaveOptions,
     ) -> Result<SavedCheckpoint, CheckpointError> {
         check_options(options)?;
-        let Some(place) = self.place.take() else { unreachable!("it is published once") };
-        place.publish(&DiskIo, contents, shards, options)
+        let Some(temporary) = self.temporary.take() else { unreachable!("it is published once") };
+        temporary.publish(&DiskIo, contents, shards, options)
     }
 }
 
-impl Drop for Draft {
+impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        if let Some(place) = &self.place {
+        if let Some(temporary) = &self.temporary {
             // Otherwise the next writer removes it.
-            let _ = DiskIo.remove_dir_all(&place.folder);
+            let _ = DiskIo.remove_dir_all(&temporary.folder);
         }
     }
 }
 
-/// Writes a rank's parts into separate files in the folder of a [`Draft`], and syncs them to disk.
-/// `rank` is `None` if there is only one rank. Memory: buffers of at most 1 MiB.
+/// Writes a rank's parts into separate files in the folder of a [`CheckpointWriter`], and syncs
+/// them to disk. `rank` is `None` if there is only one rank. Memory: buffers of at most 1 MiB.
 ///
 /// # Errors
 ///
@@ -151,16 +153,16 @@ pub fn write_shards(
     let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let step = match FolderName::parse(&name) {
-        Some(FolderName::Aside { step, .. } | FolderName::Step { step }) => step,
+        Some(FolderName::Hidden { step, .. } | FolderName::Step { step }) => step,
         None => 0,
     };
     write_parts(&DiskIo, folder, rank, parts, options)
         .map_err(|error| name_full_disk(error, step, bytes_needed))
 }
 
-/// Location of a draft, and the lock that its writer holds.
+/// Folder of an unpublished checkpoint, and the lock that its writer holds.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TemporaryFolder {
     root: PathBuf,
     pub(crate) folder: PathBuf,
     step: u64,
@@ -169,11 +171,15 @@ pub(crate) struct Place {
     _lock: FolderLock,
 }
 
-impl Place {
-    pub(crate) fn begin<I: Io>(io: &I, root: &Path, step: u64) -> Result<Place, CheckpointError> {
+impl TemporaryFolder {
+    pub(crate) fn begin<I: Io>(
+        io: &I,
+        root: &Path,
+        step: u64,
+    ) -> Result<TemporaryFolder, CheckpointError> {
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
         let pid = std::process::id();
-        let folder = Draft::folder_of(root, step, pid);
+        let folder = CheckpointWriter::folder_of(root, step, pid);
         let lock = lock_folder(root, Duration::from_secs(LOCK_WAIT_S))?;
         let mut warnings = Vec::new();
         if lock.held {
@@ -192,7 +198,7 @@ impl Place {
             let _ = io.remove_dir_all(&folder);
             CheckpointError::io("create", &folder)(cause)
         })?;
-        Ok(Place { root: root.to_path_buf(), folder, step, pid, warnings, _lock: lock })
+        Ok(TemporaryFolder { root: root.to_path_buf(), folder, step, pid, warnings, _lock: lock })
     }
 
     /// Removes the folder, after an error.
@@ -413,12 +419,12 @@ fn remove_leftovers<I: Io>(
     warnings: &mut Vec<String>,
 ) -> Result<(), CheckpointError> {
     for name in entry_names(root)? {
-        let Some(FolderName::Aside { kind, step, .. }) = FolderName::parse(&name) else {
+        let Some(FolderName::Hidden { kind, step, .. }) = FolderName::parse(&name) else {
             continue;
         };
         let path = root.join(&name);
         let published = root.join(step_folder_name(step));
-        let outcome = if kind == Aside::Replaced && !published.exists() {
+        let outcome = if kind == HiddenFolder::Replaced && !published.exists() {
             // The replacement was never published: restore the previous checkpoint of the step.
             io.rename(&path, &published)
         } else {
@@ -440,7 +446,7 @@ fn publish<I: Io>(
     pid: u32,
 ) -> Result<(), CheckpointError> {
     let published = root.join(step_folder_name(step));
-    let replaced = root.join(Aside::Replaced.folder_name(step, pid));
+    let replaced = root.join(HiddenFolder::Replaced.folder_name(step, pid));
     let replaces = published.exists();
     if replaces {
         io.rename(&published, &replaced).map_err(CheckpointError::io("rename", &published))?;
@@ -478,10 +484,10 @@ fn prune<I: Io>(
     entries.retain(|entry| entry.step <= just_saved);
     let surplus = entries.len().saturating_sub(keep_last);
     for entry in entries.iter().take(surplus) {
-        let aside = root.join(Aside::Pruned.folder_name(entry.step, pid));
-        let outcome = io.rename(&entry.path, &aside).and_then(|()| {
+        let hidden = root.join(HiddenFolder::Pruned.folder_name(entry.step, pid));
+        let outcome = io.rename(&entry.path, &hidden).and_then(|()| {
             pruned.push(entry.step);
-            io.remove_dir_all(&aside)
+            io.remove_dir_all(&hidden)
         });
         if let Err(error) = outcome {
             warnings.push(format!("cannot remove `{}`: {error}", entry.path.display()));

@@ -3,7 +3,9 @@
 use std::thread;
 
 use super::{Fault, FaultyIo, aside_folders, scan_is_undamaged};
-use crate::draft::{Draft, Place, RankShards, write_parts, write_shards};
+use crate::checkpoint_writer::{
+    CheckpointWriter, RankShards, TemporaryFolder, write_parts, write_shards,
+};
 use crate::error::CheckpointError;
 use crate::folder::list;
 use crate::load::load;
@@ -75,10 +77,10 @@ fn save_by_all(
     };
     let first = io_of(0);
     let options = SaveOptions::default();
-    let place = Place::begin(&first, root, step);
+    let temporary = TemporaryFolder::begin(&first, root, step);
     *reached = fault.is_some_and(|(of, _)| of == 0) && first.reached();
-    let place = place?;
-    let folder = place.folder.clone();
+    let temporary = temporary?;
+    let folder = temporary.folder.clone();
     let written: Vec<(Result<RankShards, CheckpointError>, bool)> = thread::scope(|scope| {
         let threads: Vec<_> = (1..RANKS)
             .map(|rank| {
@@ -101,12 +103,12 @@ fn save_by_all(
         Ok(shards) => shards,
         Err(error) => {
             // What the first rank does when it hears of it; a dead one does nothing.
-            place.discard(&first);
+            temporary.discard(&first);
             return Err(error);
         }
     };
     let options = SaveOptions { keep_last: Some(2), ..options };
-    let saved = place.publish(&first, &CheckpointContents::new(step), shards, &options);
+    let saved = temporary.publish(&first, &CheckpointContents::new(step), shards, &options);
     *reached |= first.reached();
     saved.map(drop)
 }
@@ -166,16 +168,16 @@ fn parts_that_are_missing_or_overlap_are_not_published() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let options = SaveOptions::default();
-        let draft = Draft::begin(root, 1).unwrap();
-        assert_eq!(Draft::folder_of(root, 1, draft.id()), draft.folder());
+        let writer = CheckpointWriter::begin(root, 1).unwrap();
+        assert_eq!(CheckpointWriter::folder_of(root, 1, writer.id()), writer.folder());
         let mut shards: Vec<RankShards> = (0..RANKS)
             .map(|rank| {
                 let own = Own::of(1, rank);
-                write_shards(draft.folder(), Some(rank), &own.views(), &options).unwrap()
+                write_shards(writer.folder(), Some(rank), &own.views(), &options).unwrap()
             })
             .collect();
         change(&mut shards);
-        let error = draft.publish(&CheckpointContents::new(1), shards, &options).unwrap_err();
+        let error = writer.publish(&CheckpointContents::new(1), shards, &options).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!((listed(root), aside_folders(root)), (vec![], vec![]));
     };
@@ -192,16 +194,16 @@ fn parts_that_are_missing_or_overlap_are_not_published() {
 }
 
 #[test]
-fn a_draft_that_is_dropped_is_gone() {
+fn a_dropped_writer_removes_its_folder() {
     let root = tempfile::tempdir().unwrap();
-    let draft = Draft::begin(root.path(), 1).unwrap();
+    let writer = CheckpointWriter::begin(root.path(), 1).unwrap();
     let own = Own::of(1, 2);
-    write_shards(draft.folder(), Some(2), &own.views(), &SaveOptions::default()).unwrap();
+    write_shards(writer.folder(), Some(2), &own.views(), &SaveOptions::default()).unwrap();
     assert_eq!(aside_folders(root.path()).len(), 1);
-    drop(draft);
+    drop(writer);
     assert_eq!(aside_folders(root.path()), [""; 0]);
     // And the folder is free.
-    drop(Draft::begin(root.path(), 2).unwrap());
+    drop(CheckpointWriter::begin(root.path(), 2).unwrap());
 }
 
 /// Any rectangle, of whatever parts it lies in.

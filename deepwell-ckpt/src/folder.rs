@@ -80,7 +80,7 @@ pub fn scan(root: &Path) -> Result<Listing, CheckpointError> {
         match FolderName::parse(name) {
             Some(FolderName::Step { step }) => candidates.push((step, name.clone())),
             // A kill between the two renames of a replacement leaves only the previous checkpoint.
-            Some(FolderName::Aside { kind: Aside::Replaced, step, .. })
+            Some(FolderName::Hidden { kind: HiddenFolder::Replaced, step, .. })
                 if !names.contains(&step_folder_name(step)) =>
             {
                 candidates.push((step, name.clone()));
@@ -117,8 +117,9 @@ pub fn is_checkpoint(path: &Path) -> bool {
     let name = whole.as_deref().unwrap_or(path).file_name().and_then(|name| name.to_str());
     let is_published = |name: &str| {
         let kind = FolderName::parse(name);
-        let is_former =
-            |kind: &FolderName| matches!(kind, FolderName::Aside { kind: Aside::Replaced, .. });
+        let is_former = |kind: &FolderName| {
+            matches!(kind, FolderName::Hidden { kind: HiddenFolder::Replaced, .. })
+        };
         kind.is_some_and(|kind| matches!(kind, FolderName::Step { .. }) || is_former(&kind))
     };
     let has = |file: &str| path.join(file).is_file();
@@ -151,7 +152,7 @@ pub(crate) fn step_folder_name(step: u64) -> String {
 
 /// State of a folder that is not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aside {
+pub(crate) enum HiddenFolder {
     /// Being written.
     Temporary,
     /// Being replaced by a newer checkpoint of the same step.
@@ -160,14 +161,15 @@ pub(crate) enum Aside {
     Pruned,
 }
 
-impl Aside {
-    const ALL: [Aside; 3] = [Aside::Temporary, Aside::Replaced, Aside::Pruned];
+impl HiddenFolder {
+    const ALL: [HiddenFolder; 3] =
+        [HiddenFolder::Temporary, HiddenFolder::Replaced, HiddenFolder::Pruned];
 
     fn prefix(self) -> &'static str {
         match self {
-            Aside::Temporary => ".tmp-",
-            Aside::Replaced => ".replaced-",
-            Aside::Pruned => ".pruned-",
+            HiddenFolder::Temporary => ".tmp-",
+            HiddenFolder::Replaced => ".replaced-",
+            HiddenFolder::Pruned => ".pruned-",
         }
     }
 
@@ -183,7 +185,7 @@ pub(crate) enum FolderName {
     /// A published checkpoint.
     Step { step: u64 },
     /// An unpublished folder.
-    Aside { kind: Aside, step: u64, pid: u32 },
+    Hidden { kind: HiddenFolder, step: u64, pid: u32 },
 }
 
 impl FolderName {
@@ -191,10 +193,11 @@ impl FolderName {
         let parsed = match name.strip_prefix("step-") {
             Some(step) => FolderName::Step { step: step.parse().ok()? },
             None => {
-                let kind = Aside::ALL.into_iter().find(|kind| name.starts_with(kind.prefix()))?;
+                let kind =
+                    HiddenFolder::ALL.into_iter().find(|kind| name.starts_with(kind.prefix()))?;
                 let rest = name.strip_prefix(kind.prefix())?.strip_prefix("step-")?;
                 let (step, pid) = rest.split_once('-')?;
-                FolderName::Aside { kind, step: step.parse().ok()?, pid: pid.parse().ok()? }
+                FolderName::Hidden { kind, step: step.parse().ok()?, pid: pid.parse().ok()? }
             }
         };
         // Accepts canonical names only: no sign, no missing or extra zeros.
@@ -204,7 +207,7 @@ impl FolderName {
     fn name(self) -> String {
         match self {
             FolderName::Step { step } => step_folder_name(step),
-            FolderName::Aside { kind, step, pid } => kind.folder_name(step, pid),
+            FolderName::Hidden { kind, step, pid } => kind.folder_name(step, pid),
         }
     }
 }
@@ -218,12 +221,12 @@ mod tests {
         let check = |name: &str, expected: Option<FolderName>| {
             assert_eq!(FolderName::parse(name), expected, "{name}");
         };
-        let aside = |kind, step, pid| Some(FolderName::Aside { kind, step, pid });
+        let hidden = |kind, step, pid| Some(FolderName::Hidden { kind, step, pid });
         check("step-00000120", Some(FolderName::Step { step: 120 }));
         check("step-123456789", Some(FolderName::Step { step: 123_456_789 }));
-        check(".tmp-step-00000120-4711", aside(Aside::Temporary, 120, 4711));
-        check(".replaced-step-00000000-1", aside(Aside::Replaced, 0, 1));
-        check(".pruned-step-00000007-4711", aside(Aside::Pruned, 7, 4711));
+        check(".tmp-step-00000120-4711", hidden(HiddenFolder::Temporary, 120, 4711));
+        check(".replaced-step-00000000-1", hidden(HiddenFolder::Replaced, 0, 1));
+        check(".pruned-step-00000007-4711", hidden(HiddenFolder::Pruned, 7, 4711));
         for foreign in [
             "step-120",
             "step-000000120",

@@ -10,10 +10,10 @@
 //! only complete checkpoints. Tensors are streamed from the caller's memory: saving needs buffers
 //! of 1 MiB, not a second copy of the model.
 //!
-//! Several ranks save a sharded model together: the first rank begins a [`Draft`], each rank writes
-//! its parts of tensors, with their offsets, with [`write_shards`], and the first rank publishes
-//! the draft once all ranks have finished. Readers get whole tensors, or any [`Region`] of a
-//! tensor, regardless of the ranks that wrote it.
+//! Several ranks save a sharded model together: the first rank begins a [`CheckpointWriter`], each
+//! rank writes its parts of tensors, with their offsets, with [`write_shards`], and the first rank
+//! publishes the checkpoint once all ranks have finished. Readers get whole tensors, or any
+//! [`Region`] of a tensor, regardless of the ranks that wrote it.
 //!
 //! [`list`] and [`latest`] find complete checkpoints; [`load`] opens a checkpoint and reads tensors
 //! on demand, with checksums verified; [`verify`] reads every byte and reports all damage;
@@ -51,8 +51,8 @@
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints hold little-endian elements, which this crate reads without swapping");
 
+mod checkpoint_writer;
 mod diff;
-mod draft;
 mod error;
 mod finite;
 mod folder;
@@ -67,11 +67,11 @@ mod shard;
 mod tensor;
 mod verify;
 
+pub use checkpoint_writer::{CheckpointWriter, RankShards, write_shards};
 pub use diff::{
     ChangedTensor, CheckpointDiff, JsonDifference, LoneTensor, TensorDifference, diff,
     json_differences,
 };
-pub use draft::{Draft, RankShards, write_shards};
 pub use error::CheckpointError;
 pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, is_checkpoint, latest, list, scan};
 pub use inspect::{Inspection, SectionSummary, inspect};

@@ -15,7 +15,7 @@
 //!
 //! If several ranks save, the first rank creates the folder of step 2 and each rank writes separate
 //! shards into it. The first rank writes the manifest once all ranks have reported their shards, so
-//! a rank that dies earlier leaves nothing that is listed ([`crate::Draft`]).
+//! a rank that dies earlier leaves nothing that is listed ([`crate::CheckpointWriter`]).
 //!
 //! A writer holds a lock on `.lock` in the folder, which the kernel releases with the process. So
 //! every unpublished folder that the lock holder finds was left by a dead process or a failed save.
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::draft::{Place, write_parts};
+use crate::checkpoint_writer::{TemporaryFolder, write_parts};
 use crate::error::CheckpointError;
 use crate::finite::first_non_finite;
 use crate::io::{DiskIo, Io};
@@ -147,11 +147,11 @@ pub(crate) fn save_with<I: Io>(
     check_parts(&parts)?;
     let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
     let full = |error| name_full_disk(error, contents.step, bytes_needed);
-    let place = Place::begin(io, root, contents.step).map_err(full)?;
-    match write_parts(io, &place.folder, None, &parts, options) {
-        Ok(shards) => place.publish(io, contents, vec![shards], options).map_err(full),
+    let temporary = TemporaryFolder::begin(io, root, contents.step).map_err(full)?;
+    match write_parts(io, &temporary.folder, None, &parts, options) {
+        Ok(shards) => temporary.publish(io, contents, vec![shards], options).map_err(full),
         Err(error) => {
-            place.discard(io);
+            temporary.discard(io);
             Err(full(error))
         }
     }

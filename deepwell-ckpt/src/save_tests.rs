@@ -7,14 +7,14 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use super::*;
-use crate::draft::lock_folder;
+use crate::checkpoint_writer::lock_folder;
 use crate::folder::{FolderName, entry_names, latest, list, step_folder_name};
 use crate::load::load;
 use crate::tensor::Section;
 use crate::verify::verify;
 
-#[path = "draft_tests.rs"]
-mod draft;
+#[path = "checkpoint_writer_tests.rs"]
+mod checkpoint_writer;
 
 /// What happens at the chosen operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +181,7 @@ fn listed(root: &Path) -> BTreeMap<u64, u64> {
 
 fn aside_folders(root: &Path) -> Vec<String> {
     let mut names = entry_names(root).unwrap();
-    names.retain(|name| matches!(FolderName::parse(name), Some(FolderName::Aside { .. })));
+    names.retain(|name| matches!(FolderName::parse(name), Some(FolderName::Hidden { .. })));
     names
 }
 

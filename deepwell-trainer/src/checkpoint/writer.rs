@@ -3,20 +3,22 @@
 //! | who | what |
 //! |---|---|
 //! | all ranks | agree on the shares ([`shares`]) |
-//! | rank 0 | begins a [`Draft`], and sends its id to the other ranks |
+//! | rank 0 | begins a [`CheckpointWriter`], and sends its id to the other ranks |
 //! | each rank | writes its share: directly from host-visible memory, else a copy in a thread |
 //! | all ranks | once all have written: report their shards to rank 0 ([`Writer::complete`]) |
 //! | rank 0 | publishes the checkpoint |
 //!
 //! The collective steps go through the ranks' communicator, in order: if a rank dies or fails in
-//! between, the other ranks end too, and the draft is never published.
+//! between, the other ranks end too, and the checkpoint is never published.
 
 use std::borrow::Cow;
 use std::path::Path;
 use std::thread::JoinHandle;
 
 use bytemuck::{cast_slice, pod_collect_to_vec};
-use deepwell_ckpt::{Draft, PartView, RankShards, SaveOptions, TensorView, write_shards};
+use deepwell_ckpt::{
+    CheckpointWriter, PartView, RankShards, SaveOptions, TensorView, write_shards,
+};
 use deepwell_ir::ByteRange;
 use deepwell_kernels::HostBuffer;
 
@@ -45,16 +47,16 @@ pub fn host_bytes(engine: &mut Engine) -> Result<usize, TrainError> {
 /// A checkpoint in progress.
 #[derive(Debug)]
 struct Pending {
-    /// Draft and state; only on rank 0.
-    first: Option<(Draft, State)>,
+    /// Writer and state; only on rank 0.
+    first: Option<(CheckpointWriter, State)>,
     options: SaveOptions,
 }
 
 impl Pending {
     /// Makes the checkpoint appear, on rank 0.
     fn publish(self, shards: Vec<RankShards>) -> Result<(), TrainError> {
-        let Some((draft, state)) = self.first else { return Ok(()) };
-        let saved = draft.publish(&state.contents(), shards, &self.options)?;
+        let Some((writer, state)) = self.first else { return Ok(()) };
+        let saved = writer.publish(&state.contents(), shards, &self.options)?;
         for warning in &saved.warnings {
             tracing::warn!("{warning}");
         }
@@ -129,13 +131,13 @@ impl Writer {
         let first = match engine.peers.is_first() {
             true => {
                 let state = State::of(engine, position, settings, identity)?;
-                Some((Draft::begin(root, step)?, state))
+                Some((CheckpointWriter::begin(root, step)?, state))
             }
             false => None,
         };
-        let id = first.as_ref().map_or(0, |(draft, _)| u64::from(draft.id()));
+        let id = first.as_ref().map_or(0, |(writer, _)| u64::from(writer.id()));
         let id = engine.peers.gather(&[id])?[0][0] as u32;
-        let folder = Draft::folder_of(root, step, id);
+        let folder = CheckpointWriter::folder_of(root, step, id);
         let pending = Pending { first, options: options.clone() };
         let rank = (engine.peers.world_size() > 1).then(|| engine.rank() as u32);
         if !is_copied(engine, settings) {
@@ -224,7 +226,7 @@ fn is_copied(engine: &Engine, settings: &Settings) -> bool {
     settings.async_checkpoints || engine.executor.backend().host_view(first_byte).is_none()
 }
 
-/// Writes the holdings of a rank into the folder of a draft.
+/// Writes the holdings of a rank into the folder of a checkpoint writer.
 fn write(
     folder: &Path,
     rank: Option<u32>,
