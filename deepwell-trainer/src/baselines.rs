@@ -14,10 +14,10 @@
 //!
 //! ```
 //! use deepwell_trainer::data::TokenCache;
-//! use deepwell_trainer::reference::reference_entropies;
+//! use deepwell_trainer::baselines::baseline_entropies;
 //! # fn main() -> Result<(), deepwell_trainer::data::DataError> {
 //! let tokens = TokenCache::in_memory(&[0, 1, 0, 1, 0], &[0, 1]);
-//! let entropies = reference_entropies(&tokens, 2, None)?;
+//! let entropies = baseline_entropies(&tokens, 2, None)?;
 //! // 1 was seen 2 times in 5, and followed each of the 2 zeros that something followed.
 //! assert!((entropies.unigram - -(3.0f64 / 7.0).ln()).abs() < 1e-12);
 //! assert!((entropies.bigram - -(3.0f64 / 4.0).ln()).abs() < 1e-12);
@@ -33,7 +33,7 @@ use crate::data::{DataError, HeldoutWindows, Split, TokenCache, Tokens};
 
 /// Held-out cross-entropy of both models, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ReferenceEntropies {
+pub struct BaselineEntropies {
     /// Cross-entropy of the unigram model.
     pub unigram: f64,
     /// Cross-entropy of the add-one bigram model.
@@ -53,11 +53,11 @@ const DENSE_VOCAB_MAX: u64 = 4096;
 ///
 /// [`DataError::TokenOutsideVocab`]; [`DataError::TooShort`] if the held-out part has nothing to
 /// predict.
-pub fn reference_entropies(
+pub fn baseline_entropies(
     tokens: &TokenCache,
     vocab: u64,
     windows: Option<&HeldoutWindows>,
-) -> Result<ReferenceEntropies, DataError> {
+) -> Result<BaselineEntropies, DataError> {
     tokens.check_vocab(vocab)?;
     let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
     let asked: Vec<(u32, u32)> = match windows {
@@ -96,7 +96,7 @@ pub fn reference_entropies(
         let followed = counts.get(a) - u64::from(last == Some(a));
         bigram -= ((pairs.get(a, b) + 1) as f64 / (followed + vocab) as f64).ln();
     }
-    Ok(ReferenceEntropies {
+    Ok(BaselineEntropies {
         unigram: unigram / asked.len() as f64,
         bigram: bigram / asked.len() as f64,
         tokens: asked.len() as u64,
@@ -197,8 +197,8 @@ mod tests {
         // The vocabulary selects the method. One more token in the vocabulary changes either
         // entropy by less than one part in a thousand.
         let windows = windows(&tokens, 2000);
-        let dense = reference_entropies(&tokens, 4096, Some(&windows)).unwrap();
-        let above = reference_entropies(&tokens, 4097, Some(&windows)).unwrap();
+        let dense = baseline_entropies(&tokens, 4096, Some(&windows)).unwrap();
+        let above = baseline_entropies(&tokens, 4097, Some(&windows)).unwrap();
         assert!((above.bigram / dense.bigram - 1.0).abs() < 1e-3, "{above:?} {dense:?}");
         assert!(above.bigram > dense.bigram && above.unigram > dense.unigram);
         assert_eq!(dense.tokens, 2000);
@@ -210,7 +210,7 @@ mod tests {
         let heldout: Vec<u32> = (0..401).map(|i| u32::from(i > 200)).collect();
         let tokens = Arc::new(TokenCache::in_memory(&[0; 98], &heldout));
         let score = |predictions| {
-            reference_entropies(&tokens, 2, Some(&windows(&tokens, predictions))).unwrap()
+            baseline_entropies(&tokens, 2, Some(&windows(&tokens, predictions))).unwrap()
         };
         // p(0) = 99 / 100 and p(1) = 1 / 100, and each is asked for equally often.
         let expected = -(0.99f64.ln() + 0.01f64.ln()) / 2.0;
@@ -224,7 +224,7 @@ mod tests {
         let (mut unigram, mut bigram) = (0.0, 0.0);
         for b in 0..40 {
             let tokens = TokenCache::in_memory(&train, &[train[4999], b]);
-            let entropies = reference_entropies(&tokens, 40, None).unwrap();
+            let entropies = baseline_entropies(&tokens, 40, None).unwrap();
             unigram += (-entropies.unigram).exp();
             bigram += (-entropies.bigram).exp();
         }
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn no_training_text_gives_the_uniform_model() {
         let entropies =
-            reference_entropies(&TokenCache::in_memory(&[], &[1, 2, 3]), 256, None).unwrap();
+            baseline_entropies(&TokenCache::in_memory(&[], &[1, 2, 3]), 256, None).unwrap();
         assert!((entropies.unigram - 256f64.ln()).abs() < 1e-12);
         assert!((entropies.bigram - 256f64.ln()).abs() < 1e-12);
     }
@@ -245,7 +245,7 @@ mod tests {
     fn bad_data_is_an_error() {
         let check = |heldout: &[u32], expected: &str| {
             let tokens = TokenCache::in_memory(&[1, 2], heldout);
-            let error = reference_entropies(&tokens, 5, None).unwrap_err();
+            let error = baseline_entropies(&tokens, 5, None).unwrap_err();
             assert_eq!(error.to_string(), expected);
         };
         check(

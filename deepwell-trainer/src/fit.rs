@@ -24,7 +24,8 @@ use crate::run_log::Log;
 use crate::stalls::StallsUntold;
 use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{
-    Engine, ExpertRows, OperandStats, PendingStep, Schedule, Settings, StepOutcome, TrainError,
+    Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, Settings, StepOutcome,
+    TrainError,
 };
 
 /// Longest checkpoint stall, in steps, that is not reported.
@@ -37,7 +38,7 @@ pub(crate) struct Fit<'r> {
     progress: &'r mut dyn Progress,
     identity: RunIdentity,
     resumed_after: Option<u64>,
-    schedule: Schedule,
+    schedule: LearningRateSchedule,
     loader: Loader,
     /// Windows of the evaluation after the last step.
     heldout: HeldoutWindows,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Learning rate over a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     /// Largest learning rate.
     pub peak: f64,
     /// Steps of the warmup to the peak.
@@ -15,7 +15,7 @@ pub struct Schedule {
     pub final_ratio: f64,
 }
 
-impl Schedule {
+impl LearningRateSchedule {
     /// The learning rate of step `step`, counted from 1.
     pub fn at(&self, step: u64) -> f64 {
         if step <= self.warmup_steps {
@@ -34,7 +34,8 @@ mod tests {
 
     #[test]
     fn rises_then_falls_to_the_final_ratio() {
-        let schedule = Schedule { peak: 2.0, warmup_steps: 10, steps: 110, final_ratio: 0.1 };
+        let schedule =
+            LearningRateSchedule { peak: 2.0, warmup_steps: 10, steps: 110, final_ratio: 0.1 };
         for (step, rate) in [(1, 0.2), (10, 2.0), (60, 1.1), (110, 0.2), (500, 0.2)] {
             assert!((schedule.at(step) - rate).abs() < 1e-12, "{step}: {}", schedule.at(step));
         }

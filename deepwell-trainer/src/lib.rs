@@ -40,6 +40,7 @@
 
 pub mod audit;
 mod auto_precision;
+pub mod baselines;
 pub mod bench;
 pub mod checkpoint;
 pub mod clock;
@@ -59,22 +60,21 @@ mod fit;
 mod formats;
 pub mod generate;
 pub mod init;
+mod learning_rate;
 pub mod lock;
-pub mod memory;
+pub mod memory_sampler;
 pub mod metrics;
 pub mod parity;
 pub mod plan_file;
 pub mod profile;
 pub mod quantize_file;
 mod rank_times;
-pub mod reference;
 pub mod report;
 mod routers;
 pub mod run;
 mod run_folder;
 mod run_log;
 mod run_report;
-mod schedule;
 mod settings;
 mod settings_check;
 mod settings_unused;
@@ -97,11 +97,11 @@ pub use engine::{
 pub use error::TrainError;
 pub use expert_rows::ExpertRows;
 pub use formats::quantized_formats;
+pub use learning_rate::LearningRateSchedule;
 pub use rank_times::RankTime;
 pub use routers::with_routers;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
 pub use run_report::RankPlace;
-pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::{
     BYTES, ChosenTokenizer, ModelSource, SpecialTokens, StoredParameter, open_tokenizer,

@@ -19,7 +19,7 @@ use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
 use crate::fit::{Batches, Fit};
 use crate::formats::quantized_formats;
-use crate::memory::{self, MemorySampler};
+use crate::memory_sampler::{self, MemorySampler};
 use crate::profile::RankProfiles;
 use crate::run_folder::{Opened, RunFolder, Start, write_whole};
 use crate::run_report::{self, RankPlace, rank_map};
@@ -225,10 +225,10 @@ pub(crate) fn run_as(
         progress.note(&format!("note: {note}"));
     }
     // Report errors of the model, its ranks, the batch or memory before reading data.
-    let held_before = memory::held_bytes(settings.device);
+    let held_before = memory_sampler::held_bytes(settings.device);
     let Prepared { settings, graph, compile_options, auto_precision, rows } =
         Prepared::of(settings, &model, &hardware, claimed.as_ref(), goes_on, progress)?;
-    let held_after = memory::held_bytes(settings.device);
+    let held_after = memory_sampler::held_bytes(settings.device);
     let planning_bytes = held_after.unwrap_or(0).saturating_sub(held_before.unwrap_or(0));
     let settings = &settings;
     let weights_origin = model.weights_origin(settings.seed);

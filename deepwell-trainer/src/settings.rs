@@ -12,7 +12,7 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
 use crate::plan_file::PlanFile;
-use crate::{Device, Documents, ModelSource, Schedule, TrainError, settings_check};
+use crate::{Device, Documents, LearningRateSchedule, ModelSource, TrainError, settings_check};
 
 /// Default number of held-out tokens of an evaluation.
 ///
@@ -430,9 +430,9 @@ impl Settings {
     }
 
     /// The learning rate over the run.
-    pub fn schedule(&self) -> Schedule {
+    pub fn schedule(&self) -> LearningRateSchedule {
         let default_warmup_steps = (self.steps / 10).max(100).min(self.steps / 3);
-        Schedule {
+        LearningRateSchedule {
             peak: self.learning_rate.unwrap_or(Settings::default_learning_rate(0)),
             warmup_steps: self.warmup_steps.unwrap_or(default_warmup_steps),
             steps: self.steps,

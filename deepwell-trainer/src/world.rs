@@ -8,9 +8,9 @@
 //! In a run over several processes, each process has a world with only its own rank, as a
 //! [`Member`].
 
+mod heartbeat;
 mod joined;
 mod launched;
-mod lifeline;
 mod member;
 mod peers;
 mod supervise;

@@ -4,7 +4,7 @@
 #[test]
 fn moves_with_32_mib_of_hidden_scratch() {
     use deepwell_trainer::Device;
-    use deepwell_trainer::memory::MemorySampler;
+    use deepwell_trainer::memory_sampler::MemorySampler;
 
     let Some(sampler) = MemorySampler::start(Device::Cpu) else { return };
     let before = sampler.peak_over_baseline_bytes();

@@ -7,10 +7,10 @@ use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;
 
-use super::of_experts::{self, Grouped, Routing};
+use super::expert_gemms::{self, Grouped, Routing};
 use super::peer_task::PeerTask;
 use super::{Section, Settings};
-use super::{of_tokens, shapes};
+use super::{shapes, token_ops};
 use crate::{Device, TrainError};
 
 /// Epsilon of norms that belong to no model.
@@ -36,9 +36,9 @@ impl Case {
 
     /// A call on the tokens of experts, or any other call.
     fn routed(call: SingleCall, routing: Routing) -> Case {
-        let of_experts = Grouped::of(&call);
-        let shape = of_experts.map_or_else(|| shape_text(&call), |of| of.shape_text(routing));
-        let peers = match of_experts {
+        let expert_gemm = Grouped::of(&call);
+        let shape = expert_gemm.map_or_else(|| shape_text(&call), |of| of.shape_text(routing));
+        let peers = match expert_gemm {
             Some(of) => Some(of.peer_task(routing)),
             None => peer_task(&call),
         };
@@ -69,7 +69,7 @@ pub(super) fn cases_of(
         Section::Gemm => gemms(is_gpu, &policy),
         Section::Quantize => quantizations(is_gpu, &policy),
         Section::Attention => attentions(is_gpu),
-        Section::Norms => [pointwise(is_gpu, &policy), of_tokens::calls(is_gpu)].concat(),
+        Section::Norms => [pointwise(is_gpu, &policy), token_ops::calls(is_gpu)].concat(),
         _ => Vec::new(),
     };
     for program in programs(settings, hardware)? {
@@ -93,7 +93,7 @@ pub(super) fn cases_of(
     });
     let mut cases: Vec<Case> = calls.into_iter().map(Case::new).collect();
     if section == Section::Experts {
-        let of_table = of_experts::calls(is_gpu, &policy).into_iter();
+        let of_table = expert_gemms::calls(is_gpu, &policy).into_iter();
         cases.splice(0..0, of_table.map(|(call, routing)| Case::routed(call, routing)));
     }
     Ok(cases)

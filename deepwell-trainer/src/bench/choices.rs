@@ -3,9 +3,9 @@
 
 use deepwell_ir::DType;
 
+use super::expert_gemms::Load;
 use super::fill::{Fill, Pool};
 use super::layer::MixtureSize;
-use super::of_experts::Load;
 
 /// The experts chosen by each token.
 pub(super) struct Choices {

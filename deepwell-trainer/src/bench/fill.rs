@@ -7,7 +7,7 @@ use deepwell_precision::random::XorShift64;
 use deepwell_precision::{Overflow, Rounding, e4m3};
 use half::bf16;
 
-use super::of_experts::{Grouped, Routing};
+use super::expert_gemms::{Grouped, Routing};
 
 /// Number of elements of the pool of operands; odd, so that rows of round length differ.
 const POOL: usize = (1 << 20) + 7;
@@ -35,7 +35,7 @@ pub(super) enum Fill {
 /// Contents of the operands of a call, in order; `routing` is the routing of the experts' tokens.
 pub(super) fn fills(call: &SingleCall, routing: Routing) -> Vec<Fill> {
     let producer = call.op.leading();
-    let of_experts = Grouped::of(call);
+    let expert_gemm = Grouped::of(call);
     (0..call.operands.len())
         .map(|index| {
             // Pure outputs and accumulators are zero; the optimizer's state is neither.
@@ -47,9 +47,10 @@ pub(super) fn fills(call: &SingleCall, routing: Routing) -> Vec<Fill> {
                 DType::E4m3 => Fill::E4m3,
                 DType::E8m0 => Fill::Scales,
                 DType::F32 | DType::Bf16 => Fill::Uniform,
-                DType::I32 => of_experts.map_or(Fill::Zero, |Grouped { grouped, rows, .. }| {
-                    Fill::Offsets(routing, grouped, rows)
-                }),
+                DType::I32 => expert_gemm
+                    .map_or(Fill::Zero, |Grouped { grouped, rows, .. }| {
+                        Fill::Offsets(routing, grouped, rows)
+                    }),
                 _ => Fill::Zero,
             })
         })

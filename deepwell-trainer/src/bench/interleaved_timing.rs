@@ -22,7 +22,7 @@ impl Timer<'_> {
     ///
     /// # Errors
     /// No memory, or an error of the device; as text.
-    pub(super) fn time_in_turns(
+    pub(super) fn time_interleaved(
         &mut self,
         call: &SingleCall,
         choices: &[KernelChoice],

@@ -16,7 +16,9 @@
 mod cases;
 mod choices;
 mod device_copy;
+mod expert_gemms;
 mod fill;
+mod interleaved_timing;
 mod layer;
 mod layer_program;
 mod layer_time;
@@ -26,8 +28,6 @@ mod measure;
 mod measure_links;
 mod model;
 mod moe;
-mod of_experts;
-mod of_tokens;
 mod page;
 pub mod peer_task;
 pub mod peers;
@@ -37,8 +37,8 @@ mod section;
 mod shapes;
 mod text;
 mod timer;
+mod token_ops;
 pub mod tune;
-mod turns;
 
 pub use device_copy::measure_copy;
 pub use layer::MixtureSize;

@@ -11,7 +11,7 @@ use super::peer_task::{PeerModel, PeerTask};
 use super::row::{Row, RowEvent};
 use super::timer::percentile;
 use super::{Section, Settings};
-use crate::memory::MemorySampler;
+use crate::memory_sampler::MemorySampler;
 use crate::profile::Profile;
 use crate::{CompileOptions, Device, Engine, TrainError, compile};
 

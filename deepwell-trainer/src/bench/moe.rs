@@ -7,9 +7,9 @@ use deepwell_probe::Hardware;
 
 use super::cases::{is_gemm, what_text};
 use super::choices::Choices;
+use super::expert_gemms::Load;
 use super::layer::{Layer, MixtureSize, is_of_layer, step};
 use super::layer_time::LayerTime;
-use super::of_experts::Load;
 use super::peer_task::PeerTask;
 use super::row::{Row, RowEvent};
 use super::timer::{Timer, percentile};

@@ -7,8 +7,8 @@ use deepwell_kernels::{Issue, KernelError, PreparedCall, SingleCall};
 use deepwell_plan::{Bound, roofline};
 use deepwell_probe::Hardware;
 
+use super::expert_gemms::Routing;
 use super::fill::{Fill, Pool, fills};
-use super::of_experts::Routing;
 use crate::OpenDevice;
 
 /// Maximum number of operand copies: more calls than this are not captured as one graph.

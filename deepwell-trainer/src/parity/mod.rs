@@ -30,11 +30,11 @@ pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 use runs::{FinishedRun, train_in_child};
 use verdict::{GAP_CHECK, Judgement, Pair, Question, gap_at_end, judge};
 
+use crate::baselines::{BaselineEntropies, baseline_entropies};
 use crate::commands::ExitStatus;
 use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
 use crate::formats::quantized_formats;
-use crate::reference::{ReferenceEntropies, reference_entropies};
 use crate::run::open_data;
 use crate::trainer::Progress;
 use crate::{ExpertRows, GemmCounts, Settings, Start, TrainError};
@@ -282,7 +282,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         Some(settings.eval_tokens),
     )?;
     windows.check_targets(settings.documents.end(settings, &dataset)?)?;
-    let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
+    let entropies = baseline_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     let _lock = folder::claim(&options.out, options.start)?;
 
     // The audit recomputes the step's GEMMs on the CPU.
@@ -401,7 +401,7 @@ fn report(
     pairs_wanted: u64,
     precision: &str,
     runs: &[SeedRuns],
-    entropies: ReferenceEntropies,
+    entropies: BaselineEntropies,
     audit_left_out: Option<&str>,
 ) -> ParityReport {
     let pairs: Vec<Pair> = runs.iter().filter_map(SeedRuns::pair).collect();

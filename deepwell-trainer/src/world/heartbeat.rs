@@ -54,7 +54,7 @@ pub(super) type Failure = (u32, String);
 type OnFailure = Box<dyn Fn(u32, &str) + Send>;
 
 /// One rank's connections.
-pub(super) struct Lifeline {
+pub(super) struct Heartbeat {
     shared: Arc<Shared>,
 }
 
@@ -84,11 +84,11 @@ struct State {
     moved: Option<Instant>,
     /// Ranks that have sent [`kind::DONE`].
     done: Vec<u32>,
-    /// Whether the lifeline is closed: its threads then end and ignore further messages.
+    /// Whether the heartbeat is closed: its threads then end and ignore further messages.
     is_closed: bool,
 }
 
-impl Lifeline {
+impl Heartbeat {
     /// Listens at rank 0's address, or connects to it, with retries for at most `limit`.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Lifeline {
         limit: Duration,
         limits: Limits,
         versions: &str,
-    ) -> Result<Lifeline, TrainError> {
+    ) -> Result<Heartbeat, TrainError> {
         let Launched { rank, world_size, attempt, .. } = *launched;
         let shared = Arc::new(Shared {
             own: Hello { rank, world_size, attempt },
@@ -108,14 +108,14 @@ impl Lifeline {
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
         });
-        let lifeline = Lifeline { shared };
+        let heartbeat = Heartbeat { shared };
         match launched.is_first() {
-            true => lifeline.listen(launched)?,
-            false => lifeline.go(launched, limit)?,
+            true => heartbeat.listen(launched)?,
+            false => heartbeat.go(launched, limit)?,
         }
-        let shared = Arc::clone(&lifeline.shared);
-        spawn("lifeline-beat", move || shared.beat())?;
-        Ok(lifeline)
+        let shared = Arc::clone(&heartbeat.shared);
+        spawn("heartbeat-send", move || shared.beat())?;
+        Ok(heartbeat)
     }
 
     fn listen(&self, launched: &Launched) -> Result<(), TrainError> {
@@ -128,7 +128,7 @@ impl Lifeline {
         let listener = TcpListener::bind(("0.0.0.0", launched.port)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let shared = Arc::clone(&self.shared);
-        spawn("lifeline-listen", move || shared.accept(&listener))
+        spawn("heartbeat-listen", move || shared.accept(&listener))
     }
 
     fn go(&self, launched: &Launched, limit: Duration) -> Result<(), TrainError> {
@@ -248,7 +248,7 @@ impl Lifeline {
     }
 }
 
-impl Drop for Lifeline {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
@@ -300,7 +300,7 @@ impl Shared {
                 Ok((stream, _)) => {
                     // A separate thread, so that a slow client does not delay others.
                     let shared = Arc::clone(&self);
-                    let _ = spawn("lifeline-hello", move || shared.admit(stream));
+                    let _ = spawn("heartbeat-hello", move || shared.admit(stream));
                 }
                 Err(_) => thread::sleep(LOOK_EVERY),
             }
@@ -347,7 +347,7 @@ impl Shared {
             self.send_to_all((kind::FAILED, of), reason.as_bytes());
         }
         let shared = Arc::clone(self);
-        spawn("lifeline-read", move || shared.read(rank, &mut reader))
+        spawn("heartbeat-read", move || shared.read(rank, &mut reader))
     }
 
     /// Processes the messages of rank `from` until the connection ends.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use deepwell_probe::Hardware;
 
 use super::Launched;
-use super::lifeline::{Lifeline, Limits};
+use super::heartbeat::{Heartbeat, Limits};
 use crate::{Device, Settings, TrainError};
 
 /// Time limit for the ranks of a run to start.
@@ -21,7 +21,7 @@ const READY: Duration = Duration::from_secs(24 * 3600);
 /// The other ranks wait for the id, so that no work is done twice.
 pub(crate) struct Member {
     launched: Launched,
-    lifeline: Lifeline,
+    heartbeat: Heartbeat,
     /// Timeout for waiting on another rank.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     exchange: Duration,
@@ -45,10 +45,10 @@ impl Member {
         let found = library_version(device);
         let library = found.as_deref().unwrap_or("no library that connects ranks");
         let versions = format!("deepwell {}, {library}", env!("CARGO_PKG_VERSION"));
-        let lifeline = Lifeline::open(&launched, START, Limits::of(exchange), &versions)?;
+        let heartbeat = Heartbeat::open(&launched, START, Limits::of(exchange), &versions)?;
         let member = Member {
             launched,
-            lifeline,
+            heartbeat,
             exchange,
             id: OnceLock::new(),
             #[cfg(feature = "mpi")]
@@ -62,7 +62,7 @@ impl Member {
     /// Counter of the collective operations that this rank has begun.
     #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(crate) fn begun(&self) -> Arc<AtomicU64> {
-        self.lifeline.begun()
+        self.heartbeat.begun()
     }
 
     /// Whether this is the rank that prints for all.
@@ -90,7 +90,7 @@ impl Member {
     /// A rank has failed, or rank 0 is not ready in time.
     pub(crate) fn wait_for_first(&self) -> Result<(), TrainError> {
         if !self.is_first() && self.id.get().is_none() {
-            let id = self.lifeline.id(READY)?;
+            let id = self.heartbeat.id(READY)?;
             self.id.get_or_init(|| id);
         }
         Ok(())
@@ -105,7 +105,7 @@ impl Member {
         if let Some(monitor) = self.mpi.get() {
             self.told(monitor.finish(self.exchange).map_err(TrainError::from))?;
         }
-        self.lifeline.finish();
+        self.heartbeat.finish();
         Ok(())
     }
 
@@ -117,8 +117,8 @@ impl Member {
             Err(error) => error,
         };
         let Launched { rank: own, world_size, .. } = self.launched;
-        self.lifeline.fail(&error.to_string());
-        match self.lifeline.failure() {
+        self.heartbeat.fail(&error.to_string());
+        match self.heartbeat.failure() {
             Some((rank, reason)) if rank != own => {
                 Err(TrainError::of_rank(rank, world_size, reason))
             }
@@ -132,7 +132,7 @@ impl Member {
 
     /// Whether another process prints why the ranks have failed.
     pub(crate) fn is_said_by_first(&self) -> bool {
-        !self.is_first() && self.lifeline.is_told()
+        !self.is_first() && self.heartbeat.is_told()
     }
 }
 
@@ -198,7 +198,7 @@ impl Member {
 
         let id = if self.is_first() {
             let id = NcclId::new().map_err(KernelError::from)?;
-            self.lifeline.publish(&id.to_bytes(), START)?;
+            self.heartbeat.publish(&id.to_bytes(), START)?;
             id
         } else {
             self.wait_for_first()?;
@@ -212,11 +212,11 @@ impl Member {
         };
         let place = (self.launched.rank, self.launched.world_size);
         let limits = NcclLimits { connect: START, exchange: self.exchange };
-        let failure = || self.lifeline.failure();
+        let failure = || self.heartbeat.failure();
         let rank =
             NcclRank::connect(driver, id, place, limits, &failure).map_err(KernelError::from)?;
         let monitor = rank.monitor();
-        self.lifeline.on_failure(move |rank, reason| monitor.abort(rank, reason));
+        self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));
         Ok(rank)
     }
 }
@@ -232,16 +232,16 @@ impl Member {
 
         // MPI connects by itself; the other ranks only wait until rank 0 is ready.
         if self.is_first() {
-            self.lifeline.publish(b"MPI", START)?;
+            self.heartbeat.publish(b"MPI", START)?;
         } else {
             self.wait_for_first()?;
         }
         let place = (self.launched.rank, self.launched.world_size);
         let limits = MpiLimits { connect: START, exchange: self.exchange };
-        let comm = MpiComm::connect(place, limits, &|| self.lifeline.failure())?;
+        let comm = MpiComm::connect(place, limits, &|| self.heartbeat.failure())?;
         let monitor = comm.monitor();
         self.mpi.get_or_init(|| monitor.clone());
-        self.lifeline.on_failure(move |rank, reason| monitor.abort(rank, reason));
+        self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));
         Ok(comm)
     }
 }

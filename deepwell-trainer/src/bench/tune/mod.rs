@@ -55,7 +55,7 @@ impl TimeSource for OnDevice<'_> {
         call: &SingleCall,
         choices: &[KernelChoice],
     ) -> Result<Vec<Result<Vec<f64>, String>>, String> {
-        self.0.time_in_turns(call, choices)
+        self.0.time_interleaved(call, choices)
     }
 }
 

@@ -32,13 +32,14 @@ fn free_port() -> u16 {
 }
 
 /// As many ranks, of which each is open.
-fn world(size: u32) -> Vec<Lifeline> {
+fn world(size: u32) -> Vec<Heartbeat> {
     world_with(size, LIMITS)
 }
 
-fn world_with(size: u32, limits: Limits) -> Vec<Lifeline> {
+fn world_with(size: u32, limits: Limits) -> Vec<Heartbeat> {
     let port = free_port();
-    let open = |rank| Lifeline::open(&launched(rank, size, port), LIMIT, limits, VERSIONS).unwrap();
+    let open =
+        |rank| Heartbeat::open(&launched(rank, size, port), LIMIT, limits, VERSIONS).unwrap();
     (0..size).map(open).collect()
 }
 
@@ -51,10 +52,10 @@ fn limits(beat: u64, silence: u64, stuck: u64) -> Limits {
 }
 
 /// Waits until a rank knows of a failure.
-fn failure_of(lifeline: &Lifeline) -> Failure {
+fn failure_of(heartbeat: &Heartbeat) -> Failure {
     let end = Instant::now() + LIMIT;
     loop {
-        if let Some(failure) = lifeline.failure() {
+        if let Some(failure) = heartbeat.failure() {
             return failure;
         }
         assert!(Instant::now() < end, "no failure within {:?}", LIMIT);
@@ -122,12 +123,12 @@ fn a_rank_that_dies_is_named() {
 #[test]
 fn a_rank_that_fails_before_the_others_come() {
     let port = free_port();
-    let first = Lifeline::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
+    let first = Heartbeat::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
     first.fail("no data");
     let error = first.publish(&[1; 128], LIMIT).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of 2: no data");
     // Whoever comes then hears of it.
-    let late = Lifeline::open(&launched(1, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
+    let late = Heartbeat::open(&launched(1, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
     let error = late.id(LIMIT).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of 2: no data");
 }
@@ -135,8 +136,8 @@ fn a_rank_that_fails_before_the_others_come() {
 #[test]
 fn ranks_that_do_not_fit_are_named() {
     let check = |second: Launched, expected: &str| {
-        let first = Lifeline::open(&launched(0, 2, second.port), LIMIT, LIMITS, VERSIONS).unwrap();
-        let second = Lifeline::open(&second, LIMIT, LIMITS, VERSIONS).unwrap();
+        let first = Heartbeat::open(&launched(0, 2, second.port), LIMIT, LIMITS, VERSIONS).unwrap();
+        let second = Heartbeat::open(&second, LIMIT, LIMITS, VERSIONS).unwrap();
         let (_, reason) = failure_of(&first);
         assert_eq!(reason, expected);
         assert_eq!(failure_of(&second).1, expected);
@@ -148,9 +149,9 @@ fn ranks_that_do_not_fit_are_named() {
 #[test]
 fn ranks_of_other_versions_are_named() {
     let port = free_port();
-    let first = Lifeline::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
+    let first = Heartbeat::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
     let other = "deepwell 1, NCCL 2.22.1";
-    let second = Lifeline::open(&launched(1, 2, port), LIMIT, LIMITS, other).unwrap();
+    let second = Heartbeat::open(&launched(1, 2, port), LIMIT, LIMITS, other).unwrap();
     let expected =
         "it has deepwell 1, NCCL 2.22.1, rank 0 has deepwell 1, NCCL 2.27.3\nhint: start";
     for rank in [&first, &second] {
@@ -162,11 +163,11 @@ fn ranks_of_other_versions_are_named() {
 #[test]
 fn strangers_and_late_ranks_are_passed_over() {
     let port = free_port();
-    let first = Lifeline::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
+    let first = Heartbeat::open(&launched(0, 2, port), LIMIT, LIMITS, VERSIONS).unwrap();
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     let late = Launched { attempt: 7, ..launched(1, 2, port) };
-    let _late = Lifeline::open(&late, LIMIT, LIMITS, VERSIONS).unwrap();
+    let _late = Heartbeat::open(&late, LIMIT, LIMITS, VERSIONS).unwrap();
     let limit = Duration::from_millis(500);
     let error = first.publish(&[1; 128], limit).unwrap_err().to_string();
     assert!(error.contains("got nothing of rank 1 for 500ms"), "{error}");
@@ -178,12 +179,12 @@ fn nobody_is_waited_for_without_limit() {
     let limit = Duration::from_millis(300);
     let port = free_port();
     let error =
-        Lifeline::open(&launched(1, 2, port), limit, LIMITS, VERSIONS).err().unwrap().to_string();
+        Heartbeat::open(&launched(1, 2, port), limit, LIMITS, VERSIONS).err().unwrap().to_string();
     assert!(error.contains("expected rank 0 at `127.0.0.1`"), "{error}");
     let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
     let error =
-        Lifeline::open(&launched(0, 2, port), limit, LIMITS, VERSIONS).err().unwrap().to_string();
+        Heartbeat::open(&launched(0, 2, port), limit, LIMITS, VERSIONS).err().unwrap().to_string();
     assert!(error.contains("to be free, got ") && error.contains("MASTER_PORT"), "{error}");
 }
 
@@ -203,7 +204,7 @@ fn limits_are_ordered() {
 fn a_rank_that_is_silent_is_named() {
     let port = free_port();
     let first =
-        Lifeline::open(&launched(0, 2, port), LIMIT, limits(20, 300, 5000), VERSIONS).unwrap();
+        Heartbeat::open(&launched(0, 2, port), LIMIT, limits(20, 300, 5000), VERSIONS).unwrap();
     let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
     silent.write_all(&Hello { rank: 1, world_size: 2, attempt: 0 }.to_bytes()).unwrap();
     let begin = Instant::now();
@@ -228,8 +229,8 @@ fn a_rank_that_is_stuck_is_named() {
         }
         assert!(ranks.iter().all(|rank| rank.failure().is_none()), "they go on");
         let begin = Instant::now();
-        for (rank, lifeline) in (0..).zip(&ranks) {
-            lifeline.begun().store(if rank == culprit { 4 } else { 5 }, Ordering::Relaxed);
+        for (rank, heartbeat) in (0..).zip(&ranks) {
+            heartbeat.begun().store(if rank == culprit { 4 } else { 5 }, Ordering::Relaxed);
         }
         for rank in &ranks {
             let (named, reason) = failure_of(rank);
