@@ -55,14 +55,14 @@ pub use catalog::{
     KernelCatalog, KernelChoice, KernelRequest, NoKernel, OperandType, Rejected, Selection, Target,
     Tile,
 };
-pub use deepwell_precision::{PrecisionPolicy, Role};
+pub use deepwell_precision::{GemmKind, PrecisionPolicy, Role};
 pub use dtype::DType;
 pub use error::{IrError, OpError};
 pub use graph::{
     Graph, Init, InputRole, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind,
 };
 pub use link::{Link, Part};
-pub use op::{GemmKind, MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
+pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
     PipelineCut, Predict, Recompute, TensorPrecision, TensorRank, apply_precision,
     apply_served_precision, check_split_blocks, context_parallel, cut_pipeline,

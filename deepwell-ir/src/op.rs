@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use deepwell_precision::{Direction, QuantFormat};
+use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
@@ -65,41 +65,6 @@ impl OutputType {
     pub fn accumulator(suffix: &'static str, shape: Shape) -> OutputType {
         let kind = OutputKind::Accumulator;
         OutputType { suffix: suffix.into(), shape, dtype: DType::F32, kind }
-    }
-}
-
-/// The three GEMMs of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GemmKind {
-    /// `y = x · wᵀ`.
-    Fprop,
-    /// `dx = dy · w`.
-    Dgrad,
-    /// `dw = dyᵀ · x`.
-    Wgrad,
-}
-
-impl GemmKind {
-    /// All three, in execution order.
-    pub const ALL: [GemmKind; 3] = [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad];
-
-    /// The same GEMM as a direction of the precision policy.
-    pub const fn direction(self) -> Direction {
-        match self {
-            GemmKind::Fprop => Direction::Fprop,
-            GemmKind::Dgrad => Direction::Dgrad,
-            GemmKind::Wgrad => Direction::Wgrad,
-        }
-    }
-
-    /// Lower-case name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            GemmKind::Fprop => "fprop",
-            GemmKind::Dgrad => "dgrad",
-            GemmKind::Wgrad => "wgrad",
-        }
     }
 }
 

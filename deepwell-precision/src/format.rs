@@ -10,7 +10,7 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::names::named_enum;
-use crate::{Direction, GemmMode, GemmPrecision, OperandClass, QuantFormat, UnknownName};
+use crate::{GemmKind, GemmMode, GemmPrecision, OperandClass, QuantFormat, UnknownName};
 
 /// Format in which the GEMMs of a tensor are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -178,8 +178,8 @@ impl Assignment {
 
     /// Precision of a GEMM of the tensor.
     #[must_use]
-    pub fn gemm(&self, direction: Direction) -> GemmPrecision {
-        let formats = OperandClass::of(direction).map(|class| self.operand(class));
+    pub fn gemm(&self, kind: GemmKind) -> GemmPrecision {
+        let formats = OperandClass::of(kind).map(|class| self.operand(class));
         // No instruction multiplies operands of two format families.
         let of_one_family = matches!(formats, [Some(a), Some(b)] if a.is_of_family(&b));
         GemmPrecision {

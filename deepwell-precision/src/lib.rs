@@ -143,7 +143,7 @@ pub use guards::{GemmState, GuardConfig, GuardError, GuardEvent, GuardEventKind,
 pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use narrow::{e2m1, e2m3, e3m2};
-pub use operand::{Direction, ElementRounding, GemmMode, GemmPrecision, OperandClass};
+pub use operand::{ElementRounding, GemmKind, GemmMode, GemmPrecision, OperandClass};
 pub use philox::Philox;
 #[cfg(feature = "policy")]
 pub use policy::{OperandSetting, PRESETS, PolicyError, PrecisionPolicy};

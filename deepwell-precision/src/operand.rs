@@ -10,7 +10,7 @@ use crate::names::named_enum;
 
 named_enum! {
     /// One of the three GEMMs of a linear layer.
-    pub enum Direction ("direction") {
+    pub enum GemmKind ("GEMM") {
         /// `y = x · wᵀ`.
         Fprop = "fprop",
         /// `dx = dy · w`.
@@ -42,26 +42,26 @@ impl OperandClass {
     /// The operands of a GEMM, in argument order.
     ///
     /// ```
-    /// use deepwell_precision::{Direction, OperandClass};
-    /// let classes = OperandClass::of(Direction::Wgrad);
+    /// use deepwell_precision::{GemmKind, OperandClass};
+    /// let classes = OperandClass::of(GemmKind::Wgrad);
     /// assert_eq!(classes.map(OperandClass::operand), ["gradient", "activation"]);
     /// ```
     #[must_use]
-    pub const fn of(direction: Direction) -> [Self; 2] {
-        match direction {
-            Direction::Fprop => [Self::FpropActivation, Self::FpropWeight],
-            Direction::Dgrad => [Self::DgradGradient, Self::DgradWeight],
-            Direction::Wgrad => [Self::WgradGradient, Self::WgradActivation],
+    pub const fn of(kind: GemmKind) -> [Self; 2] {
+        match kind {
+            GemmKind::Fprop => [Self::FpropActivation, Self::FpropWeight],
+            GemmKind::Dgrad => [Self::DgradGradient, Self::DgradWeight],
+            GemmKind::Wgrad => [Self::WgradGradient, Self::WgradActivation],
         }
     }
 
     /// The GEMM that reads the operand.
     #[must_use]
-    pub const fn direction(self) -> Direction {
+    pub const fn gemm(self) -> GemmKind {
         match self {
-            Self::FpropActivation | Self::FpropWeight => Direction::Fprop,
-            Self::DgradGradient | Self::DgradWeight => Direction::Dgrad,
-            Self::WgradGradient | Self::WgradActivation => Direction::Wgrad,
+            Self::FpropActivation | Self::FpropWeight => GemmKind::Fprop,
+            Self::DgradGradient | Self::DgradWeight => GemmKind::Dgrad,
+            Self::WgradGradient | Self::WgradActivation => GemmKind::Wgrad,
         }
     }
 
@@ -127,28 +127,28 @@ impl GemmPrecision {
         !self.is_scaled && self.quantized != [false, false]
     }
 
-    /// Describes the difference from a GEMM with scales for a report, beginning with `direction`;
+    /// Describes the difference from a GEMM with scales for a report, beginning with `kind`;
     /// `None` for a GEMM with scales. `format` is the name of the quantized operands' format.
     ///
     /// ```
-    /// use deepwell_precision::{Direction, GemmPrecision};
+    /// use deepwell_precision::{GemmKind, GemmPrecision};
     /// let gemm = GemmPrecision { quantized: [false, true], is_scaled: false };
     /// assert_eq!(
-    ///     gemm.describe(Direction::Dgrad, "MXFP8").unwrap(),
+    ///     gemm.describe(GemmKind::Dgrad, "MXFP8").unwrap(),
     ///     "dgrad emulated: weight in MXFP8, GEMM in BF16"
     /// );
-    /// assert_eq!(GemmPrecision::SCALED.describe(Direction::Dgrad, "MXFP8"), None);
+    /// assert_eq!(GemmPrecision::SCALED.describe(GemmKind::Dgrad, "MXFP8"), None);
     /// ```
     #[must_use]
-    pub fn describe(self, direction: Direction, format: &str) -> Option<alloc::string::String> {
-        let [first, second] = OperandClass::of(direction).map(OperandClass::operand);
+    pub fn describe(self, kind: GemmKind, format: &str) -> Option<alloc::string::String> {
+        let [first, second] = OperandClass::of(kind).map(OperandClass::operand);
         let operands = match self.quantized {
             _ if self.is_scaled => return None,
-            [false, false] => return Some(alloc::format!("{direction} in BF16")),
+            [false, false] => return Some(alloc::format!("{kind} in BF16")),
             [true, true] => "both operands",
             [true, false] => first,
             [false, true] => second,
         };
-        Some(alloc::format!("{direction} emulated: {operands} in {format}, GEMM in BF16"))
+        Some(alloc::format!("{kind} emulated: {operands} in {format}, GEMM in BF16"))
     }
 }

@@ -18,25 +18,10 @@ use crate::plan_file::PlanFile;
 use crate::run::{RunOptions, run, run_as, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
 use crate::world::{Launched, Member, library_version, supervise};
-use crate::{Device, Devices, Documents, Progress, Settings, Start, TrainError};
+use crate::{Device, Devices, Documents, ExitStatus, Progress, Settings, Start, TrainError};
 
 /// Default number of pairs of runs of `deepwell parity`.
 const SEEDS: u64 = 4;
-
-/// Result of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExitStatus {
-    /// The command succeeded, with a positive verdict if it has one.
-    Success,
-    /// The run finished with a negative verdict.
-    Failed,
-    /// The run finished without enough data for a verdict.
-    Open,
-    /// The run stopped on request, and wrote a checkpoint.
-    Interrupted,
-    /// The run failed with this exit code; another process has already printed the error.
-    Said(u8),
-}
 
 /// Arguments of `deepwell train`. What is given here takes the place of what the run file says.
 #[derive(Args, Clone, Debug, Default)]
@@ -347,7 +332,7 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
             });
             match done {
                 Ok(summary) => summary,
-                Err(_) if member.is_said_by_first() => return Ok(ExitStatus::Said(1)),
+                Err(_) if member.is_reported_by_first() => return Ok(ExitStatus::Reported(1)),
                 Err(error) => return Err(error),
             }
         }

@@ -21,7 +21,7 @@ use crate::metrics::StepLine;
 use crate::rank_times::{RankTime, RankTimes};
 use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
-use crate::stalls::StallsUntold;
+use crate::stalls::UnreportedStalls;
 use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{
     Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, Settings, StepOutcome,
@@ -58,7 +58,7 @@ pub(crate) struct Fit<'r> {
     speeds: Vec<f64>,
     checkpoint_stalls_s: Vec<f64>,
     /// Stalls above [`STALL_STEPS_MAX`] since the last note about stalls.
-    stalls_untold: StallsUntold,
+    unreported_stalls: UnreportedStalls,
     /// After the last step, batch by batch.
     heldout_losses: Vec<f64>,
 }
@@ -119,7 +119,7 @@ enum Begun {
 }
 
 /// Actions after a step.
-struct Behind {
+struct NextActions {
     evaluates: bool,
     interrupts: bool,
     saves: bool,
@@ -185,7 +185,7 @@ impl<'r> Fit<'r> {
             last_end: Instant::now(),
             speeds: Vec::new(),
             checkpoint_stalls_s: Vec::new(),
-            stalls_untold: StallsUntold::default(),
+            unreported_stalls: UnreportedStalls::default(),
             heldout_losses: Vec::new(),
         })
     }
@@ -198,23 +198,23 @@ impl<'r> Fit<'r> {
         self.writer.reserve(self.engine, self.settings)?;
         let mut interrupted = false;
         for step in self.position.step + 1..=self.settings.steps {
-            let before = self.start(step)?;
-            let behind = self.behind(step, stop)?;
+            let before = self.start_step(step)?;
+            let next = self.decide_next(step, stop)?;
             if let Some(before) = before {
-                self.look_at(before)?;
+                self.finish_step(before)?;
             }
-            if behind.waits
+            if next.waits
                 && let Some(flight) = self.in_flight.take()
             {
-                self.look_at(flight)?;
+                self.finish_step(flight)?;
             }
-            if behind.evaluates {
+            if next.evaluates {
                 self.evaluate(step)?;
             }
-            if behind.saves {
+            if next.saves {
                 self.save()?;
             }
-            interrupted = behind.interrupts;
+            interrupted = next.interrupts;
             if interrupted {
                 self.progress.note(&format!("stopped after step {step}; `--resume` goes on"));
                 break;
@@ -224,7 +224,7 @@ impl<'r> Fit<'r> {
     }
 
     /// Starts a step; returns the previous step, if in flight.
-    fn start(&mut self, step: u64) -> Result<Option<InFlight>, TrainError> {
+    fn start_step(&mut self, step: u64) -> Result<Option<InFlight>, TrainError> {
         let learning_rate = self.schedule.at(step);
         let clip = self.settings.max_grad_norm;
         let batch = self.loader.next_batch()?;
@@ -259,7 +259,7 @@ impl<'r> Fit<'r> {
     }
 
     /// Decides the actions after a step that was just started.
-    fn behind(&mut self, step: u64, stop: &AtomicBool) -> Result<Behind, TrainError> {
+    fn decide_next(&mut self, step: u64, stop: &AtomicBool) -> Result<NextActions, TrainError> {
         let last = step == self.settings.steps;
         let evaluates = last || step.is_multiple_of(self.settings.eval_interval());
         // Ranks that read the flag at different times would stop after different steps.
@@ -274,11 +274,11 @@ impl<'r> Fit<'r> {
         let saves = !self.settings.no_checkpoints && (last || interrupts || is_due);
         let is_audited = matches!(&self.in_flight, Some(InFlight { begun: Begun::Audited(_), .. }));
         let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
-        Ok(Behind { evaluates, interrupts, saves, waits })
+        Ok(NextActions { evaluates, interrupts, saves, waits })
     }
 
     /// Waits for a step, logs its results and passes them to the guards.
-    fn look_at(&mut self, flight: InFlight) -> Result<(), TrainError> {
+    fn finish_step(&mut self, flight: InFlight) -> Result<(), TrainError> {
         let is_audited = matches!(flight.begun, Begun::Audited(_));
         let (began, waited_before) = (flight.began, flight.waited_before);
         let outcome = match flight.begun {
@@ -421,12 +421,12 @@ impl<'r> Fit<'r> {
         self.writer.save(&root, self.engine, &self.position, settings, identity)?;
         let stall_s = begun.elapsed().as_secs_f64();
         self.checkpoint_stalls_s.push(stall_s);
-        self.tell_of_stall(stall_s);
+        self.warn_about_stall(stall_s);
         Ok(())
     }
 
     /// Reports a checkpoint stall above the limit, with a hint.
-    fn tell_of_stall(&mut self, stall_s: f64) {
+    fn warn_about_stall(&mut self, stall_s: f64) {
         let mut speeds = self.speeds.clone();
         speeds.sort_by(f64::total_cmp);
         let Some(speed) = speeds.get(speeds.len() / 2).filter(|speed| **speed > 0.0) else {
@@ -436,7 +436,7 @@ impl<'r> Fit<'r> {
         if steps <= STALL_STEPS_MAX {
             return;
         }
-        let Some(also) = self.stalls_untold.add(stall_s) else { return };
+        let Some(also) = self.unreported_stalls.add(stall_s) else { return };
         let is_copied = self.settings.async_checkpoints || self.engine.is_asynchronous();
         let hint = match is_copied {
             true => "the disk had not taken the one before: raise `--checkpoint-every`",

@@ -53,6 +53,7 @@ mod documents;
 mod elastic;
 mod engine;
 mod error;
+mod exit_status;
 mod expert_rows;
 pub mod export;
 pub mod fingerprint;
@@ -95,6 +96,7 @@ pub use engine::{
     StepOutcome, StepTime, compile, compile_on, optimize,
 };
 pub use error::TrainError;
+pub use exit_status::ExitStatus;
 pub use expert_rows::ExpertRows;
 pub use formats::quantized_formats;
 pub use learning_rate::LearningRateSchedule;

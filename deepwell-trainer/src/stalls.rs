@@ -6,21 +6,21 @@ const STALL_LINE_S: f64 = 1.0;
 
 /// Stalls for checkpoints that have not been reported.
 #[derive(Debug, Default)]
-pub(crate) struct StallsUntold {
+pub(crate) struct UnreportedStalls {
     count: usize,
     seconds: f64,
 }
 
-impl StallsUntold {
+impl UnreportedStalls {
     /// Adds a stall. Once the stalls sum to [`STALL_LINE_S`], returns the text about the earlier
     /// stalls for a log line.
     pub(crate) fn add(&mut self, stall_s: f64) -> Option<String> {
-        let StallsUntold { count, seconds } = *self;
+        let UnreportedStalls { count, seconds } = *self;
         if seconds + stall_s < STALL_LINE_S {
-            *self = StallsUntold { count: count + 1, seconds: seconds + stall_s };
+            *self = UnreportedStalls { count: count + 1, seconds: seconds + stall_s };
             return None;
         }
-        *self = StallsUntold::default();
+        *self = UnreportedStalls::default();
         Some(match count {
             0 => String::new(),
             1 => format!(", the one before {seconds:.2} s"),
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn short_stalls_share_a_line() {
         let check = |stalls_s: &[f64], expected: &[Option<&str>]| {
-            let mut untold = StallsUntold::default();
+            let mut untold = UnreportedStalls::default();
             let said: Vec<Option<String>> = stalls_s.iter().map(|&it| untold.add(it)).collect();
             let said: Vec<Option<&str>> = said.iter().map(Option::as_deref).collect();
             assert_eq!(said, expected, "{stalls_s:?}");

@@ -119,12 +119,12 @@ impl Observer for ByHand {
         _instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<CallAction, KernelError> {
-        let is_here = gemm_of(call).is_some_and(|it| it.direction() == self.class.direction());
+        let is_here = gemm_of(call).is_some_and(|it| it == self.class.gemm());
         if !is_here || !call.name.contains(self.layers) {
             return Ok(CallAction::Run);
         }
         self.gemms += 1;
-        let classes = OperandClass::of(self.class.direction());
+        let classes = OperandClass::of(self.class.gemm());
         let side = classes.iter().position(|&class| class == self.class).unwrap();
         let id = call.operands[side].value;
         let (rows, columns) = (program.value(id).shape[0], program.value(id).shape[1]);

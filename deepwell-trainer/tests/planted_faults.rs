@@ -569,7 +569,7 @@ fn the_program_of_the_test_has_what_the_tests_speak_of() {
         program.calls.iter().filter(|call| kind(call) == Some(wanted)).count()
     };
     // 14 linear layers, the first and the last in BF16.
-    assert_eq!(GemmKind::ALL.map(count), [12; 3]);
+    assert!(GemmKind::ALL.iter().all(|&kind| count(kind) == 12));
 }
 
 /// What the backward runs again is quantized again, under other names; the GEMMs stay as many.

@@ -35,13 +35,13 @@
 //! `32·j..32·j + 32` of the buffer; group `e` has the blocks `offsets[e]/32..offsets[e + 1]/32`. If
 //! 128 elements share an exponent, `align` must be a multiple of 128.
 
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{GemmKind, QuantFormat};
 use serde::{Deserialize, Serialize};
 
 use super::quantize::{planes_of, stacked_planes_of};
 use super::{Axis, Check, GroupedRows};
 use crate::autodiff::BackwardContext;
-use crate::op::{GemmKind, MathUnit, OpRule, OutputType, TensorType};
+use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape, Storage};
 
 fn unit(operands: &[DType]) -> MathUnit {

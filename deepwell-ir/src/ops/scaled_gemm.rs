@@ -1,11 +1,11 @@
 //! The GEMM of two quantized matrices with their scales.
 
-use deepwell_precision::{Block, ElementFormat, QuantFormat, ScaleFormat};
+use deepwell_precision::{Block, ElementFormat, GemmKind, QuantFormat, ScaleFormat};
 use serde::{Deserialize, Serialize};
 
 use super::quantize::planes_of;
 use super::{Axis, Check, product};
-use crate::op::{GemmKind, MathUnit, OpRule, OutputType, TensorType};
+use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape, Storage};
 
 /// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, the planes of

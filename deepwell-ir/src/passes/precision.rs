@@ -14,9 +14,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_precision::{
-    Assignment, Direction, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat,
-};
+use deepwell_precision::{Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat};
 
 use super::TensorPrecision;
 use super::assign::{activation_dtype, assign, with_routers_in_f32};
@@ -179,20 +177,19 @@ impl Rewrite<'_> {
             _ => return None,
         };
         let assignment = self.assignments.get(&parameter)?;
-        let direction = kind.direction();
-        let axes = match direction {
-            Direction::Fprop => [Axis::Row, Axis::Row],
-            Direction::Dgrad => [Axis::Row, Axis::Column],
-            Direction::Wgrad => [Axis::Column, Axis::Column],
+        let axes = match kind {
+            GemmKind::Fprop => [Axis::Row, Axis::Row],
+            GemmKind::Dgrad => [Axis::Row, Axis::Column],
+            GemmKind::Wgrad => [Axis::Column, Axis::Column],
         };
         let operands = std::array::from_fn(|index| {
-            let (id, class) = (node.inputs[index], OperandClass::of(direction)[index]);
+            let (id, class) = (node.inputs[index], OperandClass::of(kind)[index]);
             match assignment.operand(class) {
                 Some(quantization) => Reading::Quantized((id, quantization), axes[index]),
                 None => Reading::Plain,
             }
         });
-        Some(Gemm { kind, operands, is_scaled: assignment.gemm(direction).is_scaled })
+        Some(Gemm { kind, operands, is_scaled: assignment.gemm(kind).is_scaled })
     }
 
     /// Collects the quantized tensors, with the axes that GEMMs read.

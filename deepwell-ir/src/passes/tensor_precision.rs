@@ -1,9 +1,10 @@
 //! Result of a precision policy for each parameter.
 
-use deepwell_precision::{Assignment, Direction, Format, GemmPrecision};
+use deepwell_precision::{Assignment, Format, GemmKind, GemmPrecision};
 use serde::{Deserialize, Serialize};
 
-use crate::GemmKind;
+/// The GEMMs of a linear layer, in the order of [`TensorPrecision::gemms`].
+const KINDS: [GemmKind; 3] = [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad];
 
 /// Precision of one parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +25,7 @@ pub struct TensorPrecision {
 
 impl TensorPrecision {
     pub(super) fn new(tensor: &str, assignment: &Assignment) -> TensorPrecision {
-        let gemms = GemmKind::ALL.map(|kind| assignment.gemm(kind.direction()));
+        let gemms = KINDS.map(|kind| assignment.gemm(kind));
         let differs = assignment.format.is_quantized() && gemms != [GemmPrecision::SCALED; 3];
         TensorPrecision {
             tensor: tensor.to_string(),
@@ -48,14 +49,9 @@ impl TensorPrecision {
     pub fn explanation(&self) -> String {
         let mut parts = vec![self.reason.clone()];
         if let Some(gemms) = self.gemms {
-            let directions = GemmKind::ALL.map(GemmKind::direction);
-            let of_each = directions.into_iter().zip(gemms);
+            let by_kind = KINDS.into_iter().zip(gemms);
             let format = self.format.quantized().unwrap_or_default().title();
-            parts.extend(
-                of_each.filter_map(|(direction, gemm): (Direction, _)| {
-                    gemm.describe(direction, &format)
-                }),
-            );
+            parts.extend(by_kind.filter_map(|(kind, gemm)| gemm.describe(kind, &format)));
         }
         parts.join("; ")
     }

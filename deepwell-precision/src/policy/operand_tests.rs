@@ -1,7 +1,7 @@
 //! What policies say about the operands of GEMMs.
 
 use super::*;
-use crate::{Direction, GemmPrecision};
+use crate::{GemmKind, GemmPrecision};
 
 /// Linear tensors, of which the first and the last stay BF16.
 const NAMES: [&str; 4] = ["layers.0.q", "layers.0.v", "layers.1.v", "layers.1.down"];
@@ -76,7 +76,7 @@ fn what_each_operand_gets() {
 fn builders_of_an_ablation() {
     use OperandClass::{FpropWeight, WgradActivation, WgradGradient};
     let policy = PrecisionPolicy::mxfp8();
-    let wgrad = OperandClass::of(Direction::Wgrad);
+    let wgrad = OperandClass::of(GemmKind::Wgrad);
     for (policy, expected) in [
         (policy.clone().only(&[FpropWeight]), "awgwga aWgwga aWgwga awgwga"),
         (policy.clone().only(&[]), "awgwga awgwga awgwga awgwga"),
@@ -132,7 +132,7 @@ fn example_of_the_documentation() {
     let tensors = names.map(|name| TensorUse { name, role: Role::Linear });
     let assigned = policy.assign(&tensors).unwrap();
     let emulated = GemmPrecision { quantized: [true, false], is_scaled: false };
-    let of_v = Direction::ALL.iter().map(|&way| assigned[1].gemm(way));
+    let of_v = GemmKind::ALL.iter().map(|&way| assigned[1].gemm(way));
     assert_eq!(of_v.collect::<Vec<_>>(), [GemmPrecision::SCALED, emulated, GemmPrecision::PLAIN]);
     let gradient = assigned[2].operand(OperandClass::WgradGradient).unwrap();
     assert_eq!(gradient.rounding, ElementRounding::Stochastic);
@@ -142,7 +142,7 @@ fn example_of_the_documentation() {
 fn gemms_that_follow() {
     let gemms = |text: &str| {
         let assigned = from_toml(text).assign(&tensors()).unwrap();
-        Direction::ALL.iter().map(|&way| assigned[1].gemm(way)).collect::<Vec<_>>()
+        GemmKind::ALL.iter().map(|&way| assigned[1].gemm(way)).collect::<Vec<_>>()
     };
     let emulated = |quantized| GemmPrecision { quantized, is_scaled: false };
     for (text, expected) in [

@@ -9,7 +9,7 @@ use super::error::{PolicyError, unknown_key_hint};
 use super::operands::{OperandSetting, OperandSettings, overlay};
 use super::{PRESETS, PrecisionPolicy, Rule, name_or_table};
 use crate::{
-    BlockShape, Direction, Fallback, Format, GemmMode, Granularity, OperandClass, ScaleRule,
+    BlockShape, Fallback, Format, GemmKind, GemmMode, Granularity, OperandClass, ScaleRule,
 };
 
 #[derive(Deserialize)]
@@ -88,13 +88,13 @@ fn settings(
     wgrad: Option<Operands<Wgrad>>,
 ) -> OperandSettings {
     let pairs = [
-        (Direction::Fprop, fprop.map(|table| table.0.into())),
-        (Direction::Dgrad, dgrad.map(|table| table.0.into())),
-        (Direction::Wgrad, wgrad.map(|table| table.0.into())),
+        (GemmKind::Fprop, fprop.map(|table| table.0.into())),
+        (GemmKind::Dgrad, dgrad.map(|table| table.0.into())),
+        (GemmKind::Wgrad, wgrad.map(|table| table.0.into())),
     ];
     let mut settings = OperandSettings::new();
-    for (direction, pair) in pairs {
-        let said = OperandClass::of(direction).into_iter().zip(pair.unwrap_or([None, None]));
+    for (kind, pair) in pairs {
+        let said = OperandClass::of(kind).into_iter().zip(pair.unwrap_or([None, None]));
         settings.extend(said.filter_map(|(class, setting)| Some((class, setting?))));
     }
     settings
@@ -105,8 +105,8 @@ type Table<'a> = BTreeMap<&'static str, &'a OperandSetting>;
 
 /// The tables of fprop, dgrad and wgrad.
 fn tables(settings: &OperandSettings) -> [Table<'_>; 3] {
-    [Direction::Fprop, Direction::Dgrad, Direction::Wgrad].map(|direction| {
-        let said = settings.iter().filter(|(class, _)| class.direction() == direction);
+    [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad].map(|kind| {
+        let said = settings.iter().filter(|(class, _)| class.gemm() == kind);
         said.map(|(class, setting)| (class.operand(), setting)).collect()
     })
 }

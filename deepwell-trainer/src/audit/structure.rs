@@ -412,7 +412,7 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
         }
     }
     let kinds: &[GemmKind] = match program.mode {
-        Mode::Train => &GemmKind::ALL,
+        Mode::Train => GemmKind::ALL,
         Mode::Evaluate => &[GemmKind::Fprop],
     };
     for (index, state) in program.parameters.iter().enumerate() {

@@ -72,7 +72,7 @@ pub(super) type Statistics = Arc<[Counters]>;
 
 /// A readback in flight.
 #[derive(Debug)]
-struct Part {
+struct PendingReadback {
     step: u64,
     readback: Readback,
     /// The pass of the counters.
@@ -85,7 +85,7 @@ struct Part {
 
 /// Results of a step so far.
 #[derive(Debug, Default)]
-struct Known {
+struct StepResults {
     number: u64,
     /// Counts of the program that was loaded when the step began.
     per_step: RunCounts,
@@ -104,9 +104,9 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     begun: u64,
-    parts: VecDeque<Part>,
-    known: VecDeque<Known>,
-    finished: Known,
+    readbacks: VecDeque<PendingReadback>,
+    in_flight: VecDeque<StepResults>,
+    finished: StepResults,
 }
 
 /// This rank's part of a batch, with the scalars of a step.
@@ -179,19 +179,21 @@ impl Engine {
     /// The device fails.
     pub fn finish_step(&mut self, pending: PendingStep) -> Result<StepOutcome, TrainError> {
         loop {
-            match self.steps.known.front() {
-                Some(known) if known.number < pending.number => {
-                    self.steps.known.pop_front();
+            match self.steps.in_flight.front() {
+                Some(results) if results.number < pending.number => {
+                    self.steps.in_flight.pop_front();
                 }
-                Some(known) if known.number == pending.number && known.scalars.is_some() => break,
-                Some(_) if !self.steps.parts.is_empty() => self.fetch_oldest()?,
+                Some(results) if results.number == pending.number && results.scalars.is_some() => {
+                    break;
+                }
+                Some(_) if !self.steps.readbacks.is_empty() => self.fetch_oldest()?,
                 _ => {
                     let what = "was finished before, or another after it".to_string();
                     return Err(KernelError::Run { call: "step".to_string(), what }.into());
                 }
             }
         }
-        self.steps.finished = self.steps.known.pop_front().unwrap_or_default();
+        self.steps.finished = self.steps.in_flight.pop_front().unwrap_or_default();
         let finished = &self.steps.finished;
         let (loss, grad_norm, skipped) = finished.scalars.unwrap_or_default();
         let was_skipped = skipped != self.skipped_steps;
@@ -259,7 +261,7 @@ impl Engine {
         self.steps_begun += 1;
         let number = self.steps.begun;
         let per_step = self.per_step;
-        self.steps.known.push_back(Known { number, per_step, ..Known::default() });
+        self.steps.in_flight.push_back(StepResults { number, per_step, ..StepResults::default() });
         let invocations = self.program().schedule.len();
         for index in 0..invocations {
             let invocation = self.program().schedule[index];
@@ -341,7 +343,7 @@ impl Engine {
         if statistics.is_empty() && loads.is_empty() && !is_last {
             return Ok(());
         }
-        while self.steps.parts.len() >= READBACKS {
+        while self.steps.readbacks.len() >= READBACKS {
             self.fetch_oldest()?;
         }
         let program = self.training.program();
@@ -362,50 +364,58 @@ impl Engine {
         let step = self.steps.begun;
         let body = &program.bodies[invocation.body.index()];
         let pass = (invocation.micro_batch, body.phase, body.chunk);
-        self.steps.parts.push_back(Part { step, readback, pass, statistics, loads, is_last });
+        self.steps.readbacks.push_back(PendingReadback {
+            step,
+            readback,
+            pass,
+            statistics,
+            loads,
+            is_last,
+        });
         Ok(())
     }
 
     /// Waits for the oldest readback and adds its values to its step.
     fn fetch_oldest(&mut self) -> Result<(), TrainError> {
-        let Some(part) = self.steps.parts.pop_front() else { return Ok(()) };
-        let mut counters = vec![[0u64; Quantize::STATISTICS]; part.statistics.len()];
+        let Some(pending) = self.steps.readbacks.pop_front() else { return Ok(()) };
+        let mut counters = vec![[0u64; Quantize::STATISTICS]; pending.statistics.len()];
         let mut loads: Vec<Vec<i32>> =
-            part.loads.iter().map(|load| vec![0; 2 * load.experts]).collect();
+            pending.loads.iter().map(|load| vec![0; 2 * load.experts]).collect();
         let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
         let mut bytes: Vec<&mut [u8]> =
             counters.iter_mut().map(|words| cast_slice_mut(words.as_mut_slice())).collect();
         bytes.extend(loads.iter_mut().map(|load| cast_slice_mut(load.as_mut_slice())));
-        if part.is_last {
+        if pending.is_last {
             bytes.push(cast_slice_mut(&mut scalars.0));
             bytes.push(cast_slice_mut(&mut scalars.1));
             bytes.push(cast_slice_mut(&mut scalars.2));
         }
         let backend = self.executor.backend_mut();
-        backend.fetch(part.readback, &mut bytes)?;
-        let time = backend.time_of(part.readback)?;
-        let Some(known) = self.steps.known.iter_mut().find(|known| known.number == part.step)
+        backend.fetch(pending.readback, &mut bytes)?;
+        let time = backend.time_of(pending.readback)?;
+        let Some(results) =
+            self.steps.in_flight.iter_mut().find(|results| results.number == pending.step)
         else {
             return Ok(());
         };
-        let counted = part.statistics.iter().zip(&counters);
-        known.counted.extend(counted.map(|(of, words)| of.decode(words)));
-        known.passes.resize(known.counted.len(), part.pass);
-        for (of, load) in part.loads.iter().zip(&loads) {
-            add_load(&mut known.loads, of, load);
+        let counted = pending.statistics.iter().zip(&counters);
+        results.counted.extend(counted.map(|(of, words)| of.decode(words)));
+        results.passes.resize(results.counted.len(), pending.pass);
+        for (of, load) in pending.loads.iter().zip(&loads) {
+            add_load(&mut results.loads, of, load);
         }
         if let Some(time) = time {
             let own_s = time.since_readback_s.unwrap_or_default();
-            known.since_staged_s = match known.since_staged_s {
+            results.since_staged_s = match results.since_staged_s {
                 None => time.since_staged_s,
                 Some(before_s) => Some(before_s + own_s),
             };
-            known.since_readback_s = Some(known.since_readback_s.unwrap_or_default() + own_s);
-            known.has_gap |= time.since_readback_s.is_none();
+            results.since_readback_s = Some(results.since_readback_s.unwrap_or_default() + own_s);
+            results.has_gap |= time.since_readback_s.is_none();
         }
-        if part.is_last {
+        if pending.is_last {
             let (loss, grad_norm, [_, skipped]) = scalars;
-            known.scalars = Some((loss[0], grad_norm[0], skipped));
+            results.scalars = Some((loss[0], grad_norm[0], skipped));
         }
         Ok(())
     }

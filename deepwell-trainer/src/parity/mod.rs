@@ -31,13 +31,12 @@ use runs::{FinishedRun, train_in_child};
 use verdict::{GAP_CHECK, Judgement, Pair, Question, gap_at_end, judge};
 
 use crate::baselines::{BaselineEntropies, baseline_entropies};
-use crate::commands::ExitStatus;
 use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
 use crate::formats::quantized_formats;
 use crate::run::open_data;
 use crate::trainer::Progress;
-use crate::{ExpertRows, GemmCounts, Settings, Start, TrainError};
+use crate::{ExitStatus, ExpertRows, GemmCounts, Settings, Start, TrainError};
 
 /// Held-out losses, or training losses, by step.
 pub type Curve = Vec<(u64, f64)>;

@@ -131,7 +131,7 @@ impl Member {
     }
 
     /// Whether another process prints why the ranks have failed.
-    pub(crate) fn is_said_by_first(&self) -> bool {
+    pub(crate) fn is_reported_by_first(&self) -> bool {
         !self.is_first() && self.heartbeat.is_told()
     }
 }

@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::commands::ExitStatus;
-use crate::{Device, Settings, TrainError};
+use crate::{Device, ExitStatus, Settings, TrainError};
 
 /// How long the other ranks may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(60);
@@ -142,7 +141,7 @@ fn outcome(ended: &[(usize, ProcessStatus)]) -> Result<ExitStatus, TrainError> {
     let of_first = ended.iter().find(|(rank, _)| *rank == 0).and_then(|(_, status)| status.code());
     match (of_first, ended.iter().find(|(_, status)| !status.success())) {
         (_, None) => Ok(ExitStatus::Success),
-        (Some(code), Some(_)) if code != 0 => Ok(ExitStatus::Said(code as u8)),
+        (Some(code), Some(_)) if code != 0 => Ok(ExitStatus::Reported(code as u8)),
         (_, Some((rank, status))) => {
             let reason = format!("its process ended: {status}");
             Err(TrainError::of_rank(*rank as u32, ended.len() as u32, reason))
@@ -174,8 +173,8 @@ mod tests {
         };
         check(&["exit 0", "exit 0"], Ok(ExitStatus::Success));
         // Rank 0 has printed the error.
-        check(&["exit 2", "exit 1"], Ok(ExitStatus::Said(2)));
-        check(&["exit 130", "exit 130"], Ok(ExitStatus::Said(130)));
+        check(&["exit 2", "exit 1"], Ok(ExitStatus::Reported(2)));
+        check(&["exit 130", "exit 130"], Ok(ExitStatus::Reported(130)));
         check(
             &["exit 0", "sleep 0.3; exit 3"],
             Err("rank 1 of 2: its process ended: exit status: 3"),
@@ -190,7 +189,7 @@ mod tests {
     fn ranks_stop_with_their_input() {
         let mut ranks = ranks_of(&["cat; exit 130", "cat; exit 130"]);
         let ended = wait_for(&mut ranks, &AtomicBool::new(true)).unwrap();
-        assert!(matches!(outcome(&ended), Ok(ExitStatus::Said(130))));
+        assert!(matches!(outcome(&ended), Ok(ExitStatus::Reported(130))));
     }
 
     #[test]

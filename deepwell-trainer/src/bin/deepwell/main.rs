@@ -142,7 +142,7 @@ enum Outcome {
     /// Stopped in order on request.
     Interrupted,
     /// Failed with this code; another process has already printed the error.
-    Said(u8),
+    Reported(u8),
 }
 
 impl From<Outcome> for ExitCode {
@@ -152,7 +152,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Failed => failure::FAILED,
             Outcome::Open => OPEN,
             Outcome::Interrupted => INTERRUPTED,
-            Outcome::Said(code) => code,
+            Outcome::Reported(code) => code,
         })
     }
 }

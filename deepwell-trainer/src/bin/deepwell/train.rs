@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use deepwell_trainer::commands::{ExitStatus, ParityArgs, TrainArgs, parity, train};
+use deepwell_trainer::ExitStatus;
+use deepwell_trainer::commands::{ParityArgs, TrainArgs, parity, train};
 
 use crate::{INTERRUPTED, Outcome};
 
@@ -90,6 +91,6 @@ fn until_interrupted(work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus>) -
         ExitStatus::Failed => Outcome::Failed,
         ExitStatus::Open => Outcome::Open,
         ExitStatus::Interrupted => Outcome::Interrupted,
-        ExitStatus::Said(code) => Outcome::Said(code),
+        ExitStatus::Reported(code) => Outcome::Reported(code),
     })
 }

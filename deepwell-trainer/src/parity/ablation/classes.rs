@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Graph, PrecisionPolicy, Tag, TensorKind};
-use deepwell_precision::{Direction, OperandClass, PolicyError, Role};
+use deepwell_precision::{GemmKind, OperandClass, PolicyError, Role};
 use globset::Glob;
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    fn of_gemm(gemm: Direction, tensors: Option<&str>) -> Class {
+    fn of_gemm(gemm: GemmKind, tensors: Option<&str>) -> Class {
         let (name, operands) = (gemm.name().to_string(), OperandClass::of(gemm).to_vec());
         Class { folder: name.clone(), name, operands, tensors: tensors.map(str::to_string) }
     }
@@ -41,7 +41,7 @@ impl Class {
     fn of_operand(class: OperandClass, tensors: Option<&str>) -> Class {
         Class {
             name: class.name().to_string(),
-            folder: format!("{}-{}", class.direction().name(), class.operand()),
+            folder: format!("{}-{}", class.gemm().name(), class.operand()),
             operands: vec![class],
             tensors: tensors.map(str::to_string),
         }
@@ -93,9 +93,7 @@ pub(super) fn classes(
     tensors: Option<&str>,
 ) -> Result<Vec<Class>, PolicyError> {
     Ok(match by {
-        AblateBy::Gemm => {
-            Direction::ALL.iter().map(|&gemm| Class::of_gemm(gemm, tensors)).collect()
-        }
+        AblateBy::Gemm => GemmKind::ALL.iter().map(|&gemm| Class::of_gemm(gemm, tensors)).collect(),
         AblateBy::Operand => {
             OperandClass::ALL.iter().map(|&class| Class::of_operand(class, tensors)).collect()
         }

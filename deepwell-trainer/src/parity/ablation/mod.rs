@@ -25,9 +25,8 @@ use classes::{Class, classes};
 use super::runs::{FinishedRun, train_in_child};
 use super::verdict::gap_at_end;
 use super::{Estimate, folder};
-use crate::commands::ExitStatus;
 use crate::console::say;
-use crate::{Settings, Start, TrainError};
+use crate::{ExitStatus, Settings, Start, TrainError};
 
 /// Options of an ablation.
 #[derive(Clone, Debug)]
